@@ -1,0 +1,45 @@
+# Every target sets up .venv by itself; see `make help`.
+python = .venv/bin/python
+simulate = .venv/bin/lightning-gaudi simulate
+
+.PHONY: help setup demo test test-all lint types format benchmarks clean
+
+help:
+	@echo "make demo        train BERT on real text on a simulated Gaudi 2 (about 5 minutes)"
+	@echo "make test        the test suite without the slow tests"
+	@echo "make test-all    the whole test suite"
+	@echo "make lint types  ruff; mypy"
+	@echo "make benchmarks  the simulator against the plain CPU, as ratios"
+	@echo "make clean       remove .venv and what runs left behind"
+
+setup:
+	@scripts/setup.sh
+
+demo: setup
+	@PT_HPU_LAZY_MODE=1 $(simulate) --cards 1 --card gaudi2 -- \
+		$(python) -m recipes.bert_pretraining.demo
+
+test: setup
+	$(python) -m pytest -m "not slow"
+
+test-all: setup
+	$(python) -m pytest
+
+lint: setup
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+
+types: setup
+	$(python) -m mypy
+
+format: setup
+	$(python) -m ruff check --fix .
+	$(python) -m ruff format .
+
+benchmarks: setup
+	$(simulate) --cards 1 -- $(python) benchmarks/simulator_vs_cpu.py
+	$(simulate) --cards 1 -- $(python) benchmarks/trainer_overhead.py
+	$(python) benchmarks/import_cost.py
+
+clean:
+	rm -rf .venv runs lightning_logs .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,64 @@
+"""Run Python in a process of its own, as a user would start it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# What a developer's shell may have set and a test must not inherit.
+_UNSET = ("PT_HPU_LAZY_MODE", "LIGHTNING_GAUDI_AUTOLOAD", "LIGHTNING_GAUDI_SIMULATE_CARD")
+
+
+def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """The environment of a child process: one simulated card, then `changes`; None unsets."""
+    env = {name: value for name, value in os.environ.items() if name not in _UNSET}
+    env |= {"LIGHTNING_GAUDI_SIMULATE": "1", "OMP_NUM_THREADS": "1"}
+    for name, value in (changes or {}).items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    return env
+
+
+def run(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 120,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run `command`; on failure (if `check`) raise with both of its outputs."""
+    result = subprocess.run(
+        command,
+        env=environment(env),
+        cwd=cwd,
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if check and result.returncode:
+        raise AssertionError(
+            f"{' '.join(command)[:200]} exited with {result.returncode}\n"
+            f"--- stdout\n{result.stdout}\n--- stderr\n{result.stderr}"
+        )
+    return result
+
+
+def run_python(
+    source: str,
+    *args: str,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 120,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run `source` (dedented) with this interpreter; see `run`."""
+    command = [sys.executable, "-c", textwrap.dedent(source), *args]
+    return run(command, env=env, cwd=cwd, timeout=timeout, check=check)
