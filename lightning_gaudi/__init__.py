@@ -1,0 +1,46 @@
+"""Train on Intel Gaudi with Lightning: `Trainer(accelerator="hpu")`.
+
+Importing this package activates it; nothing else is loaded until a public name is used. Where the
+package is installed, `import torch` alone activates it too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lightning_gaudi import activation
+from lightning_gaudi._version import __version__
+
+if TYPE_CHECKING:
+    from .accelerator import HPUAccelerator
+    from .checkpoint import HPUCheckpointIO
+    from .precision import HPUPrecisionPlugin
+    from .strategies import SingleHPUStrategy
+
+__all__ = [
+    "HPUAccelerator",
+    "HPUCheckpointIO",
+    "HPUPrecisionPlugin",
+    "SingleHPUStrategy",
+    "__version__",
+]
+
+_HOMES = {
+    "HPUAccelerator": ".accelerator",
+    "HPUCheckpointIO": ".checkpoint",
+    "HPUPrecisionPlugin": ".precision",
+    "SingleHPUStrategy": ".strategies",
+}
+
+activation.activate()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

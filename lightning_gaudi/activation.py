@@ -1,0 +1,149 @@
+"""When Lightning is patched: right after each of a few of its modules has been imported.
+
+`activate` puts a finder on `sys.meta_path` that knows those modules by name, and lets whoever
+imports them first run as always; then it hands the fresh module to our patch. The order of imports
+is thus free, Lightning is never imported on our account, and `import torch` stays fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from lightning_gaudi import families
+
+_SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
+
+# Module below Lightning's Trainer package -> function of `connectors` that patches it.
+_PATCHES = {
+    "trainer.connectors.accelerator_connector": "patch_connector",
+    "trainer.setup": "patch_device_log",
+    "_graveyard.hpu": "patch_graveyard",
+}
+
+
+def activate() -> None:
+    """Patch Lightning now or when it is imported, and start the simulator if it is asked for.
+
+    Doing it again is harmless.
+
+    Raises:
+        Exception: What kept the simulator from starting, where the environment asks for it.
+    """
+    families.install()
+    if not any(isinstance(finder, _PostImportFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PostImportFinder())
+    if os.environ.get(_SIMULATE):
+        _simulate_once_torch_is_there()
+    for name in _targets():
+        if _is_imported(name):
+            _after_import(sys.modules[name])
+
+
+def _targets() -> dict[str, tuple[str, str]]:
+    """Names of Lightning's modules to patch -> our package of the same family, our function."""
+    return {
+        f"{family.trainer}.{module}": (family.ours, patch)
+        for family in families.FAMILIES
+        for module, patch in _PATCHES.items()
+    }
+
+
+def _simulate_once_torch_is_there() -> None:
+    # Before torch is there, its entry point will call us; the finder serves the cases without one.
+    if _is_imported("torch"):
+        _start_simulator()
+
+
+def _start_simulator() -> None:
+    from lightning_gaudi import simulator
+
+    if simulator.is_requested():
+        simulator.activate()
+
+
+def _is_imported(name: str) -> bool:
+    module = sys.modules.get(name)
+    if module is None:
+        return False
+    # torch calls its entry points when it is complete, but still being imported.
+    is_complete = name == "torch" and hasattr(module, "_import_device_backends")
+    return is_complete or not _is_running(module)
+
+
+def _is_running(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+def _after_import(module: ModuleType) -> None:
+    """Patch `module`; a failure of ours is one warning, unless the run was to be simulated."""
+    if module.__name__ == "torch":
+        if os.environ.get(_SIMULATE):
+            _start_simulator()
+        return
+    ours, patch = _targets()[module.__name__]
+    try:
+        connectors = importlib.import_module(f"{ours}.connectors")
+        getattr(connectors, patch)(module)
+    except Exception as error:
+        if os.environ.get(_SIMULATE):
+            raise
+        warnings.warn(
+            f"lightning_gaudi could not extend {module.__name__}, so accelerator='hpu' will not "
+            f"work: {type(error).__name__}: {error}. Upgrade lightning-gaudi to a release for the "
+            "installed Lightning.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+class _PostImportFinder(MetaPathFinder):
+    """Finds what the other finders find, and has our modules call back after they have run."""
+
+    def __init__(self) -> None:
+        self._names = {"torch", *_targets()}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _PostImportLoader(spec.loader, _after_import)
+                return spec
+        return None
+
+
+class _PostImportLoader(Loader):
+    """A module's own loader, and a call when the module has run; it leaves no trace of itself."""
+
+    def __init__(self, loader: Any, after: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._after = after
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._after(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

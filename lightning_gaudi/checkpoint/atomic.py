@@ -1,0 +1,87 @@
+"""Write a file at once or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+
+def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Have `write` fill a file beside `target`, bring it to disk, then put it in target's place.
+
+    Until the last moment `target` keeps what it had, also through a crash of the machine; after a
+    failure nothing is left beside it.
+
+    Raises:
+        OSError: The file cannot be written; says how much, where, and how much space is left.
+    """
+    # Without the target's name, so that nobody who looks for checkpoints by name finds it.
+    temporary = target.with_name(f".saving-{uuid.uuid4().hex}.tmp")
+    file = None
+    try:
+        with temporary.open("xb") as raw:
+            file = _Recording(raw)
+            write(file)  # type: ignore[arg-type]
+            raw.flush()
+            os.fsync(raw.fileno())
+        temporary.replace(target)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        # torch's writer reports a failed write as a RuntimeError of its own.
+        cause = error if isinstance(error, OSError) else file and file.error
+        if isinstance(cause, OSError):
+            raise _explain(cause, target, file.num_bytes if file else 0) from error
+        raise
+    _sync_directory(target.parent)
+
+
+class _Recording:
+    """A file that remembers what its first failed write said."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+        self.num_bytes = 0
+
+    def write(self, data: Any) -> int:
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        self.num_bytes += written
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _explain(cause: OSError, target: Path, num_bytes: int) -> OSError:
+    try:
+        free = f"; {shutil.disk_usage(target.parent).free / 2**20:.1f} MiB are free there"
+    except OSError:
+        free = ""
+    kept = " The file that was there before is intact." if target.exists() else ""
+    message = (
+        f"Could not save {target}: {cause.strerror or cause} after {num_bytes / 2**20:.1f} MiB"
+        f"{free}.{kept} Free some space or save elsewhere."
+    )
+    return OSError(cause.errno, message)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Bring the new name to disk; file systems that cannot do this are left alone."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,41 @@
+"""Save an object with all its tensors as CPU tensors, however deep they are."""
+
+from __future__ import annotations
+
+import pickle
+from types import ModuleType
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+
+
+def save_as_cpu_tensors(obj: Any, file: IO[bytes]) -> None:
+    """`torch.save`, but tensors of other devices become CPU tensors; tied ones stay tied."""
+    torch.save(obj, file, pickle_module=cast("Any", _CPU_PICKLE))
+
+
+class _CPUPickler(pickle.Pickler):
+    """Pickles a tensor of a device as its copy on the CPU."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        # A parameter reduces to its data, a tensor that comes by here next.
+        if type(obj) is not Tensor or obj.device.type in ("cpu", "meta"):
+            return NotImplemented
+        return self._copy(obj).__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # type: ignore[no-untyped-call]
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        # A state dict names tied weights by distinct tensors of one storage.
+        storage = tensor.untyped_storage()._cdata
+        key = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if key not in self._copies:
+            self._copies[key] = tensor.detach().cpu()
+        return self._copies[key].requires_grad_(tensor.requires_grad)
+
+
+_CPU_PICKLE = ModuleType("_cpu_pickle", "The pickle module, with tensors on the CPU.")
+_CPU_PICKLE.__dict__.update(vars(pickle), __name__="_cpu_pickle", Pickler=_CPUPickler)

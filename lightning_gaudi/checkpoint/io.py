@@ -1,0 +1,85 @@
+"""`HPUCheckpointIO`: checkpoints that any machine can load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from inspect import signature
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, _load, get_filesystem
+from lightning.fabric.utilities.types import _PATH
+from typing_extensions import override
+
+from .atomic import write_atomically
+from .cpu_tensors import save_as_cpu_tensors
+
+
+class HPUCheckpointIO(TorchCheckpointIO):
+    """Saves checkpoints as CPU tensors, at once or not at all; loads them as told."""
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None
+    ) -> None:
+        """Save `checkpoint`; until it is complete, `path` keeps what it had.
+
+        Args:
+            checkpoint: The state of the model and the Trainer; tensors on any device.
+            path: A local path, or a URL that fsspec knows.
+            storage_options: Not supported.
+
+        Raises:
+            TypeError: `storage_options` are given.
+            OSError: The file cannot be written, such as when the disk is full.
+        """
+        if storage_options is not None:
+            raise TypeError(
+                f"HPUCheckpointIO has no use for storage_options={storage_options!r}. Leave them "
+                "out, or pass a CheckpointIO of your own in Trainer(plugins=...)."
+            )
+        if _is_local_file_protocol(path):
+            target = Path(get_filesystem(path)._strip_protocol(str(path)))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, lambda file: save_as_cpu_tensors(checkpoint, file))
+            return
+        buffer = BytesIO()
+        save_as_cpu_tensors(checkpoint, buffer)
+        get_filesystem(path).pipe_file(str(path), buffer.getvalue())
+
+    @override
+    def load_checkpoint(
+        self,
+        path: _PATH,
+        map_location: Callable[..., Any] | Any | None = lambda storage, location: storage,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Load a checkpoint, onto the CPU unless told otherwise.
+
+        Args:
+            path: A local path, or a URL that fsspec knows.
+            map_location: As for `torch.load`.
+            weights_only: As for `torch.load`. The default is what other accelerators have, and is
+                passed on explicitly, since the vendor's lazy mode makes another of None.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        if not get_filesystem(path).exists(path):
+            raise FileNotFoundError(f"There is no checkpoint at {path}. Check `ckpt_path`.")
+        if weights_only is None:
+            weights_only = _default_weights_only(path)
+        checkpoint: dict[str, Any] = _load(path, map_location, weights_only=weights_only)
+        return checkpoint
+
+
+def _default_weights_only(path: _PATH) -> bool:
+    """What Lightning and torch make of `weights_only=None` in `torch.load`, explicitly."""
+    # Lightning before 2.6 trusts all checkpoints, later ones those it is given an address of.
+    asked = "weights_only" in signature(TorchCheckpointIO.load_checkpoint).parameters
+    if not asked or str(path).startswith("http"):
+        return False
+    return os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0") not in ("1", "y", "yes", "true")

@@ -1,0 +1,218 @@
+"""What is patched in Lightning's Trainer, and the private names this relies on.
+
+The Trainer decides on accelerator, strategy and precision in `_AcceleratorConnector`. Five of its
+methods are wrapped; each does what it did unless the accelerator is ours:
+
+1. `_choose_auto_accelerator`: "hpu" where Lightning would take the CPU and there is a card.
+2. `_set_parallel_devices_and_init_accelerator`: says what was looked for where there is no card.
+3. `_choose_strategy`: a strategy on the HPU, where Lightning raises or falls back to the CPU.
+4. `_check_strategy_and_fallback`: the user's choice in its form for the HPU, or a refusal.
+5. `_check_and_init_precision`: autocast on the HPU, where Lightning would name another device.
+
+Contract: Lightning 2.5.6 to 2.6.6 has all names in `_METHODS` and `_ATTRIBUTES`. They are looked
+for before anything is patched; if one is missing, a warning says so and nothing is.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import StrategyRegistry
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from lightning_gaudi import vendor
+
+from .accelerator import HPUAccelerator
+from .checkpoint import HPUCheckpointIO
+from .precision import HPUPrecisionPlugin, check_precision_plugin
+from .strategies import SingleHPUStrategy, to_hpu_strategy
+
+_MARK = "_lightning_gaudi_is_patched"
+
+_ATTRIBUTES = (
+    "_accelerator_flag",
+    "_devices_flag",
+    "_num_nodes_flag",
+    "_parallel_devices",
+    "_precision_flag",
+    "_precision_plugin_flag",
+    "_strategy_flag",
+    "accelerator",
+    "strategy",
+)
+
+
+def patch_connector(module: ModuleType) -> None:
+    """Wrap the connector's methods and register our names; doing it again is harmless."""
+    connector = getattr(module, "_AcceleratorConnector", None)
+    if connector is not None and _MARK in vars(connector):
+        return
+    missing = ["_AcceleratorConnector"] if connector is None else _missing_names(connector)
+    if missing:
+        _warn(module, missing)
+        return
+    HPUAccelerator.register_accelerators(AcceleratorRegistry)
+    SingleHPUStrategy.register_strategies(StrategyRegistry)
+    for name, wrap in _METHODS.items():
+        setattr(connector, name, wrap(getattr(connector, name)))
+    setattr(connector, _MARK, True)
+
+
+def patch_graveyard(module: ModuleType) -> None:
+    """Put our classes where Lightning left stubs for them, and add the HPU to the device log.
+
+    The last module that Lightning imports, so that all others are there.
+    """
+    from lightning.pytorch import accelerators, plugins, strategies
+    from lightning.pytorch.plugins import io, precision
+    from lightning.pytorch.trainer import setup
+
+    places = (module, accelerators, strategies, plugins, io, precision)
+    for ours in (HPUAccelerator, HPUCheckpointIO, HPUPrecisionPlugin, SingleHPUStrategy):
+        stub = getattr(module, ours.__name__, None)
+        for place in places:
+            if stub is not None and getattr(place, ours.__name__, None) is stub:
+                setattr(place, ours.__name__, ours)
+    _extend_device_log(setup)
+
+
+def _missing_names(connector: type) -> list[str]:
+    used = {
+        name
+        for function in vars(connector).values()
+        if hasattr(function, "__code__")
+        for name in function.__code__.co_names
+    }
+    missing = [name for name in _METHODS if not hasattr(connector, name)]
+    return missing + [name for name in _ATTRIBUTES if name not in used]
+
+
+def _warn(module: ModuleType, missing: list[str]) -> None:
+    warnings.warn(
+        f"accelerator='hpu' will not work: {module.__name__} has no {', '.join(missing)} any more, "
+        "which lightning-gaudi relies on. Upgrade lightning-gaudi, or install a Lightning from "
+        "2.5.6 to before 2.7.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _is_ours(connector: Any) -> bool:
+    return isinstance(connector.accelerator, HPUAccelerator)
+
+
+def _wrap_choose_auto_accelerator(original: Callable[[], str]) -> Any:
+    @functools.wraps(original)
+    def choose_auto_accelerator() -> str:
+        chosen = original()
+        return "hpu" if chosen == "cpu" and HPUAccelerator.is_available() else chosen
+
+    return staticmethod(choose_auto_accelerator)
+
+
+def _wrap_init_accelerator(original: Callable[[Any], None]) -> Any:
+    @functools.wraps(original)
+    def init_accelerator(self: Any) -> None:
+        flag = self._accelerator_flag
+        if flag == "hpu" or isinstance(flag, HPUAccelerator):
+            if not HPUAccelerator.is_available():
+                raise MisconfigurationException(_no_card(flag))
+            typed = self._devices_flag
+            original(self)
+            _refuse_several(typed, len(self._parallel_devices), self._num_nodes_flag)
+        else:
+            original(self)
+
+    return init_accelerator
+
+
+def _wrap_choose_strategy(original: Callable[[Any], Any]) -> Any:
+    @functools.wraps(original)
+    def choose_strategy(self: Any) -> Any:
+        return SingleHPUStrategy() if _is_ours(self) else original(self)
+
+    return choose_strategy
+
+
+def _wrap_check_strategy(original: Callable[[Any], None]) -> Any:
+    @functools.wraps(original)
+    def check_strategy(self: Any) -> None:
+        flag = self._strategy_flag
+        if _is_ours(self):
+            self._strategy_flag = to_hpu_strategy(flag)
+        elif flag == SingleHPUStrategy.strategy_name or isinstance(flag, SingleHPUStrategy):
+            raise MisconfigurationException(
+                f"strategy={flag!r} trains on an HPU, but the accelerator is "
+                f"{self._accelerator_flag!r}. Pass accelerator='hpu', or another strategy."
+            )
+        original(self)
+
+    return check_strategy
+
+
+def _wrap_init_precision(original: Callable[[Any], Precision]) -> Any:
+    @functools.wraps(original)
+    def init_precision(self: Any) -> Precision:
+        if not _is_ours(self):
+            return original(self)
+        if self._precision_plugin_flag is None:
+            return HPUPrecisionPlugin(self._precision_flag)
+        check_precision_plugin(self._precision_plugin_flag)
+        return original(self)
+
+    return init_precision
+
+
+_METHODS: dict[str, Callable[[Any], Any]] = {
+    "_choose_auto_accelerator": _wrap_choose_auto_accelerator,
+    "_set_parallel_devices_and_init_accelerator": _wrap_init_accelerator,
+    "_choose_strategy": _wrap_choose_strategy,
+    "_check_strategy_and_fallback": _wrap_check_strategy,
+    "_check_and_init_precision": _wrap_init_precision,
+}
+
+
+def _no_card(flag: Any) -> str:
+    typed = repr(flag) if isinstance(flag, str) else f"{type(flag).__name__}()"
+    return (
+        f"accelerator={typed} needs an Intel Gaudi card, but {vendor.unavailable_reason()}, and no "
+        "simulator was asked for. Run on a machine with Gaudi and its software, or simulate a "
+        "card: set LIGHTNING_GAUDI_SIMULATE=1 before Python starts, or start the program with "
+        "`lightning-gaudi simulate -- python ...`."
+    )
+
+
+def _refuse_several(typed: Any, num_devices: int, num_nodes: int) -> None:
+    """Refuse more than one card: this version has no strategy for several."""
+    if num_devices > 1:
+        asked = f"devices={num_devices}" if typed == num_devices else f"devices={typed!r}"
+        raise MisconfigurationException(
+            f"{asked} is {num_devices} HPUs, but this version trains on one card. Pass devices=1."
+        )
+    if num_nodes > 1:
+        raise MisconfigurationException(
+            f"num_nodes={num_nodes} with accelerator='hpu': this version trains on one card of one "
+            "node. Pass num_nodes=1."
+        )
+
+
+def _extend_device_log(setup: ModuleType) -> None:
+    original = getattr(setup, "_log_device_info", None)
+    if original is None or hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def log_device_info(trainer: Any) -> None:
+        original(trainer)
+        if isinstance(trainer.accelerator, HPUAccelerator):
+            rank_zero_info(f"HPU available: True, using: {trainer.num_devices} HPU")
+
+    setattr(log_device_info, _MARK, True)
+    setup._log_device_info = log_device_info  # type: ignore[attr-defined]

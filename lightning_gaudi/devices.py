@@ -1,0 +1,90 @@
+"""What a user may write for `devices` with `accelerator="hpu"`, and which cards it means."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from lightning_gaudi import vendor
+
+_FORMS = (
+    "Pass a number of cards (devices=1), card indices (devices=[0] or '0,1'), or 'auto' or -1 for "
+    "all cards."
+)
+
+
+def parse_devices(devices: Any) -> list[int]:
+    """The cards that `devices` names, as module indices of this machine.
+
+    Args:
+        devices: A number of cards, -1 for all; the same as a string; a list or tuple of indices,
+            or a string of them with commas.
+
+    Returns:
+        The indices, in the user's order.
+
+    Raises:
+        MisconfigurationException: It is none of these, names a card twice, none, or one that is
+            not there; or it names one card, and this process drives another.
+    """
+    num_cards = vendor.device_count()
+    value = _read(devices)
+    if isinstance(value, int):
+        return _first(num_cards if value == -1 else value, num_cards, devices)
+    if not value or len(set(value)) < len(value):
+        raise MisconfigurationException(
+            f"devices={devices!r} names {'a card twice' if value else 'no card'}. {_FORMS}"
+        )
+    for index in value:
+        if not 0 <= index < num_cards:
+            raise MisconfigurationException(
+                f"devices={devices!r} names HPU {index}, but this machine has {_cards(num_cards)}, "
+                f"with the indices 0 to {num_cards - 1}."
+            )
+    if len(value) == 1:
+        _refuse_another_process_card(value[0], devices)
+    return value
+
+
+def _read(devices: Any) -> int | list[int]:
+    if isinstance(devices, str):
+        text = devices.strip()
+        try:
+            if "," in text:
+                return [int(part) for part in text.split(",") if part.strip()]
+            return int(text)
+        except ValueError:
+            pass
+    elif isinstance(devices, int) and not isinstance(devices, bool):
+        return devices
+    elif isinstance(devices, (list, tuple)) and all(type(index) is int for index in devices):
+        return list(devices)
+    raise MisconfigurationException(f"devices={devices!r} is not understood. {_FORMS}")
+
+
+def _refuse_another_process_card(index: int, devices: Any) -> None:
+    # A process drives one card and sees it as hpu:0. The driver reads which of the machine's it is
+    # from HLS_MODULE_ID; set as late as here, it might be too late.
+    mine = os.environ.get("HLS_MODULE_ID", "0")
+    if str(index) != mine:
+        raise MisconfigurationException(
+            f"devices={devices!r} names HPU {index}, but this process drives HPU {mine}. Set "
+            f"HLS_MODULE_ID={index} before Python starts, or pass devices=1 for HPU {mine}."
+        )
+
+
+def _first(count: int, num_cards: int, devices: Any) -> list[int]:
+    if count < 1:
+        raise MisconfigurationException(f"devices={devices!r} asks for no card. {_FORMS}")
+    if count > num_cards:
+        raise MisconfigurationException(
+            f"devices={devices!r} asks for {count} HPUs, but this machine has {_cards(num_cards)}. "
+            f"Pass devices={num_cards} or fewer."
+        )
+    return list(range(count))
+
+
+def _cards(count: int) -> str:
+    return f"{count} HPU" if count == 1 else f"{count} HPUs"

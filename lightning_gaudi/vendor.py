@@ -1,0 +1,156 @@
+"""The only importer of the vendor's package: a typed facade over `habana_frameworks.torch`.
+
+Callers write `from lightning_gaudi import vendor` and `vendor.mark_step()`. Real or simulated, the
+package is imported at the first call, never at ours, and nobody else asks which of them it is.
+Source: Intel Gaudi PyTorch bridge, release 1.19, `python_packages/habana_frameworks/torch`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_NAME = "habana_frameworks.torch"
+_package: Any = None
+_import_error: Exception | None = None
+_seed_is_due = False
+
+
+def package() -> Any:
+    """The vendor's package, imported on the first call.
+
+    Raises:
+        ImportError: There is no such package, or it does not import here.
+    """
+    global _package, _seed_is_due
+    if _package is None:
+        # The vendor wraps torch.manual_seed when it is imported: see `seed_if_due`.
+        _seed_is_due = _NAME not in sys.modules
+        import habana_frameworks.torch  # noqa: TID251
+        import habana_frameworks.torch.hpu.metrics  # noqa: TID251
+        import habana_frameworks.torch.utils.internal  # noqa: TID251
+
+        _package = habana_frameworks.torch
+    return _package
+
+
+def is_installed() -> bool:
+    """Whether the vendor's package is there; nothing is imported."""
+    if "habana_frameworks" in sys.modules:
+        return True
+    return importlib.util.find_spec("habana_frameworks") is not None
+
+
+def is_available() -> bool:
+    """Whether this machine has a card; never throws and acquires nothing."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """The number of cards of this machine; 0 where the package is absent or broken."""
+    global _import_error
+    if not is_installed():
+        return 0
+    try:
+        return int(package().hpu.device_count())
+    except Exception as error:
+        _import_error = error
+        return 0
+
+
+def unavailable_reason() -> str:
+    """Why `is_available` is false: what was looked for, and what was found instead."""
+    if not is_installed():
+        return f"the vendor's package {_NAME} is not installed"
+    if _import_error is not None:
+        reason = f"{type(_import_error).__name__}: {_import_error}"
+        return f"the vendor's package {_NAME} does not work here ({reason})"
+    return f"{_NAME} is installed, but its driver reports no card"
+
+
+def is_lazy() -> bool:
+    """Whether ops gather in a graph until `mark_step` (PT_HPU_LAZY_MODE=1), or run eagerly."""
+    return bool(package().utils.internal.is_lazy())
+
+
+def mark_step() -> None:
+    """Compile and launch the graph gathered since the last call; nothing in eager mode."""
+    package().core.mark_step()
+
+
+def synchronize() -> None:
+    """Wait until the device has done all the work it was given."""
+    package().hpu.synchronize()
+
+
+def device_name() -> str:
+    """`"GAUDI"`, `"GAUDI2"` or `"GAUDI3"`; acquires the card."""
+    return str(package().hpu.get_device_name())
+
+
+def memory_stats() -> dict[str, int]:
+    """The allocator's figures under the vendor's names, in bytes where they are sizes.
+
+    Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize, TotalSystemAllocs,
+    TotalSystemFrees, TotalActiveAllocs.
+    """
+    return dict(package().hpu.memory_stats())
+
+
+def reset_peak_memory_stats() -> None:
+    """Start `MaxInUse` of `memory_stats` anew from what is in use."""
+    package().hpu.reset_peak_memory_stats()
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the device's generator; the vendor's `torch.manual_seed` does so too."""
+    package().hpu.random.manual_seed_all(seed)
+
+
+def seed_if_due() -> None:
+    """Give the device the CPU's seed, if it was set before the vendor's package was there.
+
+    `torch.manual_seed` reaches the device only once the vendor has wrapped it; a script that seeds
+    first and lets Lightning find the card later would start from an unseeded device.
+    """
+    global _seed_is_due
+    if not _seed_is_due:
+        return
+    import torch
+
+    manual_seed(torch.initial_seed())
+    _seed_is_due = False
+
+
+def get_rng_state() -> torch.Tensor:
+    """The state of the device's generator, a CPU tensor of bytes."""
+    state: torch.Tensor = package().hpu.random.get_rng_state()
+    return state
+
+
+def set_rng_state(state: torch.Tensor) -> None:
+    """Set the state of the device's generator to one that `get_rng_state` gave."""
+    package().hpu.random.set_rng_state(state)
+
+
+def metric(name: str) -> dict[str, Any] | None:
+    """The figures of a metric since the start of the process, or None if the device has no such.
+
+    Args:
+        name: `graph_compilation`, `cpu_fallback`, `memory_defragmentation`, `recipe_cache`, or
+            `host_sync` where the device counts them.
+    """
+    found = package().hpu.metrics.metric_global(name)
+    return None if found is None else dict(found.stats())
+
+
+def fused_adamw() -> type[torch.optim.Optimizer]:
+    """The vendor's AdamW, one kernel for all weights; empty parameter groups crash it."""
+    from habana_frameworks.torch.hpex.optimizers import FusedAdamW  # noqa: TID251
+
+    optimizer: type[torch.optim.Optimizer] = FusedAdamW
+    return optimizer
