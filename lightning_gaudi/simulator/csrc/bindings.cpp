@@ -1,0 +1,92 @@
+// The Python module `_hpu_sim`.
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "allocator.h"
+#include "autocast.h"
+#include "counters.h"
+#include "device.h"
+#include "fallback.h"
+#include "generator.h"
+#include "graph.h"
+#include "hooks.h"
+#if __has_include("hccl.h")
+#include "hccl.h"
+#define HPU_SIM_HAS_HCCL
+#endif
+
+namespace hpu_sim {
+namespace {
+
+void install() {
+  static bool is_installed = false;
+  if (std::exchange(is_installed, true)) return;
+  install_direct_kernels();
+  install_autocast();
+#ifdef HPU_SIM_HAS_HCCL
+  install_collectives();
+#endif
+}
+
+py::dict graph_stats_dict() {
+  const GraphStats stats = graph_stats();
+  py::dict result;
+  result["num_compilations"] = stats.num_compilations;
+  result["num_cache_hits"] = stats.num_cache_hits;
+  result["num_breaks"] = stats.num_breaks;
+  result["num_mark_steps"] = stats.num_mark_steps;
+  result["num_empty_steps"] = stats.num_empty_steps;
+  result["num_ops"] = stats.num_ops;
+  result["pending_ops"] = stats.pending_ops;
+  result["compile_time_ns"] = stats.compile_time_ns;
+  result["log"] = stats.log;
+  return result;
+}
+
+void init_device(py::module_& m) {
+  m.def("set_device_count", &set_server_device_count);
+  m.def("device_count", &server_device_count);
+  m.def("current_device", [] { return static_cast<int>(kDeviceIndex); });
+  m.def("set_device", &check_device_index);
+  m.def("synchronize", [] { host_sync("synchronize"); });
+  m.def("default_generator", &default_generator);
+}
+
+void init_memory(py::module_& m) {
+  m.def("set_memory_limit", &set_memory_limit);
+  m.def("memory_stats", &memory_stats);
+  m.def("reset_peak_memory_stats", &reset_peak_memory_stats);
+  m.def("reset_accumulated_memory_stats", &reset_accumulated_memory_stats);
+}
+
+void init_counters(py::module_& m) {
+  m.def("host_syncs", &host_syncs);
+  m.def("transfers", &transfers);
+  m.def("reset_counters", &reset_counters);
+  // Operators that the card would send to the CPU. Which ones it would is not known here.
+  m.def("fallback_stats", [] { return std::map<std::string, int64_t>(); });
+}
+
+void init_graph(py::module_& m) {
+  m.def("set_lazy", &set_lazy);
+  m.def("is_lazy", &is_lazy);
+  m.def("mark_step", &mark_step);
+  m.def("graph_stats", &graph_stats_dict);
+  m.def("reset_graph_cache", &reset_graph_cache);
+}
+
+}  // namespace
+}  // namespace hpu_sim
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("install", &hpu_sim::install);
+  m.def("install_hooks", &hpu_sim::install_hooks);
+  m.def("hide_accelerators", &hpu_sim::hide_accelerators);
+  hpu_sim::init_device(m);
+  hpu_sim::init_memory(m);
+  hpu_sim::init_counters(m);
+  hpu_sim::init_graph(m);
+#ifdef HPU_SIM_HAS_HCCL
+  hpu_sim::bind_collectives(m);
+#endif
+}

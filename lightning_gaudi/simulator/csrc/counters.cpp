@@ -1,0 +1,61 @@
+#include "counters.h"
+
+#include <atomic>
+#include <mutex>
+
+#include "graph.h"
+
+namespace hpu_sim {
+namespace {
+
+struct TransferCounter {
+  const char* name;
+  std::atomic<int64_t> count{0};
+  std::atomic<int64_t> num_bytes{0};
+};
+
+TransferCounter g_transfers[] = {{"host_to_device"}, {"device_to_host"}, {"device_to_device"}};
+
+std::mutex g_host_syncs_mutex;
+std::map<std::string, int64_t> g_host_syncs;
+
+}  // namespace
+
+void count_transfer(Transfer direction, int64_t num_bytes) {
+  TransferCounter& counter = g_transfers[static_cast<int>(direction)];
+  counter.count.fetch_add(1, std::memory_order_relaxed);
+  counter.num_bytes.fetch_add(num_bytes, std::memory_order_relaxed);
+}
+
+std::map<std::string, int64_t> transfers() {
+  std::map<std::string, int64_t> result;
+  for (const TransferCounter& counter : g_transfers) {
+    result[counter.name] = counter.count.load();
+    result[std::string(counter.name) + "_bytes"] = counter.num_bytes.load();
+  }
+  return result;
+}
+
+void host_sync(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(g_host_syncs_mutex);
+    ++g_host_syncs[reason];
+  }
+  break_graph(reason);
+}
+
+std::map<std::string, int64_t> host_syncs() {
+  std::lock_guard<std::mutex> lock(g_host_syncs_mutex);
+  return g_host_syncs;
+}
+
+void reset_counters() {
+  for (TransferCounter& counter : g_transfers) {
+    counter.count.store(0);
+    counter.num_bytes.store(0);
+  }
+  std::lock_guard<std::mutex> lock(g_host_syncs_mutex);
+  g_host_syncs.clear();
+}
+
+}  // namespace hpu_sim

@@ -1,0 +1,40 @@
+// What the fallback must know of an operator, read from its schema once.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hpu_sim {
+
+struct OpInfo {
+  std::string name;  ///< "aten::add.Tensor"
+  uint64_t hash;     ///< of the name
+
+  std::vector<int> mutated_arguments;   ///< positions, in order
+  std::vector<int> returned_arguments;  ///< for each return the mutated argument it is, or -1
+  std::vector<bool> is_scalar;          ///< for each argument: a Scalar, whose value may change
+  std::vector<bool> may_be_on_host;     ///< for each argument: a CPU tensor of any shape is fine
+  int generator_argument = -1;
+
+  bool draws_without_generator = false;  ///< random, but takes no Generator
+  bool is_host_sync = false;             ///< the host must wait for its result
+  bool is_view = false;
+  bool has_contiguous_results = false;
+  bool widens_reduced_floats = false;  ///< the CPU has no bf16 or half kernel, Gaudi has
+  bool widens_int32_index = false;     ///< the CPU wants int64 indices, Gaudi takes int32 as well
+
+  // To see that a cached entry still describes the operator.
+  const c10::Argument* arguments = nullptr;
+  bool describes(const c10::FunctionSchema& schema) const;
+};
+
+/// Lives for ever. Usually one look-up in a table of this thread, without a lock.
+const OpInfo& op_info(const c10::OperatorHandle& op);
+
+/// "aten::add.Tensor"
+std::string full_name(const c10::OperatorName& name);
+
+}  // namespace hpu_sim
