@@ -1,0 +1,219 @@
+"""Real English text on any machine: the documentation of Python and of installed packages.
+
+It is read at run time from source files, which are parsed and never imported, so nothing is
+downloaded, shipped or executed. Text differs between versions of the packages: compare a result
+with a reference computed on the same text, never with a fixed number.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import os
+import platform
+import re
+import sysconfig
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lightning_gaudi.data.text import count_words, paragraphs, sentences
+
+__all__ = ["embedded_documents"]
+
+_SKIPPED_FOLDERS = frozenset(
+    (
+        *("site-packages", "dist-packages", "node_modules", "_vendor", "__pycache__"),
+        *("test", "tests", "testing", "idle_test", "lib2to3", "turtledemo"),
+    )
+)
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_DOCSTRING_CALLS = ("add_docstr", "add_docstr_all", "add_newdoc", "add_newdoc_for_scalar_type")
+_MIN_SENTENCE_WORDS = 4
+_LONG_TEXT_CHARACTERS = 1500
+_FORMAT = 1  # raise it when the same packages would give another text
+
+_Entry = tuple[str, str, str]
+"""Module, qualified name in it, documentation string."""
+
+
+def embedded_documents(
+    packages: Sequence[str] = ("torch",),
+    *,
+    standard_library: bool = True,
+    cache_dir: Path | None = None,
+) -> list[list[str]]:
+    """Documents of English prose, each a list of sentences, without repeated sentences.
+
+    The first call parses the sources (3 s for the standard library, 20 s with torch); later ones
+    read a cache that is kept for each combination of package versions.
+
+    Args:
+        packages: names of installed packages to read, as one imports them.
+        standard_library: whether to read Python's own documentation.
+        cache_dir: folder of the cache. Default: `corpus` in LIGHTNING_GAUDI_CACHE_DIR, which is
+            `~/.cache/lightning_gaudi` unless set.
+
+    Returns:
+        The documents, in an order that depends only on the package versions.
+
+    Raises:
+        ValueError: if a package is not installed.
+    """
+    roots = {name: _package_folder(name) for name in packages}
+    versions = {name: _version(name) for name in packages}
+    if standard_library:
+        versions["python"] = platform.python_version()
+    key = hashlib.sha256(json.dumps([_FORMAT, versions], sort_keys=True).encode()).hexdigest()[:16]
+    path = (cache_dir or _default_cache_dir()) / f"embedded-{key}.json"
+    if (cached := _read(path)) is not None:
+        return cached
+    documents = _build(roots, standard_library)
+    _write(path, documents)
+    return documents
+
+
+def _default_cache_dir() -> Path:
+    if configured := os.environ.get("LIGHTNING_GAUDI_CACHE_DIR"):
+        return Path(configured).expanduser() / "corpus"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "lightning_gaudi" / "corpus"
+
+
+def _package_folder(name: str) -> Path:
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(
+            f"The embedded corpus cannot read the package {name!r}: it is not installed, or not a "
+            "package of Python files. Install it or name others."
+        )
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _read(path: Path) -> list[list[str]] | None:
+    try:
+        documents: list[list[str]] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # not there, or cut short by a full disk: build it again
+    return documents
+
+
+def _write(path: Path, documents: list[list[str]]) -> None:
+    """Write beside the target and move: another process sees the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False
+    ) as file:
+        json.dump(documents, file)
+    Path(file.name).replace(path)
+
+
+def _build(roots: dict[str, Path], standard_library: bool) -> list[list[str]]:
+    """Group the sentences of all entries by what they document; drop what was seen before."""
+    seen: set[bytes] = set()
+    documents: dict[tuple[str, str], list[str]] = {}
+    for module, name, text in _entries(roots, standard_library):
+        # A long text is a document of its own; short ones of one class belong together.
+        owner = name if len(text) > _LONG_TEXT_CHARACTERS else name.split(".")[0]
+        for sentence in (s for p in paragraphs(text) for s in sentences(p)):
+            letters = re.sub(r"[^a-z]", "", sentence.lower())
+            digest = hashlib.blake2b(letters.encode(), digest_size=8).digest()
+            if digest not in seen and count_words(sentence) >= _MIN_SENTENCE_WORDS:
+                seen.add(digest)
+                documents.setdefault((module, owner), []).append(sentence)
+    return [document for document in documents.values() if len(document) > 1]
+
+
+def _entries(roots: dict[str, Path], standard_library: bool) -> Iterator[_Entry]:
+    if standard_library:
+        yield from _entries_under(Path(sysconfig.get_paths()["stdlib"]), "")
+        yield from (("pydoc_data.topics", name, text) for name, text in _language_topics())
+    for name, root in roots.items():
+        yield from _entries_under(root, name)
+
+
+def _language_topics() -> list[tuple[str, str]]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:  # some distributions leave it out
+        return []
+    return sorted(topics.items())
+
+
+def _entries_under(root: Path, package: str) -> Iterator[_Entry]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(
+            name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")
+        )
+        for name in sorted(files):
+            if name.endswith(".py"):
+                path = Path(folder) / name
+                inner = path.relative_to(root).with_suffix("").parts
+                yield from _entries_of(path, ".".join((package, *inner)).lstrip("."))
+
+
+def _entries_of(path: Path, module: str) -> Iterator[_Entry]:
+    try:
+        source = path.read_bytes()
+        if b'"""' not in source and b"'''" not in source:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escapes in other people's files
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # files that are data for tests or templates
+    stack: list[tuple[ast.AST, str]] = [(tree, "")]
+    while stack:
+        node, name = stack.pop()
+        if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)):
+            yield module, name, text
+        for child in reversed(getattr(node, "body", [])):
+            if isinstance(child, _DOCUMENTED[1:]):
+                stack.append((child, f"{name}.{child.name}".lstrip(".")))
+            elif isinstance(child, (ast.If, ast.Try, ast.With)):
+                stack.append((child, name))
+            elif isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
+                yield from _docstring_call(child.value, module)
+
+
+def _docstring_call(call: ast.Call, module: str) -> Iterator[_Entry]:
+    """The text that `add_docstr(torch.abs, "...")` attaches to a function written in C."""
+    called = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if called not in _DOCSTRING_CALLS:
+        return
+    strings = [text for argument in call.args if (text := _leading_string(argument))]
+    if strings:
+        text = max(strings, key=len)
+        name = next((s for s in strings if s is not text and s.isidentifier()), "")
+        yield module, name, inspect.cleandoc(text.expandtabs())
+
+
+def _leading_string(node: ast.AST) -> str:
+    """The first literal in `"..." + "..."`, `r("...").format(...)` or `(name, "...")`."""
+    while True:
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str) else ""
+        if isinstance(node, ast.Tuple) and node.elts:
+            node = node.elts[-1]
+        elif isinstance(node, ast.BinOp):
+            node = node.left
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        elif isinstance(node, ast.Call) and node.args:
+            node = node.args[0]
+        elif isinstance(node, ast.Attribute):
+            return node.attr
+        else:
+            return ""

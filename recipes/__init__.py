@@ -1,0 +1,1 @@
+"""Complete training runs to copy and change; each is a package that `python -m` runs."""
