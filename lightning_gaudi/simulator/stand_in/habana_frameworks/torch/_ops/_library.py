@@ -1,0 +1,58 @@
+"""Defining an operator: schema, device kernel and shapes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+_LIBRARY = torch.library.Library("hpu", "FRAGMENT")
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def operator(schema: str, fake: Callable[..., Any] | None = None) -> Callable[[Kernel], Kernel]:
+    """Define `hpu::<schema>` with the decorated function as its kernel.
+
+    The kernel runs without autograd and without autocast, as a kernel on a card does.
+
+    Args:
+        schema: The operator's schema without its namespace.
+        fake: Computes the outputs' shapes, for torch.compile; by default there are none.
+    """
+    name = schema.partition("(")[0]
+
+    def decorate(kernel: Kernel) -> Kernel:
+        @functools.wraps(kernel)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with torch.no_grad(), torch.autocast("hpu", enabled=False):
+                return kernel(*args, **kwargs)
+
+        _LIBRARY.define(schema)
+        _LIBRARY.impl(name, run, "HPU")
+        torch.library.register_fake(f"hpu::{name}", fake or _no_outputs, lib=_LIBRARY)
+        return kernel
+
+    return decorate
+
+
+def _no_outputs(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def check_tensors(op: str, **lists: Sequence[torch.Tensor]) -> None:
+    """Check that the lists of tensors are as long as one another and not empty.
+
+    Raises:
+        RuntimeError: They are not.
+    """
+    lengths = {name: len(tensors) for name, tensors in lists.items()}
+    if 0 in lengths.values():
+        raise RuntimeError(
+            f"hpu::{op} got no tensors ({lengths}). A parameter group without parameters or "
+            "without gradients cannot be updated: leave it out."
+        )
+    if len(set(lengths.values())) > 1:
+        raise RuntimeError(f"hpu::{op} needs lists of one length, got {lengths}.")

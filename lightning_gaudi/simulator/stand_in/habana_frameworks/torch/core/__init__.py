@@ -1,0 +1,39 @@
+"""Steps of lazy execution, and what importing the package changes in torch."""
+
+import torch
+
+from ..._missing import missing
+from .. import hpu
+from .._binding import C
+from ..utils.internal import is_lazy
+from . import hccl, quantization, step_closure, torch_overwrites
+from .quantization import (
+    hpu_inference_initialize,
+    hpu_initialize,
+    hpu_reset_env,
+    hpu_set_env,
+    hpu_set_inference_env,
+    hpu_teardown_inference_env,
+)
+from .step_closure import add_step_closure, iter_mark_step, mark_step
+
+__all__ = [
+    "add_step_closure",
+    "hccl",
+    "hpu_inference_initialize",
+    "hpu_initialize",
+    "hpu_reset_env",
+    "hpu_set_env",
+    "hpu_set_inference_env",
+    "hpu_teardown_inference_env",
+    "iter_mark_step",
+    "mark_step",
+    "quantization",
+    "step_closure",
+    "torch_overwrites",
+]
+__getattr__ = missing(__name__)
+
+C.set_lazy(is_lazy())
+torch._register_device_module("hpu", hpu)
+torch_overwrites.overwrite_torch_functions()

@@ -1,0 +1,61 @@
+"""Ending a step: in lazy mode the gathered operations become one graph and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..._missing import missing
+from .._binding import C
+from ..hpu.metrics import metrics
+from ..utils.internal import is_lazy, lazy_only
+
+_closures: list[Callable[[], object]] = []
+
+
+@lazy_only
+def add_step_closure(closure: Callable[..., object], args: tuple[Any, ...] = ()) -> None:
+    """Call `closure(*args)` after the next `mark_step`; nothing in eager mode.
+
+    Args:
+        closure: What to call once the step's results are there.
+        args: Its arguments, such as the loss.
+    """
+    _closures.append(lambda: closure(*args))
+
+
+@lazy_only
+def mark_step(device_str: str = "", sync: bool = False) -> None:
+    """End the step: run the gathered operations, then the closures; nothing in eager mode.
+
+    Args:
+        device_str: Unused; there is one device.
+        sync: Whether to wait until the graph has run, which counts as a host sync.
+    """
+    C.mark_step()
+    if sync:
+        C.synchronize()
+    metrics.on_mark_step()
+    _run_closures()
+
+
+@lazy_only
+def iter_mark_step(device_str: str = "") -> None:
+    """End the step, for inference loops; as `mark_step` on the simulated HPU."""
+    mark_step(device_str)
+
+
+def _mark_step_if_lazy(device_str: str = "") -> None:
+    """End the step in lazy mode; optimizers call this."""
+    if is_lazy():
+        mark_step(device_str)
+
+
+def _run_closures() -> None:
+    closures = _closures[:]
+    _closures.clear()
+    for closure in closures:
+        closure()
+
+
+__getattr__ = missing(__name__)

@@ -1,0 +1,13 @@
+"""`torch.compile(backend="hpu_backend")`, registered when torch's compiler is first imported.
+
+Importing the compiler takes a second, which a program that compiles nothing does not pay.
+"""
+
+from ..._missing import missing
+from . import _on_import
+
+__all__: list[str] = []
+__getattr__ = missing(__name__)
+
+_on_import.call_after("torch._dynamo.backends.registry", __name__ + ".compile_backend")
+_on_import.call_after("torch._dynamo.device_interface", __name__ + ".device_interface")

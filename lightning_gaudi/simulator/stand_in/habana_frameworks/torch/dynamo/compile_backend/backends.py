@@ -1,0 +1,59 @@
+"""The backend "hpu_backend": graphs are traced and counted, and run operation by operation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.registry import register_backend
+
+from ...._missing import missing
+from ..._counters import compiled_graphs
+from ...utils.internal import is_lazy
+
+
+@register_backend
+def hpu_backend(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], **kwargs: Any
+) -> Callable[..., Any]:
+    """Compile a graph for the HPU.
+
+    Args:
+        graph_module: What torch.compile traced.
+        example_inputs: Its inputs.
+        **kwargs: `options`, which tune a card's compiler and have no effect here.
+
+    Returns:
+        The compiled function.
+
+    Raises:
+        RuntimeError: The process runs in lazy mode.
+    """
+    if is_lazy():
+        raise RuntimeError(
+            'torch.compile(backend="hpu_backend") needs eager mode, and PT_HPU_LAZY_MODE asks for '
+            "lazy mode. Set PT_HPU_LAZY_MODE=0, or do not compile."
+        )
+    from torch._dynamo.backends.common import aot_autograd
+
+    compile_graph = aot_autograd(
+        fw_compiler=_compile, bw_compiler=_compile, inference_compiler=_compile
+    )
+    return compile_graph(graph_module, example_inputs)
+
+
+def _compile(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
+) -> Callable[..., Any]:
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    started = time.perf_counter_ns()
+    function = make_boxed_func(graph_module.forward)
+    compiled_graphs.num_graphs += 1
+    compiled_graphs.time_ns += time.perf_counter_ns() - started
+    return function
+
+
+__getattr__ = missing(__name__)

@@ -1,0 +1,124 @@
+"""AdamW by one operator a group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ...._missing import not_simulated
+from ...core.step_closure import _mark_step_if_lazy
+from ...utils.internal import is_lazy
+from ._groups import check_groups, check_range, dense_gradient, next_step
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class FusedAdamW(torch.optim.Optimizer):
+    """AdamW whose epsilon is added before the bias correction.
+
+    A step is `w = w * (1 - weight_decay * lr) - s * m / (sqrt(v) + eps)` with
+    `s = lr * sqrt(1 - beta2^t) / (1 - beta1^t)`. torch's AdamW divides sqrt(v) by
+    sqrt(1 - beta2^t) first; the two agree as far as eps is small beside sqrt(v). The step count t
+    is the group's, in `param_groups[i]["step"]`.
+
+    Args:
+        params: Parameters or groups of them; a group must not be empty.
+        lr: Learning rate.
+        betas: Decay of the averages of gradient and squared gradient.
+        eps: Added to the denominator.
+        weight_decay: Decay of the weights, times the learning rate.
+        bias_correction: Whether to correct the averages' start from zero.
+        moments_dtype: The averages' dtype, or one for each; by default the parameter's.
+
+    Raises:
+        ValueError: A setting is out of range or a group is empty.
+
+    Source: Gaudi PyTorch bridge 1.19, hpex.optimizers.FusedAdamW.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        bias_correction: bool = True,
+        moments_dtype: torch.dtype | tuple[torch.dtype, torch.dtype] | None = None,
+    ) -> None:
+        check_range("lr", lr)
+        check_range("betas[0]", betas[0], below=1)
+        check_range("betas[1]", betas[1], below=1)
+        check_range("eps", eps)
+        is_pair = isinstance(moments_dtype, tuple)
+        self.moments_dtype = moments_dtype if is_pair else (moments_dtype, moments_dtype)
+        if any(dtype in _FP8 for dtype in self.moments_dtype):
+            raise not_simulated(f"FusedAdamW with moments_dtype={moments_dtype}")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+        }
+        super().__init__(params, defaults)
+        check_groups(self)
+
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+        """Update the parameters that have gradients.
+
+        In lazy mode every group starts a graph, and the step ends with a mark_step.
+
+        Args:
+            closure: Computes the loss and the gradients.
+
+        Returns:
+            The closure's loss.
+        """
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            _mark_step_if_lazy()
+            if lists := self._lists(group):
+                self._update(group, lists)
+        _mark_step_if_lazy()
+        return loss
+
+    def _lists(self, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...] | None:
+        """Gradients, weights and averages of the group; None without gradients."""
+        rows = []
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                gradient = dense_gradient("FusedAdamW", parameter)
+                state = self._state_of(parameter)
+                rows.append((gradient, parameter.data, state["exp_avg"], state["exp_avg_sq"]))
+        return tuple(list(column) for column in zip(*rows, strict=True)) if rows else None
+
+    def _state_of(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            for name, dtype in zip(("exp_avg", "exp_avg_sq"), self.moments_dtype, strict=True):
+                state[name] = torch.zeros(
+                    parameter.shape, dtype=dtype or parameter.dtype, device=parameter.device
+                )
+        return state
+
+    def _update(self, group: dict[str, Any], lists: tuple[list[torch.Tensor], ...]) -> None:
+        step = next_step(group)
+        beta1, beta2 = group["betas"]
+        step_size = group["lr"]
+        if group.get("bias_correction", group.get("correct_bias", True)):
+            step_size *= math.sqrt(1.0 - beta2**step) / (1.0 - beta1**step)
+        decay = 1.0 - group["weight_decay"] * group["lr"]
+        decay_args = (decay,) if is_lazy() else (_scalar(decay, lists[1][0]), decay != 1.0)
+        torch.ops.hpu.optimizer_adamw(
+            *lists, _scalar(-step_size, lists[1][0]), beta1, beta2, group["eps"], *decay_args
+        )
+
+
+def _scalar(value: float, like: torch.Tensor) -> torch.Tensor:
+    """`value` as a tensor of shape (1,), sent without waiting for the device."""
+    return torch.tensor([value], dtype=like.dtype).to(like.device, non_blocking=True)

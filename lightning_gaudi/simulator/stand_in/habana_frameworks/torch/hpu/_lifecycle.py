@@ -1,0 +1,66 @@
+"""Whether there is a device, starting it and waiting for it."""
+
+from __future__ import annotations
+
+import os
+
+from torch.utils.checkpoint import DefaultDeviceType
+
+from .._binding import C
+
+_OWNER_PID = os.getpid()
+_state = {"is_initialized": False}
+
+
+def is_available() -> bool:
+    """Whether there is a card; never raises."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """Cards of the server, although a process drives only one; never raises."""
+    return int(C.device_count())
+
+
+def init() -> None:
+    """Start the device; every call that needs it does so by itself.
+
+    Also makes "hpu" the default device of activation checkpointing, as the vendor does.
+    """
+    if not _state["is_initialized"]:
+        _state["is_initialized"] = True
+        DefaultDeviceType.set_device_type("hpu")
+
+
+_lazy_init = init  # the name that torch looks for in a device's module
+
+
+def is_initialized() -> bool:
+    """Whether the device was started."""
+    return _state["is_initialized"]
+
+
+def _is_in_bad_fork() -> bool:
+    """Whether this process was forked from one that had started the device."""
+    return is_initialized() and os.getpid() != _OWNER_PID
+
+
+def current_device() -> int:
+    """The index of this process's device: 0."""
+    init()
+    return int(C.current_device())
+
+
+def synchronize(device: object = None) -> None:
+    """Wait for all work on the device; in lazy mode this breaks the graph.
+
+    Args:
+        device: Unused; there is one. The vendor's 1.19 takes no argument, torch passes one.
+    """
+    init()
+    C.synchronize()
+
+
+def is_bf16_supported() -> bool:
+    """Whether the device computes in bfloat16: always, if there is one."""
+    return is_available()

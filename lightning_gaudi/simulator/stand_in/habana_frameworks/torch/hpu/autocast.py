@@ -1,0 +1,30 @@
+"""The vendor's names for the state of `torch.autocast("hpu")`."""
+
+from __future__ import annotations
+
+import torch
+
+
+def set_autocast_hpu_enabled(enabled: bool) -> None:
+    """Switch autocast on or off."""
+    torch.set_autocast_enabled("hpu", enabled)
+
+
+def is_autocast_hpu_enabled() -> bool:
+    """Whether autocast is on."""
+    return torch.is_autocast_enabled("hpu")
+
+
+def set_autocast_hpu_dtype(dtype: torch.dtype) -> None:
+    """Set the lower precision."""
+    torch.set_autocast_dtype("hpu", dtype)
+
+
+def get_autocast_hpu_dtype() -> torch.dtype:
+    """The lower precision."""
+    return torch.get_autocast_dtype("hpu")
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The lower precisions that autocast accepts."""
+    return [torch.bfloat16, torch.float16]

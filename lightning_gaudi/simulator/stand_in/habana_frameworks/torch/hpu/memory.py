@@ -1,0 +1,92 @@
+"""Device memory, in bytes."""
+
+from __future__ import annotations
+
+import warnings
+
+from .._binding import C
+from ._lifecycle import init
+from ._utils import Device, checked_index
+
+
+def memory_stats(device: Device = None) -> dict[str, int]:
+    """What the allocator counts, under the vendor's keys.
+
+    Returns:
+        Limit, InUse, MaxInUse, MaxAllocSize in bytes; NumAllocs, NumFrees, ActiveAllocs,
+        TotalSystemAllocs, TotalSystemFrees, TotalActiveAllocs as counts.
+    """
+    init()
+    checked_index(device)
+    return dict(C.memory_stats())
+
+
+def memory_allocated(device: Device = None) -> int:
+    """Bytes that tensors occupy."""
+    return memory_stats(device)["InUse"]
+
+
+memory_usage = memory_allocated
+
+
+def max_memory_allocated(device: Device = None) -> int:
+    """The most bytes occupied since `reset_peak_memory_stats`."""
+    return memory_stats(device)["MaxInUse"]
+
+
+def memory_reserved(device: Device = None) -> int:
+    """Bytes of the device's memory: the vendor's allocator reserves all of it."""
+    return memory_stats(device)["Limit"]
+
+
+def max_memory_reserved(device: Device = None) -> int:
+    """Bytes of the device's memory, as `memory_reserved`."""
+    return memory_stats(device)["Limit"]
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """Free and total bytes."""
+    stats = memory_stats(device)
+    return stats["Limit"] - stats["InUse"], stats["Limit"]
+
+
+def memory_cached(device: Device = None) -> int:
+    """Deprecated: `memory_reserved`."""
+    _warn_renamed("memory_cached", "memory_reserved")
+    return memory_reserved(device)
+
+
+def max_memory_cached(device: Device = None) -> int:
+    """Deprecated: `max_memory_reserved`."""
+    _warn_renamed("max_memory_cached", "max_memory_reserved")
+    return max_memory_reserved(device)
+
+
+def _warn_renamed(old: str, new: str) -> None:
+    warnings.warn(f"torch.hpu.{old} is torch.hpu.{new} now.", FutureWarning, stacklevel=3)
+
+
+def reset_peak_memory_stats(device: Device = None) -> None:
+    """Start `max_memory_allocated` again from what is in use now."""
+    init()
+    checked_index(device)
+    C.reset_peak_memory_stats()
+
+
+def reset_accumulated_memory_stats(device: Device = None) -> None:
+    """Start the counts of allocations and frees again from zero."""
+    init()
+    checked_index(device)
+    C.reset_accumulated_memory_stats()
+
+
+def memory_summary(device: Device = None) -> str:
+    """`memory_stats` as a table."""
+    lines = [f"HPU memory of device {checked_index(device)}", "-" * 44]
+    for key, value in memory_stats(device).items():
+        gib = f" ({value / 2**30:.2f} GiB)" if key in _BYTES else ""
+        lines.append(f"{key + ':':<20}{value}{gib}")
+    return "\n".join(lines) + "\n"
+
+
+_BYTES = ("Limit", "InUse", "MaxInUse", "MaxAllocSize")

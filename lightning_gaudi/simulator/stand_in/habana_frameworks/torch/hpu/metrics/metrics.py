@@ -1,0 +1,184 @@
+"""The metrics: differences of the device's counters.
+
+A global metric counts since the process started, a local one within its `with` block.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..._binding import C
+from ..._counters import compiled_graphs
+from .exceptions import MetricNotFound
+from .saver import MetricDumpFormat, Saver
+
+Counters = dict[str, int]
+Stats = list[tuple[str, object]]
+
+
+class Metric(abc.ABC):
+    """A metric over counters that only grow.
+
+    Args:
+        is_global: Whether to count since the process started, not since now.
+    """
+
+    title: str
+    """The metric's name."""
+
+    def __init__(self, is_global: bool = False) -> None:
+        self._base: Counters = {} if is_global else self._read()
+        self._final: Counters | None = None
+
+    def name(self) -> str:
+        """The metric's name."""
+        return self.title
+
+    def stats(self) -> Stats:
+        """What was counted, as (key, value) pairs."""
+        now = self._read() if self._final is None else self._final
+        delta = {key: value - self._base.get(key, 0) for key, value in now.items()}
+        return self._present({key: value for key, value in delta.items() if value})
+
+    def reset(self) -> None:
+        """Count again from zero."""
+        self._base = self._read()
+
+    def start(self) -> None:
+        """Go on counting after `stop`; what happened in between counts too."""
+        self._final = None
+
+    def stop(self) -> None:
+        """Count no more."""
+        self._final = self._read()
+
+    @abc.abstractmethod
+    def _read(self) -> Counters:
+        """The counters now."""
+
+    @abc.abstractmethod
+    def _present(self, delta: Counters) -> Stats:
+        """The counters' differences under the metric's keys."""
+
+
+class _GraphCompilation(Metric):
+    """Graphs compiled, in lazy mode and by torch.compile; times in microseconds."""
+
+    title = "graph_compilation"
+
+    def _read(self) -> Counters:
+        graphs = C.graph_stats()
+        return {
+            "number": graphs["num_compilations"] + compiled_graphs.num_graphs,
+            "time_us": (graphs["compile_time_ns"] + compiled_graphs.time_ns) // 1000,
+        }
+
+    def _present(self, delta: Counters) -> Stats:
+        number, time_us = delta.get("number", 0), delta.get("time_us", 0)
+        average = time_us / number if number else 0
+        return [("TotalNumber", number), ("TotalTime", time_us), ("AvgTime", average)]
+
+
+class _CpuFallback(Metric):
+    """Operations that the device sends to the CPU."""
+
+    title = "cpu_fallback"
+
+    def _read(self) -> Counters:
+        return dict(C.fallback_stats())
+
+    def _present(self, delta: Counters) -> Stats:
+        return [("TotalNumber", sum(delta.values())), ("FallbackOps", delta)]
+
+
+class _MemoryDefragmentation(Metric):
+    """Defragmentations of device memory; the simulated device needs none."""
+
+    title = "memory_defragmentation"
+
+    def _read(self) -> Counters:
+        return {}
+
+    def _present(self, delta: Counters) -> Stats:
+        return [("TotalNumber", 0), ("TotalSuccessful", 0), ("AvgTime", 0), ("MaxTime", 0)]
+
+
+class _RecipeCache(Metric):
+    """Graphs found, and not found, among the compiled ones; recipes are not told apart."""
+
+    title = "recipe_cache"
+
+    def _read(self) -> Counters:
+        graphs = C.graph_stats()
+        return {"hit": graphs["num_cache_hits"], "miss": graphs["num_compilations"]}
+
+    def _present(self, delta: Counters) -> Stats:
+        hit, miss = delta.get("hit", 0), delta.get("miss", 0)
+        return [("TotalHit", hit), ("RecipeHit", {}), ("TotalMiss", miss), ("RecipeMiss", {})]
+
+
+class _HostSync(Metric):
+    """Waits of the host for the device, by reason; only the simulated HPU counts them."""
+
+    title = "host_sync"
+
+    def _read(self) -> Counters:
+        return dict(C.host_syncs())
+
+    def _present(self, delta: Counters) -> Stats:
+        return [("TotalNumber", sum(delta.values())), ("Reasons", delta)]
+
+
+def _metric_types() -> dict[str, type[Metric]]:
+    types: list[type[Metric]] = [_GraphCompilation, _CpuFallback, _MemoryDefragmentation]
+    if os.environ.get("PT_HPU_ENABLE_CACHE_METRICS", "").lower() in ("1", "true", "yes", "on"):
+        types.append(_RecipeCache)
+    return {metric.title: metric for metric in [*types, _HostSync]}
+
+
+_TYPES = _metric_types()
+_GLOBAL = {name: metric(is_global=True) for name, metric in _TYPES.items()}
+_SAVER = Saver.from_environ(_GLOBAL.values())
+
+
+def metric_global(name: str) -> Metric | None:
+    """The metric that counts since the process started; None if there is none of that name."""
+    return _GLOBAL.get(name)
+
+
+@contextlib.contextmanager
+def metric_localcontext(name: str) -> Iterator[Metric]:
+    """Count within a `with` block.
+
+    Raises:
+        MetricNotFound: There is no metric of that name.
+    """
+    if name not in _TYPES:
+        raise MetricNotFound(f"There is no metric {name!r}. Pass one of {', '.join(_TYPES)}.")
+    metric = _TYPES[name]()
+    try:
+        yield metric
+    finally:
+        metric.stop()
+
+
+def metrics_dump(file_name: str | Path, format: str = MetricDumpFormat.json) -> None:
+    """Write the global metrics to a file; with RANK set its name gets "-rank{RANK}".
+
+    Args:
+        file_name: The file; if it exists, a number is added.
+        format: "json" or "text".
+
+    Raises:
+        InvalidMetricDumpFileFormat: There is no such format.
+    """
+    Saver.dump(_GLOBAL.values(), Path(file_name), format)
+
+
+def on_mark_step() -> None:
+    """Write the metrics if the environment asks for it at every mark_step."""
+    _SAVER.on_mark_step()

@@ -1,0 +1,83 @@
+"""The device's random number generator; there is one, of device 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .._binding import C
+from ._utils import Device, _get_device_index
+
+default_generators: list[torch.Generator] = [C.default_generator()]
+
+
+def _generator(device: Device) -> torch.Generator:
+    index = _get_device_index(device, optional=True)
+    if index != 0:
+        raise RuntimeError(
+            f"The random state of hpu:{index} is not this process's: it drives hpu:0. Pass 'hpu'."
+        )
+    return default_generators[0]
+
+
+def get_rng_state(device: Device = "hpu") -> torch.Tensor:
+    """The generator's state, a ByteTensor on the CPU.
+
+    Raises:
+        RuntimeError: Another index than 0 is asked for.
+    """
+    return _generator(device).get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Device = "hpu") -> None:
+    """Set the generator's state to one that `get_rng_state` returned.
+
+    Raises:
+        RuntimeError: Another index than 0 is asked for.
+    """
+    _generator(device).set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """The states of all devices of this process: one."""
+    return [get_rng_state(0)]
+
+
+def set_rng_state_all(new_states: Sequence[torch.Tensor]) -> None:
+    """Set the states that `get_rng_state_all` returned.
+
+    Raises:
+        RuntimeError: There is not exactly one state.
+    """
+    if len(new_states) != 1:
+        raise RuntimeError(
+            f"A process has one HPU and so one random state, got {len(new_states)} states. "
+            "Pass what get_rng_state_all() returned."
+        )
+    set_rng_state(new_states[0], 0)
+
+
+def manual_seed(seed: int) -> torch.Generator:
+    """Seed the device's generator and return it."""
+    return default_generators[0].manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed the generators of all devices of this process: one."""
+    manual_seed(seed)
+
+
+def seed() -> int:
+    """Seed the device's generator at random and return the seed."""
+    return default_generators[0].seed()
+
+
+def seed_all() -> None:
+    """Seed the generators of all devices of this process at random."""
+    seed()
+
+
+def initial_seed() -> int:
+    """The seed that the device's generator started from."""
+    return default_generators[0].initial_seed()

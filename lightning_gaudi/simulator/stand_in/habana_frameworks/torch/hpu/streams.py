@@ -1,0 +1,95 @@
+"""Streams of the device. The simulated HPU runs at once, so their order always holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._lifecycle import init
+from ._utils import Device
+
+
+class Stream(torch.Stream):
+    """A queue of work on the device.
+
+    Args:
+        device: Unused: a process has one device.
+        priority: Unused: the device has one priority.
+        **kwargs: `stream_id`, `device_index` and `device_type`, to refer to a stream that exists.
+    """
+
+    def __new__(  # noqa: D102 (see the class)
+        cls, device: Device = None, priority: int = 0, **kwargs: Any
+    ) -> Stream:
+        init()
+        if kwargs:
+            return super().__new__(cls, **kwargs)
+        return super().__new__(cls, device="hpu", priority=priority)
+
+    @property
+    def hpu_stream(self) -> int:
+        """The stream's number."""
+        return self.stream_id
+
+    def id(self) -> int:
+        """The stream's number."""
+        return self.stream_id
+
+    def __repr__(self) -> str:
+        return f"<torch.hpu.Stream device={self.device} hpu_stream={self.hpu_stream:#x}>"
+
+
+class StreamContext:
+    """Makes a stream current within a `with` block.
+
+    Args:
+        stream: The stream; None changes nothing.
+    """
+
+    def __init__(self, stream: torch.Stream | None) -> None:
+        self.stream = stream
+        self._previous: Stream | None = None
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self._previous = current_stream()
+            set_stream(self.stream)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._previous is not None:
+            set_stream(self._previous)
+
+
+def stream(stream: torch.Stream | None) -> StreamContext:
+    """Make `stream` current within a `with` block; None changes nothing."""
+    return StreamContext(stream)
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    """Make `stream` current; None changes nothing."""
+    if stream is not None:
+        init()
+        torch.accelerator.set_stream(stream)
+
+
+def current_stream(device: Device = None) -> Stream:
+    """The stream that work goes to."""
+    init()
+    current = torch.accelerator.current_stream(torch.device("hpu", 0))
+    return _same(current.stream_id, current)
+
+
+def default_stream(device: Device = None) -> Stream:
+    """The stream that work goes to unless another is made current."""
+    init()
+    return _same(0, torch.accelerator.current_stream(torch.device("hpu", 0)))
+
+
+def _same(stream_id: int, like: torch.Stream) -> Stream:
+    return Stream(stream_id=stream_id, device_index=like.device_index, device_type=like.device_type)
+
+
+def record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
+    """Keep the tensor's memory until `stream` has done what it was given so far."""
+    tensor.record_stream(stream)
