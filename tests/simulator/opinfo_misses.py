@@ -1,0 +1,92 @@
+"""Where the simulated device parts from the CPU, or from FakeTensor, and why.
+
+FORWARD, BACKWARD and STRIDES are strict xfails: once a variant passes, its test fails until the
+entry is deleted. The other tables are exact as well, see the tests that read them.
+"""
+
+from __future__ import annotations
+
+_NO_CPU = "torch has no CPU kernel to run or to compare with"
+_SPARSE = "sparse tensors are not supported on HPU"
+_LAYOUT = "pointwise outputs are row-major on HPU, so a later product sums in another order"
+
+_WITHOUT_CPU_KERNEL = dict.fromkeys(
+    (
+        "jiterator_2inputs_2outputs",
+        "jiterator_4inputs_with_extra_args",
+        "jiterator_binary",
+        "jiterator_binary_return_by_ref",
+        "jiterator_unary",
+        "nn.functional.batch_norm.without_cudnn",
+        "torch.ops.aten._efficient_attention_forward",
+        "torch.ops.aten._flash_attention_forward",
+    ),
+    _NO_CPU,
+)
+_WITHOUT_TENSORS = {"broadcast_shapes": "it takes sizes alone, so it never runs on a device"}
+_WITH_SPARSE_ARGUMENTS = dict.fromkeys(("sparse.mm.reduce", "sparse.sampled_addmm"), _SPARSE)
+
+FORWARD: dict[str, str] = {
+    **_WITHOUT_CPU_KERNEL,
+    **_WITHOUT_TENSORS,
+    **_WITH_SPARSE_ARGUMENTS,
+    "to_sparse": _SPARSE,
+}
+"""Variants whose forward does not equal the CPU's."""
+
+BACKWARD: dict[str, str] = {
+    **_WITH_SPARSE_ARGUMENTS,
+    "to_sparse": _SPARSE,
+    "cholesky_inverse": _LAYOUT,
+    "istft": "pointwise outputs are row-major on HPU: the FFT then reads its rows, not its columns",
+    "linalg.pinv.hermitian": _LAYOUT,
+    "linalg.pinv.singular": _LAYOUT,
+}
+"""Variants whose gradients do not equal the CPU's."""
+
+STRIDES: dict[str, str] = {
+    **_WITHOUT_CPU_KERNEL,
+    **_WITHOUT_TENSORS,
+    **_WITH_SPARSE_ARGUMENTS,
+    "_native_batch_norm_legit": "in eval the CPU kernel saves no statistics, others are said to",
+    "native_batch_norm": "in eval the CPU kernel saves no statistics, others are said to",
+    "nn.functional.max_unpool2d": "torch predicts a row-major output for its channels-last one",
+    "nn.functional.max_unpool2d.grad": "torch predicts row-major, its kernel gives channels-last",
+    "nonzero_static": "torch predicts CUDA's column-major output for every unknown device",
+    "tensor_split": "it reads indices on the CPU, whose data a fake tensor does not have",
+}
+"""Variants whose outputs have other shapes or strides than FakeTensor predicts for hpu."""
+
+UNDEFINED_CONTENTS = {
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}
+"""Outputs are memory as it was found: shape, dtype and device are compared, values are not."""
+
+NOT_DETERMINISTIC = {"linalg.lstsq", "linalg.lstsq.grad_oriented"}
+"""On the CPU two runs differ in their last bits (LAPACK's gelsy): compared at a tolerance."""
+
+WITHOUT_PREDICTION = {
+    "allclose",
+    "argwhere",
+    "bincount",
+    "combinations",
+    "corrcoef",
+    "cov",
+    "equal",
+    "istft",
+    "item",
+    "linalg.lstsq",
+    "linalg.lstsq.grad_oriented",
+    "masked_select",
+    "nn.functional.ctc_loss",
+    "nn.functional.gaussian_nll_loss",
+    "nonzero",
+    "unique",
+    "unique_consecutive",
+}
+"""Their output depends on data that FakeTensor does not have, in every sample."""

@@ -1,0 +1,140 @@
+"""Every operator that torch's own database knows, on hpu: CPU's bits, FakeTensor's strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+
+from tests.helpers.opinfo import (
+    Check,
+    SampleInput,
+    Variant,
+    arguments,
+    call,
+    difference,
+    fake,
+    move,
+    on_hpu_alone,
+    seed_all,
+    tensors,
+    variants,
+)
+from tests.simulator import opinfo_misses as misses
+
+FORWARD = variants()
+BACKWARD = [variant for variant in FORWARD if variant.has_backward]
+
+# torch's samples go through deprecated functions and out-of-range casts on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def _params(group: list[Variant], reasons: dict[str, str]) -> list[object]:
+    """One test case a variant; the misses are strict xfails."""
+    return [
+        pytest.param(
+            variant,
+            id=variant.name,
+            marks=[pytest.mark.xfail(reason=reasons[variant.name], strict=True)]
+            if variant.name in reasons
+            else [],
+        )
+        for variant in group
+    ]
+
+
+@pytest.mark.parametrize("variant", _params(FORWARD, misses.FORWARD))
+def test_forward_equals_cpu(variant: Variant) -> None:
+    num_compared = 0
+    for index, sample in enumerate(variant.samples("hpu")):
+        on_cpu, on_hpu = (move(arguments(sample), device) for device in ("cpu", "hpu"))
+        expected, actual = call(variant, on_cpu), call(variant, on_hpu)
+        found = difference(expected, actual, _check(variant))
+        assert found is None, f"sample {index}: {found}\n{sample.summary()}"
+        # An operator may write into its arguments.
+        found = difference(*on_hpu_alone(on_cpu, on_hpu), _check(variant))
+        assert found is None, f"arguments of sample {index}: {found}\n{sample.summary()}"
+        num_compared += 1
+    assert num_compared, f"{variant.name} has no sample"
+
+
+def _check(variant: Variant) -> Check:
+    """How the values of the variant's outputs are compared."""
+    if variant.name in misses.UNDEFINED_CONTENTS:
+        return "metadata"
+    return "close" if variant.name in misses.NOT_DETERMINISTIC else "bits"
+
+
+@pytest.mark.parametrize("variant", _params(BACKWARD, misses.BACKWARD))
+def test_backward_equals_cpu(variant: Variant) -> None:
+    num_compared = 0
+    for index, sample in enumerate(variant.samples("hpu", requires_grad=True)):
+        expected, actual = (_gradients(variant, sample, device) for device in ("cpu", "hpu"))
+        found = difference(expected, actual)
+        assert found is None, f"sample {index}: {found}\n{sample.summary()}"
+        num_compared += len(tensors(expected))
+    assert num_compared, f"{variant.name} has no sample with a gradient"
+
+
+def _gradients(variant: Variant, sample: SampleInput, device: str) -> Sequence[torch.Tensor | None]:
+    """Gradients of every output that has one with respect to every input that wants one."""
+    moved = move(arguments(sample), device)
+    outputs = tensors(sample.output_process_fn_grad(call(variant, moved)))
+    outputs = [output for output in outputs if output.requires_grad]
+    inputs = [tensor for tensor in tensors(moved) if tensor.requires_grad]
+    if not outputs or not inputs:
+        return []
+    seed_all(2)
+    upstream = [torch.randn_like(output, device="cpu").to(device) for output in outputs]
+    seed_all(3)
+    return torch.autograd.grad(outputs, inputs, upstream, allow_unused=True)
+
+
+@pytest.mark.parametrize("variant", _params(FORWARD, misses.STRIDES))
+def test_output_strides_equal_those_of_fake_tensor(variant: Variant) -> None:
+    num_compared, mode = 0, FakeTensorMode()
+    for index, sample in enumerate(variant.samples("hpu")):
+        on_hpu = move(arguments(sample), "hpu")
+        faked = fake(on_hpu, mode)
+        try:
+            with mode:
+                predicted = tensors(call(variant, faked))
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            continue
+        actual = tensors(call(variant, on_hpu))
+        for real, plan in zip(actual, predicted, strict=True):
+            assert real.shape == plan.shape, f"sample {index}\n{sample.summary()}"
+            assert _strides(real) == _strides(plan), f"sample {index}\n{sample.summary()}"
+        num_compared += 1
+    has_prediction = variant.name not in misses.WITHOUT_PREDICTION
+    assert bool(num_compared) == has_prediction
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Strides of the dimensions that have one: more than one element, in a tensor not empty."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return []
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return [stride for size, stride in pairs if size > 1]
+
+
+def test_enough_variants_equal_the_cpu() -> None:
+    """The counts come from the tables that mark the misses, so none can be marked away."""
+    not_equal = misses.FORWARD.keys() | misses.UNDEFINED_CONTENTS | misses.NOT_DETERMINISTIC
+    assert len(FORWARD) - len(not_equal) >= 590
+    assert len(BACKWARD) - len(misses.BACKWARD) >= 500
+
+
+def test_tables_name_known_variants() -> None:
+    """An entry that names nothing would lower no count and mark no test."""
+    known = {variant.name for variant in FORWARD}
+    sets = misses.UNDEFINED_CONTENTS, misses.NOT_DETERMINISTIC, misses.WITHOUT_PREDICTION
+    assert known.issuperset(chain(misses.FORWARD, misses.STRIDES, *sets))
+    assert misses.BACKWARD.keys() <= {variant.name for variant in BACKWARD}
