@@ -25,7 +25,6 @@ _SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
 # Module below Lightning's Trainer package -> function of `connectors` that patches it.
 _PATCHES = {
     "trainer.connectors.accelerator_connector": "patch_connector",
-    "trainer.setup": "patch_device_log",
     "_graveyard.hpu": "patch_graveyard",
 }
 
