@@ -1,0 +1,131 @@
+"""`lightning-gaudi simulate`: run a command on a simulated Gaudi server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from lightning_gaudi.simulator import activation, build
+from lightning_gaudi.simulator.settings import (
+    CARD,
+    CARDS,
+    MAX_CARDS,
+    SIMULATE,
+    STAND_IN,
+    SimulatorError,
+)
+
+if TYPE_CHECKING:
+    _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EXAMPLE = "lightning-gaudi simulate --cards 1 --card gaudi2 -- python train.py"
+_DESCRIPTION = """\
+Run a command with a simulated HPU: programs written for Gaudi run unmodified on this
+CPU. Results are real, speed is not a Gaudi's. The command's exit status is passed on.
+The device is compiled on first use (needs a C++ compiler) and kept in the cache."""
+_EPILOG = f"""\
+example:
+  {_EXAMPLE}
+
+environment that the command sees:
+  {SIMULATE}, {CARD}, and PYTHONPATH
+  with the simulator's habana_frameworks. Setting {SIMULATE} by hand
+  does the same for programs that import torch before habana_frameworks."""
+
+
+def add_parser(subparsers: _Subparsers) -> None:
+    """Add the `simulate` command."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="run a command on a simulated Gaudi server",
+        usage="lightning-gaudi simulate [--cards N] [--card CARD] -- COMMAND [ARGUMENT ...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--cards",
+        type=int,
+        choices=range(1, MAX_CARDS + 1),
+        default=1,
+        metavar="N",
+        help=f"cards of the server, 1 to {MAX_CARDS} (default 1); a process uses one",
+    )
+    parser.add_argument(
+        "--card",
+        choices=list(CARDS),
+        default="gaudi2",
+        help="the generation: memory of "
+        + ", ".join(f"{c.memory_bytes // 2**30} GiB ({c.key})" for c in CARDS.values()),
+    )
+    parser.set_defaults(run=_run, error=parser.error)
+
+
+def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    if not command:
+        options.error(f"no command; write it after --, as in: {_EXAMPLE}")
+    env = _environment(options.cards, options.card)
+    try:
+        activation.refuse_vendor("`lightning-gaudi simulate`")
+        # A build imports torch, which must not start the simulator in this process.
+        with _environ({SIMULATE: ""}):
+            build.ensure_built()
+    except SimulatorError as error:
+        return _fail(2, str(error))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return _execute(command, env)
+
+
+def _environment(num_cards: int, card: str) -> dict[str, str]:
+    """This process's environment with the simulator asked for."""
+    path = os.environ.get("PYTHONPATH")
+    return os.environ | {
+        SIMULATE: str(num_cards),
+        CARD: card,
+        "PYTHONPATH": f"{path}{os.pathsep}{STAND_IN}" if path else str(STAND_IN),
+    }
+
+
+def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Become the command, so that signals and its exit status need no passing on."""
+    # Python ignores these, and the command would inherit that.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        _exec(command, env)
+    except (FileNotFoundError, NotADirectoryError):
+        return _fail(127, f"{command[0]}: command not found.")
+    except OSError as error:
+        return _fail(126, f"{command[0]}: {error.strerror}.")
+
+
+def _exec(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    os.execvpe(command[0], list(command), dict(env))
+
+
+def _fail(status: int, message: str) -> int:
+    print(f"lightning-gaudi: {message}", file=sys.stderr)
+    return status
+
+
+@contextmanager
+def _environ(changes: Mapping[str, str]) -> Iterator[None]:
+    """Change this process's environment for a while."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,29 @@
+"""A simulated HPU: Gaudi code runs unmodified on a machine that has only a CPU.
+
+It is opt-in, never a fallback: it starts where `LIGHTNING_GAUDI_SIMULATE` asks for it, and a
+failure to start raises. Importing this package does not import torch. See the README.md beside.
+"""
+
+from lightning_gaudi.simulator.activation import activate, is_active, set_memory_limit
+from lightning_gaudi.simulator.settings import (
+    CARDS,
+    Card,
+    Settings,
+    SimulatorError,
+    is_requested,
+    read_card,
+    read_settings,
+)
+
+__all__ = [
+    "CARDS",
+    "Card",
+    "Settings",
+    "SimulatorError",
+    "activate",
+    "is_active",
+    "is_requested",
+    "read_card",
+    "read_settings",
+    "set_memory_limit",
+]

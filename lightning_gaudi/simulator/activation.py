@@ -1,0 +1,172 @@
+"""Turn this process into one with a simulated HPU.
+
+Called at the end of `import torch`, when the environment asks for the simulator, or by
+`import lightning_gaudi`. It must come before anything asks torch which accelerator there is: torch
+then settles on the answer. The device is registered in lazy mode too, where the vendor's package
+waits for its first import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lightning_gaudi.simulator import build
+from lightning_gaudi.simulator.settings import (
+    SIMULATE,
+    STAND_IN,
+    Settings,
+    SimulatorError,
+    read_settings,
+)
+
+_VENDOR = "habana_frameworks"
+_ANNOUNCED = "_LIGHTNING_GAUDI_SIMULATOR_ANNOUNCED"
+"""Set for the children of a process that has announced the simulator."""
+
+_status = "off"
+
+
+def is_active() -> bool:
+    """Whether this process has a simulated HPU."""
+    return _status == "on"
+
+
+def activate() -> None:
+    """Give this process the simulated HPU that the environment describes; again is harmless.
+
+    Raises:
+        SimulatorError: The simulator was not asked for, or cannot be had.
+    """
+    global _status
+    settings = read_settings()
+    importlib.import_module("torch")  # which may activate by its entry point
+    if _status != "off":
+        return
+    _status = "starting"
+    try:
+        refuse_vendor(f"{SIMULATE}={settings.num_cards}")
+        _start(settings)
+    except BaseException:
+        _status = "off"
+        raise
+    _status = "on"
+    _announce(settings)
+
+
+def set_memory_limit(limit_bytes: int) -> None:
+    """Change the memory of the simulated card, to see what a model needs or how it fails.
+
+    Args:
+        limit_bytes: What may be in use at a time; at first the card's memory.
+
+    Raises:
+        ValueError: The limit is not positive.
+        SimulatorError: The simulator is not active.
+    """
+    if limit_bytes <= 0:
+        raise ValueError(f"A memory limit must be positive, got {limit_bytes} bytes.")
+    if not is_active():
+        raise SimulatorError(
+            f"The simulated HPU is not active, so it has no memory limit. Set {SIMULATE} before "
+            "torch is imported, or start the program with `lightning-gaudi simulate -- command`."
+        )
+    sys.modules[build.MODULE].set_memory_limit(limit_bytes)
+
+
+def refuse_vendor(asking: str) -> None:
+    """Check that the vendor's own package is not installed beside the simulator.
+
+    Args:
+        asking: What asks for the simulator, as the user typed it.
+
+    Raises:
+        SimulatorError: It is.
+    """
+    if (place := _find_vendor()) is not None:
+        raise SimulatorError(
+            f"{asking} asks for the simulated HPU, but the vendor's {_VENDOR} is installed in "
+            f"{place}. Do not ask for it, to use the Gaudi cards, or use an environment without "
+            f"{_VENDOR}."
+        )
+
+
+def _find_vendor() -> str | None:
+    """The folder of a `habana_frameworks` that is not ours."""
+    ours = STAND_IN.resolve()
+    path = [entry for entry in sys.path if Path(entry or ".").resolve() != ours]
+    spec = PathFinder.find_spec(_VENDOR, path)
+    if spec is None:
+        return None
+    return next(iter(spec.submodule_search_locations or [str(spec.origin)]), _VENDOR)
+
+
+def _start(settings: Settings) -> None:
+    import torch
+
+    device = build.load()
+    try:
+        device.hide_accelerators()
+        hooks = device.install_hooks()
+        device.install()
+    except RuntimeError as error:
+        raise SimulatorError(f"The simulated HPU cannot start: {error}") from error
+    device.set_device_count(settings.num_cards)
+    device.set_memory_limit(settings.card.memory_bytes)
+    accelerator: Any = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != "hpu":
+        raise SimulatorError(
+            f"torch {torch.__version__} keeps {accelerator} as its accelerator, so the simulated "
+            "HPU cannot be used. Install a CPU build of torch."
+        )
+    _import_stand_in()
+    if hooks == "installed-late":
+        _serve_started_autograd()
+
+
+def _import_stand_in() -> ModuleType:
+    """Import `habana_frameworks.torch.core`, which registers `torch.hpu`."""
+    if str(STAND_IN) not in sys.path:
+        sys.path.append(str(STAND_IN))
+    return importlib.import_module(f"{_VENDOR}.torch.core")
+
+
+def _serve_started_autograd() -> None:
+    """Keep backward() usable if it ran before, when torch made queues for no HPU.
+
+    torch's engine does so once, at the first backward; on one thread it needs no queue.
+    """
+    import torch
+
+    try:
+        torch.autograd.backward(torch.ones(1, device="hpu", requires_grad=True).sum())
+    except RuntimeError:
+        torch.autograd.set_multithreading_enabled(False)
+        warnings.warn(
+            "The simulated HPU came after this process's first backward(), so backward() runs on "
+            f"the calling thread alone. Set {SIMULATE} before torch is imported, or import "
+            "lightning_gaudi first.",
+            stacklevel=2,
+        )
+
+
+def _announce(settings: Settings) -> None:
+    """Say once a run that nothing here is a Gaudi: in its first process, not in its children."""
+    if os.environ.get(_ANNOUNCED):
+        return
+    os.environ[_ANNOUNCED] = "1"
+    card = settings.card
+    cards = "card" if settings.num_cards == 1 else "cards"
+    print(
+        f"lightning-gaudi: HPU is simulated: {settings.num_cards} {card.title} {cards} of "
+        f"{card.memory_bytes / 2**30:.0f} GiB on this CPU; results are real, speed is not a "
+        "Gaudi's.",
+        file=sys.stderr,
+        flush=True,
+    )

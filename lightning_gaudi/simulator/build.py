@@ -1,0 +1,206 @@
+"""Build the simulated device for the installed torch, once, and load it.
+
+A build is kept in the cache under a key of all that went into it. It is made in a private folder
+and moved into place in one step, so no process ever sees half of one; the lock around it is the
+operating system's and dies with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import ModuleType
+
+from lightning_gaudi.simulator import toolchain
+from lightning_gaudi.simulator.settings import CACHE_DIR, SimulatorError, cache_dir
+
+MODULE = "_hpu_sim"
+SOURCES = Path(__file__).parent / "csrc"
+_TYPICAL_SECONDS = 30
+_POLL_SECONDS = 0.2
+_CPU_TORCH = "a CPU build of torch, versions 2.9 to 2.15, is known to work"
+
+
+def load(sources: Path = SOURCES, name: str = MODULE) -> ModuleType:
+    """Load the extension `name`, after building it if need be, into `sys.modules`.
+
+    Args:
+        sources: The folder of its C++ files.
+        name: Its Python name.
+
+    Raises:
+        SimulatorError: It cannot be built or loaded.
+    """
+    path = ensure_built(sources, name)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise SimulatorError(
+            f"The simulated HPU in {path.parent} does not load: {error}. Remove that folder to "
+            f"build it anew; {_CPU_TORCH}."
+        ) from error
+    sys.modules[name] = module
+    return module
+
+
+def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
+    """The built extension in the cache, built first if it is not there.
+
+    Raises:
+        SimulatorError: It cannot be built.
+    """
+    if sys.platform != "linux":
+        raise SimulatorError(f"The simulated HPU runs on Linux; this is {sys.platform}.")
+    torch = toolchain.find_torch()
+    files = sorted(path for path in sources.iterdir() if path.suffix in (".cpp", ".h"))
+    flags = toolchain.compile_flags(torch, name)
+    prefix = f"torch-{torch.version}-{_key(torch, flags, files)}-"
+    compiler = toolchain.find_compiler()
+    if found := _find(prefix, compiler, name):
+        return found
+    compiler = toolchain.require_compiler()
+    target = _folder(prefix, compiler) / f"{name}.so"
+    with _explain_os_errors():
+        target.parent.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(_beside(target.parent, ".lock")):
+            if not target.exists():  # else the process we waited for has built it
+                _build(files, target, flags, torch, compiler)
+    return target
+
+
+def _find(prefix: str, compiler: toolchain.Compiler | None, name: str) -> Path | None:
+    """The cached build; without a compiler, whichever one has built it."""
+    if compiler is not None:
+        candidates = [_folder(prefix, compiler)]
+    else:
+        candidates = sorted(_root().glob(f"{prefix}*"))
+    return next((f / f"{name}.so" for f in candidates if (f / f"{name}.so").exists()), None)
+
+
+def _build(
+    files: Sequence[Path],
+    target: Path,
+    flags: Sequence[str],
+    torch: toolchain.Torch,
+    compiler: toolchain.Compiler,
+) -> None:
+    """Build `target`; the caller holds its lock, so what others left unfinished is dead."""
+    folder = target.parent
+    for stale in folder.parent.glob(f"{folder.name}.building-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    sources = [path for path in files if path.suffix == ".cpp"]
+    about = f"once, about {_TYPICAL_SECONDS} s"
+    _say(f"building the simulated HPU for torch {torch.version}, {about} ...")
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(
+        prefix=f"{folder.name}.building-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as private:
+        output = Path(private) / target.name
+        try:
+            toolchain.compile_library(sources, output, flags, torch, compiler)
+        except SimulatorError as error:
+            raise SimulatorError(_explain(str(error), torch, folder, compiler)) from None
+        _sync(output)
+        folder.mkdir(exist_ok=True)
+        output.replace(target)
+    _say(f"built the simulated HPU in {time.monotonic() - start:.0f} s")
+
+
+def _key(torch: toolchain.Torch, flags: Sequence[str], files: Sequence[Path]) -> str:
+    """A hash of all that goes into a build, but for the compiler."""
+    digest = hashlib.sha256()
+    for part in (torch.version, torch.git_version, EXTENSION_SUFFIXES[0], os.uname().machine):
+        digest.update(f"{part}\n".encode())
+    for part in flags:
+        digest.update(f"{part}\n".encode())
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _root() -> Path:
+    return cache_dir() / "simulator"
+
+
+def _folder(prefix: str, compiler: toolchain.Compiler) -> Path:
+    identity = hashlib.sha256(compiler.identity.encode()).hexdigest()[:8]
+    return _root() / f"{prefix}{identity}"
+
+
+def _beside(folder: Path, suffix: str) -> Path:
+    return folder.parent / f"{folder.name}{suffix}"
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock on `path`; say so when another process has it."""
+    import filelock
+
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        _say("waiting for another process that builds the simulated HPU ...")
+        lock.acquire(poll_interval=_POLL_SECONDS)
+    except NotImplementedError as error:
+        raise SimulatorError(
+            f"The file system of {path.parent} cannot lock files. Set {CACHE_DIR} to a folder on a "
+            "local disk."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _explain_os_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SimulatorError(
+            f"The simulated HPU cannot be built in {_root()}: {error.strerror or error}. Set "
+            f"{CACHE_DIR} to a folder that can be written and has 100 MB of free space."
+        ) from error
+
+
+def _explain(
+    output: str, torch: toolchain.Torch, folder: Path, compiler: toolchain.Compiler
+) -> str:
+    """Say in one line why a compiler failed, and keep all it said."""
+    if os.strerror(errno.ENOSPC) in output:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    log = _beside(folder, ".log")
+    log.write_text(output)
+    lines = output.strip().splitlines() or ["the compiler was killed; is there enough memory?"]
+    reason = next((line for line in lines if "error" in line.lower()), lines[-1])
+    return (
+        f"The simulated HPU could not be compiled for torch {torch.version} with "
+        f"{compiler.command[0]}: {reason.strip()} (all of it: {log}). A newer compiler may help "
+        f"(g++ 11 or later), or another torch: {_CPU_TORCH}."
+    )
+
+
+def _sync(path: Path) -> None:
+    """Have the file on the disk before its name is."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _say(message: str) -> None:
+    print(f"lightning-gaudi: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,106 @@
+"""What the environment asks of the simulator, read without importing torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
+CARD = "LIGHTNING_GAUDI_SIMULATE_CARD"
+CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
+
+MAX_CARDS = 8
+"""Cards of a Gaudi server, of each generation."""
+
+STAND_IN = Path(__file__).parent / "stand_in"
+"""The folder with the simulator's `habana_frameworks`; on `sys.path` only while simulating."""
+
+_GIB = 2**30
+
+
+class SimulatorError(RuntimeError):
+    """The simulated HPU was asked for and cannot be had; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card that can be simulated."""
+
+    key: str
+    """The value of LIGHTNING_GAUDI_SIMULATE_CARD."""
+    title: str
+    """The product's name."""
+    device_name: str
+    """What the vendor's `get_device_name()` answers."""
+    memory_bytes: int
+    """Device memory, and so the default memory limit."""
+
+
+CARDS = {
+    card.key: card
+    for card in (
+        Card("gaudi1", "Gaudi 1", "GAUDI", 32 * _GIB),
+        Card("gaudi2", "Gaudi 2", "GAUDI2", 96 * _GIB),
+        Card("gaudi3", "Gaudi 3", "GAUDI3", 128 * _GIB),
+    )
+}
+"""The cards by key."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The simulated server that the environment describes."""
+
+    num_cards: int
+    card: Card
+
+
+def is_requested() -> bool:
+    """Whether the environment asks for the simulator; an empty value does not."""
+    return bool(os.environ.get(SIMULATE))
+
+
+def read_settings() -> Settings:
+    """Read the simulated server from the environment.
+
+    Raises:
+        SimulatorError: A value is missing or out of range.
+    """
+    value = os.environ.get(SIMULATE, "")
+    if not value:
+        raise SimulatorError(
+            f"The simulated HPU was not asked for: {SIMULATE} is not set. Set it to the number of "
+            f"cards, 1 to {MAX_CARDS}, before torch is imported, or start the program with "
+            "`lightning-gaudi simulate -- command`."
+        )
+    return Settings(num_cards=_parse_num_cards(value), card=read_card())
+
+
+def read_card() -> Card:
+    """The card that the environment names, a Gaudi 2 by default.
+
+    Raises:
+        SimulatorError: LIGHTNING_GAUDI_SIMULATE_CARD names no known card.
+    """
+    key = os.environ.get(CARD) or "gaudi2"
+    if key not in CARDS:
+        raise SimulatorError(f"{CARD}={key!r} is no card. Set it to one of {', '.join(CARDS)}.")
+    return CARDS[key]
+
+
+def cache_dir() -> Path:
+    """Where builds are kept: LIGHTNING_GAUDI_CACHE_DIR, else a folder in the user's cache."""
+    if value := os.environ.get(CACHE_DIR):
+        return Path(value).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base)) / "lightning_gaudi"  # noqa: PTH111 (never raises)
+
+
+def _parse_num_cards(value: str) -> int:
+    if value.isascii() and value.isdigit() and 1 <= int(value) <= MAX_CARDS:
+        return int(value)
+    raise SimulatorError(
+        f"{SIMULATE}={value!r} is no number of cards. Set it to an integer from 1 to {MAX_CARDS}, "
+        "the cards of one server, or unset it to run without the simulator."
+    )

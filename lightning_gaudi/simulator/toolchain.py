@@ -1,0 +1,174 @@
+"""The C++ compiler, what it needs from Python and torch, and how it is called.
+
+It is called directly: `torch.utils.cpp_extension` would import setuptools for seconds, and its lock
+is a file that a killed build leaves behind for ever.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_gaudi.simulator.settings import SimulatorError
+
+OLDEST_TORCH = (2, 6)
+_CPP20_TORCH = (2, 12)
+_OPTIMIZATION = "-O2"
+_LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
+_PYBIND_NAMES = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The installed torch, as far as it can be told without importing it."""
+
+    root: Path
+    version: str
+    """With the variant, as in 2.13.0+cpu."""
+    git_version: str
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor version."""
+        major, minor = re.findall(r"\d+", self.version)[:2]
+        return int(major), int(minor)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler on this machine."""
+
+    command: tuple[str, ...]
+    identity: str
+    """Changes when another compiler is chosen or this one is upgraded."""
+
+
+def find_torch() -> Torch:
+    """Find the installed torch without importing it.
+
+    Raises:
+        SimulatorError: There is none, or it is older than the simulator can serve.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise SimulatorError("The simulated HPU needs torch, which is not installed.")
+    root = Path(spec.origin).parent
+    found = dict(re.findall(r"^(\w+)\b.*? = '(.*)'$", (root / "version.py").read_text(), re.M))
+    torch = Torch(root, found["__version__"], found.get("git_version", ""))
+    if torch.release < OLDEST_TORCH:
+        raise SimulatorError(
+            f"torch {torch.version} is too old for the simulated HPU. Install torch "
+            f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer."
+        )
+    return torch
+
+
+def find_compiler() -> Compiler | None:
+    """The compiler that CXX names, else the system's."""
+    for candidate in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        command = shlex.split(candidate)
+        if command and (path := shutil.which(command[0])):
+            real = Path(path).resolve()
+            stat = real.stat()
+            identity = f"{command[1:]} {real} {stat.st_size} {stat.st_mtime_ns}"
+            return Compiler((path, *command[1:]), identity)
+    return None
+
+
+def require_compiler() -> Compiler:
+    """Like `find_compiler`, and check that Python's headers are there too.
+
+    Raises:
+        SimulatorError: Something is missing; the message says what to install.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        asked = f" (CXX={os.environ['CXX']!r})" if os.environ.get("CXX") else ""
+        raise SimulatorError(
+            f"The simulated HPU is compiled on first use, but no C++ compiler was found{asked}. "
+            "Install one (Debian: apt-get install g++), or set CXX to one."
+        )
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        raise SimulatorError(
+            f"The simulated HPU is compiled on first use, but {header} is missing. Install "
+            "Python's headers (Debian: apt-get install python3-dev)."
+        )
+    return compiler
+
+
+def compile_flags(torch: Torch, name: str) -> list[str]:
+    """The flags that do not depend on where things lie; they enter the cache's key."""
+    standard = "c++20" if torch.release >= _CPP20_TORCH else "c++17"
+    return [f"-std={standard}", _OPTIMIZATION, "-fPIC", "-pipe", f"-DTORCH_EXTENSION_NAME={name}"]
+
+
+def compile_library(
+    sources: Sequence[Path], output: Path, flags: Sequence[str], torch: Torch, compiler: Compiler
+) -> None:
+    """Compile and link `sources` into the Python extension `output`.
+
+    They are compiled as one: torch's headers take most of the time, and so are read once.
+
+    Args:
+        sources: C++ files; what they define must not clash, in anonymous namespaces either.
+        output: The library to make, in a private folder.
+        flags: What `compile_flags` says.
+        torch: The torch to compile against.
+        compiler: The compiler to call.
+
+    Raises:
+        SimulatorError: The compiler failed; the message is all that it said.
+    """
+    everything = output.with_suffix(".cpp")
+    everything.write_text("".join(f'#include "{source}"\n' for source in sources))
+    include = [torch.root / "include", torch.root / "include/torch/csrc/api/include"]
+    include.append(Path(sysconfig.get_paths()["include"]))
+    command = [*compiler.command, *flags, *_abi_flags(), "-shared", "-Wl,-s"]
+    command += [word for folder in include for word in ("-isystem", str(folder))]
+    command += [str(everything), "-o", str(output), f"-L{torch.root / 'lib'}"]
+    command += [f"-l{library}" for library in _LIBRARIES]
+    _run(command)
+
+
+def _abi_flags() -> list[str]:
+    """What torch was built with and its extensions must be too, or their types do not match."""
+    import torch
+
+    c = torch._C
+    flags = [f"-D_GLIBCXX_USE_CXX11_ABI={int(c._GLIBCXX_USE_CXX11_ABI)}"]
+    for name in _PYBIND_NAMES:
+        # Gone once torch's pybind11 derives the ABI itself.
+        if (value := getattr(c, f"_PYBIND11_{name}", None)) is not None:
+            flags.append(f'-DPYBIND11_{name}="{value}"')
+    return flags
+
+
+def _run(command: Sequence[str]) -> None:
+    # In a session of its own, so that what the compiler starts can be ended with it.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    if process.returncode:
+        raise SimulatorError(said)
