@@ -162,4 +162,9 @@ __all__ = [
     "stream",
     "synchronize",
 ]
-__getattr__ = missing(__name__)
+_missing = missing(__name__)
+
+
+def __getattr__(name: str) -> bool:
+    # Activation checkpointing keeps the generator's state only where this is true.
+    return is_initialized() if name == "_initialized" else _missing(name)
