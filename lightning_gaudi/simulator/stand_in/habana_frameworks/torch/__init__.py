@@ -4,6 +4,7 @@ import torch  # noqa: F401  (before anything of ours: it may activate the simula
 
 from .._missing import missing
 from . import _binding, utils  # noqa: F401
+
 from . import _ops, hpu, core  # isort: skip  # noqa: F401
 from . import distributed, dynamo, hpex, internal
 from .distributed import hccl

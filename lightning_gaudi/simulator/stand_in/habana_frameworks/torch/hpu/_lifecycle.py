@@ -36,8 +36,8 @@ _lazy_init = init  # the name that torch looks for in a device's module
 
 
 def is_initialized() -> bool:
-    """Whether the device was started."""
-    return _state["is_initialized"]
+    """Whether the device was started, or has been given memory to keep."""
+    return _state["is_initialized"] or C.memory_stats()["TotalSystemAllocs"] > 0
 
 
 def _is_in_bad_fork() -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ..._missing import missing
+
 
 def set_autocast_hpu_enabled(enabled: bool) -> None:
     """Switch autocast on or off."""
@@ -28,3 +30,6 @@ def get_autocast_hpu_dtype() -> torch.dtype:
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """The lower precisions that autocast accepts."""
     return [torch.bfloat16, torch.float16]
+
+
+__getattr__ = missing(__name__)

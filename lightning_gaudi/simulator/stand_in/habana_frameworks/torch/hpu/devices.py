@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from ..._missing import missing
 from . import _utils
 from ._lifecycle import device_count
 
@@ -95,3 +96,6 @@ class device_of(device):  # noqa: N801 (torch's name)
 
     def __init__(self, obj: torch.Tensor) -> None:
         super().__init__(obj.get_device() if obj.device.type == "hpu" else -1)
+
+
+__getattr__ = missing(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from ..._missing import missing
 from .._binding import C
 from ._lifecycle import init
 from ._utils import Device, checked_index
@@ -90,3 +91,6 @@ def memory_summary(device: Device = None) -> str:
 
 
 _BYTES = ("Limit", "InUse", "MaxInUse", "MaxAllocSize")
+
+
+__getattr__ = missing(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..._missing import missing
 from .. import _card
 from ..utils.experimental import _get_device_type
 from ._lifecycle import init
@@ -54,3 +55,6 @@ def get_arch_list() -> list[str]:
 def get_gencode_flags() -> str:
     """The flags for generating code: none."""
     return ""
+
+
+__getattr__ = missing(__name__)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..._missing import missing
 from .._binding import C
 from ._utils import Device, _get_device_index
 
@@ -81,3 +82,6 @@ def seed_all() -> None:
 def initial_seed() -> int:
     """The seed that the device's generator started from."""
     return default_generators[0].initial_seed()
+
+
+__getattr__ = missing(__name__)

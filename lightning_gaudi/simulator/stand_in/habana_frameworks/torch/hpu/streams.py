@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..._missing import missing
 from ._lifecycle import init
 from ._utils import Device
 
@@ -26,6 +27,18 @@ class Stream(torch.Stream):
         if kwargs:
             return super().__new__(cls, **kwargs)
         return super().__new__(cls, device="hpu", priority=priority)
+
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
+        """Put a mark, a new one by default, behind the work given so far, and return it."""
+        from .events import Event
+
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: torch.Event) -> None:
+        """Let work given from now on wait until the mark is reached."""
+        event.wait(self)
 
     @property
     def hpu_stream(self) -> int:
@@ -93,3 +106,6 @@ def _same(stream_id: int, like: torch.Stream) -> Stream:
 def record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
     """Keep the tensor's memory until `stream` has done what it was given so far."""
     tensor.record_stream(stream)
+
+
+__getattr__ = missing(__name__)

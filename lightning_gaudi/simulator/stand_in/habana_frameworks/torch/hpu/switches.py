@@ -11,6 +11,8 @@ import os
 import warnings
 from collections.abc import Iterator
 
+from ..._missing import missing
+
 _TRUE = ("1", "true", "yes", "on")
 _values = {
     "deterministic": False,
@@ -96,3 +98,6 @@ def enable_matmul3d_2d_reshape() -> None:
 
 def disable_matmul3d_2d_reshape() -> None:
     """Undo `enable_matmul3d_2d_reshape`."""
+
+
+__getattr__ = missing(__name__)

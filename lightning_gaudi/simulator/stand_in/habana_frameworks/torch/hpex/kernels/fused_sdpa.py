@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...._missing import not_simulated
+from ...._missing import missing, not_simulated
 from ... import hpu
 
 
@@ -118,3 +118,6 @@ def _grouped(
         per_head = mask.shape[1] == q.shape[1]
         mask = mask.unflatten(1, (groups, -1)) if per_head else mask.unsqueeze(1)
     return q.unflatten(1, (groups, -1)), k.unsqueeze(2), v.unsqueeze(2), mask
+
+
+__getattr__ = missing(__name__)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from ...._missing import missing
 from ...core.step_closure import _mark_step_if_lazy
 
 
@@ -46,3 +47,6 @@ class FusedClipNorm:
             )
         _mark_step_if_lazy()
         return norm
+
+
+__getattr__ = missing(__name__)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ...._missing import missing
+
 
 class RmsNormBwdMode(Enum):
     """How a card splits the backward pass; no effect on the simulated HPU."""
@@ -57,3 +59,6 @@ class FusedRMSNorm(torch.autograd.Function):
         operator = ops.rms_norm_fast_backward if ctx.fast_math else ops.rms_norm_backward
         grad_data, grad_gamma = operator(grad, data_in, gamma, inverse_rms, *ctx.options)
         return grad_data, grad_gamma, None, None, None, None
+
+
+__getattr__ = missing(__name__)

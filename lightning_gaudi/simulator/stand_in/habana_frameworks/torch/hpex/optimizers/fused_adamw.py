@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...._missing import not_simulated
+from ...._missing import missing, not_simulated
 from ...core.step_closure import _mark_step_if_lazy
 from ...utils.internal import is_lazy
 from ._groups import check_groups, check_range, dense_gradient, next_step
@@ -122,3 +122,6 @@ class FusedAdamW(torch.optim.Optimizer):
 def _scalar(value: float, like: torch.Tensor) -> torch.Tensor:
     """`value` as a tensor of shape (1,), sent without waiting for the device."""
     return torch.tensor([value], dtype=like.dtype).to(like.device, non_blocking=True)
+
+
+__getattr__ = missing(__name__)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...._missing import missing
 from ...core.step_closure import _mark_step_if_lazy
 from ._groups import check_groups, dense_gradient, next_step
 
@@ -105,6 +106,10 @@ class FusedLamb(torch.optim.Optimizer):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
+        if not gradients:
+            raise RuntimeError(
+                "FusedLamb: no parameter has a gradient. Call backward() before step()."
+            )
         return torch.ops.hpu.optimizer_lamb_fused_norm(gradients, max_norm)
 
     def _update(self, group: dict[str, Any], divisor: torch.Tensor) -> None:
@@ -160,3 +165,6 @@ class FusedLamb(torch.optim.Optimizer):
 
     def _scalar(self, value: float) -> torch.Tensor:
         return torch.tensor(value).to(self.device, non_blocking=True)
+
+
+__getattr__ = missing(__name__)

@@ -1,5 +1,7 @@
 """The errors of the metrics."""
 
+from ...._missing import missing
+
 
 class MetricNotFound(Exception):  # noqa: N818 (the vendor's name)
     """There is no metric of that name."""
@@ -11,3 +13,6 @@ class InvalidMetricDumpFileFormat(Exception):  # noqa: N818 (the vendor's name)
 
 class InvalidMetricDumpTrigger(Exception):  # noqa: N818 (the vendor's name)
     """There is no occasion of that name."""
+
+
+__getattr__ = missing(__name__)

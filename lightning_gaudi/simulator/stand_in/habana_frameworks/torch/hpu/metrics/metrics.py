@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...._missing import missing
 from ..._binding import C
 from ..._counters import compiled_graphs
 from .exceptions import MetricNotFound
@@ -182,3 +183,6 @@ def metrics_dump(file_name: str | Path, format: str = MetricDumpFormat.json) -> 
 def on_mark_step() -> None:
     """Write the metrics if the environment asks for it at every mark_step."""
     _SAVER.on_mark_step()
+
+
+__getattr__ = missing(__name__)

@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from ...._missing import missing
 from .exceptions import InvalidMetricDumpFileFormat, InvalidMetricDumpTrigger
 
 
@@ -200,3 +201,6 @@ def _as_text(metric: Any, trigger: MetricDumpTrigger) -> str:
         f"Metric name: {metric.name()}\nTriggered by: {trigger.value}\n"
         f"Generated on: {datetime.now()}\nStatistics:\n{stats}\n"
     )
+
+
+__getattr__ = missing(__name__)

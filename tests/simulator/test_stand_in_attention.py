@@ -1,0 +1,154 @@
+"""FusedSDPA against torch's attention on the CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from habana_frameworks.torch.hpex.kernels import FusedSDPA
+
+B, H, T, S, D = 2, 4, 6, 6, 8
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def _qkv(num_key_heads=H, device="cpu", dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((B, H, T, D), (B, num_key_heads, S, D), (B, num_key_heads, S, D))
+    tensors = [torch.randn(shape, generator=generator) for shape in shapes]
+    return [t.to(device, dtype).requires_grad_() for t in tensors]
+
+
+def _mask(kind):
+    keep = torch.rand(B, 1, T, S, generator=torch.Generator().manual_seed(1)) > 0.4
+    keep[..., 0] = True
+    if kind == "bool":
+        return keep
+    return torch.zeros(B, 1, T, S).masked_fill(~keep, -1e9) if kind == "float" else None
+
+
+def _compare(ours, theirs, out, expected):
+    torch.manual_seed(2)
+    grad = torch.randn(expected.shape)
+    expected.backward(grad)
+    out.backward(grad.to(out.device, out.dtype))
+    torch.testing.assert_close(out.detach().cpu(), expected.detach(), **CLOSE)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.grad.shape == other.grad.shape
+        torch.testing.assert_close(mine.grad.cpu(), other.grad, **CLOSE)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize(
+    ("mask", "is_causal"), [(None, False), (None, True), ("bool", False), ("float", False)]
+)
+def test_attention_equals_torchs_forward_and_backward(recompute, mask, is_causal):
+    ours, theirs = _qkv(device="hpu"), _qkv()
+    attend = torch.nn.functional.scaled_dot_product_attention
+    expected = attend(*theirs, attn_mask=_mask(mask), is_causal=is_causal, scale=0.3)
+    device_mask = None if mask is None else _mask(mask).to("hpu")
+    out = FusedSDPA.apply(*ours, device_mask, 0.0, is_causal, 0.3, "None", recompute)
+    _compare(ours, theirs, out, expected)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("num_key_heads", [1, 2])
+@pytest.mark.parametrize("mask", [None, "float"])
+def test_grouped_queries_equal_torchs(recompute, num_key_heads, mask):
+    ours, theirs = _qkv(num_key_heads, "hpu"), _qkv(num_key_heads)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    expected = attend(*theirs, attn_mask=_mask(mask), enable_gqa=True)
+    device_mask = None if mask is None else _mask(mask).to("hpu")
+    out = FusedSDPA.apply(*ours, device_mask, 0.0, False, None, "fast", recompute)
+    _compare(ours, theirs, out, expected)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_dropout_keeps_the_mean_and_the_backward_pass_uses_the_same_mask(recompute):
+    torch.manual_seed(0)
+    q, k = torch.zeros(1, 1, 64, 4, device="hpu"), torch.zeros(1, 1, 64, 4, device="hpu")
+    v = torch.eye(64, device="hpu").reshape(1, 1, 64, 64).requires_grad_()
+    out = FusedSDPA.apply(q, k, v, None, 0.25, False, None, "None", recompute)
+    weights = out.detach().reshape(64, 64).cpu()  # v is the identity
+    kept = weights > 0
+    assert 0.7 < kept.float().mean() < 0.8
+    torch.testing.assert_close(weights[kept], torch.full((int(kept.sum()),), 1 / 64 / 0.75))
+    out.sum().backward()
+    torch.testing.assert_close(v.grad.cpu()[0, 0, :, 0], weights.sum(0))
+    other = FusedSDPA.apply(q, k, v, None, 0.25, False, None, "None", recompute)
+    assert not torch.equal(other, out)
+    torch.manual_seed(0)
+    again = FusedSDPA.apply(q, k, v, None, 0.25, False, None, "None", recompute)
+    assert torch.equal(again, out)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_dropout_gradients_of_queries_and_keys_match_finite_differences(recompute):
+    q, k, v = (t.detach() for t in _qkv(device="hpu"))
+
+    def loss(query, key):
+        torch.manual_seed(3)
+        return FusedSDPA.apply(query, key, v, None, 0.3, False, None, "None", recompute).sum()
+
+    for i in range(2):
+        inputs = [q.clone().requires_grad_(), k.clone().requires_grad_()]
+        loss(*inputs).backward()
+        direction = torch.randn_like(inputs[i])
+        moved = [[t.detach() for t in inputs] for _ in range(2)]
+        moved[0][i] = moved[0][i] + 1e-2 * direction
+        moved[1][i] = moved[1][i] - 1e-2 * direction
+        slope = (loss(*moved[0]) - loss(*moved[1])) / 2e-2
+        expected = (inputs[i].grad * direction).sum()
+        torch.testing.assert_close(slope, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_dropout_does_not_wait_for_the_device():
+    inputs = _qkv(device="hpu")
+    with torch.hpu.metric_localcontext("host_sync") as metric:
+        FusedSDPA.apply(*inputs, None, 0.1, False, None, "None", True).sum().backward()
+    assert dict(metric.stats())["TotalNumber"] == 0
+
+
+def test_bf16_stays_near_fp32():
+    half = _qkv(device="hpu", dtype=torch.bfloat16)
+    out = FusedSDPA.apply(*half)
+    assert out.dtype == torch.bfloat16
+    expected = torch.nn.functional.scaled_dot_product_attention(*_qkv())
+    torch.testing.assert_close(out.float().cpu(), expected, rtol=5e-2, atol=2e-2)
+
+
+def test_sdp_kernel_chooses_whether_probabilities_are_kept():
+    inputs = _qkv(device="hpu")
+    kept = {}
+    for recompute in (True, False):
+        with torch.hpu.sdp_kernel(enable_recompute=recompute):
+            node = FusedSDPA.apply(*inputs).grad_fn
+        kept[recompute] = max(t.numel() for t in node.saved_tensors if t is not None)
+    assert kept[False] == max(B * H * T * S, B * H * T * D)
+    assert FusedSDPA.apply(*inputs, None, 0.0, False, 1 / math.sqrt(D)).shape == (B, H, T, D)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({7: "exact"}, ValueError, "softmax_mode='exact' is none of none, fast, fp32"),
+        ({4: 1.0}, ValueError, r"dropout_p=1.0 is not a probability"),
+        ({9: torch.ones(1)}, NotImplementedError, "FusedSDPA with valid_seq_len is not available"),
+        ({11: True}, NotImplementedError, "FusedSDPA with return_dropout_mask"),
+        ({12: True}, NotImplementedError, "return_attn_probs is not available"),
+    ],
+)
+def test_arguments_that_are_not_supported_are_refused(changes, error, message):
+    arguments = [*_qkv(device="hpu"), None, 0.0, False, None, "None", None, None, "left"]
+    arguments += [False, False]
+    for position, value in changes.items():
+        arguments[position] = value
+    with pytest.raises(error, match=message):
+        FusedSDPA.apply(*arguments)
+
+
+def test_head_counts_that_do_not_divide_are_refused():
+    q, _, _ = _qkv(device="hpu")
+    k = torch.ones(B, 3, S, D, device="hpu")
+    with pytest.raises(ValueError, match="got 4 query heads and 3 key heads"):
+        FusedSDPA.apply(q, k, k)

@@ -1,0 +1,106 @@
+"""torch.compile with the vendor's backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from habana_frameworks.torch.hpex.kernels import FusedSDPA
+from habana_frameworks.torch.hpex.normalization import FusedRMSNorm
+
+from tests.helpers.process import run_python
+
+pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own deprecations
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def _train(model, x):
+    model.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss.item(), [p.grad.cpu() for p in model.parameters()]
+
+
+def test_a_compiled_model_trains_as_the_eager_one():
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    model = torch.nn.Sequential(*layers).to("hpu")
+    x = torch.randn(5, 8, device="hpu")
+    loss, gradients = _train(model, x)
+    compiled = torch.compile(model, backend="hpu_backend")
+    compiled_loss, compiled_gradients = _train(compiled, x)
+    assert compiled_loss == pytest.approx(loss, rel=1e-6)
+    for mine, other in zip(compiled_gradients, gradients, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_compilations_are_counted():
+    def f(x):
+        return x.sin() + 1
+
+    compiled = torch.compile(f, backend="hpu_backend", dynamic=False)
+    with torch.hpu.metric_localcontext("graph_compilation") as metric:
+        for size in (3, 3, 4):
+            compiled(torch.ones(size, device="hpu"))
+    assert dict(metric.stats())["TotalNumber"] == 2
+
+
+def test_fused_operators_compile():
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 4, 8, device="hpu", requires_grad=True)
+    gamma = torch.ones(8, device="hpu", requires_grad=True)
+
+    def f(q, gamma):
+        return FusedSDPA.apply(FusedRMSNorm.apply(q, gamma, 1e-6), q, q, None, 0.0, True).sum()
+
+    f(q, gamma).backward()
+    expected = q.grad.clone(), gamma.grad.clone()
+    q.grad = gamma.grad = None
+    torch.compile(f, backend="hpu_backend")(q, gamma).backward()
+    torch.testing.assert_close((q.grad, gamma.grad), expected)
+
+
+def test_the_compiler_knows_the_device():
+    from torch._dynamo.device_interface import get_interface_for_device
+
+    interface = get_interface_for_device("hpu")
+    assert interface.is_available()
+    assert interface.current_device() == interface.Worker.current_device() == 0
+    assert interface.exchange_device(0) == interface.maybe_exchange_device(0) == 0
+    assert interface.is_bf16_supported()
+    assert not interface.is_triton_capable()
+    assert interface.get_raw_stream(0) == torch.hpu.current_stream().stream_id
+    assert get_interface_for_device("hpu:0") is interface
+
+
+def test_lazy_mode_refuses_to_compile():
+    run_python(
+        """
+        import torch
+        try:
+            torch.compile(lambda x: x + 1, backend="hpu_backend")(torch.ones(2, device="hpu"))
+        except Exception as error:
+            assert 'torch.compile(backend="hpu_backend") needs eager mode' in str(error), error
+        else:
+            raise AssertionError("compiled in lazy mode")
+        """,
+        env={"PT_HPU_LAZY_MODE": "1"},
+    )
+
+
+def test_importing_the_package_leaves_the_compiler_alone():
+    out = run_python(
+        """
+        import sys, torch
+        import habana_frameworks.torch
+        print("torch._dynamo.backends.registry" in sys.modules)
+        import torch._dynamo
+        print("hpu_backend" in torch._dynamo.list_backends())
+        """
+    ).stdout
+    assert out.split() == ["False", "True"]

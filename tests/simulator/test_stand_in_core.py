@@ -1,0 +1,162 @@
+"""habana_frameworks.torch.core: steps, and what importing the package changes in torch."""
+
+from __future__ import annotations
+
+import habana_frameworks.torch as ht
+import pytest
+import torch
+from habana_frameworks.torch import core
+
+from tests.helpers.process import run_python
+
+LAZY = {"PT_HPU_LAZY_MODE": "1"}
+
+
+def test_importing_registers_torch_hpu():
+    assert torch.hpu is ht.hpu
+    assert torch.get_device_module("hpu") is ht.hpu
+
+
+def test_closures_do_nothing_in_eager_mode():
+    called = []
+    core.add_step_closure(called.append, (1,))
+    core.mark_step()
+    core.iter_mark_step()
+    assert called == []
+
+
+def test_mark_step_flushes_then_runs_closures_once_in_lazy_mode():
+    out = run_python(
+        """
+        import torch, _hpu_sim
+        from habana_frameworks.torch import core
+        called, stats = [], _hpu_sim.graph_stats
+        x = torch.ones(2, device="hpu") + 1
+        core.add_step_closure(lambda *a: called.append((a, stats()["pending_ops"])), (1, 2))
+        assert called == []
+        core.mark_step()
+        core.mark_step()
+        print(called)
+        """,
+        env=LAZY,
+    ).stdout
+    assert out == "[((1, 2), 0)]\n"
+
+
+def test_lazy_mode_is_read_from_the_environment():
+    source = """
+        import torch, _hpu_sim
+        from habana_frameworks.torch.utils.internal import is_lazy
+        print(is_lazy(), _hpu_sim.is_lazy())
+        """
+    assert run_python(source).stdout == "False False\n"
+    assert run_python(source, env={"PT_HPU_LAZY_MODE": "0"}).stdout == "False False\n"
+    assert run_python(source, env=LAZY).stdout == "True True\n"
+
+
+def test_manual_seed_seeds_the_hpu_too():
+    torch.manual_seed(7)
+    first = torch.rand(4, device="hpu")
+    torch.manual_seed(7)
+    assert torch.equal(first, torch.rand(4, device="hpu"))
+    assert torch.hpu.initial_seed() == 7
+
+
+def test_seed_seeds_the_hpu_with_the_same_value():
+    assert torch.seed() == torch.hpu.initial_seed()
+
+
+def test_fork_rng_restores_the_hpu_generator_on_a_server_of_several_cards():
+    assert torch.hpu.device_count() > 1
+    torch.manual_seed(3)
+    with torch.random.fork_rng():
+        inside = torch.rand(3, device="hpu")
+    assert torch.equal(inside, torch.rand(3, device="hpu"))
+
+
+def test_tensors_and_modules_move_by_hpu():
+    tensor = torch.ones(2)
+    assert not tensor.is_hpu
+    moved = tensor.hpu()
+    assert moved.is_hpu
+    assert moved.hpu() is moved
+    assert str(tensor.hpu("hpu:0").device) == "hpu:0"
+    assert torch.nn.Linear(2, 2).hpu().weight.is_hpu
+    with pytest.raises(ValueError, match="Expected an hpu device, got 'cpu'"):
+        tensor.hpu("cpu")
+
+
+@pytest.mark.parametrize("name", ["init_process_group", "new_group"])
+def test_process_group_functions_refuse_device_id(name):
+    arguments = {"backend": "hccl", "device_id": torch.device("hpu")}
+    with pytest.raises(TypeError, match=rf"{name}\(\) .* does not take device_id=device"):
+        getattr(torch.distributed, name)(**arguments)
+
+
+def test_eager_mode_keeps_torch_save_and_load(tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save({"x": torch.ones(2, device="hpu")}, path)
+    assert torch.load(path, weights_only=True)["x"].is_hpu
+
+
+def test_lazy_mode_saves_cpu_tensors_and_loads_pickles_by_default(tmp_path):
+    run_python(
+        """
+        import pathlib, sys, torch
+        import habana_frameworks.torch
+        path = sys.argv[1]
+        saved = {"x": torch.ones(2, device="hpu"), "y": [torch.zeros(1)]}
+        saved["z"] = pathlib.PurePosixPath("a")
+        torch.save(saved, path)
+        loaded = torch.load(path)  # weights_only=False by default: "z" needs it
+        assert loaded["x"].device.type == "cpu" and loaded["z"] == saved["z"]
+        assert torch.load(path, map_location="hpu")["y"][0].is_hpu
+        assert torch.load(path, map_location=lambda tensor, place: tensor)["x"].device.type == "cpu"
+        try:
+            torch.load(path, weights_only=True)
+        except Exception as error:
+            assert "Weights only load failed" in str(error), error
+        else:
+            raise AssertionError
+        torch.save({"x": torch.ones(2, device="hpu")}, path)
+        assert torch.load(path, weights_only=True)["x"].tolist() == [1, 1]
+        """,
+        str(tmp_path / "x.pt"),
+        env=LAZY,
+    )
+
+
+def test_inference_calls_keep_the_model():
+    model = torch.nn.Linear(2, 2)
+    assert core.hpu_set_inference_env(model) is model
+    assert core.hpu_set_inference_env() is None
+    assert core.hpu_inference_initialize(model.to("hpu"), mark_only_scales_as_const=True) is None
+    assert core.hpu_teardown_inference_env() is None
+
+
+def test_an_inactive_simulator_says_how_to_activate_it():
+    source = """
+        import sys
+        from lightning_gaudi.simulator.settings import STAND_IN
+        sys.path.append(str(STAND_IN))
+        try:
+            import habana_frameworks.torch
+        except ImportError as error:
+            print(error)
+        """
+    out = run_python(source, env={"LIGHTNING_GAUDI_SIMULATE": None}).stdout
+    assert "Set LIGHTNING_GAUDI_SIMULATE=1 before torch is imported" in out
+
+
+def test_the_stand_in_activates_the_simulator_if_the_environment_asks():
+    source = """
+        import sys
+        from lightning_gaudi.simulator.settings import STAND_IN
+        sys.path.append(str(STAND_IN))
+        import habana_frameworks.torch as ht
+        import torch
+        print(torch.ones(1, device="hpu").device, ht.hpu is torch.hpu)
+        """
+    env = {"LIGHTNING_GAUDI_AUTOLOAD": "0"}
+    assert run_python(source, env=env).stdout == "hpu:0 True\n"
+    assert run_python(source).stdout == "hpu:0 True\n"

@@ -1,0 +1,159 @@
+"""torch.hpu.metrics: what is counted, and the files it is written to."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from habana_frameworks.torch.hpu import metrics
+
+from tests.helpers.process import run_python
+
+LAZY = {"PT_HPU_LAZY_MODE": "1"}
+NAMES = ["graph_compilation", "cpu_fallback", "memory_defragmentation", "host_sync"]
+
+
+def test_every_metric_has_the_vendors_keys():
+    keys = {name: [key for key, _ in metrics.metric_global(name).stats()] for name in NAMES}
+    assert keys == {
+        "graph_compilation": ["TotalNumber", "TotalTime", "AvgTime"],
+        "cpu_fallback": ["TotalNumber", "FallbackOps"],
+        "memory_defragmentation": ["TotalNumber", "TotalSuccessful", "AvgTime", "MaxTime"],
+        "host_sync": ["TotalNumber", "Reasons"],
+    }
+
+
+def test_an_unknown_metric_is_none_or_raises():
+    assert metrics.metric_global("speed") is None
+    assert metrics.metric_global("recipe_cache") is None
+    with (
+        pytest.raises(metrics.MetricNotFound, match=r"no metric 'speed'\. Pass one of graph_comp"),
+        metrics.metric_localcontext("speed"),
+    ):
+        pass
+
+
+def test_host_syncs_are_counted_by_reason_within_a_block():
+    tensor = torch.ones(3, device="hpu")
+    tensor.sum().item()
+    with metrics.metric_localcontext("host_sync") as metric:
+        tensor.sum().item()
+        tensor.sum().item()
+        torch.hpu.synchronize()
+    tensor.sum().item()
+    stats = dict(metric.stats())
+    assert metric.name() == "host_sync"
+    assert stats["TotalNumber"] == sum(stats["Reasons"].values()) == 3
+    assert stats["Reasons"]["aten::_local_scalar_dense"] == 2
+    assert stats["Reasons"]["synchronize"] == 1
+
+
+def test_reset_starts_again_from_zero():
+    with metrics.metric_localcontext("host_sync") as metric:
+        torch.hpu.synchronize()
+        metric.reset()
+        assert dict(metric.stats())["TotalNumber"] == 0
+        torch.hpu.synchronize()
+        assert dict(metric.stats())["TotalNumber"] == 1
+
+
+def test_lazy_mode_counts_compilations_and_cache_hits():
+    out = run_python(
+        """
+        import torch
+        from habana_frameworks.torch import core
+        from habana_frameworks.torch.hpu.metrics import metric_global, metric_localcontext
+        def step(size):
+            torch.ones(size, device="hpu").add(1).mul(2)
+            core.mark_step()
+        step(3)
+        with metric_localcontext("graph_compilation") as metric:
+            for size in (3, 3, 4, 5):
+                step(size)
+        print(dict(metric.stats())["TotalNumber"])
+        print(dict(metric_global("graph_compilation").stats())["TotalNumber"])
+        stats = dict(metric_global("recipe_cache").stats())
+        print(stats["TotalHit"], stats["TotalMiss"])
+        """,
+        env=LAZY | {"PT_HPU_ENABLE_CACHE_METRICS": "1"},
+    ).stdout
+    assert out.split() == ["2", "3", "2", "3"]
+
+
+def test_dump_writes_json_and_text(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    path = tmp_path / "new" / "metrics.json"
+    metrics.metrics_dump(path)
+    written = json.loads(path.read_text())
+    assert [entry["metric_name"] for entry in written] == NAMES
+    assert {entry["triggered_by"] for entry in written} == {"user"}
+    assert set(written[0]["statistics"]) == {"TotalNumber", "TotalTime", "AvgTime"}
+    metrics.metrics_dump(str(path), format="text")
+    text = (tmp_path / "new" / "metrics.json.1").read_text()
+    assert "Metric name: host_sync\nTriggered by: user\n" in text
+
+
+def test_dump_adds_the_rank(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    metrics.metrics_dump(tmp_path / "metrics.json")
+    assert (tmp_path / "metrics-rank3.json").exists()
+
+
+def test_dump_refuses_an_unknown_format(tmp_path):
+    with pytest.raises(metrics.InvalidMetricDumpFileFormat, match="'xml' is no format"):
+        metrics.metrics_dump(tmp_path / "m", format="xml")
+
+
+def test_the_environment_names_a_file_written_at_exit(tmp_path):
+    env = {"PT_HPU_METRICS_FILE": str(tmp_path / "m.json"), "RANK": "1"}
+    run_python('import torch; torch.ones(2, device="hpu").sum().item()', env=env)
+    written = json.loads((tmp_path / "m-rank1.json").read_text())
+    syncs = next(entry for entry in written if entry["metric_name"] == "host_sync")
+    assert syncs["triggered_by"] == "process_exit"
+    assert syncs["statistics"]["Reasons"] == {"aten::_local_scalar_dense": 1}
+
+
+def test_a_process_that_leaves_the_device_alone_writes_no_file(tmp_path):
+    env = {"PT_HPU_METRICS_FILE": str(tmp_path / "m.json")}
+    run_python("import torch", env=env)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_environment_asks_for_every_step_and_every_change(tmp_path):
+    env = LAZY | {
+        "PT_HPU_METRICS_FILE": str(tmp_path / "m.json"),
+        "PT_HPU_METRICS_DUMP_TRIGGERS": "mark_step,metric_change",
+        "RANK": None,
+    }
+    run_python(
+        """
+        import torch
+        from habana_frameworks.torch import core
+        for size in (3, 3, 4):
+            torch.ones(size, device="hpu").add(1)
+            core.mark_step()
+        """,
+        env=env,
+    )
+    written = json.loads((tmp_path / "m.json").read_text())
+    number = {"mark_step": [], "metric_change": []}
+    for entry in written:
+        if entry["metric_name"] == "graph_compilation":
+            number[entry["triggered_by"]].append(entry["statistics"]["TotalNumber"])
+    assert number["mark_step"] == [1, 1, 2]
+    assert number["metric_change"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PT_HPU_METRICS_DUMP_TRIGGERS", "never", "PT_HPU_METRICS_DUMP_TRIGGERS='never' has an"),
+        ("PT_HPU_METRICS_FILE_FORMAT", "xml", "'xml' is no format of a metrics file"),
+    ],
+)
+def test_a_mistaken_environment_says_so(tmp_path, name, value, message):
+    env = {"PT_HPU_METRICS_FILE": str(tmp_path / "m.json"), name: value}
+    result = run_python("import lightning_gaudi, torch; torch.hpu", env=env, check=False)
+    assert result.returncode != 0
+    assert message in result.stderr
