@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lightning_gaudi import activation
-from lightning_gaudi._version import __version__
 
 if TYPE_CHECKING:
+    from ._version import __version__
     from .accelerator import HPUAccelerator
     from .checkpoint import HPUCheckpointIO
     from .precision import HPUPrecisionPlugin
@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "__version__": "._version",
     "HPUAccelerator": ".accelerator",
     "HPUCheckpointIO": ".checkpoint",
     "HPUPrecisionPlugin": ".precision",

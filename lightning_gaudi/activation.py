@@ -28,6 +28,9 @@ _PATCHES = {
     "_graveyard.hpu": "patch_graveyard",
 }
 
+# Modules of Lightning that have been imported but not patched yet.
+_waiting: list[ModuleType] = []
+
 
 def activate() -> None:
     """Patch Lightning now or when it is imported, and start the simulator if it is asked for.
@@ -83,12 +86,30 @@ def _is_running(module: ModuleType) -> bool:
 
 
 def _after_import(module: ModuleType) -> None:
-    """Patch `module`; a failure of ours is one warning, unless the run was to be simulated."""
     if module.__name__ == "torch":
         if os.environ.get(_SIMULATE):
             _start_simulator()
         return
-    ours, patch = _targets()[module.__name__]
+    if module.__name__ in _targets():
+        _waiting.append(module)
+    _patch_waiting(finished=module.__name__)
+
+
+def _patch_waiting(finished: str) -> None:
+    """Patch what has been imported, unless a module of ours that we need is only half there.
+
+    That is so while one of ours is what imports Lightning; it calls again when it has `finished`.
+    """
+    for module in list(_waiting):
+        ours, patch = _targets()[module.__name__]
+        needed = {f"{ours}.{name}" for name in families.MIRRORED} - {finished}
+        if all(name not in sys.modules or _is_imported(name) for name in needed):
+            _waiting.remove(module)
+            _patch(module, ours, patch)
+
+
+def _patch(module: ModuleType, ours: str, patch: str) -> None:
+    """Patch `module`; a failure of ours is one warning, unless the run was to be simulated."""
     try:
         connectors = importlib.import_module(f"{ours}.connectors")
         getattr(connectors, patch)(module)
@@ -108,7 +129,10 @@ class _PostImportFinder(MetaPathFinder):
     """Finds what the other finders find, and has our modules call back after they have run."""
 
     def __init__(self) -> None:
-        self._names = {"torch", *_targets()}
+        ours = {
+            f"{family.ours}.{name}" for family in families.FAMILIES for name in families.MIRRORED
+        }
+        self._names = {"torch", *_targets(), *ours}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -13,13 +13,12 @@ absolute one leaves it (`from lightning_gaudi import vendor`) and is shared by b
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
+from typing import NamedTuple
 
 _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
@@ -36,8 +35,7 @@ MIRRORED = (
 """The modules and packages that exist once for each family; all others are shared."""
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """One of the names under which Lightning is published."""
 
     ours: str
@@ -53,10 +51,7 @@ PYTORCH_LIGHTNING = Family(_MIRROR, "pytorch_lightning", "lightning_fabric")
 FAMILIES = (LIGHTNING, PYTORCH_LIGHTNING)
 
 # Old and new names have the same length, so that the columns in tracebacks stay true.
-_RENAMES = {
-    re.compile(r"\blightning\.pytorch\b"): "pytorch_lightning",
-    re.compile(r"\blightning\.fabric\b"): "lightning_fabric",
-}
+_RENAMES = (("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric"))
 
 
 def install() -> None:
@@ -67,8 +62,8 @@ def install() -> None:
 
 def translate(source: str) -> str:
     """The source of a module of ours, rewritten for `pytorch_lightning`."""
-    for old, new in _RENAMES.items():
-        source = old.sub(new, source)
+    for old, new in _RENAMES:
+        source = source.replace(old, new)
     return source
 
 
@@ -85,15 +80,14 @@ class _MirrorFinder(MetaPathFinder):
                 f"pytorch_lightning. Import {_PACKAGE}.{below}.",
                 name=fullname,
             )
-        original = importlib.util.find_spec(f"{_PACKAGE}.{below}" if below else _PACKAGE)
-        if original is None or original.origin is None:
-            return None
-        return importlib.util.spec_from_file_location(
-            fullname,
-            original.origin,
-            loader=_MirrorLoader(fullname, original.origin),
-            submodule_search_locations=original.submodule_search_locations,
-        )
+        # Beside the original, but without importing it or its parents.
+        if below:
+            spec = PathFinder.find_spec(fullname, path)
+        else:
+            spec = importlib.util.spec_from_file_location(fullname, sys.modules[_PACKAGE].__file__)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _MirrorLoader(fullname, spec.origin)
+        return spec
 
 
 class _MirrorLoader(SourceFileLoader):

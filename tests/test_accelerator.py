@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.callbacks import DeviceStatsMonitor
+
+from lightning_gaudi import HPUAccelerator, vendor
+from tests.helpers.process import run_python
+from tests.helpers.tiny import QUIET, TinyModule, batches, hpu_trainer
+
+
+def test_all_cards_of_the_server_are_there() -> None:
+    assert HPUAccelerator.is_available()
+    assert HPUAccelerator.auto_device_count() == 8
+    assert HPUAccelerator.name() == "hpu"
+    assert AcceleratorRegistry["hpu"]["accelerator"] is HPUAccelerator
+
+
+@pytest.mark.parametrize(
+    ("devices", "cards"),
+    [
+        (1, [0]),
+        (8, list(range(8))),
+        (-1, list(range(8))),
+        ("-1", list(range(8))),
+        ("1", [0]),
+        (" 3 ", [0, 1, 2]),
+        ([0], [0]),
+        ((2, 5), [2, 5]),
+        ("0,", [0]),
+        ("5, 2", [5, 2]),
+    ],
+)
+def test_devices_name_cards(devices: Any, cards: list[int]) -> None:
+    assert HPUAccelerator.parse_devices(devices) == cards
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (9, r"devices=9 asks for 9 HPUs, but this machine has 8 HPUs\. Pass devices=8 or fewer"),
+        ("9", r"devices='9' asks for 9 HPUs"),
+        ("0,9", r"devices='0,9' names HPU 9, but this machine has 8 HPUs, with the indices 0 to 7"),
+        ([0, -1], r"devices=\[0, -1\] names HPU -1"),
+        ([1, 1], r"devices=\[1, 1\] names a card twice"),
+        (0, r"devices=0 asks for no card"),
+        (-2, r"devices=-2 asks for no card"),
+        ([], r"devices=\[\] names no card"),
+        (",", r"devices=',' names no card"),
+        ("two", r"devices='two' is not understood"),
+        ("0,x", r"devices='0,x' is not understood"),
+        (1.0, r"devices=1.0 is not understood"),
+        (True, r"devices=True is not understood"),
+        ([0.0], r"devices=\[0.0\] is not understood"),
+        (None, r"devices=None is not understood"),
+    ],
+)
+def test_wrong_devices_are_named_as_typed(devices: Any, message: str) -> None:
+    with pytest.raises(MisconfigurationException, match=message):
+        HPUAccelerator.parse_devices(devices)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (9, r"devices=9 asks for 9 HPUs"),
+        ("0,9", r"devices='0,9' names HPU 9"),
+        (0, r"devices=0"),
+        ("0", r"devices='0'"),
+        ([], r"devices=\[\]"),
+        (2, r"devices=2 is 2 HPUs, but this version trains on one card\. Pass devices=1"),
+        ("auto", r"devices='auto' is 8 HPUs, but this version trains on one card"),
+        (-1, r"devices=-1 is 8 HPUs"),
+        ("0,1", r"devices='0,1' is 2 HPUs"),
+    ],
+)
+def test_trainer_refuses_devices_as_typed(devices: Any, message: str) -> None:
+    with pytest.raises(MisconfigurationException, match=message):
+        hpu_trainer(devices=devices)
+
+
+@pytest.mark.parametrize("devices", [1, "1", [0], "0,"])
+def test_one_card_is_the_first_of_the_process(devices: Any) -> None:
+    trainer = hpu_trainer(devices=devices)
+    assert trainer.strategy.root_device == torch.device("hpu", 0)
+    assert trainer.num_devices == 1
+
+
+def test_explicit_card_must_be_the_one_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        MisconfigurationException,
+        match=r"devices=\[3\] names HPU 3, but this process drives HPU 0\. Set HLS_MODULE_ID=3",
+    ):
+        hpu_trainer(devices=[3])
+    monkeypatch.setenv("HLS_MODULE_ID", "3")
+    assert hpu_trainer(devices=[3]).strategy.root_device == torch.device("hpu", 0)
+    assert hpu_trainer(devices=1).strategy.root_device == torch.device("hpu", 0)
+    with pytest.raises(MisconfigurationException, match="devices='0,' names HPU 0"):
+        hpu_trainer(devices="0,")
+
+
+def test_device_stats_are_the_vendors_memory_figures() -> None:
+    stats = HPUAccelerator().get_device_stats("hpu")
+    assert stats == vendor.memory_stats()
+    assert stats["Limit"] == 96 * 2**30
+
+
+def test_device_stats_monitor_logs_them(tmp_path: Any) -> None:
+    logger = pl.loggers.CSVLogger(str(tmp_path))
+    trainer = hpu_trainer(
+        logger=logger, callbacks=[DeviceStatsMonitor()], max_steps=2, log_every_n_steps=1
+    )
+    trainer.fit(TinyModule(), batches(2))
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    assert "InUse" in metrics.read_text()
+
+
+def test_instance_and_auto_train_on_hpu() -> None:
+    instance = pl.Trainer(accelerator=HPUAccelerator(), devices=1, **QUIET)
+    auto = pl.Trainer(accelerator="auto", devices=1, **QUIET)
+    for trainer in (instance, auto):
+        model = TinyModule()
+        trainer.fit_loop.max_epochs = 1
+        trainer.fit(model, batches(2))
+        assert {loss.device.type for loss in model.losses} == {"hpu"}
+
+
+def test_hpu_is_not_a_device_of_another_type() -> None:
+    with pytest.raises(MisconfigurationException, match="was given the device cpu"):
+        HPUAccelerator().setup_device(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("accelerator", ["'hpu'", "pl.accelerators.HPUAccelerator()"])
+def test_without_card_or_simulator_one_error_says_what_to_do(accelerator: str) -> None:
+    result = run_python(
+        f"""
+        import lightning.pytorch as pl
+        pl.Trainer(accelerator={accelerator}, logger=False)
+        """,
+        env={"LIGHTNING_GAUDI_SIMULATE": None},
+        check=False,
+    )
+    error = result.stderr.strip().splitlines()[-1]
+    typed = accelerator.replace("pl.accelerators.", "")
+    assert f"accelerator={typed} needs an Intel Gaudi card" in error
+    assert "habana_frameworks.torch is not installed" in error
+    assert "LIGHTNING_GAUDI_SIMULATE=1" in error
+    assert "`lightning-gaudi simulate -- python ...`" in error
+
+
+def test_auto_without_card_takes_the_cpu() -> None:
+    result = run_python(
+        """
+        import lightning.pytorch as pl
+        trainer = pl.Trainer(accelerator="auto", logger=False)
+        print(type(trainer.accelerator).__name__, trainer.strategy.root_device)
+        """,
+        env={"LIGHTNING_GAUDI_SIMULATE": None},
+    )
+    assert result.stdout.strip() == "CPUAccelerator cpu"

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+from types import ModuleType
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+    StrategyRegistry,
+)
+
+from lightning_gaudi import HPUAccelerator, SingleHPUStrategy, connectors
+from tests.helpers.process import run_python
+from tests.helpers.tiny import QUIET, TinyModule, ValidatedModule, batches, hpu_trainer
+
+CONNECTORS = [
+    "lightning.pytorch.trainer.connectors.accelerator_connector",
+    "pytorch_lightning.trainer.connectors.accelerator_connector",
+]
+
+# Source hashes of the wrapped methods in Lightning 2.5.6 to 2.6.6, oldest first.
+KNOWN_SOURCES = {
+    "_choose_auto_accelerator": ["1b8c7af74bc2"],
+    "_set_parallel_devices_and_init_accelerator": ["e3b768e3b375"],
+    "_choose_strategy": ["81e89d036042"],
+    "_check_strategy_and_fallback": ["26b169deb2f4"],
+    "_check_and_init_precision": ["7e496b7b2ec1", "09dff7904c62"],
+}
+
+
+def _source_hash(function: Any) -> str:
+    source = inspect.getsource(inspect.unwrap(function))
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        source = source.replace(name, "")
+    return hashlib.sha256(source.encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("module", CONNECTORS)
+@pytest.mark.parametrize("method", KNOWN_SOURCES)
+def test_wrapped_method_is_one_we_know(module: str, method: str) -> None:
+    """On a mismatch, read what Lightning changed, then add the hash."""
+    connector = importlib.import_module(module)._AcceleratorConnector
+    assert _source_hash(getattr(connector, method)) in KNOWN_SOURCES[method]
+
+
+def test_nothing_is_patched_if_a_name_is_gone() -> None:
+    class _AcceleratorConnector:
+        def __init__(self) -> None:
+            self._accelerator_flag = self.accelerator = self.strategy = None
+
+        def _choose_strategy(self) -> None: ...
+
+    module = ModuleType("some.future.lightning")
+    module._AcceleratorConnector = _AcceleratorConnector  # type: ignore[attr-defined]
+    methods = dict(vars(_AcceleratorConnector))
+    with pytest.warns(RuntimeWarning, match=r"some\.future\.lightning has no .*_devices_flag"):
+        connectors.patch_connector(module)
+    assert dict(vars(_AcceleratorConnector)) == methods
+
+
+def test_nothing_is_patched_if_the_connector_is_gone() -> None:
+    with pytest.warns(RuntimeWarning, match="has no _AcceleratorConnector any more"):
+        connectors.patch_connector(ModuleType("some.future.lightning"))
+
+
+# Each line is evaluated with and without the plugin.
+CPU_SETTINGS = """
+accelerator="cpu"
+accelerator="auto"
+accelerator="cpu", devices=2
+accelerator="cpu", devices=2, strategy="ddp_spawn"
+accelerator="cpu", devices="3"
+accelerator="cpu", devices=1, num_nodes=2
+accelerator="cpu", devices=0
+accelerator="cpu", precision="bf16-mixed"
+accelerator="cpu", precision="16-mixed"
+accelerator="cpu", precision="bf16-true"
+accelerator="cpu", precision="64-true"
+accelerator="cpu", strategy="ddp", precision="bf16-mixed"
+accelerator="cpu", strategy="fsdp"
+accelerator="cpu", strategy="single_device"
+accelerator="cpu", strategy=pl.strategies.DDPStrategy(find_unused_parameters=True)
+accelerator="cpu", strategy=pl.strategies.SingleDeviceStrategy("cpu")
+accelerator=pl.accelerators.CPUAccelerator(), devices=2
+accelerator="gpu"
+accelerator="cuda", devices=1
+accelerator="cpu", plugins=pl.plugins.MixedPrecision("bf16-mixed", "cpu")
+""".strip().splitlines()
+
+COMPARE = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import lightning.pytorch as pl
+for line in sys.argv[1:]:
+    try:
+        trainer = eval(f"pl.Trainer({line}, logger=False, enable_checkpointing=False)")
+        strategy, precision = trainer.strategy, trainer.precision_plugin
+        print(line, type(trainer.accelerator).__name__, type(strategy).__name__,
+              strategy.root_device, trainer.num_devices, trainer.num_nodes,
+              type(strategy.launcher).__name__, type(strategy.checkpoint_io).__name__,
+              type(precision).__name__, precision.precision, getattr(precision, "device", None))
+    except Exception as error:
+        print(line, type(error).__name__, str(error).replace("'hpu', ", ""))
+"""
+
+
+@pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
+def test_cpu_and_cuda_users_see_no_difference(namespace: str) -> None:
+    outputs = []
+    for autoload in ("0", "1"):
+        env = {"LIGHTNING_GAUDI_SIMULATE": None, "LIGHTNING_GAUDI_AUTOLOAD": autoload}
+        source = COMPARE.replace("lightning.pytorch", namespace)
+        outputs.append(run_python(source, *CPU_SETTINGS, env=env))
+    without, with_plugin = outputs
+    assert without.stdout.count("\n") == len(CPU_SETTINGS)
+    assert with_plugin.stdout == without.stdout
+    assert with_plugin.stderr == without.stderr
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["auto", "hpu_single", "single_device", SingleHPUStrategy(), SingleDeviceStrategy("hpu")],
+)
+def test_single_device_strategies_become_ours(strategy: Any) -> None:
+    trainer = hpu_trainer(strategy=strategy, max_steps=2)
+    assert type(trainer.strategy) is SingleHPUStrategy
+    assert isinstance(trainer.accelerator, HPUAccelerator)
+    model = TinyModule()
+    trainer.fit(model, batches(2))
+    assert {loss.device.type for loss in model.losses} == {"hpu"}
+
+
+def test_an_instance_of_the_user_stays_the_users_object() -> None:
+    checkpoint_io = pl.plugins.TorchCheckpointIO()
+    strategy = SingleDeviceStrategy(checkpoint_io=checkpoint_io)
+    trainer = hpu_trainer(strategy=strategy, max_steps=2, num_sanity_val_steps=1)
+    trainer.fit(ValidatedModule(), batches(2), batches(1))
+    assert trainer.strategy is strategy
+    assert strategy.checkpoint_io is checkpoint_io
+
+
+class _UserStrategy(SingleDeviceStrategy):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("strategy", "typed"),
+    [
+        ("ddp", "'ddp'"),
+        ("ddp_spawn", "'ddp_spawn'"),
+        ("ddp_find_unused_parameters_true", "'ddp_find_unused_parameters_true'"),
+        ("deepspeed", "'deepspeed'"),
+        ("deepspeed_stage_3", "'deepspeed_stage_3'"),
+        ("fsdp", "'fsdp'"),
+        (DDPStrategy(), "DDPStrategy()"),
+        (_UserStrategy(), "_UserStrategy(device='cpu')"),
+        (SingleDeviceStrategy("meta"), "SingleDeviceStrategy(device='meta')"),
+    ],
+)
+def test_strategies_of_later_versions_are_refused_as_typed(strategy: Any, typed: str) -> None:
+    with pytest.raises(MisconfigurationException) as raised:
+        hpu_trainer(strategy=strategy)
+    assert f"strategy={typed} does not train on accelerator='hpu'" in str(raised.value)
+    assert "Pass strategy='auto' or 'hpu_single'" in str(raised.value)
+
+
+def test_fsdp_instance_is_refused() -> None:
+    with pytest.raises(MisconfigurationException, match=r"strategy=FSDPStrategy\(\)"):
+        hpu_trainer(strategy=FSDPStrategy())
+
+
+def test_unknown_strategy_is_named() -> None:
+    with pytest.raises(ValueError, match="invalid strategy name: `strategy='hpu_singel'`"):
+        hpu_trainer(strategy="hpu_singel")
+
+
+def test_strategy_registered_by_a_user_is_refused_by_its_name() -> None:
+    StrategyRegistry.register("mine", _UserStrategy)
+    try:
+        with pytest.raises(MisconfigurationException, match="strategy='mine'"):
+            hpu_trainer(strategy="mine")
+    finally:
+        StrategyRegistry.remove("mine")
+
+
+def test_users_subclass_of_our_strategy_is_taken() -> None:
+    class Mine(SingleHPUStrategy):
+        pass
+
+    assert type(hpu_trainer(strategy=Mine()).strategy) is Mine
+
+
+@pytest.mark.parametrize("strategy", ["hpu_single", SingleHPUStrategy()])
+def test_hpu_strategy_on_another_accelerator_is_refused(strategy: str | Strategy) -> None:
+    with pytest.raises(MisconfigurationException, match="but the accelerator is 'cpu'"):
+        pl.Trainer(accelerator="cpu", strategy=strategy, **QUIET)
+
+
+def test_several_nodes_are_refused() -> None:
+    with pytest.raises(MisconfigurationException, match="num_nodes=2 with accelerator='hpu'"):
+        hpu_trainer(num_nodes=2)
+
+
+def test_old_names_of_lightning_are_our_classes() -> None:
+    import lightning_gaudi
+
+    places = {
+        "HPUAccelerator": ["accelerators", "accelerators.hpu"],
+        "SingleHPUStrategy": ["strategies", "strategies.single_hpu"],
+        "HPUPrecisionPlugin": ["plugins", "plugins.precision", "plugins.precision.hpu"],
+        "HPUCheckpointIO": ["plugins", "plugins.io", "plugins.io.hpu_plugin"],
+    }
+    for name, modules in places.items():
+        for module in modules:
+            found = getattr(importlib.import_module(f"lightning.pytorch.{module}"), name)
+            assert found is getattr(lightning_gaudi, name)
+
+
+def test_lightning_cli_trains_on_hpu(tmp_path: Any) -> None:
+    result = run_python(
+        """
+        from lightning.pytorch.cli import LightningCLI
+        from tests.helpers.tiny import TinyModule, batches
+        class Model(TinyModule):
+            def train_dataloader(self): return batches(3)
+        cli = LightningCLI(Model, run=True, save_config_callback=None)
+        devices = {str(loss.device) for loss in cli.model.losses}
+        print(devices, cli.trainer.precision_plugin.precision)
+        """,
+        "fit",
+        "--trainer.accelerator=hpu",
+        "--trainer.strategy=hpu_single",
+        "--trainer.precision=bf16-mixed",
+        "--trainer.max_steps=3",
+        "--trainer.logger=false",
+        f"--trainer.default_root_dir={tmp_path}",
+    )
+    assert "{'hpu:0'} bf16-mixed" in result.stdout

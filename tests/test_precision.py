@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.plugins.precision import (
+    DoublePrecision,
+    HalfPrecision,
+    MixedPrecision,
+    Precision,
+)
+from torch import Tensor, nn
+
+from lightning_gaudi import HPUPrecisionPlugin
+from lightning_gaudi.autocast_ops import VARIABLES, check_op_lists
+from tests.helpers.tiny import TinyModule, batches, hpu_trainer
+
+
+class _Dtypes(TinyModule):
+    """Notes the dtypes that a training step sees."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        hidden = self.net[0](batch[0])
+        self.seen = {
+            "input": batch[0].dtype,
+            "weight": self.net[0].weight.dtype,
+            "matmul": hidden.dtype,
+            "layer_norm": nn.functional.layer_norm(hidden.float(), (16,)).dtype,
+            "softmax": hidden.float().softmax(-1).dtype,
+            "exp": hidden.exp().dtype,
+            "new": torch.zeros(1).dtype,
+        }
+        return super().training_step(batch, batch_idx)
+
+
+def _seen(precision: str) -> tuple[dict[str, torch.dtype], _Dtypes]:
+    model = _Dtypes()
+    hpu_trainer(precision=precision, max_steps=2).fit(model, batches(2))
+    return model.seen, model
+
+
+def test_bf16_mixed_computes_in_the_vendors_dtypes_with_fp32_weights() -> None:
+    seen, model = _seen("bf16-mixed")
+    assert seen == {
+        "input": torch.float32,
+        "weight": torch.float32,
+        "matmul": torch.bfloat16,
+        "layer_norm": torch.bfloat16,
+        "softmax": torch.bfloat16,
+        "exp": torch.float32,
+        "new": torch.float32,
+    }
+    state = model.trainer.optimizers[0].state[model.net[0].weight]
+    assert state["exp_avg"].dtype == torch.float32
+
+
+def test_bf16_true_holds_weights_and_inputs_in_bf16() -> None:
+    seen, model = _seen("bf16-true")
+    assert {seen[name] for name in ("input", "weight", "matmul", "new")} == {torch.bfloat16}
+    assert torch.get_default_dtype() == torch.float32
+    assert {loss.dtype for loss in model.losses} == {torch.bfloat16}
+
+
+def test_32_true_computes_in_fp32() -> None:
+    seen, _ = _seen("32-true")
+    assert set(seen.values()) == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "precision",
+    ["16-mixed", "16-true", "64-true", "transformer-engine", "transformer-engine-float16"],
+)
+def test_other_precisions_are_refused_with_what_hpu_supports(precision: str) -> None:
+    message = f"precision='{precision}'.*'32-true', 'bf16-mixed', 'bf16-true'"
+    with pytest.raises(MisconfigurationException, match=message):
+        hpu_trainer(precision=precision)
+    with pytest.raises(MisconfigurationException, match=message):
+        HPUPrecisionPlugin(precision)  # type: ignore[arg-type]
+
+
+def test_unknown_precision_is_named() -> None:
+    with pytest.raises(ValueError, match="'bf17-mixed' is invalid"):
+        hpu_trainer(precision="bf17-mixed")
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [MixedPrecision("bf16-mixed", "cuda"), MixedPrecision("bf16-mixed", "cpu"), DoublePrecision()],
+    ids=["cuda", "cpu", "double"],
+)
+def test_plugins_for_other_devices_are_refused(plugin: Precision) -> None:
+    with pytest.raises(
+        MisconfigurationException, match=rf"plugins={type(plugin).__name__}.*'bf16-mixed'"
+    ):
+        hpu_trainer(plugins=[plugin])
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [HPUPrecisionPlugin("bf16-mixed"), HalfPrecision("bf16-true"), Precision()],
+    ids=["ours", "half", "fp32"],
+)
+def test_plugins_that_hold_on_hpu_are_taken(plugin: Precision) -> None:
+    assert hpu_trainer(plugins=[plugin]).precision_plugin is plugin
+
+
+@pytest.fixture(params=VARIABLES)
+def op_list(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    path = tmp_path / "ops.txt"
+    monkeypatch.setenv(request.param, str(path))
+    return path
+
+
+def test_good_op_list_is_taken(op_list: Path) -> None:
+    op_list.write_text("linear\nmatmul\n\n")
+    check_op_lists()
+    assert HPUPrecisionPlugin("bf16-mixed").precision == "bf16-mixed"
+
+
+def test_missing_op_list_is_an_error(op_list: Path) -> None:
+    with pytest.raises(ValueError, match=f"_OPS_LIST={op_list} cannot be read"):
+        hpu_trainer(precision="bf16-mixed")
+
+
+def test_unreadable_op_list_is_an_error(op_list: Path) -> None:
+    op_list.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="cannot be read"):
+        HPUPrecisionPlugin("bf16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"linear\nmatmul \n", r"line 2: 'matmul ' has spaces around it"),
+        (b"linear\r\nmatmul\r\n", r"line 1: 'linear\\r' ends in a carriage return"),
+        (b"linear\nmatmull\n", r"line 2: 'matmull' is no operation.*did you mean 'matmul'"),
+        (b"# comment\n", r"line 1: '# comment' is no operation"),
+    ],
+)
+def test_line_that_autocast_would_pass_over_is_an_error(
+    op_list: Path, content: bytes, message: str
+) -> None:
+    op_list.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        HPUPrecisionPlugin("bf16-mixed")
+
+
+def test_op_lists_matter_to_bf16_mixed_only(op_list: Path) -> None:
+    HPUPrecisionPlugin("32-true")
+    HPUPrecisionPlugin("bf16-true")
+    assert not op_list.exists()
