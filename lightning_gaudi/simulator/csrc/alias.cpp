@@ -8,14 +8,14 @@
 #include "allocator.h"
 #include "device.h"
 #include "dispatch_keys.h"
+#include "layouts.h"
 
 namespace hpu_sim {
 namespace {
 
 /// A tensor on `storage` with the metadata of `like`.
 at::Tensor make_view(c10::Storage storage, c10::DispatchKeySet keys, const c10::TensorImpl* like) {
-  auto tensor =
-      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like->dtype());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like->dtype());
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(like->sizes(), like->strides(), like->storage_offset());
   if (like->is_wrapped_number()) impl->set_wrapped_number(true);
@@ -41,10 +41,35 @@ c10::Storage owning_cpu_storage(const c10::Storage& hpu) {
   return make_storage(hpu.sym_nbytes(), std::move(data), c10::GetCPUAllocator());
 }
 
-// Cheaper: does not own. The table that holds it also holds the hpu storage.
 c10::Storage borrowing_cpu_storage(const c10::Storage& hpu) {
   c10::DataPtr data(memory_of(hpu), c10::Device(c10::DeviceType::CPU));
   return make_storage(hpu.sym_nbytes(), std::move(data), c10::GetCPUAllocator());
+}
+
+/// The first of two threads wins; the twin then belongs to the block.
+c10::Storage publish_twin(Block& block, c10::Storage twin) {
+  c10::StorageImpl* expected = nullptr;
+  c10::StorageImpl* desired = twin.unsafeGetStorageImpl();
+  c10::raw::intrusive_ptr::incref(desired);
+  if (!block.cpu_twin.compare_exchange_strong(expected, desired)) {
+    c10::raw::intrusive_ptr::decref(desired);
+  }
+  return twin;
+}
+
+/// A CPU storage for one call. It does not own the memory, but the table that holds it does.
+///
+/// The block keeps it for the next call, unless a kernel that failed has resized it.
+c10::Storage cpu_storage_for_call(const c10::Storage& hpu) {
+  Block* block = block_of(hpu.unsafeGetStorageImpl());
+  if (block == nullptr) return borrowing_cpu_storage(hpu);
+  c10::StorageImpl* twin = block->cpu_twin.load(std::memory_order_acquire);
+  if (twin == nullptr) return publish_twin(*block, borrowing_cpu_storage(hpu));
+  const auto& memory = twin->_mutable_data_ptr_no_checks();
+  if (memory.get() != memory_of(hpu) || twin->nbytes() != hpu.nbytes()) {
+    return borrowing_cpu_storage(hpu);
+  }
+  return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(twin));
 }
 
 at::Tensor contiguous_on_cpu(const at::Tensor& cpu) {
@@ -59,25 +84,25 @@ at::Tensor cpu_alias(const at::Tensor& tensor) {
   return make_view(owning_cpu_storage(tensor.storage()), kCpuKeys, tensor.unsafeGetTensorImpl());
 }
 
-at::Tensor AliasTable::to_cpu(const at::Tensor& tensor) {
+at::Tensor AliasTable::to_cpu(at::Tensor tensor) {
   if (!tensor.defined() || !tensor.device().is_hpu()) return tensor;
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (const at::Tensor* known = tensors_.cpu_of(impl)) return *known;
-  const c10::Storage& hpu = impl->unsafe_storage();
-  c10::Storage cpu;
-  if (const c10::Storage* known = storages_.cpu_of(hpu.unsafeGetStorageImpl())) {
-    cpu = *known;
-  } else {
-    cpu = borrowing_cpu_storage(hpu);
-    storages_.add(cpu, hpu);
-  }
-  at::Tensor alias = make_view(std::move(cpu), kCpuKeys, impl);
-  tensors_.add(alias, tensor);
+  at::Tensor alias = make_view(cpu_storage(impl->unsafe_storage()), kCpuKeys, impl);
+  tensors_.add(alias, std::move(tensor));
   return alias;
 }
 
+c10::Storage AliasTable::cpu_storage(const c10::Storage& hpu) {
+  if (const c10::Storage* known = storages_.cpu_of(hpu.unsafeGetStorageImpl())) return *known;
+  c10::Storage cpu = may_outlive_call_ ? owning_cpu_storage(hpu) : cpu_storage_for_call(hpu);
+  storages_.add(cpu, hpu);
+  return cpu;
+}
+
 at::Tensor AliasTable::to_hpu(const at::Tensor& tensor, bool contiguous) {
-  if (!tensor.defined() || !tensor.device().is_cpu() || !tensor.has_storage()) return tensor;
+  if (!tensor.defined() || !tensor.device().is_cpu()) return tensor;
+  if (!tensor.has_storage()) refuse_layout(tensor.layout());
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (const at::Tensor* known = tensors_.hpu_of(impl)) return *known;
   const c10::Storage& cpu = impl->unsafe_storage();

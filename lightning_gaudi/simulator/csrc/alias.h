@@ -20,18 +20,26 @@ at::Tensor cpu_alias(const at::Tensor& tensor);
 /// address used again for a result, and the result would be taken for the argument.
 class AliasTable {
  public:
+  /// `may_outlive_call`: the kernel is not torch's own and may keep an alias, which then owns its
+  /// memory. That costs an allocation an argument.
+  explicit AliasTable(bool may_outlive_call = false) : may_outlive_call_(may_outlive_call) {}
+
   /// The CPU side of an hpu tensor; any other tensor is returned as it is.
-  at::Tensor to_cpu(const at::Tensor& tensor);
+  at::Tensor to_cpu(at::Tensor tensor);
 
   /// The hpu side of what a CPU kernel returned.
   ///
   /// A new result is made contiguous first if `contiguous`; a result over the memory of an
   /// argument never is.
   ///
-  /// Raises: torch.OutOfMemoryError if adopting a new result would exceed the card's memory.
+  /// Raises: NotImplementedError for a sparse or otherwise strange result;
+  /// torch.OutOfMemoryError if adopting a new result would exceed the card's memory.
   at::Tensor to_hpu(const at::Tensor& tensor, bool contiguous = false);
 
  private:
+  c10::Storage cpu_storage(const c10::Storage& hpu);
+
+  const bool may_outlive_call_;
   PairTable<at::Tensor> tensors_;
   PairTable<c10::Storage> storages_;
 };

@@ -44,8 +44,8 @@ class HPUAllocator final : public c10::Allocator {
     Reservation reservation(static_cast<int64_t>(num_bytes));
     c10::DataPtr memory = allocate_on_host(num_bytes);
     void* pointer = memory.get();
-    auto block = std::make_unique<Block>(
-        Block{static_cast<int64_t>(num_bytes), std::move(memory), c10::Storage()});
+    auto block =
+        std::make_unique<Block>(static_cast<int64_t>(num_bytes), std::move(memory), c10::Storage());
     return to_data_ptr(pointer, std::move(block), reservation);
   }
 
@@ -86,6 +86,15 @@ PinnedAllocator g_pinned_allocator;
 
 REGISTER_ALLOCATOR(c10::DeviceType::HPU, &g_hpu_allocator);
 
+Block::Block(int64_t num_bytes, c10::DataPtr memory, c10::Storage adopted)
+    : num_bytes(num_bytes), memory(std::move(memory)), adopted(std::move(adopted)) {}
+
+Block::~Block() {
+  if (c10::StorageImpl* twin = cpu_twin.load()) {
+    c10::intrusive_ptr<c10::StorageImpl>::reclaim(twin);  // and released at once
+  }
+}
+
 c10::Allocator* hpu_allocator() { return &g_hpu_allocator; }
 c10::Allocator* pinned_allocator() { return &g_pinned_allocator; }
 
@@ -98,7 +107,7 @@ c10::DataPtr adopt_storage(const c10::Storage& cpu) {
   const auto num_bytes = static_cast<int64_t>(cpu.nbytes());
   Reservation reservation(num_bytes);
   void* pointer = cpu.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
-  auto block = std::make_unique<Block>(Block{num_bytes, c10::DataPtr(), cpu});
+  auto block = std::make_unique<Block>(num_bytes, c10::DataPtr(), cpu);
   return to_data_ptr(pointer, std::move(block), reservation);
 }
 

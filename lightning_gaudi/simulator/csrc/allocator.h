@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -12,13 +13,22 @@ namespace hpu_sim {
 
 /// What stands behind the DataPtr of an hpu storage.
 struct Block {
-  int64_t num_bytes;
-  c10::DataPtr memory;   ///< set if the allocator took the memory
-  c10::Storage adopted;  ///< set if a CPU kernel had made it
+  Block(int64_t num_bytes, c10::DataPtr memory, c10::Storage adopted);
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block();
+
+  const int64_t num_bytes;
+  const c10::DataPtr memory;   ///< set if the allocator took the memory
+  const c10::Storage adopted;  ///< set if a CPU kernel had made it
+
   // The graph tracker's name for the value in this memory. It lives here so that an address that
   // is used again does not look like the old value.
   int64_t graph_epoch = -1;
   int64_t graph_value = -1;
+
+  // A CPU storage over this memory that does not own it, made at the first use (alias.cpp).
+  std::atomic<c10::StorageImpl*> cpu_twin{nullptr};
 };
 
 c10::Allocator* hpu_allocator();

@@ -16,22 +16,83 @@ namespace {
 using Names = std::unordered_set<std::string>;
 
 // Source: Gaudi PyTorch bridge 1.19, hpu_ops/autocast_helpers.h (the names of the operators).
-const Names kLowerPrecision{
-    "addmm", "addbmm", "batch_norm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d",
-    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "dot", "dropout",
-    "feature_dropout", "group_norm", "instance_norm", "layer_norm", "leaky_relu", "linear",
-    "matmul", "mean", "mm", "mul", "mv", "softmax", "log_softmax",
-    "scaled_dot_product_attention"};
-const Names kFp32{
-    "acos", "addcdiv", "asin", "atan2", "bilinear", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss",
-    "cosine_similarity", "cross_entropy_loss", "dist", "div", "divide", "embedding",
-    "embedding_bag", "erfinv", "exp", "expm1", "hinge_embedding_loss", "huber_loss", "kl_div",
-    "l1_loss", "log", "log10", "log1p", "log2", "logsumexp", "margin_ranking_loss", "mse_loss",
-    "multi_margin_loss", "multilabel_margin_loss", "nll_loss", "pdist", "poisson_nll_loss", "pow",
-    "reciprocal", "renorm", "rsqrt", "sinh", "smooth_l1_loss", "soft_margin_loss", "softplus",
-    "tan", "topk", "triplet_margin_loss", "truediv", "true_divide"};
-const Names kPromote{"add", "addcmul", "addcdiv", "cat", "div",     "exp",
+const Names kLowerPrecision{"addmm",
+                            "addbmm",
+                            "batch_norm",
+                            "baddbmm",
+                            "bmm",
+                            "conv1d",
+                            "conv2d",
+                            "conv3d",
+                            "conv_transpose1d",
+                            "conv_transpose2d",
+                            "conv_transpose3d",
+                            "dot",
+                            "dropout",
+                            "feature_dropout",
+                            "group_norm",
+                            "instance_norm",
+                            "layer_norm",
+                            "leaky_relu",
+                            "linear",
+                            "matmul",
+                            "mean",
+                            "mm",
+                            "mul",
+                            "mv",
+                            "softmax",
+                            "log_softmax",
+                            "scaled_dot_product_attention"};
+const Names kFp32{"acos",
+                  "addcdiv",
+                  "asin",
+                  "atan2",
+                  "bilinear",
+                  "binary_cross_entropy",
+                  "binary_cross_entropy_with_logits",
+                  "cdist",
+                  "cosh",
+                  "cosine_embedding_loss",
+                  "cosine_similarity",
+                  "cross_entropy_loss",
+                  "dist",
+                  "div",
+                  "divide",
+                  "embedding",
+                  "embedding_bag",
+                  "erfinv",
+                  "exp",
+                  "expm1",
+                  "hinge_embedding_loss",
+                  "huber_loss",
+                  "kl_div",
+                  "l1_loss",
+                  "log",
+                  "log10",
+                  "log1p",
+                  "log2",
+                  "logsumexp",
+                  "margin_ranking_loss",
+                  "mse_loss",
+                  "multi_margin_loss",
+                  "multilabel_margin_loss",
+                  "nll_loss",
+                  "pdist",
+                  "poisson_nll_loss",
+                  "pow",
+                  "reciprocal",
+                  "renorm",
+                  "rsqrt",
+                  "sinh",
+                  "smooth_l1_loss",
+                  "soft_margin_loss",
+                  "softplus",
+                  "tan",
+                  "topk",
+                  "triplet_margin_loss",
+                  "truediv",
+                  "true_divide"};
+const Names kPromote{"add", "addcmul", "addcdiv", "cat",  "div",     "exp",
                      "mul", "pow",     "sub",     "iadd", "truediv", "stack"};
 // Of these only the input is cast; weights and statistics stay in fp32.
 const Names kFirstArgumentOnly{"batch_norm", "group_norm", "instance_norm", "layer_norm"};
@@ -70,15 +131,14 @@ bool has_fp32(const c10::IValue& value) {
 template <Policy policy>
 at::ScalarType target_type(c10::ArrayRef<c10::IValue> arguments) {
   const bool is_fp32 =
-      policy == Policy::kFp32 || (policy == Policy::kPromote &&
-                                  std::any_of(arguments.begin(), arguments.end(), has_fp32));
+      policy == Policy::kFp32 ||
+      (policy == Policy::kPromote && std::any_of(arguments.begin(), arguments.end(), has_fp32));
   return is_fp32 ? at::kFloat : at::autocast::get_autocast_dtype(at::kHPU);
 }
 
 // No cast is cached, as on the device.
 template <Policy policy>
-void autocast_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet,
-                     torch::jit::Stack* stack) {
+void autocast_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::AutocastHPU);
   const size_t num_arguments = op.schema().arguments().size();
   const size_t first = stack->size() - num_arguments;
@@ -113,8 +173,7 @@ bool is_functional(const c10::FunctionSchema& schema) {
 }  // namespace
 
 void install_autocast() {
-  const Names lower =
-      list_or_default("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", kLowerPrecision);
+  const Names lower = list_or_default("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", kLowerPrecision);
   const Names fp32 = list_or_default("PT_HPU_AUTOCAST_FP32_OPS_LIST", kFp32);
   permanent_library("_", c10::DispatchKey::AutocastHPU)
       .fallback(torch::CppFunction::makeFallthrough());

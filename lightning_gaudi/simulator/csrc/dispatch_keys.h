@@ -5,8 +5,8 @@
 
 namespace hpu_sim {
 
-inline const c10::DispatchKeySet kCpuKeys(c10::DispatchKey::CPU);
-inline const c10::DispatchKeySet kHpuKeys(c10::DispatchKey::HPU);
+inline constexpr c10::DispatchKeySet kCpuKeys(c10::DispatchKey::CPU);
+inline constexpr c10::DispatchKeySet kHpuKeys(c10::DispatchKey::HPU);
 
 /// What has already run when a backend's kernel is called, and must not run again for the CPU.
 inline const c10::DispatchKeySet kKeysAboveBackend =

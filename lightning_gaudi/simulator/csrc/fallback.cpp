@@ -27,7 +27,8 @@ class FallbackCall {
         info_(op_info(op)),
         stack_(*stack),
         num_arguments_(op.schema().arguments().size()),
-        first_(stack->size() - num_arguments_) {}
+        first_(stack->size() - num_arguments_),
+        aliases_of_call_(info_.is_foreign) {}
 
   void run() {
     touch_device();
@@ -58,9 +59,9 @@ class FallbackCall {
   void argument_to_cpu(size_t i) {
     c10::IValue& value = argument(i);
     if (value.isTensor()) {
-      const at::Tensor& tensor = value.toTensor();
+      at::Tensor tensor = std::move(value).toTensor();
       see(tensor, i);
-      if (tensor.defined() && tensor.device().is_hpu()) value = aliases_of_call_.to_cpu(tensor);
+      value = aliases_of_call_.to_cpu(std::move(tensor));
     } else if (value.isTensorList()) {
       value = list_to_cpu(value.toTensorVector(), i);
     } else if (value.isOptionalTensorList()) {
@@ -80,7 +81,7 @@ class FallbackCall {
   c10::List<at::Tensor> list_to_cpu(std::vector<at::Tensor> tensors, size_t i) {
     for (at::Tensor& tensor : tensors) {
       see(tensor, i);
-      tensor = aliases_of_call_.to_cpu(tensor);
+      tensor = aliases_of_call_.to_cpu(std::move(tensor));
     }
     return c10::List<at::Tensor>(std::move(tensors));
   }

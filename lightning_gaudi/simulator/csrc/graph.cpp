@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "allocator.h"
+#include "op_info.h"
 
 namespace hpu_sim {
 
@@ -17,7 +18,14 @@ namespace {
 constexpr uint64_t kEmptyGraph = 1469598103934665603ULL;
 
 // One for each kind of thing that is hashed, so that [a, [b]] and [[a], b] differ.
-enum Mark : uint64_t { kNone = 3, kListEnd = 5, kOther = 7, kScalar = 11, kHostTensor = 13, kCopy = 17 };
+enum Mark : uint64_t {
+  kNone = 3,
+  kListEnd = 5,
+  kOther = 7,
+  kScalar = 11,
+  kHostTensor = 13,
+  kCopy = 17
+};
 
 /// All of it is guarded by `mutex`: backward runs on a thread of its own.
 class Tracker {

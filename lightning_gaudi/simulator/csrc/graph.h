@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "op_info.h"
-
 namespace hpu_sim {
+
+struct OpInfo;
 
 extern std::atomic<bool> g_is_lazy;
 inline bool is_lazy() { return g_is_lazy.load(std::memory_order_relaxed); }

@@ -63,8 +63,7 @@ class HPUGuardImpl final : public c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void*) const override { host_sync("synchronize"); }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
-    TORCH_CHECK(start != nullptr && end != nullptr,
-                "elapsed_time needs two recorded events, but ",
+    TORCH_CHECK(start != nullptr && end != nullptr, "elapsed_time needs two recorded events, but ",
                 start == nullptr ? "the first" : "the second",
                 " was not recorded. Call record() on both.");
     const auto elapsed =

@@ -31,15 +31,15 @@ const at::CUDAHooksInterface* g_real_cuda = nullptr;
 
 // Harmless questions about the build keep their real answer (torch.backends.cudnn.version()); one
 // that a version of torch does not know drops out, and so does its `override`.
-#define HPU_SIM_FORWARD(Result, name, fallback)                          \
-  template <class Hooks>                                                 \
+#define HPU_SIM_FORWARD(Result, name, fallback)                                   \
+  template <class Hooks>                                                          \
   static auto forward_##name(const Hooks& hooks, int) -> decltype(hooks.name()) { \
-    return hooks.name();                                                 \
-  }                                                                      \
-  template <class Hooks>                                                 \
-  static Result forward_##name(const Hooks&, long) {                     \
-    return fallback;                                                     \
-  }                                                                      \
+    return hooks.name();                                                          \
+  }                                                                               \
+  template <class Hooks>                                                          \
+  static Result forward_##name(const Hooks&, long) {                              \
+    return fallback;                                                              \
+  }                                                                               \
   Result name() const { return forward_##name(*g_real_cuda, 0); }
 
 // What is not listed answers as in a CPU-only build: not built, not available, no devices.
@@ -105,13 +105,14 @@ std::string hide_cuda() {
   auto& hooks = at::detail::getCUDAHooks();
   if (typeid(hooks) == typeid(HiddenCUDA)) return "already-hidden";
   if (!hooks.isBuilt()) return "not-built";
-  TORCH_CHECK(!hooks.hasPrimaryContext(0),
-              "Cannot simulate HPU: CUDA is already initialised in this process, and torch allows "
-              "one accelerator a process. Start with CUDA_VISIBLE_DEVICES=\"\".");
   // Asked of the guard: it answers alike in every version of torch, and never throws.
   const int num_gpus = c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)
                            ? c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->deviceCount()
                            : 0;
+  // Without a GPU there is no context, and asking for it throws.
+  TORCH_CHECK(num_gpus == 0 || !hooks.hasPrimaryContext(0),
+              "Cannot simulate HPU: CUDA is already initialised in this process, and torch allows "
+              "one accelerator a process. Start with CUDA_VISIBLE_DEVICES=\"\".");
   TORCH_CHECK(num_gpus == 0, "Cannot simulate HPU: ", num_gpus,
               " CUDA GPU(s) are visible, and torch allows one accelerator a process. Start with "
               "CUDA_VISIBLE_DEVICES=\"\".");

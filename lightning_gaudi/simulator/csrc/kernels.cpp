@@ -110,10 +110,12 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const optional<Ten
   return stack[0].toTensor();
 }
 
-std::tuple<Tensor, Tensor, Tensor> convolution_backward(
-    const Tensor& grad_output, const Tensor& input, const Tensor& weight, IntArrayRef stride,
-    IntArrayRef padding, IntArrayRef dilation, bool transposed, IntArrayRef output_padding,
-    int64_t groups, std::array<bool, 3> output_mask) {
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_output,
+                                                        const Tensor& input, const Tensor& weight,
+                                                        IntArrayRef stride, IntArrayRef padding,
+                                                        IntArrayRef dilation, bool transposed,
+                                                        IntArrayRef output_padding, int64_t groups,
+                                                        std::array<bool, 3> output_mask) {
   static const auto& op = find_op("aten::convolution_backward");
   optional<std::vector<int64_t>> bias_sizes;
   if (output_mask[2]) bias_sizes = std::vector<int64_t>{grad_output.size(1)};

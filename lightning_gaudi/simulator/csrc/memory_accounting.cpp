@@ -16,10 +16,10 @@ Counter g_limit{0};
 Counter g_in_use{0};
 Counter g_max_in_use{0};
 Counter g_max_alloc_size{0};
-Counter g_num_allocs{0};
+Counter g_num_allocs{0};  // since the start, as the system's counters
 Counter g_num_frees{0};
-Counter g_total_allocs{0};
-Counter g_total_frees{0};
+Counter g_allocs_at_reset{0};  // what the accumulated counters start from
+Counter g_frees_at_reset{0};
 
 void add(Counter& counter, int64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
 
@@ -75,13 +75,11 @@ void Reservation::keep() {
   raise_to(g_max_in_use, g_in_use.load(std::memory_order_relaxed));
   raise_to(g_max_alloc_size, num_bytes_);
   add(g_num_allocs, 1);
-  add(g_total_allocs, 1);
 }
 
 void release_reserved(int64_t num_bytes) {
   add(g_in_use, -num_bytes);
   add(g_num_frees, 1);
-  add(g_total_frees, 1);
 }
 
 void set_memory_limit(int64_t num_bytes) {
@@ -91,24 +89,25 @@ void set_memory_limit(int64_t num_bytes) {
 }
 
 std::map<std::string, int64_t> memory_stats() {
-  const int64_t num_active = g_total_allocs.load() - g_total_frees.load();
+  const int64_t num_allocs = g_num_allocs.load();
+  const int64_t num_frees = g_num_frees.load();
   return {{"Limit", g_limit.load()},
           {"InUse", g_in_use.load()},
           {"MaxInUse", g_max_in_use.load()},
-          {"NumAllocs", g_num_allocs.load()},
-          {"NumFrees", g_num_frees.load()},
-          {"ActiveAllocs", num_active},
+          {"NumAllocs", num_allocs - g_allocs_at_reset.load()},
+          {"NumFrees", num_frees - g_frees_at_reset.load()},
+          {"ActiveAllocs", num_allocs - num_frees},
           {"MaxAllocSize", g_max_alloc_size.load()},
-          {"TotalSystemAllocs", g_total_allocs.load()},
-          {"TotalSystemFrees", g_total_frees.load()},
-          {"TotalActiveAllocs", num_active}};
+          {"TotalSystemAllocs", num_allocs},
+          {"TotalSystemFrees", num_frees},
+          {"TotalActiveAllocs", num_allocs - num_frees}};
 }
 
 void reset_peak_memory_stats() { g_max_in_use.store(g_in_use.load()); }
 
 void reset_accumulated_memory_stats() {
-  g_num_allocs.store(0);
-  g_num_frees.store(0);
+  g_allocs_at_reset.store(g_num_allocs.load());
+  g_frees_at_reset.store(g_num_frees.load());
   g_max_alloc_size.store(0);
 }
 

@@ -13,9 +13,15 @@ namespace {
 using Names = std::unordered_set<std::string>;
 
 // Their result, or its shape, is needed on the host.
-const Names kHostSyncs{"aten::_local_scalar_dense", "aten::nonzero",         "aten::masked_select",
-                       "aten::equal",               "aten::is_nonzero",      "aten::_unique2",
-                       "aten::unique_dim",          "aten::unique_consecutive", "aten::bincount"};
+const Names kHostSyncs{"aten::_local_scalar_dense",
+                       "aten::nonzero",
+                       "aten::masked_select",
+                       "aten::equal",
+                       "aten::is_nonzero",
+                       "aten::_unique2",
+                       "aten::unique_dim",
+                       "aten::unique_consecutive",
+                       "aten::bincount"};
 
 // torch's FakeTensor expects row-major results of pointwise operators on hpu; these are not tagged
 // as pointwise but behave alike, or are tagged and do not.
@@ -23,10 +29,14 @@ const Names kAlsoContiguous{"aten::where", "aten::masked_fill", "aten::native_dr
 const Names kNotContiguous{"aten::addcmul", "aten::addcdiv", "aten::lerp"};
 
 // Gaudi computes these in bf16 and half too; the CPU has no such kernel.
-const Names kWidensReducedFloats{"aten::_cdist_forward",        "aten::_pdist_forward",
-                                 "aten::multi_margin_loss",     "aten::multilabel_margin_loss_forward",
-                                 "aten::special_erfcx",         "aten::multi_margin_loss_backward",
-                                 "aten::_cdist_backward",       "aten::_pdist_backward",
+const Names kWidensReducedFloats{"aten::_cdist_forward",
+                                 "aten::_pdist_forward",
+                                 "aten::multi_margin_loss",
+                                 "aten::multilabel_margin_loss_forward",
+                                 "aten::special_erfcx",
+                                 "aten::multi_margin_loss_backward",
+                                 "aten::_cdist_backward",
+                                 "aten::_pdist_backward",
                                  "aten::multilabel_margin_loss_backward"};
 const Names kWidensInt32Index{"aten::take"};
 
@@ -78,6 +88,7 @@ void read_traits(const c10::OperatorHandle& op, OpInfo& info) {
     is_seeded |= tag == at::Tag::nondeterministic_seeded;
   }
   info.draws_without_generator = is_seeded && info.generator_argument < 0;
+  info.is_foreign = name.rfind("aten::", 0) != 0;
   info.is_host_sync = kHostSyncs.count(name) > 0;
   info.has_contiguous_results =
       (is_pointwise || kAlsoContiguous.count(name) > 0) && kNotContiguous.count(name) == 0;
@@ -116,12 +127,11 @@ std::string full_name(const c10::OperatorName& name) {
 
 // An operator may be removed (a Python library that goes) and another take its address.
 bool OpInfo::describes(const c10::FunctionSchema& schema) const {
-  return arguments == schema.arguments().data() &&
-         is_scalar.size() == schema.arguments().size() &&
+  return arguments == schema.arguments().data() && is_scalar.size() == schema.arguments().size() &&
          name.compare(0, schema.name().size(), schema.name()) == 0 &&
-         name.size() == schema.name().size() + (schema.overload_name().empty()
-                                                    ? 0
-                                                    : schema.overload_name().size() + 1);
+         name.size() ==
+             schema.name().size() +
+                 (schema.overload_name().empty() ? 0 : schema.overload_name().size() + 1);
 }
 
 const OpInfo& op_info(const c10::OperatorHandle& op) {

@@ -22,6 +22,7 @@ struct OpInfo {
   bool draws_without_generator = false;  ///< random, but takes no Generator
   bool is_host_sync = false;             ///< the host must wait for its result
   bool is_view = false;
+  bool is_foreign = false;  ///< not torch's: its kernel may keep the arguments
   bool has_contiguous_results = false;
   bool widens_reduced_floats = false;  ///< the CPU has no bf16 or half kernel, Gaudi has
   bool widens_int32_index = false;     ///< the CPU wants int64 indices, Gaudi takes int32 as well

@@ -10,7 +10,8 @@ namespace hpu_sim {
 
 using BoxedKernel = void(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
 
-/// Calls `visit(op, name)` for every operator of aten that has a schema; `name` is without "aten::".
+/// Calls `visit(op, name)` for every operator of aten that has a schema; `name` is without
+/// "aten::".
 void for_each_aten_op(
     const std::function<void(const c10::OperatorHandle& op, const std::string& name)>& visit);
 
