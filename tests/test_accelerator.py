@@ -5,6 +5,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import DeviceStatsMonitor
@@ -133,6 +134,12 @@ def test_instance_and_auto_train_on_hpu() -> None:
 def test_hpu_is_not_a_device_of_another_type() -> None:
     with pytest.raises(MisconfigurationException, match="was given the device cpu"):
         HPUAccelerator().setup_device(torch.device("cpu"))
+
+
+def test_fabric_with_our_instance_never_runs_on_the_cpu() -> None:
+    fabric = Fabric(accelerator=HPUAccelerator(), devices=1)
+    with pytest.raises(MisconfigurationException, match="was given the device cpu"):
+        fabric.setup(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("accelerator", ["'hpu'", "pl.accelerators.HPUAccelerator()"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -224,7 +225,18 @@ def test_old_names_of_lightning_are_our_classes() -> None:
             assert found is getattr(lightning_gaudi, name)
 
 
-def test_lightning_cli_trains_on_hpu(tmp_path: Any) -> None:
+def test_lightning_cli_trains_on_hpu(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        """
+        trainer:
+          strategy:
+            class_path: lightning_gaudi.SingleHPUStrategy
+          plugins:
+            - class_path: lightning_gaudi.HPUPrecisionPlugin
+              init_args: {precision: bf16-mixed}
+        """
+    )
     result = run_python(
         """
         from lightning.pytorch.cli import LightningCLI
@@ -237,8 +249,7 @@ def test_lightning_cli_trains_on_hpu(tmp_path: Any) -> None:
         """,
         "fit",
         "--trainer.accelerator=hpu",
-        "--trainer.strategy=hpu_single",
-        "--trainer.precision=bf16-mixed",
+        f"--config={config}",
         "--trainer.max_steps=3",
         "--trainer.logger=false",
         f"--trainer.default_root_dir={tmp_path}",
