@@ -69,6 +69,7 @@ class TokenThroughput(Callback):
         self._first_step = 0
         self._last: float | None = None
         self._logged_step = 0
+        self._is_warm = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin anew: a resumed run warms up again."""
@@ -80,6 +81,7 @@ class TokenThroughput(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Start the clock again after something that is not training."""
+        self._is_warm = trainer.global_step >= self._first_step + self.num_warmup_steps
         if self._last is None:
             self._last = time.perf_counter()
 
@@ -88,7 +90,7 @@ class TokenThroughput(Callback):
     ) -> None:
         """Count the batch and its time; log in log steps."""
         now = time.perf_counter()
-        if trainer.global_step > self._first_step + self.num_warmup_steps:
+        if self._is_warm:
             self._count(batch, now - (now if self._last is None else self._last), trainer)
         self._last = now
         is_new = trainer.global_step != self._logged_step

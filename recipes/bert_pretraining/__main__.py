@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -29,13 +30,16 @@ class BertCLI(LightningCLI):
 
 def run(args: ArgsType = None) -> BertCLI:
     """Parse the arguments (the command line's by default) and run the subcommand."""
-    return BertCLI(
-        BertPretraining,
-        BertData,
-        seed_everything_default=0,
-        args=args,
-        auto_configure_optimizers=False,
-    )
+    with warnings.catch_warnings():
+        # Lightning suspects arguments of a program that has a command line of its own.
+        warnings.filterwarnings("ignore", "LightningCLI's args parameter", UserWarning)
+        return BertCLI(
+            BertPretraining,
+            BertData,
+            seed_everything_default=0,
+            args=args,
+            auto_configure_optimizers=False,
+        )
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -208,6 +209,8 @@ class BertData(LightningDataModule):
             drop_last=is_training,
             num_workers=workers,
             persistent_workers=workers > 0,
+            # Loaders draw a seed: from torch's own generator it would change the model's dropout.
+            generator=torch.Generator().manual_seed(self.hparams["seed"]),
         )
 
 

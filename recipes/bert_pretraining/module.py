@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForPreTraining
 from lightning_gaudi.data import block_diagonal_mask
 
 _IGNORED = -100
+_ADAM_EPSILON = 1e-6  # BERT's, and the vendor's default; torch's is 1e-8
 _TOTALS = ("mlm_loss", "mlm_correct", "num_predictions", "nsp_loss", "nsp_correct", "num_pairs")
 
 
@@ -83,7 +84,7 @@ class BertPretraining(LightningModule):
         )
         self.model = BertForPreTraining(config)
         if gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            _enable_checkpointing(self.model)
         if not next_sentence:  # DDP must not wait for gradients that never come
             self.model.bert.pooler.requires_grad_(False)
             self.model.cls.seq_relationship.requires_grad_(False)
@@ -123,17 +124,18 @@ class BertPretraining(LightningModule):
         return {"loss": reduce(torch.add, losses.values()), **detached}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Read the losses in log steps only; every `.item()` waits for the device.
+        """Read the losses, in log steps only: it waits for the device.
 
-        `self.log` in every step would cost 0.3 ms of the host, and a copy on the device that a
-        lazy one compiles as one more graph.
+        `self.log` in every step would cost the host 0.3 ms, and copy on the device, where it makes
+        one more graph to compile.
         """
         every = self.trainer.log_every_n_steps
         if self.global_step == self._logged_step or not every or self.global_step % every:
             return
         self._logged_step = self.global_step
         optimizer = self.optimizers(use_pl_optimizer=False)
-        values = {f"train/{n}": outputs[n].item() for n in ("mlm_loss", "nsp_loss") if n in outputs}
+        losses = {name: value for name, value in outputs.items() if name.endswith("_loss")}
+        values = {f"train/{name}": float(loss.cpu()) for name, loss in losses.items()}
         values["train/learning_rate"] = optimizer.param_groups[0]["lr"]  # type: ignore[union-attr]
         for logger in self.trainer.loggers:
             logger.log_metrics(values, self.global_step - 1)
@@ -166,29 +168,38 @@ class BertPretraining(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW with linear warm-up and decay."""
+        optimizer = self._optimizer_class()(
+            self._parameter_groups(),
+            lr=self.hparams["learning_rate"],
+            betas=tuple(self.hparams["betas"]),
+            eps=_ADAM_EPSILON,
+        )
+        schedule = self._schedule(optimizer, self.trainer.estimated_stepping_batches)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """Weights, which decay, and biases and layer norms, which do not."""
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         decay = self.hparams["weight_decay"]
-        groups = [
+        return [
             {"params": [p for p in trained if p.ndim > 1], "weight_decay": decay},
             {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        options = {"lr": self.hparams["learning_rate"], "betas": tuple(self.hparams["betas"])}
-        optimizer = self._optimizer_class()(groups, **options)
-        num_steps, num_warmup = (
-            self.trainer.estimated_stepping_batches,
-            self.hparams["warmup_steps"],
-        )
+
+    def _schedule(
+        self, optimizer: torch.optim.Optimizer, num_steps: float
+    ) -> torch.optim.lr_scheduler.LambdaLR:
+        num_warmup = self.hparams["warmup_steps"]
 
         def scale(step: int) -> float:
             if step < num_warmup:
                 return (step + 1) / num_warmup
             return max(0.0, (num_steps - step) / max(1, num_steps - num_warmup))
 
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
 
     def _optimizer_class(self) -> type[torch.optim.Optimizer]:
         if self.hparams["optimizer"] == "adamw":
@@ -203,16 +214,25 @@ class BertPretraining(LightningModule):
         return vendor.fused_adamw()
 
     def _log_totals(self, stage: str) -> None:
+        """Read the sums of all processes at once, and log means that live on the host."""
         assert self._totals is not None
-        totals = dict(zip(_TOTALS, self._totals.tolist(), strict=False))
+        sums = self.trainer.strategy.reduce(self._totals, reduce_op="sum")
+        totals = dict(zip(_TOTALS, sums.tolist(), strict=False))
         pairs = [("mlm", max(totals["num_predictions"], 1.0))]
         if self.hparams["next_sentence"]:
             pairs.append(("nsp", max(totals["num_pairs"], 1.0)))
         for name, count in pairs:
             loss, correct = totals[f"{name}_loss"] / count, totals[f"{name}_correct"] / count
-            self.log(f"{stage}/{name}_loss", loss, prog_bar=stage == "val" and name == "mlm")
-            self.log(f"{stage}/{name}_accuracy", correct)
+            # A tensor on the host stays there; a number would become a tensor on the device.
+            self.log(f"{stage}/{name}_loss", torch.tensor(loss), prog_bar=name == "mlm")
+            self.log(f"{stage}/{name}_accuracy", torch.tensor(correct))
         self._totals = None
+
+
+def _enable_checkpointing(model: BertForPreTraining) -> None:
+    """Under the name it has: transformers 5.23 deprecates the one that 4 and 5.0 know."""
+    new = getattr(model, "activation_checkpointing_enable", None)
+    (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def _gather(hidden: Tensor, positions: Tensor) -> Tensor:

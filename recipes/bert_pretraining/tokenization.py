@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -11,26 +12,44 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-_SPECIAL = {name: f"[{name[:-6].upper()}]" for name in (
-    "pad_token", "unk_token", "cls_token", "sep_token", "mask_token"
-)}  # fmt: skip
+_SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
 _CHUNK_DOCUMENTS = 4096
 
 
 def train_wordpiece(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn a lower-case WordPiece vocabulary of at most `vocab_size` entries."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token=_SPECIAL["unk_token"]))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
+    """Learn a lower-case WordPiece vocabulary of at most `vocab_size` entries.
+
+    The same text gives the same vocabulary. Left alone, the trainer numbers the letters that
+    continue a word in the order of a hash table, which differs between processes, and breaks ties
+    by these numbers. So the letters are given to it as special tokens, numbered in order, and the
+    vocabulary is then put into a tokenizer in which they are not special.
+    """
+    sentences = list(chain.from_iterable(documents))
+    tokenizer = _wordpiece({})
+    normalize = tokenizer.normalizer.normalize_str
+    letters = sorted(set(chain.from_iterable(map(normalize, sentences))) - set(string.whitespace))
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(_SPECIAL.values()),
+        special_tokens=[*_SPECIAL.values(), *(f"##{letter}" for letter in letters)],
         min_frequency=2,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
-    return tokenizer_from_json(tokenizer.to_str())
+    tokenizer.train_from_iterator(sentences, trainer)
+    return tokenizer_from_json(_wordpiece(tokenizer.get_vocab()).to_str())
+
+
+def _wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=_SPECIAL["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
 
 
 def tokenizer_from_json(text: str) -> PreTrainedTokenizerFast:

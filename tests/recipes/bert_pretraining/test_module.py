@@ -1,0 +1,121 @@
+import pytest
+import torch
+
+from recipes.bert_pretraining.module import BertPretraining, _mean_loss
+from recipes.bert_pretraining.packed import PackedDataset, collate
+
+SMALL = {
+    "vocab_size": 120,
+    "max_seq_length": 96,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "dropout": 0.0,
+    "initializer_range": 0.1,
+}
+
+
+def _unpack(dataset: PackedDataset, batch: dict) -> dict:
+    """The sequences of a packed batch, one a row, with the same tokens hidden."""
+    rows = []
+    for b in range(len(batch["input_ids"])):
+        ids = batch["sequence_ids"][b]
+        for number in range(1, int(ids.max()) + 1):
+            rows.append(_row_of(dataset, {n: v[b] for n, v in batch.items() if hasattr(v, "shape")},
+                                number))  # fmt: skip
+    return collate(rows)
+
+
+def _row_of(dataset: PackedDataset, packed: dict, number: int) -> dict:
+    inside = packed["sequence_ids"] == number
+    start, length = int(inside.int().argmax()), int(inside.sum())
+    row = dataset[0, -1]
+    for name in ("input_ids", "token_type_ids", "position_ids", "sequence_ids"):
+        row[name][:length] = packed[name][inside]
+    row["sequence_ids"][:length] = 1
+    chosen = [
+        (int(position) - start, int(label))
+        for position, label in zip(packed["masked_positions"], packed["masked_labels"], strict=True)
+        if label >= 0 and inside[position]
+    ]
+    for slot, (position, label) in enumerate(chosen):
+        row["masked_positions"][slot], row["masked_labels"][slot] = position, label
+    row["next_sentence_labels"][0] = packed["next_sentence_labels"][number - 1]
+    return row
+
+
+def _losses_and_gradients(module: BertPretraining, batch: dict):
+    module.zero_grad()
+    outputs = module.training_step(batch, 0)
+    outputs["loss"].backward()
+    gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    return outputs, {name: gradient.clone() for name, gradient in gradients.items()}
+
+
+@pytest.mark.parametrize("next_sentence", [False, True])
+def test_packed_equals_unpacked(make_data, next_sentence):
+    data = make_data(
+        next_sentence=next_sentence, max_seq_length=96, max_predictions_per_seq=15, batch_size=2
+    )
+    torch.manual_seed(0)
+    module = BertPretraining(**SMALL, next_sentence=next_sentence)
+    packed = max(data.train_dataloader(), key=lambda batch: batch["num_sequences"])
+    assert packed["num_sequences"] > 2  # rows
+    outputs, gradients = _losses_and_gradients(module, packed)
+    unpacked = _unpack(data.datasets["train"], packed)
+    reference, reference_gradients = _losses_and_gradients(module, unpacked)
+    torch.testing.assert_close(outputs, reference, rtol=0, atol=1e-5)
+    torch.testing.assert_close(gradients, reference_gradients, rtol=0, atol=1e-5)
+
+
+def test_the_encoder_agrees_with_the_whole_model_of_transformers(make_data):
+    data = make_data(max_sequences_per_pack=1)
+    torch.manual_seed(0)
+    module = BertPretraining(**SMALL, next_sentence=True).eval()
+    batch = next(iter(data.train_dataloader()))
+    token_logits, pair_logits = module(batch)
+    expected = module.model(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["sequence_ids"].long(),
+        token_type_ids=batch["token_type_ids"],
+    )
+    at = batch["masked_positions"].unsqueeze(-1).expand(-1, -1, SMALL["vocab_size"])
+    expected_tokens = expected.prediction_logits.gather(1, at)
+    torch.testing.assert_close(token_logits, expected_tokens, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        pair_logits[:, 0], expected.seq_relationship_logits, rtol=0, atol=1e-5
+    )
+
+
+def test_gradient_checkpointing_changes_no_gradient(make_data):
+    batch = next(iter(make_data().train_dataloader()))
+    gradients = []
+    for is_on in (False, True):
+        torch.manual_seed(0)
+        module = BertPretraining(**SMALL | {"dropout": 0.1}, gradient_checkpointing=is_on).train()
+        torch.manual_seed(1)
+        gradients.append(_losses_and_gradients(module, batch)[1])
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+def test_without_next_sentence_every_trained_weight_gets_a_gradient(make_data):
+    module = BertPretraining(**SMALL)
+    _, gradients = _losses_and_gradients(module, next(iter(make_data().train_dataloader())))
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    assert trained == set(gradients)
+    assert not any("pooler" in name or "seq_relationship" in name for name in trained)
+
+
+def test_empty_rows_change_neither_loss_nor_gradients(make_data):
+    data = make_data()
+    module = BertPretraining(**SMALL)
+    dataset = data.datasets["train"]
+    alone = _losses_and_gradients(module, collate([dataset[0, 0]]))
+    padded = _losses_and_gradients(module, collate([dataset[0, 0], dataset[0, -1]]))
+    torch.testing.assert_close(alone, padded, rtol=0, atol=1e-6)
+
+
+def test_loss_is_the_mean_over_labels_that_are_there():
+    logits = torch.tensor([[[2.0, 0.0], [0.0, 1.0], [5.0, 5.0]]])
+    expected = -torch.log_softmax(logits[0, :2], dim=-1).diagonal().mean()
+    loss = _mean_loss(logits, torch.tensor([[0, 1, -100]]))
+    torch.testing.assert_close(loss, expected)
