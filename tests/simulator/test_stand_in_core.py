@@ -110,6 +110,7 @@ def test_lazy_mode_saves_cpu_tensors_and_loads_pickles_by_default(tmp_path):
         torch.save(saved, path)
         loaded = torch.load(path)  # weights_only=False by default: "z" needs it
         assert loaded["x"].device.type == "cpu" and loaded["z"] == saved["z"]
+        assert torch.load(path, weights_only=None)["z"] == saved["z"]
         assert torch.load(path, map_location="hpu")["y"][0].is_hpu
         assert torch.load(path, map_location=lambda tensor, place: tensor)["x"].device.type == "cpu"
         try:

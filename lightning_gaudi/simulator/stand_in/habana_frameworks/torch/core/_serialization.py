@@ -33,7 +33,7 @@ def _loading_to_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
         f: Any,
         map_location: Any = None,
         pickle_module: Any = None,
-        weights_only: bool = False,  # the vendor's default, not torch's
+        weights_only: bool | None = False,  # the vendor's default, not torch's
         mmap: bool | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -41,7 +41,7 @@ def _loading_to_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
             f,
             map_location="cpu",
             pickle_module=pickle_module,
-            weights_only=weights_only,
+            weights_only=bool(weights_only),
             mmap=mmap,
             **kwargs,
         )
