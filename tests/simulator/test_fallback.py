@@ -1,0 +1,305 @@
+"""The CPU's kernels on the card's memory: identity, views, mutation, devices, strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import _hpu_sim
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+
+@pytest.fixture
+def matrix() -> torch.Tensor:
+    return torch.arange(12.0, device="hpu").view(3, 4)
+
+
+# Identity and views
+
+
+def test_in_place_result_is_the_argument(matrix: torch.Tensor) -> None:
+    assert matrix.add_(1) is matrix
+    out = torch.empty(0, device="hpu")
+    assert torch.add(matrix, 1, out=out) is out
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[1:, ::2],
+        lambda x: x.t(),
+        lambda x: x.unfold(1, 2, 1),
+        lambda x: x.diagonal(),
+        lambda x: x.split(2, dim=1)[1],
+        lambda x: x.expand(2, 3, 4),
+        lambda x: x.view(2, 6),
+        lambda x: x.detach(),
+        lambda x: torch.view_as_complex(x.view(3, 2, 2)),
+        lambda x: x.view(torch.int32),
+    ],
+    ids=lambda view: None,
+)
+def test_views_share_the_memory_of_their_base(
+    view: Callable[[torch.Tensor], torch.Tensor], matrix: torch.Tensor
+) -> None:
+    result, expected = view(matrix), view(matrix.cpu())
+    assert result.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr()
+    assert result.stride() == expected.stride()
+    assert result.storage_offset() == expected.storage_offset()
+    assert torch.equal(result.cpu(), expected)
+    matrix.zero_()
+    assert not result.cpu().any()
+
+
+def test_version_counters_follow_mutations(matrix: torch.Tensor) -> None:
+    matrix.requires_grad_()
+    squares = (matrix * 1).square()
+    saved = matrix * 2
+    product = saved * saved
+    saved.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    squares.sum().backward()
+    assert torch.equal(matrix.grad.cpu(), 2 * matrix.detach().cpu())
+
+
+def test_out_resizes_whatever_shares_nothing(matrix: torch.Tensor) -> None:
+    out = torch.empty(0, device="hpu")
+    torch.mm(matrix, matrix.t(), out=out)
+    assert torch.equal(out.cpu(), matrix.cpu() @ matrix.cpu().t())
+    values, indices = torch.empty(0, device="hpu"), torch.empty(0, dtype=torch.long, device="hpu")
+    torch.sort(matrix, descending=True, out=(values, indices))
+    assert torch.equal(values.cpu(), matrix.cpu().sort(descending=True).values)
+
+
+def test_metadata_mutations_reach_the_tensor(matrix: torch.Tensor) -> None:
+    expected = matrix.cpu()
+    for tensor in (matrix, expected):
+        tensor.t_().unsqueeze_(0).squeeze_(0).transpose_(0, 1).resize_(2, 2)
+    assert (matrix.shape, matrix.stride()) == (expected.shape, expected.stride())
+    assert torch.equal(matrix.cpu(), expected)
+
+
+def test_one_tensor_as_several_arguments(matrix: torch.Tensor) -> None:
+    expected = torch.addmm(matrix.cpu(), matrix.cpu() @ matrix.cpu().t(), matrix.cpu())
+    assert torch.equal(torch.addmm(matrix, matrix @ matrix.t(), matrix).cpu(), expected)
+    matrix.mul_(matrix).sub_(matrix.view(12).view(3, 4))
+    assert not matrix.any()
+
+
+def test_many_tensors_of_one_call(matrix: torch.Tensor) -> None:
+    tensors = [matrix + number for number in range(100)]
+    torch._foreach_add_(tensors, tensors)
+    torch._foreach_mul_(tensors, 0.5)
+    assert all(torch.equal(t.cpu(), matrix.cpu() + n) for n, t in enumerate(tensors))
+
+
+def test_conjugate_and_negative_views_keep_their_bits() -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 4j], device="hpu")
+    assert numbers.conj().is_conj()
+    assert torch.equal((numbers.conj() * 2).cpu(), numbers.cpu().conj() * 2)
+    assert torch.equal(numbers.conj().imag.cpu(), numbers.cpu().conj().imag)
+
+
+def test_python_numbers_do_not_promote(matrix: torch.Tensor) -> None:
+    assert (matrix.bfloat16() * 2.5).dtype == torch.bfloat16
+    assert (matrix.int() + torch.tensor(1)).dtype == torch.int32
+    assert (matrix.int() + 1.5).dtype == torch.float32
+
+
+def test_int64_stays_int64() -> None:
+    """Gaudi's lazy mode would make it int32; the simulated card keeps it."""
+    large = torch.tensor([2**40], device="hpu")
+    assert (large + 1).item() == 2**40 + 1
+
+
+# Devices
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda hpu, cpu: hpu + cpu,
+        lambda hpu, cpu: cpu.add_(hpu),
+        lambda hpu, cpu: torch.cat([cpu, hpu]),
+        lambda hpu, cpu: torch.where(hpu > 0, cpu, hpu),
+        lambda hpu, cpu: cpu[torch.tensor([0], device="hpu")],
+        lambda hpu, cpu: hpu.index_put_((torch.tensor([0]),), cpu[0]),
+        lambda hpu, cpu: torch.add(hpu, hpu, out=cpu),
+    ],
+    ids=lambda mix: None,
+)
+def test_tensors_of_two_devices_are_refused_by_argument(
+    mix: Callable[..., Any], matrix: torch.Tensor
+) -> None:
+    message = r"at least two devices, hpu:0 and cpu! Argument '\w+' of aten::[\w.]+"
+    with pytest.raises(RuntimeError, match=message):
+        mix(matrix, matrix.cpu())
+
+
+def test_what_may_stay_on_the_host(matrix: torch.Tensor) -> None:
+    assert torch.equal(matrix[torch.tensor([1])].cpu(), matrix.cpu()[1:2])
+    matrix[torch.tensor([0])] = 7.0
+    matrix += torch.tensor(1.0)
+    assert matrix[0, 0] == 8
+    scalars = torch.tensor([2.0, 3.0])
+    one, two = torch._foreach_addcmul([matrix] * 2, [matrix] * 2, [matrix] * 2, scalars)
+    assert torch.equal(two - one, matrix * matrix)
+
+
+def test_results_asked_for_on_the_host_are_there(matrix: torch.Tensor) -> None:
+    assert torch.zeros_like(matrix, device="cpu").device.type == "cpu"
+    assert matrix.new_ones(2, device="cpu").device.type == "cpu"
+    assert torch.rand_like(matrix, device="cpu").device.type == "cpu"
+
+
+@pytest.mark.parametrize("make", [torch.zeros, torch.randn, torch.randperm])
+def test_another_card_is_refused(make: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises(RuntimeError, match=r"hpu:1 does not exist in this process"):
+        make(3, device="hpu:1")
+
+
+# What the card does not do
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse_csr(),
+        lambda x: torch.sparse_coo_tensor(x[:1].long(), x[0], (12,)),
+        lambda x: (
+            functional.embedding(
+                x[0].long(), torch.ones(9, 2, device="hpu", requires_grad=True), sparse=True
+            )
+            .sum()
+            .backward()
+        ),
+    ],
+    ids=["coo", "csr", "constructor", "embedding"],
+)
+def test_sparse_tensors_are_refused(make: Callable[..., Any], matrix: torch.Tensor) -> None:
+    with pytest.raises(NotImplementedError, match="parse tensors are not supported on HPU"):
+        make(matrix)
+
+
+def test_dlpack_and_queues_say_that_they_cannot(matrix: torch.Tensor) -> None:
+    with pytest.raises(BufferError, match="Cannot pack tensors on hpu:0"):
+        matrix.__dlpack__()
+    with pytest.raises(RuntimeError, match="only available on CPU"):
+        ForkingPickler.dumps(matrix)
+
+
+# What the card does and the CPU does not
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: torch.cdist(x, x + 1),
+        lambda x: torch.pdist(x),
+        lambda x: functional.multi_margin_loss(x, torch.tensor([1, 0, 2]).to(x.device)),
+        lambda x: functional.multilabel_margin_loss(x, x.detach().argsort(-1)),
+        lambda x: torch.special.erfcx(x),
+    ],
+    ids=["cdist", "pdist", "multi_margin_loss", "multilabel_margin_loss", "erfcx"],
+)
+def test_reduced_floats_compute_in_fp32_and_come_back(
+    run: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    source = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    on_card = source.to("hpu").requires_grad_()
+    on_host = source.float().requires_grad_()
+    result, expected = run(on_card), run(on_host)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.cpu(), expected.to(dtype))
+    if result.grad_fn is None or "Erfcx" in type(result.grad_fn).__name__:
+        return  # torch has no derivative, or needs another one
+    result.sum().backward()
+    expected.sum().backward()
+    assert on_card.grad.dtype == dtype
+    torch.testing.assert_close(on_card.grad.cpu().float(), on_host.grad, rtol=0.02, atol=0.01)
+
+
+def test_take_accepts_int32_indices(matrix: torch.Tensor) -> None:
+    indices = torch.tensor([0, 5], dtype=torch.int32, device="hpu")
+    assert torch.equal(matrix.take(indices).cpu(), torch.tensor([0.0, 5.0]))
+
+
+# Attention
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("mask", [None, "bool", "float", "causal"])
+def test_attention_equals_that_of_the_cpu(mask: str | None, dropout: float) -> None:
+    # (B, T, H, D) seen as (B, H, T, D), as a model's projections give it.
+    source = torch.randn(3, 2, 16, 4, 8, generator=torch.Generator().manual_seed(0))
+
+    def run(device: str) -> list[torch.Tensor]:
+        torch.default_generator.manual_seed(0)
+        _hpu_sim.default_generator().manual_seed(0)
+        query, key, value = (part.to(device).transpose(1, 2).requires_grad_() for part in source)
+        allowed = torch.ones(16, 16, dtype=torch.bool).tril().to(device)
+        masks = {"bool": allowed, "float": allowed.float().log()}
+        result = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=masks.get(mask or ""),
+            dropout_p=dropout,
+            is_causal=mask == "causal",
+        )
+        result.square().sum().backward()
+        return [result.detach().cpu(), *(part.grad.cpu() for part in (query, key, value))]
+
+    for on_card, on_host in zip(run("hpu"), run("cpu"), strict=True):
+        assert torch.equal(on_card, on_host)
+        assert on_card.stride() == on_host.stride()
+
+
+def test_attention_takes_the_fused_kernel_where_the_cpu_does() -> None:
+    query = torch.randn(1, 2, 8, 4, device="hpu", requires_grad=True)
+    fused = functional.scaled_dot_product_attention(query, query, query)
+    composed = functional.scaled_dot_product_attention(query, query, query, dropout_p=0.1)
+    assert "FlashAttention" in type(fused.grad_fn).__name__
+    assert "FlashAttention" not in type(composed.grad_fn).__name__
+
+
+# Strides
+
+
+@pytest.fixture
+def strided() -> list[torch.Tensor]:
+    image = torch.randn(2, 3, 4, 4, device="hpu").to(memory_format=torch.channels_last)
+    return [torch.randn(3, 4, device="hpu").t(), image]
+
+
+POINTWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "add": lambda x: x + x,
+    "gelu": functional.gelu,
+    "where": lambda x: torch.where(x > 0, x, 0),
+    "masked_fill": lambda x: x.masked_fill(x > 0, 1),
+    "dropout": lambda x: functional.dropout(x, 0.5),
+    "addcmul": lambda x: torch.addcmul(x, x, x),
+    "lerp": lambda x: torch.lerp(x, x, 0.5),
+    "clone": torch.clone,
+    "empty_like": torch.empty_like,
+    "to": lambda x: x.to(torch.bfloat16),
+    "softmax": lambda x: x.softmax(-1),
+    "sort": lambda x: x.sort().values,
+}
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_strides_are_those_that_fake_tensors_predict(
+    name: str, strided: list[torch.Tensor]
+) -> None:
+    for tensor in strided:
+        with FakeTensorMode() as mode:
+            predicted = POINTWISE[name](mode.from_tensor(tensor))
+        assert POINTWISE[name](tensor).stride() == predicted.stride()

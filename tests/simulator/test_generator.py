@@ -1,0 +1,85 @@
+"""Random numbers of the card: the CPU's algorithm, from a stream of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import _hpu_sim
+import pytest
+import torch
+from torch.nn import functional
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return _hpu_sim.default_generator()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda device: torch.randn(5, device=device),
+        lambda device: torch.rand(5, device=device),
+        lambda device: torch.randint(9, (5,), device=device),
+        lambda device: torch.randperm(9, device=device),
+        lambda device: torch.empty(5, device=device).exponential_(),
+        lambda device: torch.bernoulli(torch.full((5,), 0.5, device=device)),
+        lambda device: functional.dropout(torch.ones(9, device=device), 0.5),
+        lambda device: torch.rrelu(-torch.ones(5, device=device), training=True),
+        lambda device: torch.multinomial(torch.ones(9, device=device), 4),
+    ],
+    ids=lambda draw: None,
+)
+def test_draws_are_those_of_the_cpu_after_one_seed(
+    draw: Callable[[str], torch.Tensor], generator: torch.Generator
+) -> None:
+    torch.default_generator.manual_seed(3)
+    generator.manual_seed(3)
+    for _ in range(2):  # the second continues the first
+        assert torch.equal(draw("hpu").cpu(), draw("cpu"))
+
+
+def test_draws_leave_the_stream_of_the_cpu_alone(generator: torch.Generator) -> None:
+    torch.default_generator.manual_seed(3)
+    state = torch.get_rng_state()
+    functional.dropout(torch.ones(9, device="hpu"), 0.5)
+    torch.randn(5, device="hpu")
+    assert torch.equal(torch.get_rng_state(), state)
+    device_state = generator.get_state()
+    torch.randn(5)
+    assert torch.equal(generator.get_state(), device_state)
+
+
+def test_generator_says_its_device_and_seed(generator: torch.Generator) -> None:
+    assert generator.device == torch.device("hpu", 0)
+    generator.manual_seed(11)
+    assert generator.initial_seed() == 11
+    assert generator.seed() == generator.initial_seed()
+
+
+def test_saved_state_repeats_the_draws(generator: torch.Generator) -> None:
+    state = generator.get_state()
+    assert state.device.type == "cpu"
+    first = torch.randn(5, device="hpu")
+    generator.set_state(state)
+    assert torch.equal(torch.randn(5, device="hpu"), first)
+
+
+def test_own_generator_is_apart_from_the_default_one(generator: torch.Generator) -> None:
+    state = generator.get_state()
+    own = torch.Generator("hpu").manual_seed(5)
+    drawn = torch.randn(5, device="hpu", generator=own)
+    assert torch.equal(drawn.cpu(), torch.randn(5, generator=torch.Generator().manual_seed(5)))
+    assert torch.equal(generator.get_state(), state)
+
+
+def test_clone_continues_apart() -> None:
+    own = torch.Generator("hpu").manual_seed(5)
+    clone = own.clone_state()
+    first = torch.randn(5, device="hpu", generator=own)
+    assert torch.equal(torch.randn(5, device="hpu", generator=clone), first)
+
+
+def test_generator_of_another_card_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="hpu:2 does not exist in this process"):
+        torch.Generator("hpu:2")

@@ -1,0 +1,218 @@
+"""What a lazy device would compile: one recipe for each graph that differs, then cache hits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import _hpu_sim
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.process import run_python
+
+NUM_STEPS = 10
+
+
+@pytest.fixture
+def lazy() -> Iterator[None]:
+    _hpu_sim.reset_graph_cache()
+    _hpu_sim.set_lazy(True)
+    yield
+    _hpu_sim.set_lazy(False)
+    _hpu_sim.reset_graph_cache()
+
+
+def _stats(*names: str) -> list[int]:
+    stats: dict[str, Any] = _hpu_sim.graph_stats()
+    return [stats[name] for name in names]
+
+
+def _train(lengths: list[int], *, reads_loss: bool = False, learning_rates: bool = False) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 1)).to("hpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [torch.randn(length, 8).to("hpu") for length in lengths]
+    _hpu_sim.reset_graph_cache()
+    for step, batch in enumerate(batches):
+        if learning_rates:
+            optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+        loss = model(batch).square().mean()
+        loss.backward()
+        _hpu_sim.mark_step()
+        if reads_loss:
+            loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        _hpu_sim.mark_step()
+
+
+@pytest.mark.usefixtures("lazy")
+def test_equal_steps_compile_two_graphs_once() -> None:
+    _train([4] * NUM_STEPS)
+    names = ("num_compilations", "num_cache_hits", "num_mark_steps", "num_breaks")
+    assert _stats(*names) == [2, 2 * NUM_STEPS - 2, 2 * NUM_STEPS, 0]
+    assert _stats("pending_ops", "num_empty_steps") == [0, 0]
+
+
+@pytest.mark.usefixtures("lazy")
+def test_every_new_length_compiles_its_forward_and_backward() -> None:
+    _train(list(range(4, 4 + NUM_STEPS)))
+    assert _stats("num_compilations") == [NUM_STEPS + 1]
+
+
+@pytest.mark.usefixtures("lazy")
+def test_three_lengths_compile_four_graphs() -> None:
+    _train([4, 8, 16] * 4)
+    assert _stats("num_compilations") == [4]
+
+
+@pytest.mark.usefixtures("lazy")
+def test_learning_rate_is_an_input_of_the_graph() -> None:
+    _train([4] * NUM_STEPS, learning_rates=True)
+    assert _stats("num_compilations") == [2]
+
+
+@pytest.mark.usefixtures("lazy")
+def test_reading_the_loss_breaks_the_graph_every_step() -> None:
+    _hpu_sim.reset_counters()
+    _train([4] * NUM_STEPS, reads_loss=True)
+    assert _stats("num_breaks") == [NUM_STEPS]
+    assert _hpu_sim.host_syncs()["aten::_local_scalar_dense"] == NUM_STEPS
+
+
+@pytest.mark.usefixtures("lazy")
+@pytest.mark.parametrize(
+    ("reason", "wait"),
+    [
+        ("copy_to_host", lambda x: x.cpu()),
+        ("aten::_local_scalar_dense", lambda x: x.sum().item()),
+        ("aten::nonzero", torch.nonzero),
+        ("aten::masked_select", lambda x: x.masked_select(x > 0)),
+        ("aten::equal", lambda x: torch.equal(x, x)),
+        ("aten::_unique2", torch.unique),
+        ("aten::bincount", lambda x: torch.bincount(x.long())),
+        ("synchronize", lambda x: torch.accelerator.synchronize()),
+    ],
+)
+def test_what_the_host_waits_for_ends_the_graph(reason: str, wait: Any) -> None:
+    inputs = torch.ones(4, device="hpu")
+    _hpu_sim.reset_counters()
+    _hpu_sim.reset_graph_cache()
+    inputs + 1
+    wait(inputs)
+    stats = _hpu_sim.graph_stats()
+    assert stats["log"][0][0] == reason
+    assert stats["pending_ops"] == 0
+    assert _hpu_sim.host_syncs()[reason] == 1
+
+
+@pytest.mark.usefixtures("lazy")
+def test_log_tells_what_ended_each_new_graph_and_its_size() -> None:
+    inputs = torch.ones(4, device="hpu")
+    _hpu_sim.reset_graph_cache()
+    inputs.exp().sin()
+    _hpu_sim.mark_step()
+    inputs.exp().sum().item()
+    assert _hpu_sim.graph_stats()["log"] == [("mark_step", 2), ("aten::_local_scalar_dense", 3)]
+    assert _stats("num_ops") == [5]
+    assert _hpu_sim.graph_stats()["compile_time_ns"] > 0
+
+
+@pytest.mark.usefixtures("lazy")
+def test_empty_step_is_counted_and_compiles_nothing() -> None:
+    _hpu_sim.mark_step()
+    assert _stats("num_mark_steps", "num_empty_steps", "num_compilations") == [1, 1, 0]
+
+
+@pytest.mark.usefixtures("lazy")
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x, y: x + x,
+        lambda x, y: x - y,
+        lambda x, y: x.t() + y,
+        lambda x, y: x.bfloat16() + y,
+        lambda x, y: x.view(16) + y.view(16),
+        lambda x, y: (x + y, x + y)[0],
+    ],
+    ids=["identity", "operator", "strides", "dtype", "shape", "repeated"],
+)
+def test_graphs_that_differ_are_told_apart(other: Any) -> None:
+    x, y = torch.ones(4, 4, device="hpu"), torch.ones(4, 4, device="hpu")
+    _hpu_sim.reset_graph_cache()
+    for graph in (lambda x, y: x + y, other):
+        graph(x, y)
+        _hpu_sim.mark_step()
+    assert _stats("num_compilations", "num_cache_hits") == [2, 0]
+
+
+@pytest.mark.usefixtures("lazy")
+def test_graphs_that_differ_only_in_addresses_and_numbers_are_one() -> None:
+    keep = []
+    _hpu_sim.reset_graph_cache()
+    for number in range(4):
+        inputs = torch.ones(4, 4, device="hpu")
+        keep.append(inputs.mul(number).add(inputs, alpha=number))
+        _hpu_sim.mark_step()
+    assert _stats("num_compilations", "num_cache_hits") == [1, 3]
+
+
+@pytest.mark.usefixtures("lazy")
+def test_threads_may_record_at_once() -> None:
+    def work() -> None:
+        inputs = torch.ones(4, device="hpu")
+        for _ in range(200):
+            inputs = inputs + 1
+
+    _hpu_sim.reset_graph_cache()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert _stats("num_ops")[0] >= 800
+
+
+def test_eager_mode_tracks_nothing() -> None:
+    assert not _hpu_sim.is_lazy()
+    _hpu_sim.reset_graph_cache()
+    torch.ones(4, device="hpu").exp().sum().item()
+    _hpu_sim.mark_step()
+    stats = _hpu_sim.graph_stats()
+    assert not any(stats.values())
+
+
+def test_lazy_and_eager_compute_the_same() -> None:
+    source = """
+        import torch
+        import _hpu_sim
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4).to("hpu")
+        for lazy in (False, True):
+            _hpu_sim.set_lazy(lazy)
+            inputs = torch.arange(8.0).view(2, 4).to("hpu")
+            print(model(inputs).sum().item())
+    """
+    eager, lazy = run_python(source).stdout.split()
+    assert eager == lazy
+
+
+def test_transfers_count_copies_and_bytes_by_direction() -> None:
+    _hpu_sim.reset_counters()
+    on_card = torch.ones(256).to("hpu")
+    on_card.clone()
+    on_card.cpu()
+    assert _hpu_sim.transfers() == {
+        "host_to_device": 1,
+        "host_to_device_bytes": 1024,
+        "device_to_device": 1,
+        "device_to_device_bytes": 1024,
+        "device_to_host": 1,
+        "device_to_host_bytes": 1024,
+    }
+    _hpu_sim.reset_counters()
+    assert not any(_hpu_sim.transfers().values())
+    assert _hpu_sim.host_syncs() == {}
