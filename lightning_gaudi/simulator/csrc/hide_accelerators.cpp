@@ -82,6 +82,20 @@ struct HiddenMPS final : at::MPSHooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return false; }
 };
 
+// torch 2.6 has no isBuilt and asks these instead.
+bool has_device(const at::CUDAHooksInterface& hooks) { return hooks.hasCUDA(); }
+bool has_device(const at::XPUHooksInterface& hooks) { return hooks.hasXPU(); }
+bool has_device(const at::MPSHooksInterface& hooks) { return hooks.hasMPS(); }
+
+template <class Hooks>
+auto is_built(const Hooks& hooks, int) -> decltype(hooks.isBuilt()) {
+  return hooks.isBuilt();
+}
+template <class Hooks>
+bool is_built(const Hooks& hooks, long) {
+  return has_device(hooks);
+}
+
 /// Replaces `hooks` by `Hidden`; `class_name` is the mangled name of the class of torch's own.
 template <class Hidden, class Interface>
 std::string hide(const Interface& hooks, const char* name, const char* class_name) {
@@ -89,14 +103,14 @@ std::string hide(const Interface& hooks, const char* name, const char* class_nam
                 "the hooks of this torch have state and cannot be replaced in place");
   auto& current = const_cast<Interface&>(hooks);
   if (typeid(current) == typeid(Hidden)) return "already-hidden";
-  if (!current.isBuilt()) return "not-built";
+  if (!is_built(current, 0)) return "not-built";
   TORCH_CHECK(std::strstr(typeid(current).name(), class_name) != nullptr,
               "Cannot simulate HPU: unknown hooks (", typeid(current).name(), ") for ", name,
               ", which this torch was built for, so it cannot be hidden. Install the CPU build of "
               "torch.");
   current.~Interface();
   ::new (static_cast<void*>(&current)) Hidden();
-  TORCH_CHECK(!std::launder(&current)->isBuilt(), "Cannot simulate HPU: hiding ", name,
+  TORCH_CHECK(!is_built(*std::launder(&current), 0), "Cannot simulate HPU: hiding ", name,
               " had no effect. Install the CPU build of torch.");
   return "hidden";
 }
@@ -104,7 +118,7 @@ std::string hide(const Interface& hooks, const char* name, const char* class_nam
 std::string hide_cuda() {
   auto& hooks = at::detail::getCUDAHooks();
   if (typeid(hooks) == typeid(HiddenCUDA)) return "already-hidden";
-  if (!hooks.isBuilt()) return "not-built";
+  if (!is_built(hooks, 0)) return "not-built";
   // Asked of the guard: it answers alike in every version of torch, and never throws.
   const int num_gpus = c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)
                            ? c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->deviceCount()

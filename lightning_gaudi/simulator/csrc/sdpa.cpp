@@ -9,11 +9,14 @@
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <torch/library.h>
 
+// torch 2.6 does not ask an HPU, and composes attention of operators.
+#ifdef REGISTER_HPU_DISPATCH
 namespace at::native {
 // The choice reads only shapes, strides, types and torch.backends.cuda.enable_*_sdp, so hpu
 // tensors (and torch.compile's fake ones) may be asked about as they are.
 REGISTER_HPU_DISPATCH(_fused_sdp_choice_stub, &_fused_sdp_choice_cpp);
 }  // namespace at::native
+#endif
 
 namespace hpu_sim {
 
