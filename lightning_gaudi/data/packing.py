@@ -2,7 +2,7 @@
 
 A device that compiles a graph for every shape wants one shape; padding every sequence to the
 longest gives one, at the price of computing mostly padding. Packing gives one shape with almost
-none: docstring text cut to 512 tokens fills 20 % of padded rows and 98 % of packed ones.
+none: docstring text cut to 512 tokens fills 25 % of padded rows and 99 % of packed ones.
 
 Shapes: B rows, T tokens in a row.
 """

@@ -16,6 +16,13 @@ from recipes.bert_pretraining.module import BertPretraining
 class BertCLI(LightningCLI):
     """LightningCLI in which what model and data share is said once, to the data."""
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """What this recipe can do; there is nothing to predict with a pretrained encoder."""
+        return {
+            name: skip for name, skip in LightningCLI.subcommands().items() if name != "predict"
+        }
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for name in ("vocab_size", "max_seq_length", "next_sentence"):
             parser.link_arguments(f"data.{name}", f"model.{name}")

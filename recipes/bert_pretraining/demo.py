@@ -44,7 +44,8 @@ def main(overrides: Sequence[str] = ()) -> int:
     """Train, test, export, plot and report.
 
     Returns:
-        The exit status: 0 if every goal was met, 1 if not, 130 after Ctrl-C.
+        The exit status: 0 if every goal was met, 1 if not, 130 after Ctrl-C outside of a fit (in
+        one, Lightning itself ends the process, with 1).
     """
     start = time.perf_counter()
     print("1/3  Training on real text: the documentation of Python and torch", flush=True)
@@ -123,7 +124,11 @@ def _run_lines(trainer: Trainer) -> list[Line]:
             "throughput",
             f"{speed.tokens_per_s:,.0f} tokens/s, {speed.samples_per_s:.0f} sequences/s",
         ),
-        Line("... measured on", f"{device}, {torch.get_num_threads()} thread(s) of this CPU"),
+        Line(
+            "... measured on",
+            f"{device}, {torch.get_num_threads()} thread(s) of this CPU, which is all the speed a "
+            "simulated card has",
+        ),
     ]
 
 

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_a_wrong_setting_is_one_clear_error(argument, message, capsys):
 
 
 def test_a_missing_corpus_is_reported_before_a_card_is_looked_for():
-    command = ["python", "-m", "recipes.bert_pretraining", "fit"]
+    command = [sys.executable, "-m", "recipes.bert_pretraining", "fit"]
     config = ["--config", str(FOLDER / "simulated.yaml")]
     wrong = ["--data.source=path", "--data.path=/no/such/text"]
     # There is no card: an error about it would mean that it was asked for first.
