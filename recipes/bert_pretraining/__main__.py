@@ -44,6 +44,7 @@ def run(args: ArgsType = None) -> BertCLI:
             BertPretraining,
             BertData,
             seed_everything_default=0,
+            save_config_kwargs={"overwrite": True},  # without a logger every run has one folder
             args=args,
             auto_configure_optimizers=False,
         )
