@@ -8,6 +8,7 @@ waits for its first import.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import sys
@@ -125,6 +126,7 @@ def _start(settings: Settings) -> None:
             f"torch {torch.__version__} keeps {accelerator} as its accelerator, so the simulated "
             "HPU cannot be used. Install a CPU build of torch."
         )
+    atexit.register(_end_cleanly, device, os.getpid())
     _import_stand_in()
     if hooks == "installed-late":
         _serve_started_autograd()
@@ -154,6 +156,12 @@ def _serve_started_autograd() -> None:
             "lightning_gaudi first.",
             stacklevel=2,
         )
+
+
+def _end_cleanly(device: ModuleType, pid: int) -> None:
+    """Let autograd's thread finish before the interpreter ends; else the process may abort."""
+    if os.getpid() == pid:  # a forked child has no such thread
+        device.drain_autograd()
 
 
 def _announce(settings: Settings) -> None:

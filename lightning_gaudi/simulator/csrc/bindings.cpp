@@ -6,6 +6,7 @@
 #include "autocast.h"
 #include "counters.h"
 #include "device.h"
+#include "exit.h"
 #include "fallback.h"
 #include "generator.h"
 #include "graph.h"
@@ -82,6 +83,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("install", &hpu_sim::install);
   m.def("install_hooks", &hpu_sim::install_hooks);
   m.def("hide_accelerators", &hpu_sim::hide_accelerators);
+  m.def("drain_autograd", &hpu_sim::drain_autograd, py::call_guard<py::gil_scoped_release>());
   hpu_sim::init_device(m);
   hpu_sim::init_memory(m);
   hpu_sim::init_counters(m);

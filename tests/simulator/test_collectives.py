@@ -1,0 +1,352 @@
+"""HCCL on two ranks. All checks run in one spawn; each is a test of its own here."""
+
+import copy
+import json
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.helpers.ranks import run_ranks
+
+_NUM_RANKS = 2
+_RANK_SUM = 3.0  # of rank + 1
+
+
+def _filled(value, size=2, **options):
+    return torch.full((size,), float(value), device="hpu").to(**options)
+
+
+def _mine(size=2):
+    return _filled(dist.get_rank() + 1, size)
+
+
+def _zeros(num_tensors=_NUM_RANKS, size=2):
+    return [_filled(0, size) for _ in range(num_tensors)]
+
+
+def check_backend(rank):
+    assert dist.get_backend() == "hccl"
+    assert dist.get_default_backend_for_device("hpu") == "hccl"
+
+
+def check_all_reduce_sum(rank):
+    tensor = _mine()
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [_RANK_SUM] * 2
+    assert tensor.device == torch.device("hpu:0")
+
+
+def check_all_reduce_average(rank):
+    tensor = _mine()
+    dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    assert tensor.tolist() == [_RANK_SUM / 2] * 2
+    integers = torch.tensor([rank, 5], device="hpu")
+    dist.all_reduce(integers, op=dist.ReduceOp.AVG)
+    assert integers.tolist() == [0, 5]
+
+
+def check_all_reduce_of_each_dtype(rank):
+    for dtype in (
+        *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+        *(torch.int64, torch.int32, torch.int8, torch.uint8),
+    ):
+        tensor = _filled(rank + 1, dtype=dtype)
+        dist.all_reduce(tensor)
+        assert tensor.dtype == dtype
+        assert tensor.tolist() == [3, 3], dtype
+    flag = torch.tensor([rank == 0, False], device="hpu")
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    assert flag.tolist() == [True, False]
+
+
+def check_all_reduce_of_a_view(rank):
+    whole = torch.arange(6.0, device="hpu").view(2, 3)
+    dist.all_reduce(whole[1])
+    assert whole.tolist() == [[0, 1, 2], [6, 8, 10]]
+
+
+def check_all_reduce_in_inference_mode(rank):
+    with torch.inference_mode():
+        tensor = _mine()
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    assert tensor.tolist() == [_RANK_SUM / 2] * 2
+
+
+def check_all_reduce_coalesced(rank):
+    tensors = [_mine(), _mine(3)]
+    with dist._coalescing_manager(device=torch.device("hpu")):
+        for tensor in tensors:
+            dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    assert [t.tolist() for t in tensors] == [[_RANK_SUM / 2] * 2, [_RANK_SUM / 2] * 3]
+
+
+def check_broadcast(rank):
+    tensor = _mine()
+    dist.broadcast(tensor, src=1)
+    assert tensor.tolist() == [2, 2]
+
+
+def check_reduce(rank):
+    for op, expected in ((dist.ReduceOp.SUM, _RANK_SUM), (dist.ReduceOp.AVG, _RANK_SUM / 2)):
+        tensor = _mine()
+        dist.reduce(tensor, dst=1, op=op)
+        if rank == 1:
+            assert tensor.tolist() == [expected] * 2
+
+
+def check_all_gather(rank):
+    outputs = _zeros()
+    dist.all_gather(outputs, _mine())
+    assert [output.tolist() for output in outputs] == [[1, 1], [2, 2]]
+
+
+def check_all_gather_into_tensor(rank):
+    output = _filled(0, 4)
+    dist.all_gather_into_tensor(output, _mine())
+    assert output.tolist() == [1, 1, 2, 2]
+
+
+def check_all_gather_into_tensor_coalesced(rank):
+    outputs = _zeros(size=4)
+    with dist._coalescing_manager(device=torch.device("hpu")):
+        for output in outputs:
+            dist.all_gather_into_tensor(output, _mine())
+    assert [output.tolist() for output in outputs] == [[1, 1, 2, 2]] * 2
+
+
+def check_gather(rank):
+    outputs = _zeros() if rank == 0 else None
+    dist.gather(_mine(), outputs, dst=0)
+    if outputs is not None:
+        assert [output.tolist() for output in outputs] == [[1, 1], [2, 2]]
+
+
+def check_scatter(rank):
+    output = _filled(0)
+    dist.scatter(output, [_filled(10), _filled(11)] if rank == 0 else None, src=0)
+    assert output.tolist() == [10 + rank] * 2
+
+
+def check_reduce_scatter_of_unequal_parts(rank):
+    parts = [_filled(1, 2), _filled(2, 3)]
+    output = _filled(0, 2 + rank)
+    dist.reduce_scatter(output, parts)
+    assert output.tolist() == [2.0 * (rank + 1)] * (2 + rank)
+    assert parts[0].tolist() == [1, 1]  # the input stays
+
+
+def check_reduce_scatter_tensor(rank):
+    for op, factor in ((dist.ReduceOp.SUM, 2), (dist.ReduceOp.AVG, 1), (dist.ReduceOp.MAX, 1)):
+        given = torch.arange(4.0, device="hpu")
+        output = _filled(0)
+        dist.reduce_scatter_tensor(output, given, op=op)
+        assert output.tolist() == [factor * 2.0 * rank, factor * (2.0 * rank + 1)]
+        assert given.tolist() == [0, 1, 2, 3]
+
+
+def check_reduce_scatter_tensor_coalesced(rank):
+    outputs = _zeros()
+    with dist._coalescing_manager(device=torch.device("hpu")):
+        for output in outputs:
+            dist.reduce_scatter_tensor(output, torch.arange(4.0, device="hpu"))
+    assert [output.tolist() for output in outputs] == [[4.0 * rank, 4.0 * rank + 2]] * 2
+
+
+def check_all_to_all_of_unequal_tensors(rank):
+    inputs = [_filled(10 * rank + i, 1 + i) for i in range(2)]
+    outputs = _zeros(size=1 + rank)
+    dist.all_to_all(outputs, inputs)
+    assert [output.tolist() for output in outputs] == [
+        [10.0 * i + rank] * (1 + rank) for i in (0, 1)
+    ]
+
+
+def check_all_to_all_single(rank):
+    output = _filled(0)
+    dist.all_to_all_single(output, torch.arange(2.0, device="hpu") + 10 * rank)
+    assert output.tolist() == [rank, 10 + rank]
+
+
+def check_send_and_receive(rank):
+    tensor = _mine()
+    if rank == 0:
+        dist.send(tensor, dst=1)
+        return
+    assert dist.recv(tensor) == 0  # from any rank
+    assert tensor.tolist() == [1, 1]
+
+
+def check_batched_send_and_receive(rank):
+    received = _filled(0)
+    operations = [dist.P2POp(dist.isend, _mine(), 1 - rank)]
+    operations.append(dist.P2POp(dist.irecv, received, 1 - rank))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert received.tolist() == [2 - rank] * 2
+
+
+def check_objects(rank):
+    objects = [None] * _NUM_RANKS
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": 0}, {"rank": 1}]
+    objects = [rank]
+    dist.broadcast_object_list(objects, src=1)
+    assert objects == [1]
+
+
+def check_future(rank):
+    work = dist.all_reduce(_mine(), op=dist.ReduceOp.AVG, async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2).wait()
+    assert doubled.tolist() == [_RANK_SUM] * 2
+    assert doubled.device == torch.device("hpu:0")
+    assert work.is_completed()
+
+
+def check_functional_collectives(rank):
+    group = dist.group.WORLD
+    assert functional.all_reduce(_mine(), "avg", group).tolist() == [_RANK_SUM / 2] * 2
+    assert functional.all_gather_tensor(_mine(), 0, group).tolist() == [1, 1, 2, 2]
+    given = torch.arange(4.0, device="hpu")
+    scattered = functional.reduce_scatter_tensor(given, "sum", 0, group)
+    assert scattered.tolist() == [4.0 * rank, 4.0 * rank + 2]
+
+
+def check_subgroup(rank):
+    alone = dist.new_group([1])
+    if rank == 1:
+        tensor = _mine()
+        dist.all_reduce(tensor, group=alone)
+        assert tensor.tolist() == [2, 2]
+        assert dist.get_backend(alone) == "hccl"
+
+
+def check_what_is_not_implemented_says_so(rank):
+    with pytest.raises(ValueError, match="monitored_barrier is only implemented for GLOO"):
+        dist.monitored_barrier()
+
+
+def check_statistics(rank):
+    device = sys.modules["_hpu_sim"]
+    before = device.collective_stats()
+    dist.all_reduce(_mine(256))
+    after = device.collective_stats()
+    assert after["num_collectives"] - before["num_collectives"] == 1
+    assert after["num_bytes"] - before["num_bytes"] == 1024
+
+
+def _train(model, rank_slice, device, num_steps=4):
+    """Trains on `rank_slice` of each batch of 8."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(num_steps):
+        x = torch.randn(8, 6, generator=generator)[rank_slice].to(device)
+        y = torch.randint(3, (8,), generator=generator)[rank_slice].to(device)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def _model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 3))
+
+
+def _largest_difference(model, reference):
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    return max((a.detach().cpu() - b.detach()).abs().max().item() for a, b in pairs)
+
+
+def check_ddp_equals_one_process_on_the_whole_batch(rank):
+    model, reference = _model(), _model()
+    # Buckets of a few parameters, so that several all-reduces are under way.
+    ddp = DistributedDataParallel(
+        model.to("hpu"), bucket_cap_mb=0.0002, gradient_as_bucket_view=True
+    )
+    _train(ddp, slice(4 * rank, 4 * rank + 4), "hpu")
+    _train(reference, slice(None), "cpu")
+    assert _largest_difference(model, reference) < 1e-6
+
+
+def check_ddp_under_autocast_with_a_hook_and_unused_parameters(rank):
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    model = _model().to("hpu")
+    model.append(nn.Identity()).register_parameter(
+        "unused", nn.Parameter(torch.ones(1, device="hpu"))
+    )
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    ddp.register_comm_hook(None, fp16_compress_hook)
+    with torch.autocast("hpu", dtype=torch.bfloat16):
+        loss = ddp(torch.randn(4, 6, device="hpu")).float().square().mean()
+    loss.backward()
+    gradient = model[0].weight.grad
+    other = gradient.clone()
+    dist.broadcast(other, src=0)
+    assert torch.equal(gradient, other)
+
+
+def check_fsdp2_equals_one_process_on_the_whole_batch(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model, reference = _model(), copy.deepcopy(_model())
+    mesh = init_device_mesh("hpu", (_NUM_RANKS,))
+    model.to("hpu")
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    _train(model, slice(4 * rank, 4 * rank + 4), "hpu")
+    _train(reference, slice(None), "cpu")
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    assert max((a.full_tensor().cpu() - b).abs().max().item() for a, b in pairs) < 1e-6
+
+
+_CHECKS = {
+    name.removeprefix("check_"): value
+    for name, value in dict(globals()).items()
+    if name.startswith("check_")
+}
+
+
+def _run_checks(rank: int, folder: Path) -> None:
+    """Runs every check; what failed goes into this rank's file."""
+    warnings.simplefilter("ignore")
+    failures = {}
+    for name, check in _CHECKS.items():
+        try:
+            check(rank)
+        except Exception:
+            failures[name] = traceback.format_exc()
+        (folder / f"{rank}.json").write_text(json.dumps(failures))
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """Of each rank, the tracebacks of the checks that failed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    run_ranks(_run_checks, folder, folder, num_ranks=_NUM_RANKS)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(_NUM_RANKS)]
+
+
+@pytest.mark.parametrize("name", _CHECKS)
+def test_collective(name, failures):
+    for rank in range(_NUM_RANKS):
+        assert name not in failures[rank], f"rank {rank}:\n{failures[rank][name]}"
+
+
+def _die_before_the_collective(rank: int) -> None:
+    if rank == 1:
+        raise RuntimeError("out of order")
+    dist.all_reduce(_mine())
+
+
+def test_a_rank_that_dies_ends_the_others(tmp_path):
+    with pytest.raises(Exception, match=r"Process [01] terminated with the following error"):
+        run_ranks(_die_before_the_collective, tmp_path, timeout=90)
