@@ -54,6 +54,7 @@ STRIDES: dict[str, str] = {
     "nn.functional.max_unpool2d.grad": "torch predicts row-major, its kernel gives channels-last",
     "nonzero_static": "torch predicts CUDA's column-major output for every unknown device",
     "tensor_split": "it reads indices on the CPU, whose data a fake tensor does not have",
+    "to_sparse": _SPARSE,
 }
 """Variants whose outputs have other shapes or strides than FakeTensor predicts for hpu."""
 
