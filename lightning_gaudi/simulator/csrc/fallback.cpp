@@ -69,8 +69,7 @@ class FallbackCall {
     } else if (value.isDevice()) {
       device_to_cpu(value);
     } else if (value.isGenerator()) {
-      const at::Generator generator = value.toGenerator();
-      if (generator.device().is_hpu()) value = cpu_generator_of(generator);
+      value = cpu_generator(value.toGenerator());
     } else if (value.isStorage()) {
       TORCH_CHECK_NOT_IMPLEMENTED(
           false, info_.name,
@@ -104,6 +103,14 @@ class FallbackCall {
     } else {
       results_stay_on_host_ = true;
     }
+  }
+
+  static at::Generator cpu_generator(const at::Generator& generator) {
+    TORCH_CHECK(generator.device().is_hpu(),
+                "Expected a 'hpu' device type for generator but found '",
+                c10::DeviceTypeName(generator.device().type(), /*lower_case=*/true),
+                "'. Make it with torch.Generator(\"hpu\").");
+    return cpu_generator_of(generator);
   }
 
   void see(const at::Tensor& tensor, size_t i) {
@@ -173,7 +180,10 @@ class FallbackCall {
 
   at::Tensor result_to_hpu(const at::Tensor& tensor) {
     if (results_stay_on_host_) return tensor;
-    return aliases_of_call_.to_hpu(narrow_result(tensor, widened_), info_.has_contiguous_results);
+    const bool contiguous = info_.has_contiguous_results;
+    return widened_.from.has_value()
+               ? aliases_of_call_.to_hpu(narrow_result(tensor, widened_), contiguous)
+               : aliases_of_call_.to_hpu(tensor, contiguous);
   }
 
   const c10::IValue& original_of(int argument) const {

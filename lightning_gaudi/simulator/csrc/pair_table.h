@@ -5,6 +5,7 @@
 #include <c10/core/Storage.h>
 #include <c10/util/SmallVector.h>
 
+#include <memory>
 #include <unordered_map>
 
 namespace hpu_sim {
@@ -18,7 +19,13 @@ class PairTable {
  public:
   void add(Handle cpu, Handle hpu) {
     pairs_.push_back({std::move(cpu), std::move(hpu)});
-    if (pairs_.size() > kScanLimit) index_from(by_identity_.empty() ? 0 : pairs_.size() - 1);
+    if (pairs_.size() <= kScanLimit) return;
+    if (index_ == nullptr) index_ = std::make_unique<Index>();
+    while (num_indexed_ < pairs_.size()) {
+      const Pair& pair = pairs_[num_indexed_];
+      (*index_)[identity(pair.cpu)] = num_indexed_;
+      (*index_)[identity(pair.hpu)] = num_indexed_++;
+    }
   }
 
   /// The other side of the handle with this identity, or null.
@@ -36,13 +43,14 @@ class PairTable {
     Handle cpu;
     Handle hpu;
   };
+  using Index = std::unordered_map<const void*, size_t>;
   static constexpr size_t kScanLimit = 24;
 
   // The two sides live at different addresses, so one search serves both directions.
   const Pair* find(const void* key) const {
-    if (!by_identity_.empty()) {
-      auto found = by_identity_.find(key);
-      return found == by_identity_.end() ? nullptr : &pairs_[found->second];
+    if (index_ != nullptr) {
+      auto found = index_->find(key);
+      return found == index_->end() ? nullptr : &pairs_[found->second];
     }
     for (const Pair& pair : pairs_) {
       if (identity(pair.hpu) == key || identity(pair.cpu) == key) return &pair;
@@ -50,15 +58,9 @@ class PairTable {
     return nullptr;
   }
 
-  void index_from(size_t first) {
-    for (size_t i = first; i < pairs_.size(); ++i) {
-      by_identity_[identity(pairs_[i].cpu)] = i;
-      by_identity_[identity(pairs_[i].hpu)] = i;
-    }
-  }
-
   c10::SmallVector<Pair, 6> pairs_;
-  std::unordered_map<const void*, size_t> by_identity_;
+  std::unique_ptr<Index> index_;
+  size_t num_indexed_ = 0;
 };
 
 }  // namespace hpu_sim
