@@ -39,6 +39,7 @@ class SingleHPUStrategy(SingleDeviceStrategy):
     # Of the device's generator, for the first training step of a run. Class attributes, since an
     # instance of Lightning's own strategy may have become one of ours.
     _rng_state_at_start: Tensor | None = None
+    _has_remains = False
 
     def __init__(
         self,
@@ -149,6 +150,20 @@ class SingleHPUStrategy(SingleDeviceStrategy):
         is_sanity_check = module is not None and module.trainer.sanity_checking
         if is_sanity_check and self._rng_state_at_start is None:
             self._rng_state_at_start = vendor.get_rng_state()
+
+    @override
+    def on_validation_end(self) -> None:
+        """Remember that the metrics of a validation have left operations behind."""
+        super().on_validation_end()
+        self._has_remains = True
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Cut off what an epoch or a validation left: the step is the graph that it always is."""
+        super().on_train_batch_start(batch, batch_idx)
+        if self._has_remains or batch_idx == 0:
+            self._has_remains = False
+            self._end_of_graph()
 
     @override
     def on_train_start(self) -> None:
