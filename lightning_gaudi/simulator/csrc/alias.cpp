@@ -84,6 +84,20 @@ at::Tensor cpu_alias(const at::Tensor& tensor) {
   return make_view(owning_cpu_storage(tensor.storage()), kCpuKeys, tensor.unsafeGetTensorImpl());
 }
 
+at::Tensor borrowing_cpu_alias(const at::Tensor& tensor) {
+  if (!tensor.device().is_hpu()) return tensor;
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return make_view(cpu_storage_for_call(impl->unsafe_storage()), kCpuKeys, impl);
+}
+
+at::Tensor adopt_result(at::Tensor cpu, bool contiguous) {
+  if (contiguous && !cpu.is_contiguous()) cpu = contiguous_on_cpu(cpu);
+  const c10::TensorImpl* impl = cpu.unsafeGetTensorImpl();
+  const c10::Storage& storage = impl->unsafe_storage();
+  return make_view(make_storage(storage.sym_nbytes(), adopt_storage(storage), hpu_allocator()),
+                   kHpuKeys, impl);
+}
+
 at::Tensor AliasTable::to_cpu(at::Tensor tensor) {
   if (!tensor.defined() || !tensor.device().is_hpu()) return tensor;
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();

@@ -14,6 +14,14 @@ namespace hpu_sim {
 /// wanted (collectives do). Tensors of other devices and undefined ones come back as they are.
 at::Tensor cpu_alias(const at::Tensor& tensor);
 
+/// A CPU tensor over the memory of `tensor`, for one call during which the caller holds `tensor`.
+at::Tensor borrowing_cpu_alias(const at::Tensor& tensor);
+
+/// The hpu tensor that owns a new result of the CPU, which is made contiguous first if asked.
+///
+/// Raises: torch.OutOfMemoryError if it would exceed the card's memory.
+at::Tensor adopt_result(at::Tensor cpu, bool contiguous);
+
 /// The aliases made during one call of a CPU kernel.
 ///
 /// The table owns both sides. With raw pointers a kernel that frees an argument could see its
