@@ -32,7 +32,7 @@ class FallbackCall {
 
   void run() {
     touch_device();
-    const bool is_recorded = is_lazy();
+    const bool is_recorded = is_lazy() && !info_.is_read;
     if (is_recorded) record_operation(info_, torch::jit::last(stack_, num_arguments_));
     keep_mutated(originals_);
     for (size_t i = 0; i < num_arguments_; ++i) argument_to_cpu(i);

@@ -90,6 +90,7 @@ void read_traits(const c10::OperatorHandle& op, OpInfo& info) {
   info.draws_without_generator = is_seeded && info.generator_argument < 0;
   info.is_foreign = name.rfind("aten::", 0) != 0;
   info.is_host_sync = kHostSyncs.count(name) > 0;
+  info.is_read = name == "aten::_local_scalar_dense";
   info.has_contiguous_results =
       (is_pointwise || kAlsoContiguous.count(name) > 0) && kNotContiguous.count(name) == 0;
   const bool is_functional = info.mutated_arguments.empty();

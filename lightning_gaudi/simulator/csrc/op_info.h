@@ -21,6 +21,7 @@ struct OpInfo {
 
   bool draws_without_generator = false;  ///< random, but takes no Generator
   bool is_host_sync = false;             ///< the host must wait for its result
+  bool is_read = false;                  ///< a copy to the host, so no part of a graph
   bool is_view = false;
   bool is_foreign = false;  ///< not torch's: its kernel may keep the arguments
   bool has_contiguous_results = false;
