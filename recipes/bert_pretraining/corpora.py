@@ -92,7 +92,13 @@ def _from_hub(name: str, subset: str | None, text_column: str) -> Iterator[list[
             f"data.source=hub reads {name!r} with the `datasets` package, which is not installed. "
             "Install it with: pip install 'lightning-gaudi[recipes]'"
         ) from error
-    split = datasets.load_dataset(name, subset, split="train")
+    try:
+        split = datasets.load_dataset(name, subset, split="train")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"data.path={name} with data.subset={subset} could not be loaded: {error}. Check the "
+            "name, the subset and the network, or take text files with data.source=path."
+        ) from error
     if text_column not in split.column_names:
         raise ValueError(
             f"data.text_column={text_column} is not a column of {name!r}, which has "

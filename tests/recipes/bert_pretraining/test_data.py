@@ -83,6 +83,37 @@ def test_the_hub_without_its_package_names_the_extra(monkeypatch):
         load_documents("hub", "some/name")
 
 
+@pytest.fixture
+def hub_data_set(tmp_path, monkeypatch) -> str:
+    """A data set in a format of the hub's, on this disk."""
+    datasets = pytest.importorskip("datasets", reason="pip install lightning-gaudi[recipes]")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "data set"
+    folder.mkdir()
+    lines = [{"body": "The cat sleeps. It purrs."}, {"body": " "}, {"body": "The dog\nbarks."}]
+    (folder / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(folder)
+
+
+def test_a_data_set_of_the_hub_gives_its_documents(hub_data_set):
+    assert load_documents("hub", hub_data_set, text_column="body") == [
+        ["The cat sleeps.", "It purrs."],
+        ["The dog barks."],
+    ]
+
+
+def test_a_column_that_is_not_there_is_refused(hub_data_set):
+    with pytest.raises(ValueError, match=r"data\.text_column=text is not a column.*has body"):
+        load_documents("hub", hub_data_set)
+
+
+def test_a_data_set_that_is_not_there_is_refused(tmp_path):
+    pytest.importorskip("datasets", reason="pip install lightning-gaudi[recipes]")
+    missing = str(tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"data\.path=.*missing with data\.subset=en could not be"):
+        load_documents("hub", missing, subset="en")
+
+
 def test_too_few_predictions_are_refused():
     with pytest.raises(ValueError, match=r"max_predictions_per_seq=19 is too small.*at least 20"):
         BertData(max_seq_length=132, max_predictions_per_seq=19)
