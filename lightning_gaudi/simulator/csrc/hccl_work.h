@@ -35,6 +35,8 @@ class HcclWork final : public c10d::Work {
         finish_(std::move(finish)) {}
 
   bool isCompleted() override {
+    // gloo completes its future a moment before its work.
+    if (future_ && future_->completed()) return true;
     if (!inner_->isCompleted()) return false;
     if (inner_->isSuccess()) finish_once();
     return true;
