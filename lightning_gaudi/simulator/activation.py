@@ -159,9 +159,13 @@ def _serve_started_autograd() -> None:
 
 
 def _end_cleanly(device: ModuleType, pid: int) -> None:
-    """Let autograd's thread finish before the interpreter ends; else the process may abort."""
+    """Keep autograd's thread from needing the interpreter when it has ended: that would abort.
+
+    The thread lets go of what it holds, and is not woken to end itself (the limit is read at exit).
+    """
     if os.getpid() == pid:  # a forked child has no such thread
         device.drain_autograd()
+        os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
 
 
 def _announce(settings: Settings) -> None:
