@@ -1,13 +1,14 @@
 """What is patched in Lightning's Trainer, and the private names this relies on.
 
-The Trainer decides on accelerator, strategy and precision in `_AcceleratorConnector`. Five of its
+The Trainer decides on accelerator, strategy and precision in `_AcceleratorConnector`. Six of its
 methods are wrapped; each does what it did unless the accelerator is ours:
 
-1. `_choose_auto_accelerator`: "hpu" where Lightning would take the CPU and there is a card.
-2. `_set_parallel_devices_and_init_accelerator`: says what was looked for where there is no card.
-3. `_choose_strategy`: a strategy on the HPU, where Lightning raises or falls back to the CPU.
-4. `_check_strategy_and_fallback`: the user's choice in its form for the HPU, or a refusal.
-5. `_check_and_init_precision`: autocast on the HPU, where Lightning would name another device.
+1. `_check_config_and_set_final_flags`: of an unknown name it says what an HPU has, not a GPU.
+2. `_choose_auto_accelerator`: "hpu" where Lightning would take the CPU and there is a card.
+3. `_set_parallel_devices_and_init_accelerator`: says what was looked for where there is no card.
+4. `_choose_strategy`: a strategy on the HPU, where Lightning raises or falls back to the CPU.
+5. `_check_strategy_and_fallback`: the user's choice in its form for the HPU, or a refusal.
+6. `_check_and_init_precision`: autocast on the HPU, where Lightning would name another device.
 
 Contract: Lightning 2.5.6 to 2.6.6 has all names in `_METHODS` and `_ATTRIBUTES`. They are looked
 for before anything is patched; if one is missing, a warning says so and nothing is.
@@ -16,11 +17,13 @@ for before anything is patched; if one is missing, a warning says so and nothing
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from lightning.fabric.connector import _convert_precision_to_unified_args
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.plugins.precision import Precision
@@ -31,7 +34,7 @@ from lightning_gaudi import vendor
 
 from .accelerator import HPUAccelerator
 from .checkpoint import HPUCheckpointIO
-from .precision import HPUPrecisionPlugin, check_precision_plugin
+from .precision import HPUPrecisionPlugin, check_precision_plugin, unsupported
 from .strategies import SingleHPUStrategy, to_hpu_strategy
 
 _MARK = "_lightning_gaudi_is_patched"
@@ -108,6 +111,37 @@ def _is_ours(connector: Any) -> bool:
     return isinstance(connector.accelerator, HPUAccelerator)
 
 
+def _names_hpu(flag: Any) -> bool:
+    return flag == "hpu" or isinstance(flag, HPUAccelerator)
+
+
+def _wrap_check_config(original: Callable[..., None]) -> Any:
+    @functools.wraps(original)
+    def check_config(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            original(self, *args, **kwargs)
+        except ValueError as error:
+            typed = inspect.signature(original).bind(self, *args, **kwargs).arguments
+            if _names_hpu(typed["accelerator"]):
+                _refuse_unknown(typed["strategy"], typed["precision"], error)
+            raise
+
+    return check_config
+
+
+def _refuse_unknown(strategy: Any, precision: Any, error: ValueError) -> None:
+    """Raise our own words if Lightning's `error` is about a name it does not know."""
+    if isinstance(strategy, str) and strategy.lower() not in {"auto", *StrategyRegistry}:
+        raise MisconfigurationException(
+            f"strategy={strategy!r} is unknown. With accelerator='hpu', pass strategy='auto' or "
+            f"{SingleHPUStrategy.strategy_name!r}."
+        ) from error
+    try:
+        _convert_precision_to_unified_args(precision)
+    except ValueError:
+        raise MisconfigurationException(unsupported(f"precision={precision!r}")) from error
+
+
 def _wrap_choose_auto_accelerator(original: Callable[[], str]) -> Any:
     @functools.wraps(original)
     def choose_auto_accelerator() -> str:
@@ -121,7 +155,7 @@ def _wrap_init_accelerator(original: Callable[[Any], None]) -> Any:
     @functools.wraps(original)
     def init_accelerator(self: Any) -> None:
         flag = self._accelerator_flag
-        if flag == "hpu" or isinstance(flag, HPUAccelerator):
+        if _names_hpu(flag):
             if not HPUAccelerator.is_available():
                 raise MisconfigurationException(_no_card(flag))
             typed = self._devices_flag
@@ -171,6 +205,7 @@ def _wrap_init_precision(original: Callable[[Any], Precision]) -> Any:
 
 
 _METHODS: dict[str, Callable[[Any], Any]] = {
+    "_check_config_and_set_final_flags": _wrap_check_config,
     "_choose_auto_accelerator": _wrap_choose_auto_accelerator,
     "_set_parallel_devices_and_init_accelerator": _wrap_init_accelerator,
     "_choose_strategy": _wrap_choose_strategy,

@@ -37,7 +37,7 @@ class HPUPrecisionPlugin(Precision):
             ValueError: A file with autocast's operations would silently not be obeyed.
         """
         if precision not in SUPPORTED:
-            raise MisconfigurationException(_refusal(f"precision={precision!r}"))
+            raise MisconfigurationException(unsupported(f"precision={precision!r}"))
         if precision == "bf16-mixed":
             check_op_lists()
         self.precision = precision
@@ -97,10 +97,11 @@ def check_precision_plugin(plugin: Precision) -> None:
         typed = f"{type(plugin).__name__}(precision={plugin.precision!r}, device={device!r})"
     else:
         typed = f"{type(plugin).__name__}()"
-    raise MisconfigurationException(_refusal(f"plugins={typed}"))
+    raise MisconfigurationException(unsupported(f"plugins={typed}"))
 
 
-def _refusal(setting: str) -> str:
+def unsupported(setting: str) -> str:
+    """What to say of a precision that HPU does not support, `setting` being what was typed."""
     return (
         f"{setting} is not supported with accelerator='hpu'. HPU supports precision="
         f"{', '.join(repr(name) for name in SUPPORTED)}: pass one of these instead."

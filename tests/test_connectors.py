@@ -29,6 +29,7 @@ CONNECTORS = [
 
 # Source hashes of the wrapped methods in Lightning 2.5.6 to 2.6.6, oldest first.
 KNOWN_SOURCES = {
+    "_check_config_and_set_final_flags": ["947302743392"],
     "_choose_auto_accelerator": ["1b8c7af74bc2"],
     "_set_parallel_devices_and_init_accelerator": ["e3b768e3b375"],
     "_choose_strategy": ["81e89d036042"],
@@ -179,8 +180,11 @@ def test_fsdp_instance_is_refused() -> None:
 
 
 def test_unknown_strategy_is_named() -> None:
-    with pytest.raises(ValueError, match="invalid strategy name: `strategy='hpu_singel'`"):
+    message = "strategy='hpu_singel' is unknown.*pass strategy='auto' or 'hpu_single'"
+    with pytest.raises(MisconfigurationException, match=message):
         hpu_trainer(strategy="hpu_singel")
+    with pytest.raises(ValueError, match="invalid strategy name: `strategy='hpu_singel'`"):
+        hpu_trainer(accelerator="cpu", strategy="hpu_singel")
 
 
 def test_strategy_registered_by_a_user_is_refused_by_its_name() -> None:

@@ -81,8 +81,11 @@ def test_other_precisions_are_refused_with_what_hpu_supports(precision: str) -> 
 
 
 def test_unknown_precision_is_named() -> None:
-    with pytest.raises(ValueError, match="'bf17-mixed' is invalid"):
+    message = "precision='bf17-mixed' is not supported.*'32-true', 'bf16-mixed', 'bf16-true'"
+    with pytest.raises(MisconfigurationException, match=message):
         hpu_trainer(precision="bf17-mixed")
+    with pytest.raises(ValueError, match="'bf17-mixed' is invalid"):
+        hpu_trainer(accelerator="cpu", precision="bf17-mixed")
 
 
 @pytest.mark.parametrize(
