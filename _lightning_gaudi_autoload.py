@@ -7,11 +7,24 @@ imported any more where an entry point's module fails to import.
 import os
 
 
+class SimulatorDidNotStartError(BaseException):
+    """The environment asks for the simulated HPU, and it cannot be had.
+
+    No `Exception`: torch turns every one of an entry point into one of its own, whose message is
+    not why, but how to go on without.
+    """
+
+    __module__ = "lightning_gaudi"
+
+
 def autoload() -> None:
     """Activate the plugin; `LIGHTNING_GAUDI_AUTOLOAD=0` turns this off.
 
     A failure of ours never keeps torch from being imported: it becomes one warning. Only where the
     environment asks for the simulator is it raised, for then the run must not go on without it.
+
+    Raises:
+        SimulatorDidNotStartError: The simulator was asked for and cannot be had.
     """
     if os.environ.get("LIGHTNING_GAUDI_AUTOLOAD") == "0":
         return
@@ -21,7 +34,7 @@ def autoload() -> None:
         activation.activate()
     except Exception as error:
         if os.environ.get("LIGHTNING_GAUDI_SIMULATE"):
-            raise
+            raise SimulatorDidNotStartError(str(error)) from error
         import warnings
 
         warnings.warn(
