@@ -125,9 +125,9 @@ def _run_lines(trainer: Trainer) -> list[Line]:
             f"{speed.tokens_per_s:,.0f} tokens/s, {speed.samples_per_s:.0f} sequences/s",
         ),
         Line(
-            "... measured on",
-            f"{device}, {torch.get_num_threads()} thread(s) of this CPU, which is all the speed a "
-            "simulated card has",
+            "... of",
+            f"{device}; a simulated card has the speed of this CPU ({torch.get_num_threads()} "
+            "threads)",
         ),
     ]
 
