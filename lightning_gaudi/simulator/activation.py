@@ -126,10 +126,10 @@ def _start(settings: Settings) -> None:
             f"torch {torch.__version__} keeps {accelerator} as its accelerator, so the simulated "
             "HPU cannot be used. Install a CPU build of torch."
         )
-    atexit.register(_end_cleanly, device, os.getpid())
     _import_stand_in()
-    if hooks == "installed-late":
-        _serve_started_autograd()
+    has_queue = hooks != "installed-late" or _has_queue()
+    _keep_backward_on_its_thread(has_queue)
+    atexit.register(_end_cleanly, device, os.getpid(), has_queue)
 
 
 def _import_stand_in() -> ModuleType:
@@ -139,32 +139,46 @@ def _import_stand_in() -> ModuleType:
     return importlib.import_module(f"{_VENDOR}.torch.core")
 
 
-def _serve_started_autograd() -> None:
-    """Keep backward() usable if it ran before, when torch made queues for no HPU.
+def _keep_backward_on_its_thread(has_queue: bool) -> None:
+    """Have this thread run its backwards itself, instead of waking autograd's for the card.
 
-    torch's engine does so once, at the first backward; on one thread it needs no queue.
+    torch gives every accelerator a thread, which waits for the card while the caller works on. Here
+    there is nothing to wait for, and waking it costs a small model half of its step. Backwards of
+    other threads still go there.
     """
+    import torch
+
+    if not has_queue:
+        warnings.warn(
+            "The simulated HPU came after this process's first backward(), so backward() works in "
+            f"the thread that started it alone. Set {SIMULATE} before torch is imported, or import "
+            "lightning_gaudi first.",
+            stacklevel=2,
+        )
+    torch.autograd.set_multithreading_enabled(False)
+
+
+def _has_queue() -> bool:
+    """Whether torch's engine, which counts accelerators at the first backward, knows of ours."""
     import torch
 
     try:
         torch.autograd.backward(torch.ones(1, device="hpu", requires_grad=True).sum())
     except RuntimeError:
-        torch.autograd.set_multithreading_enabled(False)
-        warnings.warn(
-            "The simulated HPU came after this process's first backward(), so backward() runs on "
-            f"the calling thread alone. Set {SIMULATE} before torch is imported, or import "
-            "lightning_gaudi first.",
-            stacklevel=2,
-        )
+        return False
+    return True
 
 
-def _end_cleanly(device: ModuleType, pid: int) -> None:
+def _end_cleanly(device: ModuleType, pid: int, has_queue: bool) -> None:
     """Keep autograd's thread from needing the interpreter when it has ended: that would abort.
 
     The thread lets go of what it holds, and is not woken to end itself (the limit is read at exit).
     """
+    import torch
+
     if os.getpid() == pid:  # a forked child has no such thread
-        device.drain_autograd()
+        with torch.autograd.set_multithreading_enabled(has_queue):
+            device.drain_autograd()
         os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
 
 

@@ -191,6 +191,25 @@ import lightning_gaudi
     assert "came after this process's first backward()" in result.stderr
 
 
+def test_backward_runs_in_the_thread_that_calls_it():
+    source = """
+import threading
+import torch
+def threads_of_backward():
+    seen = []
+    x = torch.ones(2, device="hpu", requires_grad=True)
+    main = threading.main_thread()
+    x.register_hook(lambda grad: seen.append(threading.get_ident() == main.ident))
+    (x * 2).sum().backward()
+    return seen, x.grad.tolist()
+print(*threads_of_backward())
+others = threading.Thread(target=lambda: print(*threads_of_backward()))
+others.start()
+others.join()
+"""
+    assert run_python(source).stdout == "[True] [2.0, 2.0]\n[False] [2.0, 2.0]\n"
+
+
 def test_activation_after_another_early_question_needs_no_warning():
     source = (
         """
