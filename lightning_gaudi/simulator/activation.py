@@ -9,6 +9,7 @@ waits for its first import.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import sys
@@ -126,10 +127,10 @@ def _start(settings: Settings) -> None:
             f"torch {torch.__version__} keeps {accelerator} as its accelerator, so the simulated "
             "HPU cannot be used. Install a CPU build of torch."
         )
+    # Before the stand-in's own, so that it runs after them: it uses the device.
+    atexit.register(_end_cleanly, device, os.getpid())
     _import_stand_in()
-    has_queue = hooks != "installed-late" or _has_queue()
-    _keep_backward_on_its_thread(has_queue)
-    atexit.register(_end_cleanly, device, os.getpid(), has_queue)
+    _keep_backward_on_its_thread(has_queue=hooks != "installed-late" or _has_queue())
 
 
 def _import_stand_in() -> ModuleType:
@@ -139,7 +140,7 @@ def _import_stand_in() -> ModuleType:
     return importlib.import_module(f"{_VENDOR}.torch.core")
 
 
-def _keep_backward_on_its_thread(has_queue: bool) -> None:
+def _keep_backward_on_its_thread(*, has_queue: bool) -> None:
     """Have this thread run its backwards itself, instead of waking autograd's for the card.
 
     torch gives every accelerator a thread, which waits for the card while the caller works on. Here
@@ -169,7 +170,7 @@ def _has_queue() -> bool:
     return True
 
 
-def _end_cleanly(device: ModuleType, pid: int, has_queue: bool) -> None:
+def _end_cleanly(device: ModuleType, pid: int) -> None:
     """Keep autograd's thread from needing the interpreter when it has ended: that would abort.
 
     The thread lets go of what it holds, and is not woken to end itself (the limit is read at exit).
@@ -177,7 +178,8 @@ def _end_cleanly(device: ModuleType, pid: int, has_queue: bool) -> None:
     import torch
 
     if os.getpid() == pid:  # a forked child has no such thread
-        with torch.autograd.set_multithreading_enabled(has_queue):
+        # A RuntimeError: torch has no queue for the card, so nothing waits in it.
+        with torch.autograd.set_multithreading_enabled(True), contextlib.suppress(RuntimeError):
             device.drain_autograd()
         os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
 
