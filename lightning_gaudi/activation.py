@@ -43,8 +43,9 @@ def activate() -> None:
     families.install()
     if not any(isinstance(finder, _PostImportFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _PostImportFinder())
-    if os.environ.get(_SIMULATE):
-        _simulate_once_torch_is_there()
+    # Before torch is there, its entry point will call us; the finder serves the cases without one.
+    if _is_imported("torch"):
+        _start_simulator_if_asked()
     for name in _targets():
         if _is_imported(name):
             _after_import(sys.modules[name])
@@ -59,16 +60,10 @@ def _targets() -> dict[str, tuple[str, str]]:
     }
 
 
-def _simulate_once_torch_is_there() -> None:
-    # Before torch is there, its entry point will call us; the finder serves the cases without one.
-    if _is_imported("torch"):
-        _start_simulator()
+def _start_simulator_if_asked() -> None:
+    if os.environ.get(_SIMULATE):
+        from lightning_gaudi import simulator
 
-
-def _start_simulator() -> None:
-    from lightning_gaudi import simulator
-
-    if simulator.is_requested():
         simulator.activate()
 
 
@@ -87,8 +82,7 @@ def _is_running(module: ModuleType) -> bool:
 
 def _after_import(module: ModuleType) -> None:
     if module.__name__ == "torch":
-        if os.environ.get(_SIMULATE):
-            _start_simulator()
+        _start_simulator_if_asked()
         return
     if module.__name__ in _targets():
         _waiting.append(module)
