@@ -14,16 +14,26 @@ from lightning_gaudi.simulator.settings import (
     read_card,
     read_settings,
 )
+from lightning_gaudi.simulator.statistics import (
+    CollectiveStats,
+    collective_stats,
+    host_syncs,
+    reset_statistics,
+)
 
 __all__ = [
     "CARDS",
     "Card",
+    "CollectiveStats",
     "Settings",
     "SimulatorError",
     "activate",
+    "collective_stats",
+    "host_syncs",
     "is_active",
     "is_requested",
     "read_card",
     "read_settings",
+    "reset_statistics",
     "set_memory_limit",
 ]

@@ -276,3 +276,20 @@ def test_a_memory_limit_needs_the_simulator(monkeypatch):
     monkeypatch.setattr(activation, "_status", "off")
     with pytest.raises(SimulatorError, match="not active, so it has no memory limit"):
         simulator.set_memory_limit(1)
+
+
+def test_statistics_need_the_simulator():
+    out = run_python(
+        """
+        from lightning_gaudi import simulator
+        for function in (
+            simulator.collective_stats, simulator.host_syncs, simulator.reset_statistics
+        ):
+            try:
+                function()
+            except simulator.SimulatorError as error:
+                print(error)
+        """,
+        env={"LIGHTNING_GAUDI_SIMULATE": None},
+    ).stdout
+    assert out.count("is not active, so it has counted nothing. Set LIGHTNING_GAUDI_SIMULATE") == 3

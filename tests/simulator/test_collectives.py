@@ -2,7 +2,6 @@
 
 import copy
 import json
-import sys
 import traceback
 import warnings
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_gaudi import simulator
 from tests.helpers.ranks import run_ranks
 
 _NUM_RANKS = 2
@@ -234,13 +234,39 @@ def check_what_is_not_implemented_says_so(rank):
         dist.monitored_barrier()
 
 
-def check_statistics(rank):
-    device = sys.modules["_hpu_sim"]
-    before = device.collective_stats()
+def check_statistics_by_kind(rank):
+    simulator.reset_statistics()
     dist.all_reduce(_mine(256))
-    after = device.collective_stats()
-    assert after["num_collectives"] - before["num_collectives"] == 1
-    assert after["num_bytes"] - before["num_bytes"] == 1024
+    with dist._coalescing_manager(device=torch.device("hpu")):
+        for _ in range(2):
+            dist.all_reduce(_mine(256))
+    dist.broadcast(_mine(), src=0)
+    dist.all_gather_into_tensor(_filled(0, 4), _mine())
+    dist.reduce_scatter_tensor(_filled(0), _mine(4))
+    dist.barrier()
+    mine, others = (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send)
+    mine(_mine(3), 1 - rank)
+    others(_mine(4), 1 - rank)
+    assert simulator.collective_stats() == {
+        "all_reduce": {"calls": 2, "bytes": 3 * 1024},
+        "broadcast": {"calls": 1, "bytes": 8},
+        "all_gather": {"calls": 1, "bytes": 8},
+        "reduce_scatter": {"calls": 1, "bytes": 16},
+        "barrier": {"calls": 1, "bytes": 0},
+        "send": {"calls": 1, "bytes": 12 if rank == 0 else 16},
+        "recv": {"calls": 1, "bytes": 16 if rank == 0 else 12},
+    }
+
+
+def check_ddp_all_reduces_the_gradients_once_a_step(rank):
+    model = _model().to("hpu")
+    ddp = DistributedDataParallel(model, broadcast_buffers=False)
+    x = torch.randn(4, 6, device="hpu")
+    for _ in range(3):  # the second one tells the other rank its new buckets
+        simulator.reset_statistics()
+        ddp(x).sum().backward()
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    assert simulator.collective_stats() == {"all_reduce": {"calls": 1, "bytes": num_bytes}}
 
 
 def _train(model, rank_slice, device, num_steps=4):

@@ -44,6 +44,17 @@ py::dict graph_stats_dict() {
   return result;
 }
 
+py::dict collectives_dict() {
+  py::dict result;
+  for (const auto& [kind, stats] : collectives()) {
+    py::dict entry;
+    entry["calls"] = stats.num_calls;
+    entry["bytes"] = stats.num_bytes;
+    result[py::str(kind)] = entry;
+  }
+  return result;
+}
+
 void init_device(py::module_& m) {
   m.def("set_device_count", &set_server_device_count);
   m.def("device_count", &server_device_count);
@@ -63,6 +74,7 @@ void init_memory(py::module_& m) {
 void init_counters(py::module_& m) {
   m.def("host_syncs", &host_syncs);
   m.def("transfers", &transfers);
+  m.def("collectives", &collectives_dict);
   m.def("reset_counters", &reset_counters);
   // Operators that the card would send to the CPU. Which ones it would is not known here.
   m.def("fallback_stats", [] { return std::map<std::string, int64_t>(); });

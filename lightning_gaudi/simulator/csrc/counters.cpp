@@ -16,7 +16,9 @@ struct TransferCounter {
 
 TransferCounter g_transfers[] = {{"host_to_device"}, {"device_to_host"}, {"device_to_device"}};
 
-std::mutex g_host_syncs_mutex;
+// Guards both maps.
+std::mutex g_mutex;
+std::map<std::string, CollectiveStats> g_collectives;
 std::map<std::string, int64_t> g_host_syncs;
 
 }  // namespace
@@ -36,16 +38,28 @@ std::map<std::string, int64_t> transfers() {
   return result;
 }
 
+void count_collective(const std::string& kind, int64_t num_bytes) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  CollectiveStats& stats = g_collectives[kind];
+  ++stats.num_calls;
+  stats.num_bytes += num_bytes;
+}
+
+std::map<std::string, CollectiveStats> collectives() {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return g_collectives;
+}
+
 void host_sync(const std::string& reason) {
   {
-    std::lock_guard<std::mutex> lock(g_host_syncs_mutex);
+    std::lock_guard<std::mutex> lock(g_mutex);
     ++g_host_syncs[reason];
   }
   break_graph(reason);
 }
 
 std::map<std::string, int64_t> host_syncs() {
-  std::lock_guard<std::mutex> lock(g_host_syncs_mutex);
+  std::lock_guard<std::mutex> lock(g_mutex);
   return g_host_syncs;
 }
 
@@ -54,7 +68,8 @@ void reset_counters() {
     counter.count.store(0);
     counter.num_bytes.store(0);
   }
-  std::lock_guard<std::mutex> lock(g_host_syncs_mutex);
+  std::lock_guard<std::mutex> lock(g_mutex);
+  g_collectives.clear();
   g_host_syncs.clear();
 }
 

@@ -1,4 +1,5 @@
-// What an eye on the bus would see: copies between host and device, and waits of the host.
+// What an eye on the bus would see: copies between host and device, collectives between the cards,
+// and waits of the host.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +15,24 @@ void count_transfer(Transfer direction, int64_t num_bytes);
 /// Number of copies and bytes: host_to_device, host_to_device_bytes, device_to_host, ...
 std::map<std::string, int64_t> transfers();
 
+/// Counts a collective of the kind that torch.distributed calls `kind`, and what it carries.
+void count_collective(const std::string& kind, int64_t num_bytes);
+
+struct CollectiveStats {
+  int64_t num_calls = 0;
+  int64_t num_bytes = 0;
+};
+
+/// Collectives by kind.
+std::map<std::string, CollectiveStats> collectives();
+
 /// The host waits for the device: counted under `reason`; in lazy mode this also ends the graph.
 void host_sync(const std::string& reason);
 
 /// How often the host waited, by reason.
 std::map<std::string, int64_t> host_syncs();
 
-/// Forgets transfers and host syncs.
+/// Forgets transfers, collectives and host syncs.
 void reset_counters();
 
 }  // namespace hpu_sim

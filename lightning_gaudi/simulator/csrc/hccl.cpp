@@ -5,9 +5,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <atomic>
-
 #include "alias.h"
+#include "counters.h"
 #include "hccl_work.h"
 
 namespace hpu_sim {
@@ -16,15 +15,11 @@ namespace {
 using at::Tensor;
 using c10d::OpType;
 
-std::atomic<int64_t> g_num_collectives{0};
-std::atomic<int64_t> g_num_bytes{0};
-
-/// Counts one collective, and the bytes that this rank gives to it.
-void count(const Tensors& inputs) {
-  g_num_collectives++;
-  for (const auto& tensor : inputs) {
-    if (tensor.defined()) g_num_bytes += static_cast<int64_t>(tensor.nbytes());
-  }
+/// Counts one collective and the bytes of `tensors`: what this rank gives to it, or gets by recv.
+void count(const char* kind, const Tensors& tensors) {
+  int64_t num_bytes = 0;
+  for (const auto& tensor : tensors) num_bytes += static_cast<int64_t>(tensor.nbytes());
+  count_collective(kind, num_bytes);
 }
 
 Tensors aliases(const Tensors& tensors) {
@@ -82,13 +77,13 @@ class ProcessGroupHCCL final : public c10d::Backend {
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-    count(tensors);
+    count("broadcast", tensors);
     auto cpu = aliases(tensors);
     return submit(OpType::BROADCAST, gloo_->broadcast(cpu, options), tensors);
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& asked) override {
-    count(tensors);
+    count("all_reduce", tensors);
     auto cpu = aliases(tensors);
     auto options = asked;
     auto average = replace_average(options.reduceOp, cpu);
@@ -97,7 +92,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& asked) override {
-    count(tensors);
+    count("all_reduce", tensors);
     auto cpu = aliases(tensors);
     auto options = asked;
     auto average = replace_average(options.reduceOp, cpu);
@@ -106,7 +101,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
   }
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& asked) override {
-    count(tensors);
+    count("reduce", tensors);
     auto cpu = aliases(tensors);
     auto options = asked;
     auto average = replace_average(options.reduceOp, cpu);
@@ -116,7 +111,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) override {
-    count(inputs);
+    count("all_gather", inputs);
     auto cpu_outputs = aliases(outputs);
     auto cpu_inputs = aliases(inputs);
     return submit(OpType::ALLGATHER, gloo_->allgather(cpu_outputs, cpu_inputs, options),
@@ -125,7 +120,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr _allgather_base(Tensor& output, Tensor& input,
                           const c10d::AllgatherOptions& options) override {
-    count({input});
+    count("all_gather", {input});
     auto cpu_output = cpu_alias(output);
     auto cpu_input = cpu_alias(input);
     return submit(OpType::_ALLGATHER_BASE, gloo_->_allgather_base(cpu_output, cpu_input, options),
@@ -134,7 +129,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& options) override {
-    count(inputs);
+    count("all_gather", inputs);
     auto cpu_outputs = aliases(outputs);
     auto cpu_inputs = aliases(inputs);
     Tensors all;
@@ -145,7 +140,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override {
-    count(inputs);
+    count("all_gather", inputs);
     auto cpu_outputs = aliases(outputs);
     auto cpu_inputs = aliases(inputs);
     return submit(OpType::COALESCED,
@@ -155,7 +150,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr gather(TensorLists& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override {
-    count(inputs);
+    count("gather", inputs);
     auto cpu_outputs = aliases(outputs);
     auto cpu_inputs = aliases(inputs);
     return submit(OpType::GATHER, gloo_->gather(cpu_outputs, cpu_inputs, options), first(outputs));
@@ -163,7 +158,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
                   const c10d::ScatterOptions& options) override {
-    count(first(inputs));
+    count("scatter", first(inputs));
     auto cpu_outputs = aliases(outputs);
     auto cpu_inputs = aliases(inputs);
     return submit(OpType::SCATTER, gloo_->scatter(cpu_outputs, cpu_inputs, options), outputs);
@@ -197,7 +192,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
   WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& options) override {
-    count({input});
+    count("all_to_all", {input});
     auto cpu_output = cpu_alias(output);
     auto cpu_input = cpu_alias(input);
     return submit(
@@ -208,7 +203,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
                    const c10d::AllToAllOptions& options) override {
-    count(inputs);
+    count("all_to_all", inputs);
     auto cpu_outputs = aliases(outputs);
     auto flat_input = flatten(aliases(inputs));
     auto flat_output = flatten(cpu_outputs);
@@ -227,23 +222,23 @@ class ProcessGroupHCCL final : public c10d::Backend {
   }
 
   WorkPtr send(Tensors& tensors, int destination, int tag) override {
-    count(tensors);
+    count("send", tensors);
     auto cpu = aliases(tensors);
     return submit(OpType::SEND, gloo_->send(cpu, destination, tag), tensors);
   }
   WorkPtr recv(Tensors& tensors, int source, int tag) override {
-    count({});
+    count("recv", tensors);
     auto cpu = aliases(tensors);
     return submit(OpType::RECV, gloo_->recv(cpu, source, tag), tensors);
   }
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    count({});
+    count("recv", tensors);
     auto cpu = aliases(tensors);
     return submit(OpType::RECVANYSOURCE, gloo_->recvAnysource(cpu, tag), tensors);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    count({});
+    count("barrier", {});
     return submit(OpType::BARRIER, gloo_->barrier(options), {});
   }
 
@@ -267,7 +262,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
   /// Reduces `flat`, which is overwritten, over all ranks; `output` gets what begins at `offset`.
   WorkPtr reduce_scatter_flat(OpType type, const Tensor& output, const Tensor& flat,
                               int64_t offset, const c10d::ReduceScatterOptions& asked) {
-    count({flat});
+    count("reduce_scatter", {flat});
     c10d::AllreduceOptions options;
     options.reduceOp = asked.reduceOp;
     options.timeout = asked.timeout;
@@ -295,10 +290,6 @@ void bind_collectives(py::module_& module) {
       .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>(),
            py::call_guard<py::gil_scoped_release>(), py::arg("gloo"), py::arg("rank"),
            py::arg("size"));
-  module.def("collective_stats", [] {
-    return std::map<std::string, int64_t>{{"num_collectives", g_num_collectives.load()},
-                                          {"num_bytes", g_num_bytes.load()}};
-  });
 }
 
 }  // namespace hpu_sim

@@ -1,0 +1,65 @@
+"""What the simulated card has counted in this process: collectives and waits of the host.
+
+All counts begin with the process, or with `reset_statistics()`.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TypedDict
+
+from lightning_gaudi.simulator import build
+from lightning_gaudi.simulator.activation import is_active
+from lightning_gaudi.simulator.settings import SIMULATE, SimulatorError
+
+
+class CollectiveStats(TypedDict):
+    """Collectives of one kind that this rank took part in."""
+
+    calls: int
+    """How often it was called; a coalesced call of several tensors is one."""
+    bytes: int
+    """What this rank gave to them; for "recv" what it received."""
+
+
+def collective_stats() -> dict[str, CollectiveStats]:
+    """Count the collectives of HCCL by kind.
+
+    Kinds are torch's functions: "all_reduce", "broadcast", "reduce", "all_gather", "gather",
+    "scatter", "reduce_scatter", "all_to_all", "send", "recv" and "barrier". Each covers its forms
+    (all_gather_into_tensor, coalesced, functional); a kind that was never called is missing.
+
+    Raises:
+        SimulatorError: The simulator is not active.
+    """
+    stats: dict[str, CollectiveStats] = _device().collectives()
+    return stats
+
+
+def host_syncs() -> dict[str, int]:
+    """Count how often the host waited for the device, by reason: an operator or "synchronize".
+
+    Raises:
+        SimulatorError: The simulator is not active.
+    """
+    counts: dict[str, int] = _device().host_syncs()
+    return counts
+
+
+def reset_statistics() -> None:
+    """Begin all counts of this module anew.
+
+    Raises:
+        SimulatorError: The simulator is not active.
+    """
+    _device().reset_counters()
+
+
+def _device() -> ModuleType:
+    if not is_active():
+        raise SimulatorError(
+            f"The simulated HPU is not active, so it has counted nothing. Set {SIMULATE} before "
+            "torch is imported, or start the program with `lightning-gaudi simulate -- command`."
+        )
+    return sys.modules[build.MODULE]
