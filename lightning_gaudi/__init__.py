@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from .accelerator import HPUAccelerator
     from .checkpoint import HPUCheckpointIO
     from .precision import HPUPrecisionPlugin
-    from .strategies import SingleHPUStrategy
+    from .strategies import HPUDDPStrategy, HPUParallelStrategy, SingleHPUStrategy
 
 __all__ = [
     "HPUAccelerator",
     "HPUCheckpointIO",
+    "HPUDDPStrategy",
+    "HPUParallelStrategy",
     "HPUPrecisionPlugin",
     "SingleHPUStrategy",
     "__version__",
@@ -30,6 +32,8 @@ _HOMES = {
     "__version__": "._version",
     "HPUAccelerator": ".accelerator",
     "HPUCheckpointIO": ".checkpoint",
+    "HPUDDPStrategy": ".strategies",
+    "HPUParallelStrategy": ".strategies",
     "HPUPrecisionPlugin": ".precision",
     "SingleHPUStrategy": ".strategies",
 }

@@ -51,14 +51,14 @@ class HPUAccelerator(Accelerator):
     @staticmethod
     @override
     def get_parallel_devices(devices: list[int]) -> list[torch.device]:
-        """The device of each process: whichever card it drives, a process sees it as `hpu:0`."""
-        return [torch.device("hpu", 0) for _ in devices]
+        """The card of each process; the process itself sees its card as `hpu:0`."""
+        return [torch.device("hpu", index) for index in devices]
 
     @staticmethod
     @override
     def auto_device_count() -> int:
-        """All cards of this machine."""
-        return vendor.device_count()
+        """All cards of this machine that this job may use."""
+        return vendor.num_visible_cards()
 
     @staticmethod
     @override

@@ -25,6 +25,7 @@ from typing import Any
 
 from lightning.fabric.connector import _convert_precision_to_unified_args
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import StrategyRegistry
@@ -34,8 +35,11 @@ from lightning_gaudi import vendor
 
 from .accelerator import HPUAccelerator
 from .checkpoint import HPUCheckpointIO
+from .distributed import check_start_method
 from .precision import HPUPrecisionPlugin, check_precision_plugin, unsupported
-from .strategies import SingleHPUStrategy, to_hpu_strategy
+from .strategies import HPUDDPStrategy, HPUParallelStrategy, SingleHPUStrategy, to_hpu_strategy
+from .strategies.base import HPUStrategy
+from .strategies.conversion import NAMES
 
 _MARK = "_lightning_gaudi_is_patched"
 
@@ -52,6 +56,16 @@ _ATTRIBUTES = (
 )
 
 
+_OLD_NAMES: dict[str, type] = {
+    "HPUAccelerator": HPUAccelerator,
+    "HPUCheckpointIO": HPUCheckpointIO,
+    "HPUParallelStrategy": HPUParallelStrategy,
+    "HPUPrecisionPlugin": HPUPrecisionPlugin,
+    "SingleHPUStrategy": SingleHPUStrategy,
+}
+"""What Lightning had until 2.5.5 and has only stubs of since."""
+
+
 def patch_connector(module: ModuleType) -> None:
     """Wrap the connector's methods and register our names; doing it again is harmless."""
     connector = getattr(module, "_AcceleratorConnector", None)
@@ -63,6 +77,7 @@ def patch_connector(module: ModuleType) -> None:
         return
     HPUAccelerator.register_accelerators(AcceleratorRegistry)
     SingleHPUStrategy.register_strategies(StrategyRegistry)
+    HPUDDPStrategy.register_strategies(StrategyRegistry)
     for name, wrap in _METHODS.items():
         setattr(connector, name, wrap(getattr(connector, name)))
     setattr(connector, _MARK, True)
@@ -78,11 +93,11 @@ def patch_graveyard(module: ModuleType) -> None:
     from lightning.pytorch.trainer import setup
 
     places = (module, accelerators, strategies, plugins, io, precision)
-    for ours in (HPUAccelerator, HPUCheckpointIO, HPUPrecisionPlugin, SingleHPUStrategy):
-        stub = getattr(module, ours.__name__, None)
+    for name, ours in _OLD_NAMES.items():
+        stub = getattr(module, name, None)
         for place in places:
-            if stub is not None and getattr(place, ours.__name__, None) is stub:
-                setattr(place, ours.__name__, ours)
+            if stub is not None and getattr(place, name, None) is stub:
+                setattr(place, name, ours)
     _extend_device_log(setup)
 
 
@@ -133,8 +148,8 @@ def _refuse_unknown(strategy: Any, precision: Any, error: ValueError) -> None:
     """Raise our own words if Lightning's `error` is about a name it does not know."""
     if isinstance(strategy, str) and strategy.lower() not in {"auto", *StrategyRegistry}:
         raise MisconfigurationException(
-            f"strategy={strategy!r} is unknown. With accelerator='hpu', pass strategy='auto' or "
-            f"{SingleHPUStrategy.strategy_name!r}."
+            f"strategy={strategy!r} is unknown. With accelerator='hpu', pass {NAMES}, or an "
+            "instance of a strategy."
         ) from error
     try:
         _convert_precision_to_unified_args(precision)
@@ -155,14 +170,9 @@ def _wrap_init_accelerator(original: Callable[[Any], None]) -> Any:
     @functools.wraps(original)
     def init_accelerator(self: Any) -> None:
         flag = self._accelerator_flag
-        if _names_hpu(flag):
-            if not HPUAccelerator.is_available():
-                raise MisconfigurationException(_no_card(flag))
-            typed = self._devices_flag
-            original(self)
-            _refuse_several(typed, len(self._parallel_devices), self._num_nodes_flag)
-        else:
-            original(self)
+        if _names_hpu(flag) and not HPUAccelerator.is_available():
+            raise MisconfigurationException(_no_card(flag))
+        original(self)
 
     return init_accelerator
 
@@ -170,7 +180,13 @@ def _wrap_init_accelerator(original: Callable[[Any], None]) -> Any:
 def _wrap_choose_strategy(original: Callable[[Any], Any]) -> Any:
     @functools.wraps(original)
     def choose_strategy(self: Any) -> Any:
-        return SingleHPUStrategy() if _is_ours(self) else original(self)
+        if not _is_ours(self):
+            return original(self)
+        if len(self._parallel_devices) == 1 and self._num_nodes_flag == 1:
+            return SingleHPUStrategy()
+        if _IS_INTERACTIVE:
+            check_start_method("fork", "'auto'")
+        return HPUDDPStrategy()
 
     return choose_strategy
 
@@ -181,7 +197,9 @@ def _wrap_check_strategy(original: Callable[[Any], None]) -> Any:
         flag = self._strategy_flag
         if _is_ours(self):
             self._strategy_flag = to_hpu_strategy(flag)
-        elif flag == SingleHPUStrategy.strategy_name or isinstance(flag, SingleHPUStrategy):
+            if isinstance(self._strategy_flag, SingleHPUStrategy):
+                _refuse_several(flag, len(self._parallel_devices), self._num_nodes_flag)
+        elif _is_hpu_strategy(flag):
             raise MisconfigurationException(
                 f"strategy={flag!r} trains on an HPU, but the accelerator is "
                 f"{self._accelerator_flag!r}. Pass accelerator='hpu', or another strategy."
@@ -224,17 +242,19 @@ def _no_card(flag: Any) -> str:
     )
 
 
-def _refuse_several(typed: Any, num_devices: int, num_nodes: int) -> None:
-    """Refuse more than one card: this version has no strategy for several."""
-    if num_devices > 1:
-        asked = f"devices={num_devices}" if typed == num_devices else f"devices={typed!r}"
+def _is_hpu_strategy(flag: Any) -> bool:
+    if isinstance(flag, str):
+        flag = StrategyRegistry[flag]["strategy"]
+        return isinstance(flag, type) and issubclass(flag, HPUStrategy)
+    return isinstance(flag, HPUStrategy)
+
+
+def _refuse_several(flag: Any, num_devices: int, num_nodes: int) -> None:
+    """Refuse a strategy for one card where there are several: the others would idle."""
+    if num_devices > 1 or num_nodes > 1:
         raise MisconfigurationException(
-            f"{asked} is {num_devices} HPUs, but this version trains on one card. Pass devices=1."
-        )
-    if num_nodes > 1:
-        raise MisconfigurationException(
-            f"num_nodes={num_nodes} with accelerator='hpu': this version trains on one card of one "
-            "node. Pass num_nodes=1."
+            f"strategy={flag!r} trains on one card, but devices and num_nodes ask for "
+            f"{num_devices * num_nodes}. Pass strategy='auto' or 'hpu_ddp', or devices=1."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -16,7 +15,7 @@ _FORMS = (
 
 
 def parse_devices(devices: Any) -> list[int]:
-    """The cards that `devices` names, as module indices of this machine.
+    """The cards that `devices` names, as positions among those that this job may use.
 
     Args:
         devices: A number of cards, -1 for all; the same as a string; a list or tuple of indices,
@@ -29,7 +28,7 @@ def parse_devices(devices: Any) -> list[int]:
         MisconfigurationException: It is none of these, names a card twice, none, or one that is
             not there; or it names one card, and this process drives another.
     """
-    num_cards = vendor.device_count()
+    num_cards = vendor.num_visible_cards()
     value = _read(devices)
     if isinstance(value, int):
         return _first(num_cards if value == -1 else value, num_cards, devices)
@@ -40,8 +39,8 @@ def parse_devices(devices: Any) -> list[int]:
     for index in value:
         if not 0 <= index < num_cards:
             raise MisconfigurationException(
-                f"devices={devices!r} names HPU {index}, but this machine has {_cards(num_cards)}, "
-                f"with the indices 0 to {num_cards - 1}."
+                f"devices={devices!r} names HPU {index}, but {_have(num_cards)}, with the indices "
+                f"0 to {num_cards - 1}."
             )
     if len(value) == 1:
         _refuse_another_process_card(value[0], devices)
@@ -67,11 +66,11 @@ def _read(devices: Any) -> int | list[int]:
 def _refuse_another_process_card(index: int, devices: Any) -> None:
     # A process drives one card and sees it as hpu:0. The driver reads which of the machine's it is
     # from HLS_MODULE_ID; set as late as here, it might be too late.
-    mine = os.environ.get("HLS_MODULE_ID", "0")
-    if str(index) != mine:
+    asked, mine = vendor.module_id(index), vendor.selected_module() or vendor.module_id(0)
+    if asked != mine:
         raise MisconfigurationException(
-            f"devices={devices!r} names HPU {index}, but this process drives HPU {mine}. Set "
-            f"HLS_MODULE_ID={index} before Python starts, or pass devices=1 for HPU {mine}."
+            f"devices={devices!r} names HPU {asked}, but this process drives HPU {mine}. Set "
+            f"HLS_MODULE_ID={asked} before Python starts, or pass devices=1 for HPU {mine}."
         )
 
 
@@ -80,11 +79,14 @@ def _first(count: int, num_cards: int, devices: Any) -> list[int]:
         raise MisconfigurationException(f"devices={devices!r} asks for no card. {_FORMS}")
     if count > num_cards:
         raise MisconfigurationException(
-            f"devices={devices!r} asks for {count} HPUs, but this machine has {_cards(num_cards)}. "
+            f"devices={devices!r} asks for {count} HPUs, but {_have(num_cards)}. "
             f"Pass devices={num_cards} or fewer."
         )
     return list(range(count))
 
 
-def _cards(count: int) -> str:
-    return f"{count} HPU" if count == 1 else f"{count} HPUs"
+def _have(count: int) -> str:
+    cards = f"{count} HPU" if count == 1 else f"{count} HPUs"
+    if count < vendor.device_count():
+        return f"HABANA_VISIBLE_MODULES leaves {cards} of this machine's {vendor.device_count()}"
+    return f"this machine has {cards}"

@@ -29,6 +29,7 @@ MIRRORED = (
     "checkpoint",
     "connectors",
     "devices",
+    "distributed",
     "precision",
     "strategies",
 )

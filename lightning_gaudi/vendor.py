@@ -8,6 +8,7 @@ Source: Intel Gaudi PyTorch bridge, release 1.19, `python_packages/habana_framew
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,49 @@ def unavailable_reason() -> str:
         reason = f"{type(_import_error).__name__}: {_import_error}"
         return f"the vendor's package {_NAME} does not work here ({reason})"
     return f"{_NAME} is installed, but its driver reports no card"
+
+
+def num_visible_cards() -> int:
+    """The number of cards that this job may use; HABANA_VISIBLE_MODULES can leave some out."""
+    modules = _visible_modules()
+    return device_count() if modules is None else min(len(modules), device_count())
+
+
+def module_id(index: int) -> str:
+    """The module (the card's slot in the server) at a position among the visible ones."""
+    modules = _visible_modules()
+    return str(index) if modules is None else modules[index]
+
+
+def _visible_modules() -> list[str] | None:
+    value = os.environ.get("HABANA_VISIBLE_MODULES")
+    return [module.strip() for module in value.split(",")] if value else None
+
+
+def selected_module() -> str | None:
+    """The module that this process was told to drive, or None if it was not told."""
+    return os.environ.get("HLS_MODULE_ID") or None
+
+
+def select_module(module: str) -> None:
+    """Tell the driver which module to drive; it reads that once, when the device starts."""
+    os.environ["HLS_MODULE_ID"] = module
+
+
+def is_initialized() -> bool:
+    """Whether this process has started its device, and so acquired a card."""
+    return bool(package().hpu.is_initialized())
+
+
+def init_hccl(world_size: int, rank: int, local_rank: int) -> None:
+    """Import the vendor's communication library, which makes the backend `"hccl"` known to torch.
+
+    Its import acts on the environment (it sets HLS_MODULE_ID and, where they are missing,
+    MASTER_ADDR and MASTER_PORT), so it must come after the ranks are there and the card is chosen.
+    """
+    from habana_frameworks.torch.distributed import hccl  # noqa: TID251
+
+    hccl.initialize_distributed_hpu(world_size=world_size, rank=rank, local_rank=local_rank)
 
 
 def is_lazy() -> bool:

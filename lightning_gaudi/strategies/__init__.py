@@ -1,6 +1,12 @@
-"""How training runs on one card, and later on many."""
+"""How training runs on one card and on many."""
 
 from .conversion import to_hpu_strategy
+from .ddp import HPUDDPStrategy, HPUParallelStrategy
 from .single import SingleHPUStrategy
 
-__all__ = ["SingleHPUStrategy", "to_hpu_strategy"]
+__all__ = [
+    "HPUDDPStrategy",
+    "HPUParallelStrategy",
+    "SingleHPUStrategy",
+    "to_hpu_strategy",
+]

@@ -214,7 +214,7 @@ def test_random_state_of_another_device_is_passed_over_with_a_warning(tmp_path: 
     checkpoint = torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)
     checkpoint["hpu_rng_state"] = torch.zeros(3, dtype=torch.uint8)
     torch.save(checkpoint, tmp_path / "checkpoint.ckpt")
-    with pytest.warns(UserWarning, match="random state of another kind of HPU"):
+    with pytest.warns(UserWarning, match="random state is of another kind of HPU"):
         _fit(2, tmp_path / "checkpoint.ckpt")
 
 

@@ -1,0 +1,154 @@
+"""`HPUStrategy`: what training on an HPU is, whatever the number of cards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_gaudi import vendor
+from lightning_gaudi.tied_weights import kept_tied
+
+from ..checkpoint import HPUCheckpointIO, restore_rng_state
+from ..checkpoint.rng import KEY as RNG_STATE
+
+
+class HPUStrategy(Strategy):
+    """The base of our strategies, beside the one of Lightning's that each of them extends.
+
+    In the vendor's lazy mode a training step is two graphs, cut after backward and after the
+    optimizer's step, and each step of an evaluation is one. In eager mode nothing is cut.
+
+    It comes second: `class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy)`. Python then lets
+    an instance of the first become one of ours, and Lightning's `super()` calls arrive here.
+    """
+
+    # Of the device's generator, for the first training step of a run. Class attributes, since an
+    # instance of Lightning's own strategy may have become one of ours.
+    _rng_state_at_start: Tensor | list[Tensor] | None = None
+    _has_remains = False
+
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        """What reads and writes checkpoints."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = HPUCheckpointIO()
+        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
+            self._checkpoint_io.checkpoint_io = HPUCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    @override
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
+    @override
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Cut the graph after backward."""
+        self._end_of_graph()
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: pl.LightningModule | Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Step the optimizer, then cut the graph."""
+        result = super().optimizer_step(optimizer, closure, model, **kwargs)
+        self._end_of_graph()
+        return result
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        """One step of the evaluation, one graph: batches do not pile up until a metric is read."""
+        output = super().validation_step(*args, **kwargs)
+        self._end_of_graph()
+        return output
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        """See `validation_step`."""
+        output = super().test_step(*args, **kwargs)
+        self._end_of_graph()
+        return output
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """See `validation_step`."""
+        output = super().predict_step(*args, **kwargs)
+        self._end_of_graph()
+        return output
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
+    ) -> None:
+        """Save the checkpoint, with the state of the device's generator."""
+        checkpoint[RNG_STATE] = self._rng_state()
+        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restore the optimizers; this happens only where fitting resumes."""
+        super().load_optimizer_state_dict(checkpoint)
+        self._rng_state_at_start = checkpoint.get(RNG_STATE)
+
+    @override
+    def on_validation_start(self) -> None:
+        """Keep the random state: as on other devices, the sanity check leaves no trace in it."""
+        super().on_validation_start()
+        module = self.lightning_module
+        is_sanity_check = module is not None and module.trainer.sanity_checking
+        if is_sanity_check and self._rng_state_at_start is None:
+            self._rng_state_at_start = self._rng_state()
+
+    @override
+    def on_validation_end(self) -> None:
+        """Remember that the metrics of a validation have left operations behind."""
+        super().on_validation_end()
+        self._has_remains = True
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Cut off what an epoch or a validation left: the step is the graph that it always is."""
+        super().on_train_batch_start(batch, batch_idx)
+        if self._has_remains or batch_idx == 0:
+            self._has_remains = False
+            self._end_of_graph()
+
+    @override
+    def on_train_start(self) -> None:
+        """Go on with the random numbers that a checkpoint or the sanity check interrupted."""
+        super().on_train_start()
+        state, self._rng_state_at_start = self._rng_state_at_start, None
+        if state is not None:
+            assert self.lightning_module is not None
+            trainer = self.lightning_module.trainer
+            restore_rng_state(state, rank=trainer.global_rank, world_size=trainer.world_size)
+
+    @override
+    def teardown(self) -> None:
+        """Move the model to the CPU, with its tied weights tied."""
+        with kept_tied(self.lightning_module):
+            super().teardown()
+
+    def _rng_state(self) -> Tensor | list[Tensor]:
+        """The state of this process's generator, or of all ranks' by rank."""
+        return vendor.get_rng_state()
+
+    def _end_of_graph(self) -> None:
+        if vendor.is_lazy():
+            vendor.mark_step()
