@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .accelerator import HPUAccelerator
     from .checkpoint import HPUCheckpointIO
     from .precision import HPUPrecisionPlugin
+    from .profiler import HPUProfiler
     from .strategies import HPUDDPStrategy, HPUParallelStrategy, SingleHPUStrategy
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "HPUDDPStrategy",
     "HPUParallelStrategy",
     "HPUPrecisionPlugin",
+    "HPUProfiler",
     "SingleHPUStrategy",
     "__version__",
 ]
@@ -35,6 +37,7 @@ _HOMES = {
     "HPUDDPStrategy": ".strategies",
     "HPUParallelStrategy": ".strategies",
     "HPUPrecisionPlugin": ".precision",
+    "HPUProfiler": ".profiler",
     "SingleHPUStrategy": ".strategies",
 }
 

@@ -92,6 +92,8 @@ def patch_graveyard(module: ModuleType) -> None:
     from lightning.pytorch.plugins import io, precision
     from lightning.pytorch.trainer import setup
 
+    from .profiler import extend_trainer_setup
+
     places = (module, accelerators, strategies, plugins, io, precision)
     for name, ours in _OLD_NAMES.items():
         stub = getattr(module, name, None)
@@ -99,6 +101,7 @@ def patch_graveyard(module: ModuleType) -> None:
             if stub is not None and getattr(place, name, None) is stub:
                 setattr(place, name, ours)
     _extend_device_log(setup)
+    extend_trainer_setup(setup)
 
 
 def _missing_names(connector: type) -> list[str]:

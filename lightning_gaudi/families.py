@@ -31,6 +31,7 @@ MIRRORED = (
     "devices",
     "distributed",
     "precision",
+    "profiler",
     "strategies",
 )
 """The modules and packages that exist once for each family; all others are shared."""

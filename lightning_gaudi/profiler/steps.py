@@ -1,0 +1,140 @@
+"""What each step costs the host, and what it had the device do: cheap enough for every step."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from array import array
+from collections.abc import Callable
+
+from lightning_gaudi import vendor
+
+HOST, GAP, DATA = "step on the host", "between two steps", "  waiting for data"
+SYNCS, GRAPHS, COMPILING = "host syncs", "graph compilations", "time compiling"
+
+_TIMES = (HOST, GAP, DATA, COMPILING)
+_ORDER = (HOST, GAP, DATA, SYNCS, GRAPHS, COMPILING)
+
+Totals = dict[str, float]
+"""Row of the table -> its total since the start of the process; seconds where it is a time."""
+
+
+def device_totals() -> Totals:
+    """What the device counts; it is asked without waiting for it."""
+    totals: Totals = {}
+    syncs, graphs = vendor.metric("host_sync"), vendor.metric("graph_compilation")
+    if syncs is not None:
+        totals[SYNCS] = syncs["TotalNumber"]
+    if graphs is not None:
+        totals[GRAPHS] = graphs["TotalNumber"]
+        totals[COMPILING] = graphs["TotalTime"] / 1e6  # the vendor counts microseconds
+    return totals
+
+
+class StepMeter:
+    """Measures steps from the outside: fetch a batch, run the step, log; then the next one.
+
+    A step is charged with what the device counts from the fetching of its batch to that of the
+    next, or to what is no part of a step, such as a validation. Between `close` and `open` nothing
+    is charged: there the profiler does its own work.
+
+    Args:
+        read_totals: Gives the device's counts.
+    """
+
+    def __init__(self, read_totals: Callable[[], Totals] = dict) -> None:
+        self.values: dict[str, array[float]] = {name: array("d") for name in _ORDER}
+        self._read_totals = read_totals
+        self._before: Totals | None = None
+        self._is_done = False
+        self._fetched_at: float | None = None
+        self._started_at: float | None = None
+        self._idle_since: float | None = None
+        self._gap_s: float | None = None
+        self._data_s = 0.0
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps that have been measured."""
+        return len(self.values[HOST])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what happens now is charged to a step."""
+        return self._before is not None
+
+    def open(self) -> None:
+        """From here on the costs are the next step's."""
+        self._before = self._read_totals()
+        self._data_s = 0.0
+        if self._gap_s is not None:
+            self._idle_since = time.perf_counter()
+
+    def close(self) -> bool:
+        """The costs so far were the step's; return whether there was one."""
+        if not self._is_done:
+            return False
+        self._is_done = False
+        if self._before is not None:
+            for name, total in self._read_totals().items():
+                self.values[name].append(total - self._before.get(name, 0.0))
+        self._before = None
+        self._gap_s = self._since(self._idle_since)
+        return True
+
+    def forget_gap(self) -> None:
+        """What comes before the next step is not a gap between two."""
+        self._gap_s = self._idle_since = None
+
+    def fetch_started(self) -> None:
+        """A batch is being fetched."""
+        self._fetched_at = time.perf_counter()
+
+    def fetch_stopped(self) -> None:
+        """The batch is there."""
+        if self._fetched_at is not None and self._started_at is None:
+            self._data_s += self._since(self._fetched_at)
+        self._fetched_at = None
+
+    def step_started(self) -> None:
+        """The step begins."""
+        if self._gap_s is not None:
+            self.values[GAP].append(self._gap_s + self._since(self._idle_since))
+            self.values[DATA].append(self._data_s)
+        self.forget_gap()
+        self._started_at = time.perf_counter()
+
+    def step_stopped(self) -> None:
+        """The step has ended on the host."""
+        if self._started_at is None:
+            return
+        self.values[HOST].append(self._since(self._started_at))
+        self._started_at = None
+        self._idle_since = time.perf_counter()
+        self._is_done = True
+
+    def table(self) -> str:
+        """Median, maximum and total of each row that was measured."""
+        rows = [f"{'':20}{'median':>12}{'max':>12}{'total':>12}"]
+        for name in _ORDER:
+            values = self.values[name]
+            if values and (name != COMPILING or sum(self.values[GRAPHS])):
+                show = show_seconds if name in _TIMES else _number
+                figures = (statistics.median(values), max(values), sum(values))
+                rows.append(f"{name:20}" + "".join(f"{show(figure):>12}" for figure in figures))
+        return "\n".join(rows)
+
+    @staticmethod
+    def _since(start: float | None) -> float:
+        return 0.0 if start is None else time.perf_counter() - start
+
+
+def show_seconds(seconds: float) -> str:
+    """A time for people, in a few characters."""
+    if seconds >= 10:
+        return f"{seconds:,.1f} s"
+    return f"{seconds * 1e3:,.1f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.3f} ms"
+
+
+def _number(count: float) -> str:
+    return f"{count:,.1f}" if count % 1 else f"{count:,.0f}"

@@ -1,0 +1,74 @@
+"""Chrome traces as files: written at once or not at all, and looked into."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
+
+from ..checkpoint.atomic import write_atomically
+
+# Of an event of the device: the categories of Kineto and of the vendor's writer (release 1.19).
+_DEVICE_EVENT = re.compile(
+    rb'"cat"\s*:\s*"(?:kernel|hpu_op|(?:gpu_)?mem(?:cpy|set))"', re.IGNORECASE
+)
+_CHUNK_BYTES = 1 << 22
+
+
+def save_trace(profile: Any, target: str) -> bool:
+    """Write the trace that torch's profiler holds to `target`; return whether a device is in it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder, Path(target).name)
+        _export(profile, exported)
+        if _is_local_file_protocol(target):
+            _make_folder(Path(target).parent, target)
+            with exported.open("rb") as source:
+                write_atomically(Path(target), lambda file: shutil.copyfileobj(source, file))
+        else:
+            get_filesystem(target).put_file(str(exported), target)
+        return holds_device_events(exported)
+
+
+def holds_device_events(trace: Path) -> bool:
+    """Whether a Chrome trace has events of a device; it is searched, not parsed."""
+    rest = b""
+    with trace.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            if _DEVICE_EVENT.search(rest + chunk):
+                return True
+            rest = chunk[-64:]
+    return False
+
+
+def _export(profile: Any, target: Path) -> None:
+    """Have torch write the trace, which does not say if it could not."""
+    target.touch()
+    try:
+        profile.export_chrome_trace(str(target))
+    except RuntimeError as error:  # the vendor's: it reads again what torch has written
+        raise OSError(f"Could not export the trace to {target.parent}: {error}") from error
+    with target.open("rb") as file:
+        file.seek(max(0, target.stat().st_size - 64))
+        if not file.read().rstrip().endswith(b"}"):
+            free_mib = shutil.disk_usage(target.parent).free / 2**20
+            raise OSError(
+                f"Could not export the trace to {target.parent}, where {free_mib:.1f} MiB are "
+                "free: it was cut short. Set TMPDIR to a folder with more space."
+            )
+
+
+def _make_folder(folder: Path, target: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"Could not save {target}: {error.strerror}: {folder}"
+        ) from error
