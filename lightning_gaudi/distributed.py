@@ -43,11 +43,14 @@ Source: Intel Gaudi documentation, "Distributed Training with PyTorch"; Model-Re
 """
 
 
-def check_backend(backend: str | None) -> None:
-    """Refuse to communicate over anything but HCCL.
+def checked_backend(backend: str | None) -> str:
+    """The backend to initialize, which is HCCL for an HPU.
+
+    Args:
+        backend: What the user asked for, such as None, `"hccl"` or `"cpu:gloo,hpu:hccl"`.
 
     Raises:
-        MisconfigurationException: The user asks for another backend.
+        MisconfigurationException: It is another one for an HPU.
     """
     parts = (backend or BACKEND).split(",")
     if BACKEND not in parts and f"hpu:{BACKEND}" not in parts:
@@ -55,6 +58,7 @@ def check_backend(backend: str | None) -> None:
             f"process_group_backend={backend!r} does not communicate between HPUs. Leave it out, "
             f"or pass {BACKEND!r}."
         )
+    return ",".join(parts)
 
 
 def check_start_method(start_method: str, typed: str) -> None:
@@ -116,11 +120,14 @@ def _positions(devices: Sequence[torch.device]) -> list[int]:
     return indices if len(set(indices)) == len(indices) else list(range(len(indices)))
 
 
-def init_process_group(environment: ClusterEnvironment, timeout: timedelta | None) -> None:
+def init_process_group(
+    environment: ClusterEnvironment, backend: str, timeout: timedelta | None
+) -> None:
     """Connect all ranks over HCCL, which is imported only now that each has its card.
 
     Args:
         environment: Tells ranks, world size and the address of rank 0.
+        backend: What `checked_backend` gave.
         timeout: How long a collective may take.
 
     Raises:
@@ -130,7 +137,7 @@ def init_process_group(environment: ClusterEnvironment, timeout: timedelta | Non
     os.environ["MASTER_PORT"] = str(environment.main_port)
     vendor.init_hccl(environment.world_size(), environment.global_rank(), environment.local_rank())
     is_new = not dist.is_initialized()
-    _init_dist_connection(environment, BACKEND, timeout=timeout)
+    _init_dist_connection(environment, backend, timeout=timeout)
     if is_new:
         atexit.register(_destroy_dist_connection)
     _check_group()

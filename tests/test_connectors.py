@@ -10,15 +10,9 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    FSDPStrategy,
-    SingleDeviceStrategy,
-    Strategy,
-    StrategyRegistry,
-)
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 
-from lightning_gaudi import HPUAccelerator, SingleHPUStrategy, connectors
+from lightning_gaudi import HPUAccelerator, HPUDDPStrategy, SingleHPUStrategy, connectors
 from tests.helpers.process import run_python
 from tests.helpers.tiny import QUIET, TinyModule, ValidatedModule, batches, hpu_trainer
 
@@ -149,51 +143,14 @@ def test_an_instance_of_the_user_stays_the_users_object() -> None:
     assert strategy.checkpoint_io is checkpoint_io
 
 
-class _UserStrategy(SingleDeviceStrategy):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("strategy", "typed"),
-    [
-        ("ddp", "'ddp'"),
-        ("ddp_spawn", "'ddp_spawn'"),
-        ("ddp_find_unused_parameters_true", "'ddp_find_unused_parameters_true'"),
-        ("deepspeed", "'deepspeed'"),
-        ("deepspeed_stage_3", "'deepspeed_stage_3'"),
-        ("fsdp", "'fsdp'"),
-        (DDPStrategy(), "DDPStrategy()"),
-        (_UserStrategy(), "_UserStrategy(device='cpu')"),
-        (SingleDeviceStrategy("meta"), "SingleDeviceStrategy(device='meta')"),
-    ],
-)
-def test_strategies_of_later_versions_are_refused_as_typed(strategy: Any, typed: str) -> None:
-    with pytest.raises(MisconfigurationException) as raised:
-        hpu_trainer(strategy=strategy)
-    assert f"strategy={typed} does not train on accelerator='hpu'" in str(raised.value)
-    assert "Pass strategy='auto' or 'hpu_single'" in str(raised.value)
-
-
-def test_fsdp_instance_is_refused() -> None:
-    with pytest.raises(MisconfigurationException, match=r"strategy=FSDPStrategy\(\)"):
-        hpu_trainer(strategy=FSDPStrategy())
-
-
 def test_unknown_strategy_is_named() -> None:
-    message = "strategy='hpu_singel' is unknown.*pass strategy='auto' or 'hpu_single'"
+    message = "strategy='hpu_singel' is unknown.*pass 'auto', 'hpu_ddp', 'hpu_single'"
     with pytest.raises(MisconfigurationException, match=message):
         hpu_trainer(strategy="hpu_singel")
+    with pytest.raises(MisconfigurationException, match="strategy='dp' is unknown"):
+        hpu_trainer(strategy="dp", devices=2)
     with pytest.raises(ValueError, match="invalid strategy name: `strategy='hpu_singel'`"):
         hpu_trainer(accelerator="cpu", strategy="hpu_singel")
-
-
-def test_strategy_registered_by_a_user_is_refused_by_its_name() -> None:
-    StrategyRegistry.register("mine", _UserStrategy)
-    try:
-        with pytest.raises(MisconfigurationException, match="strategy='mine'"):
-            hpu_trainer(strategy="mine")
-    finally:
-        StrategyRegistry.remove("mine")
 
 
 def test_users_subclass_of_our_strategy_is_taken() -> None:
@@ -203,15 +160,24 @@ def test_users_subclass_of_our_strategy_is_taken() -> None:
     assert type(hpu_trainer(strategy=Mine()).strategy) is Mine
 
 
-@pytest.mark.parametrize("strategy", ["hpu_single", SingleHPUStrategy()])
+@pytest.mark.parametrize(
+    "strategy", ["hpu_single", "hpu_ddp", "hpu_parallel", SingleHPUStrategy(), HPUDDPStrategy()]
+)
 def test_hpu_strategy_on_another_accelerator_is_refused(strategy: str | Strategy) -> None:
     with pytest.raises(MisconfigurationException, match="but the accelerator is 'cpu'"):
         pl.Trainer(accelerator="cpu", strategy=strategy, **QUIET)
 
 
-def test_several_nodes_are_refused() -> None:
-    with pytest.raises(MisconfigurationException, match="num_nodes=2 with accelerator='hpu'"):
-        hpu_trainer(num_nodes=2)
+@pytest.mark.parametrize("several", [{"devices": 2}, {"devices": 1, "num_nodes": 2}])
+@pytest.mark.parametrize("strategy", ["hpu_single", "single_device", SingleHPUStrategy()])
+def test_one_cards_strategy_is_refused_on_several(strategy: Any, several: dict[str, int]) -> None:
+    with pytest.raises(MisconfigurationException, match="trains on one card, but .* ask for 2"):
+        hpu_trainer(strategy=strategy, **several)
+
+
+@pytest.mark.parametrize("several", [{"devices": 2}, {"devices": 1, "num_nodes": 2}])
+def test_auto_is_ddp_on_several_cards_and_nodes(several: dict[str, int]) -> None:
+    assert type(hpu_trainer(**several).strategy) is HPUDDPStrategy
 
 
 def test_old_names_of_lightning_are_our_classes() -> None:
@@ -220,6 +186,7 @@ def test_old_names_of_lightning_are_our_classes() -> None:
     places = {
         "HPUAccelerator": ["accelerators", "accelerators.hpu"],
         "SingleHPUStrategy": ["strategies", "strategies.single_hpu"],
+        "HPUParallelStrategy": ["strategies", "strategies.hpu_parallel"],
         "HPUPrecisionPlugin": ["plugins", "plugins.precision", "plugins.precision.hpu"],
         "HPUCheckpointIO": ["plugins", "plugins.io", "plugins.io.hpu_plugin"],
     }

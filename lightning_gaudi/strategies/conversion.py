@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import (
 
 from lightning_gaudi.reparent import reparent
 
-from ..distributed import DEVICE, check_backend, check_start_method
+from ..distributed import DEVICE, check_start_method, checked_backend
 from .base import HPUStrategy
 from .ddp import HPUDDPStrategy
 from .single import SingleHPUStrategy
@@ -51,7 +51,7 @@ def to_hpu_strategy(strategy: str | Strategy) -> Strategy:
     if not issubclass(kind, HPUStrategy):
         reparent(found, base, _FORMS[base])
     if isinstance(found, HPUDDPStrategy):
-        check_backend(found._process_group_backend)
+        checked_backend(found._process_group_backend)
         check_start_method(found._start_method, typed)
     elif isinstance(found, SingleHPUStrategy):
         found._root_device = DEVICE

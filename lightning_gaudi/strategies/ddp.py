@@ -62,9 +62,10 @@ class HPUDDPStrategy(DDPStrategy, HPUStrategy):
         reset_seed()
         self.set_world_ranks()
         assert self.cluster_environment is not None
-        distributed.check_backend(self._process_group_backend)
-        self._process_group_backend = distributed.BACKEND
-        distributed.init_process_group(self.cluster_environment, self._timeout)
+        self._process_group_backend = distributed.checked_backend(self._process_group_backend)
+        distributed.init_process_group(
+            self.cluster_environment, self._process_group_backend, self._timeout
+        )
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
