@@ -40,6 +40,8 @@ def run(args: ArgsType = None) -> BertCLI:
     with warnings.catch_warnings():
         # Lightning suspects arguments of a program that has a command line of its own.
         warnings.filterwarnings("ignore", "LightningCLI's args parameter", UserWarning)
+        # What validation logs is summed over all processes before.
+        warnings.filterwarnings("ignore", ".*sync_dist=True", UserWarning)
         return BertCLI(
             BertPretraining,
             BertData,

@@ -194,16 +194,23 @@ class BertData(LightningDataModule):
     def _dataloader(self, split: str) -> DataLoader[dict[str, Any]]:
         is_training, dataset = split == "train", self.datasets[split]
         batch_size, workers = self.hparams["batch_size"], self.hparams["num_workers"]
-        if len(dataset) < batch_size and is_training:
+        num_ranks = 1 if self.trainer is None else self.trainer.world_size
+        if len(dataset) < batch_size * num_ranks and is_training:
+            on = f" on each of {num_ranks} cards" if num_ranks > 1 else ""
             raise ValueError(
                 f"The training text fills {len(dataset)} row(s), less than one batch of "
-                f"data.batch_size={batch_size}. Use more text, or a smaller batch."
+                f"data.batch_size={batch_size}{on}. Use more text, or a smaller batch."
             )
         return DataLoader(
             dataset,
             batch_size=batch_size,
             sampler=EpochSampler(
-                len(dataset), batch_size, shuffle=is_training, seed=self.hparams["seed"]
+                len(dataset),
+                batch_size,
+                shuffle=is_training,
+                seed=self.hparams["seed"],
+                num_ranks=num_ranks,
+                rank=0 if self.trainer is None else self.trainer.global_rank,
             ),
             collate_fn=collate,
             drop_last=is_training,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, DistributedSampler
 
 from recipes.bert_pretraining.sequences import NO_LABEL
 
@@ -142,34 +142,52 @@ def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return batch
 
 
-class EpochSampler(Sampler[tuple[int, int]]):
+class EpochSampler(DistributedSampler[Any]):
     """(epoch, index) of every item: shuffled in training, in order and padded in evaluation.
 
-    Lightning calls `set_epoch`. In evaluation the last batch is filled up with empty rows
-    (index -1), so that it has the shape of the others and no item is left out.
+    Lightning calls `set_epoch`, and takes it as it is on several ranks: each gets its own items, as
+    many as the others. In training the few that do not share out evenly wait for another epoch's
+    order; in evaluation all last batches are filled up with empty rows (index -1), so that every
+    batch has the same shape and each item is evaluated once.
 
     Args:
         num_items: size of the data set.
-        batch_size: rows of a batch, to pad to.
+        batch_size: rows of a batch on each rank, to pad to.
         shuffle: training (True) or evaluation (False: every epoch is epoch 0).
-        seed: of the order.
+        seed: of the order, the same on all ranks.
+        num_ranks: processes that share the items.
+        rank: this process among them.
     """
 
-    def __init__(self, num_items: int, batch_size: int, *, shuffle: bool, seed: int) -> None:
-        self._num_items, self._shuffle, self._seed = num_items, shuffle, seed
-        self._num_padding = 0 if shuffle else -num_items % batch_size
-        self._epoch = 0
+    def __init__(
+        self,
+        num_items: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        num_ranks: int = 1,
+        rank: int = 0,
+    ) -> None:
+        super().__init__(
+            range(num_items), num_ranks, rank, shuffle=shuffle, seed=seed, drop_last=shuffle
+        )
+        if not shuffle:
+            self.total_size = num_items + -num_items % (batch_size * num_ranks)
+            self.num_samples = self.total_size // num_ranks
+        else:
+            self.num_samples = num_items // num_ranks
+            self.total_size = self.num_samples * num_ranks
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order and the masks of the coming epoch."""
-        self._epoch = epoch if self._shuffle else 0
-
-    def __len__(self) -> int:
-        return self._num_items + self._num_padding
+        super().set_epoch(epoch if self.shuffle else 0)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        order = np.arange(self._num_items)
-        if self._shuffle:
-            order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
-        for index in (*order.tolist(), *[-1] * self._num_padding):
-            yield self._epoch, index
+        order = np.arange(len(self.dataset))
+        if self.shuffle:
+            order = np.random.default_rng((self.seed, self.epoch)).permutation(order)
+        padding = [-1] * (self.total_size - len(order))
+        items = [*order.tolist(), *padding][: self.total_size]
+        for index in items[self.rank :: self.num_replicas]:
+            yield self.epoch, index

@@ -92,6 +92,26 @@ def test_evaluation_is_in_order_and_fills_the_last_batch_with_empty_rows():
     assert len(sampler) == 8
 
 
+def test_ranks_share_the_items_of_an_epoch_evenly():
+    samplers = [
+        EpochSampler(11, batch_size=2, shuffle=True, seed=0, num_ranks=2, rank=rank)
+        for rank in (0, 1)
+    ]
+    parts = [[index for _, index in sampler] for sampler in samplers]
+    assert [len(part) for part in parts] == [len(sampler) for sampler in samplers] == [5, 5]
+    assert len({*parts[0], *parts[1]}) == 10
+
+
+def test_ranks_evaluate_each_item_once_in_full_batches():
+    samplers = [
+        EpochSampler(9, batch_size=4, shuffle=False, seed=0, num_ranks=2, rank=rank)
+        for rank in (0, 1)
+    ]
+    parts = [[index for _, index in sampler] for sampler in samplers]
+    assert [len(part) for part in parts] == [len(sampler) for sampler in samplers] == [8, 8]
+    assert sorted(index for part in parts for index in part if index >= 0) == list(range(9))
+
+
 def test_workers_give_the_same_batches(make_data):
     torch.multiprocessing.set_sharing_strategy("file_system")
     batches = [list(make_data(num_workers=n).train_dataloader()) for n in (0, 1)]
