@@ -100,7 +100,9 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
     modules = [vendor.module_id(index) for index in _positions(devices)]
     module, mine = modules[local_rank], vendor.selected_module()
     if mine is None:
-        if vendor.is_initialized() and modules != [vendor.module_id(0)]:
+        if modules == [vendor.module_id(0)]:
+            return  # any card will do: the driver takes a free one
+        if vendor.is_initialized():
             raise MisconfigurationException(
                 f"Local rank {local_rank} drives module {module}, but its HPU was in use before "
                 "training began, and then it is the first free one. Use no hpu tensor before "
