@@ -1,13 +1,16 @@
 # Every target sets up .venv by itself; see `make help`.
 python = .venv/bin/python
 simulate = .venv/bin/lightning-gaudi simulate
+# Of a Gaudi server's environment, which has the vendor's torch: `make test-gaudi` alone uses it.
+gaudi_python ?= python3
 
-.PHONY: help setup demo test test-all lint types format benchmarks clean
+.PHONY: help setup demo test test-all test-gaudi lint types format benchmarks clean
 
 help:
 	@echo "make demo        train BERT on real text on a simulated Gaudi 2 (about 5 minutes)"
 	@echo "make test        the test suite without the slow tests"
 	@echo "make test-all    the whole test suite"
+	@echo "make test-gaudi  on a Gaudi server: the contract tests on its cards (docs/on-a-gaudi.md)"
 	@echo "make lint types  ruff; mypy"
 	@echo "make benchmarks  the simulator against the plain CPU, as ratios"
 	@echo "make clean       remove .venv and what runs left behind"
@@ -24,6 +27,10 @@ test: setup
 
 test-all: setup
 	$(python) -m pytest
+
+# Without `setup`: its torch is stock, and the cards need the vendor's.
+test-gaudi:
+	@$(gaudi_python) scripts/test_gaudi.py
 
 lint: setup
 	$(python) -m ruff check .

@@ -1,11 +1,21 @@
-"""The whole suite runs on a simulated server of eight cards, one of which this process drives."""
+"""The suite runs on a simulated server of eight cards, one of which this process drives.
+
+LIGHTNING_GAUDI_TEST_ON says otherwise, for tests/contract alone (see scripts/test_gaudi.py):
+"gaudi" takes the server's own cards, "simulator" the simulated ones; both keep PT_HPU_LAZY_MODE.
+"""
 
 import os
 
+_TEST_ON = os.environ.get("LIGHTNING_GAUDI_TEST_ON")
+
 # Before torch is imported: the simulated device registers at the end of `import torch`.
-os.environ.setdefault("LIGHTNING_GAUDI_SIMULATE", "8")
+if _TEST_ON == "gaudi":
+    os.environ.pop("LIGHTNING_GAUDI_SIMULATE", None)
+else:
+    os.environ.setdefault("LIGHTNING_GAUDI_SIMULATE", "8")
+if _TEST_ON is None:
+    os.environ.pop("PT_HPU_LAZY_MODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.pop("PT_HPU_LAZY_MODE", None)
 
 # Activates the simulator, so that test modules may import habana_frameworks before torch.
-import torch  # noqa: F401
+import torch  # noqa: E402, F401

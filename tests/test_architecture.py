@@ -68,6 +68,15 @@ def test_only_activation_starts_the_simulator() -> None:
             assert not names, f"{path} imports {names}"
 
 
+def test_contract_tests_know_nothing_of_the_simulator() -> None:
+    """What they say must hold on a real card."""
+    for path in _sources(ROOT / "tests" / "contract"):
+        source = path.read_text()
+        assert not [name for name in _imports(path) if "simulator" in name.split(".")], path
+        for name in ("_hpu_sim", "host_sync", "LIGHTNING_GAUDI_SIMULATE", "run_python"):
+            assert name not in source, f"{path} names {name}"
+
+
 def test_recipes_import_public_names_only() -> None:
     for path in _sources(ROOT / "recipes"):
         for name in _imports(path):

@@ -1,0 +1,75 @@
+"""scripts/test_gaudi.py: what `make test-gaudi` runs, here on simulated cards or on none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.process import run
+
+SCRIPT = str(Path(__file__).parents[1] / "scripts" / "test_gaudi.py")
+NO_SIMULATOR = {"LIGHTNING_GAUDI_SIMULATE": None}
+
+
+def test_a_machine_without_the_vendors_package_is_refused() -> None:
+    result = run([sys.executable, SCRIPT], env=NO_SIMULATOR, check=False)
+    assert result.returncode == 2
+    assert "no Gaudi environment here" in result.stderr
+    assert "has no package 'habana_frameworks'" in result.stderr
+    assert "`make test`" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_server_without_a_card_is_refused(tmp_path: Path) -> None:
+    package = tmp_path / "habana_frameworks" / "torch"
+    for module in ("hpu/metrics", "utils/internal"):
+        (package / module).mkdir(parents=True)
+        (package / module / "__init__.py").touch()
+    (package / "hpu" / "__init__.py").write_text("def device_count(): return 0")
+    (package / "utils" / "__init__.py").touch()
+    (package / "__init__.py").write_text("from . import hpu, utils")
+    env = {**NO_SIMULATOR, "PYTHONPATH": str(tmp_path)}
+    result = run([sys.executable, SCRIPT], env=env, check=False)
+    assert result.returncode == 2
+    assert "no Gaudi here: habana_frameworks.torch is installed, but its driver" in result.stderr
+
+
+def _run_simulated(report: Path, *args: str, **env: str) -> str:
+    command = [sys.executable, SCRIPT, "--simulator", "--report", str(report), *args]
+    run(command, env={**NO_SIMULATOR, **env}, timeout=280)
+    return report.read_text()
+
+
+def test_contract_holds_in_lazy_mode(tmp_path: Path) -> None:
+    """In eager mode this suite runs tests/contract itself."""
+    several = "--ignore=tests/contract/several_cards"
+    report = _run_simulated(tmp_path / "report.txt", "--mode=lazy", several)
+    assert "lazy mode: passed" in report
+    assert "needs lazy mode" not in report
+    assert "several_cards" not in report
+
+
+@pytest.mark.slow
+def test_contract_of_several_cards_holds_in_lazy_mode(tmp_path: Path) -> None:
+    one = "--ignore=tests/contract/one_card"
+    report = _run_simulated(tmp_path / "report.txt", "--mode=lazy", one, "-m", "not slow")
+    assert "lazy mode: passed" in report
+
+
+def test_report_tells_versions_and_no_secret(tmp_path: Path) -> None:
+    report = _run_simulated(
+        tmp_path / "report.txt",
+        *("--mode=eager", "--ignore=tests/contract/several_cards", "-k", "test_there_is_a_card"),
+        HABANA_LOGS="/tmp/logs",
+        HABANA_API_TOKEN="very-private",
+        AWS_SECRET_ACCESS_KEY="very-private",
+    )
+    assert "\ntorch 2." in report
+    assert "\nlightning-gaudi " in report
+    assert "\nHABANA_LOGS=/tmp/logs" in report
+    assert "\nHABANA_API_TOKEN=<not shown>" in report
+    assert "very-private" not in report
+    assert str(Path.home()) + "/" not in report
+    assert "1 passed" in report
