@@ -200,17 +200,21 @@ class HPUProfiler(Profiler):
         if self._meter.is_open:
             return
         if self._recorder is None:
-            self._recorder = Recorder(
-                self._schedule or default_schedule(self._num_planned()),
-                self._activities,
-                self._device == "hpu",
-                self._save,
-                self._profiler_kwargs,
-            )
-            if self._names_modules and self._lightning_module is not None:
-                self._modules = RegisterRecordFunction(self._lightning_module)
-                self._modules.__enter__()
+            self._start_recorder()
         self._meter.open()
+
+    def _start_recorder(self) -> None:
+        schedule = self._schedule or default_schedule(self._num_planned())
+        with warnings.catch_warnings():
+            if self._schedule is None:
+                # A run that is too short for it has no step to warm up.
+                warnings.filterwarnings("ignore", "Profiler won't be using warmup")
+            self._recorder = Recorder(
+                schedule, self._activities, self._device == "hpu", self._save, self._profiler_kwargs
+            )
+        if self._names_modules and self._lightning_module is not None:
+            self._modules = RegisterRecordFunction(self._lightning_module)
+            self._modules.__enter__()
 
     def _end_step(self) -> None:
         if self._meter.close() and self._recorder is not None:
@@ -257,7 +261,9 @@ class HPUProfiler(Profiler):
                 "counted, and the trace shows the host only."
             )
         elif not self._meter.values[SYNCS]:
-            reads = f" The traced steps called .item() {report.reads}." if report.reads else ""
+            reads = ""
+            if report.reads:
+                reads = f" The traced steps called .item() {report.reads}, CPU tensors included."
             report.note(f"This device does not count host syncs.{reads}")
 
     def _num_planned(self) -> float:
