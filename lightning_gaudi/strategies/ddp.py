@@ -85,12 +85,14 @@ class HPUDDPStrategy(DDPStrategy, HPUStrategy):
     def _register_ddp_hooks(self) -> None:
         # Lightning registers them on CUDA only.
         assert isinstance(self.model, DistributedDataParallel)
-        _register_ddp_comm_hook(
-            model=self.model,
-            ddp_comm_state=self._ddp_comm_state,
-            ddp_comm_hook=self._ddp_comm_hook,
-            ddp_comm_wrapper=self._ddp_comm_wrapper,
-        )
+        hook, wrapper = self._ddp_comm_hook, self._ddp_comm_wrapper
+        if hook is None:
+            return
+        hook = hook if wrapper is None else wrapper(hook)
+        if hook.__name__.startswith("bf16_compress"):
+            # torch knows these by their names, and allows them with CUDA and XPU only.
+            bf16_hook, hook = hook, lambda state, bucket: bf16_hook(state, bucket)
+        _register_ddp_comm_hook(self.model, self._ddp_comm_state, hook)
 
     @override
     def model_to_device(self) -> None:
