@@ -171,7 +171,8 @@ def _modes(asked: str, say: _Say, *, is_simulated: bool) -> list[str]:
     if asked != "both":
         return [asked]
     version = importlib.metadata.version("torch")
-    if is_simulated or "git" in version.partition("+")[2]:
+    # 2.5.1a0+git1b3f8ae, 2.9.0+hpu.1.23.0.695; stock torch is 2.9.0, 2.9.0+cpu or 2.9.0+cu128.
+    if is_simulated or re.search("hpu|git", version.partition("+")[2]):
         return ["eager", "lazy"]
     say(f"lazy mode: left out; torch {version} is not the vendor's own build, which it needs")
     return ["eager"]
