@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from .profiler import HPUProfiler
     from .strategies import HPUDDPStrategy, HPUParallelStrategy, SingleHPUStrategy
 
+    HPU_AVAILABLE: bool
+
 __all__ = [
+    "HPU_AVAILABLE",
     "HPUAccelerator",
     "HPUCheckpointIO",
     "HPUDDPStrategy",
@@ -45,6 +48,9 @@ activation.activate()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "HPU_AVAILABLE":
+        # Under the name that lightning-habana had for it.
+        return __getattr__("HPUAccelerator").is_available()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name], __name__), name)
