@@ -160,3 +160,6 @@ DEVICE_TYPE = "hpu"
 
 BACKEND = "hccl"
 """The name of the backend in `torch.distributed`. Source: distributed/hccl/__init__.py."""
+
+COMPILE_BACKEND = "hpu_backend"
+"""The name of the compiler in `torch.compile`. Source: dynamo/compile_backend/backends.py."""

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from lightning_gaudi import vendor, vendor_names
+from lightning_gaudi import compile, distributed, vendor, vendor_names
 from tests.helpers.vendor_uses import Uses, uses
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +63,12 @@ def test_every_environment_variable_is_listed() -> None:
     }
     listed = [variable.name for variable in vendor_names.VARIABLES]
     assert sorted(found) == sorted(listed)
+
+
+def test_names_in_torch_are_those_that_the_package_uses() -> None:
+    assert distributed.BACKEND == vendor_names.BACKEND
+    assert distributed.DEVICE.type == vendor_names.DEVICE_TYPE
+    assert compile.BACKEND == vendor_names.COMPILE_BACKEND
 
 
 def test_memory_stats_are_those_that_the_facade_describes() -> None:

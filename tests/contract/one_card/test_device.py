@@ -8,6 +8,7 @@ import re
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from lightning_gaudi import HPUAccelerator, vendor
 
@@ -77,8 +78,9 @@ def test_gradients_are_those_of_the_cpu_within_fp32() -> None:
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-4)
 
 
-def test_synchronize_waits_for_pinned_copies() -> None:
-    source = torch.arange(1024.0).pin_memory()
+def test_synchronize_waits_for_copies_of_pinned_batches() -> None:
+    (source,) = DataLoader(torch.arange(1024.0), batch_size=1024, pin_memory=True)
+    assert source.is_pinned()
     there = source.to("hpu", non_blocking=True)
     back = there.add(1).to("cpu", non_blocking=True)
     vendor.mark_step()

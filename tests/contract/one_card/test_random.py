@@ -66,7 +66,11 @@ def test_dropout_follows_the_seed_and_scales() -> None:
 
 
 def test_checkpointed_activations_repeat_their_dropout() -> None:
-    """Recomputation in backward draws the same mask only if the card's state is kept."""
+    """Recomputation in backward draws the same mask only if the card's state is kept.
+
+    torch keeps it where the device module says that it is initialized.
+    """
+    torch.hpu.init()
     values = torch.ones(64, device="hpu", requires_grad=True)
     output = checkpoint(torch.nn.functional.dropout, values, 0.5, use_reentrant=False)
     output.sum().backward()
