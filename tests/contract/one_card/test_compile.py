@@ -9,7 +9,6 @@ from torch import nn
 
 from lightning_gaudi import vendor, vendor_names
 
-
 # torch's own, where it imports inductor.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
 
