@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.multiprocessing
 
@@ -23,6 +24,7 @@ def run_trainers(
     *args: Any,
     num_ranks: int = 2,
     timeout: float = 120,
+    env: dict[str, str] | None = None,
 ) -> list[Any]:
     """Call `worker(rank, *args)` in each of several processes with a launcher's environment.
 
@@ -34,6 +36,7 @@ def run_trainers(
         args: Further arguments, picklable.
         num_ranks: Number of processes.
         timeout: Seconds for all of it.
+        env: What must be set before torch is imported, such as PT_HPU_LAZY_MODE; takes 5 s more.
 
     Returns:
         What `worker` returned, by rank; tensors are on the CPU.
@@ -41,13 +44,22 @@ def run_trainers(
     Raises:
         AssertionError: A rank failed, or they did not end in time.
     """
-    multiprocessing.get_context(_START).set_forkserver_preload([__name__, worker.__module__])
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    context = torch.multiprocessing.start_processes(
-        _main, (num_ranks, port, folder, worker, args), num_ranks, join=False, start_method=_START
-    )
+    method = _START if env is None else "spawn"
+    if env is None:
+        multiprocessing.get_context(_START).set_forkserver_preload([__name__, worker.__module__])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        context = torch.multiprocessing.start_processes(
+            _main,
+            (num_ranks, port, folder, worker, args),
+            num_ranks,
+            join=False,
+            start_method=method,
+        )
     deadline = time.monotonic() + timeout
     try:
         while not context.join(timeout=1):  # raises with the rank and its traceback
