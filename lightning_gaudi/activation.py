@@ -22,11 +22,18 @@ from lightning_gaudi import families
 
 _SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
 
-# Module below Lightning's Trainer package -> function of `connectors` that patches it.
-_PATCHES = {
-    "trainer.connectors.accelerator_connector": "patch_connector",
-    "_graveyard.hpu": "patch_graveyard",
+# Module below Lightning's package of the Trainer, or of Fabric -> our module, our function.
+_TRAINER_PATCHES = {
+    "trainer.connectors.accelerator_connector": ("connectors", "patch_connector"),
+    "_graveyard.hpu": ("connectors", "patch_graveyard"),
 }
+_FABRIC_PATCHES = {
+    "connector": ("fabric.connector", "patch_connector"),
+    "cli": ("fabric.cli", "patch_cli"),
+}
+
+# The compiler that `torch.compile` uses by default: see `compile`.
+_INDUCTOR = "torch._inductor.compile_fx"
 
 # Modules of Lightning that have been imported but not patched yet.
 _waiting: list[ModuleType] = []
@@ -46,17 +53,21 @@ def activate() -> None:
     # Before torch is there, its entry point will call us; the finder serves the cases without one.
     if _is_imported("torch"):
         _start_simulator_if_asked()
-    for name in _targets():
+    for name in (_INDUCTOR, *_targets()):
         if _is_imported(name):
             _after_import(sys.modules[name])
 
 
-def _targets() -> dict[str, tuple[str, str]]:
-    """Names of Lightning's modules to patch -> our package of the same family, our function."""
+def _targets() -> dict[str, tuple[str, str, str]]:
+    """Names of Lightning's modules to patch -> our package of the same family, module, function."""
     return {
-        f"{family.trainer}.{module}": (family.ours, patch)
+        f"{package}.{module}": (family.ours, ours, function)
         for family in families.FAMILIES
-        for module, patch in _PATCHES.items()
+        for package, patches in (
+            (family.trainer, _TRAINER_PATCHES),
+            (family.fabric, _FABRIC_PATCHES),
+        )
+        for module, (ours, function) in patches.items()
     }
 
 
@@ -84,6 +95,11 @@ def _after_import(module: ModuleType) -> None:
     if module.__name__ == "torch":
         _start_simulator_if_asked()
         return
+    if module.__name__ == _INDUCTOR:
+        from lightning_gaudi.compile import patch_inductor
+
+        patch_inductor(module)
+        return
     if module.__name__ in _targets():
         _waiting.append(module)
     _patch_waiting(finished=module.__name__)
@@ -95,18 +111,18 @@ def _patch_waiting(finished: str) -> None:
     That is so while one of ours is what imports Lightning; it calls again when it has `finished`.
     """
     for module in list(_waiting):
-        ours, patch = _targets()[module.__name__]
+        ours, *_ = _targets()[module.__name__]
         needed = {f"{ours}.{name}" for name in families.MIRRORED} - {finished}
         if all(name not in sys.modules or _is_imported(name) for name in needed):
             _waiting.remove(module)
-            _patch(module, ours, patch)
+            _patch(module)
 
 
-def _patch(module: ModuleType, ours: str, patch: str) -> None:
+def _patch(module: ModuleType) -> None:
     """Patch `module`; a failure of ours is one warning, unless the run was to be simulated."""
+    package, name, function = _targets()[module.__name__]
     try:
-        connectors = importlib.import_module(f"{ours}.connectors")
-        getattr(connectors, patch)(module)
+        getattr(importlib.import_module(f"{package}.{name}"), function)(module)
     except Exception as error:
         if os.environ.get(_SIMULATE):
             raise
@@ -126,7 +142,7 @@ class _PostImportFinder(MetaPathFinder):
         ours = {
             f"{family.ours}.{name}" for family in families.FAMILIES for name in families.MIRRORED
         }
-        self._names = {"torch", *_targets(), *ours}
+        self._names = {"torch", _INDUCTOR, *_targets(), *ours}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

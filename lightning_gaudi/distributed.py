@@ -256,6 +256,20 @@ def sync_buffers(module: Module) -> None:
         dist.broadcast(buffer, 0)
 
 
+def sync_buffers_before_evaluation(wrapped: DistributedDataParallel) -> None:
+    """Have it `sync_buffers` at its first forward of each evaluation, which all ranks must do."""
+    is_stale = True
+
+    def before_forward(module: Module, args: Any) -> None:
+        nonlocal is_stale
+        if is_stale and not module.training:
+            sync_buffers(module)
+        is_stale = module.training
+
+    if any(True for _ in wrapped.buffers()):
+        wrapped.register_forward_pre_hook(before_forward)
+
+
 class StopAgreement:
     """All ranks stop at the same step if one was asked to, and none of them waits for it.
 

@@ -28,10 +28,13 @@ MIRRORED = (
     "callbacks",
     "checkpoint",
     "connectors",
+    "conversion",
     "devices",
     "distributed",
+    "fabric",
     "precision",
     "profiler",
+    "seam",
     "strategies",
 )
 """The modules and packages that exist once for each family; all others are shared."""

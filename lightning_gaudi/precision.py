@@ -1,108 +1,14 @@
-"""`HPUPrecisionPlugin`: the precisions that Gaudi computes in."""
+"""`HPUPrecisionPlugin`: the precisions that Gaudi computes in, for the Trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, get_args
+from lightning.pytorch.plugins.precision import Precision
 
-import torch
-from lightning.fabric.plugins.precision.utils import _convert_fp_tensor, _DtypeContextManager
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
-from lightning_utilities import apply_to_collection
-from torch import Tensor
-from torch.nn import Module
-from typing_extensions import override
-
-from lightning_gaudi.autocast_ops import check_op_lists
-
-PrecisionName = Literal["32-true", "bf16-mixed", "bf16-true"]
-SUPPORTED: tuple[str, ...] = get_args(PrecisionName)
+from .fabric.precision import HPUPrecision
 
 
-class HPUPrecisionPlugin(Precision):
+class HPUPrecisionPlugin(HPUPrecision, Precision):
     """How numbers are held and computed on an HPU: `Trainer(precision=...)`.
 
-    - `"32-true"`: all in fp32.
-    - `"bf16-mixed"`: weights in fp32; operations in the dtype that the vendor's autocast lists say.
-    - `"bf16-true"`: weights and floating-point inputs in bf16.
+    The forward of a step and its loss are computed as `HPUPrecision` says.
     """
-
-    def __init__(self, precision: PrecisionName = "32-true") -> None:
-        """Choose the precision.
-
-        Raises:
-            MisconfigurationException: HPU does not support it.
-            ValueError: A file with autocast's operations would silently not be obeyed.
-        """
-        if precision not in SUPPORTED:
-            raise MisconfigurationException(unsupported(f"precision={precision!r}"))
-        if precision == "bf16-mixed":
-            check_op_lists()
-        self.precision = precision
-        self._dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
-
-    @override
-    def convert_module(self, module: Module) -> Module:
-        """Bring the weights into the precision they are held in."""
-        return module.to(dtype=self._dtype) if self._holds_bf16 else module
-
-    @override
-    def convert_input(self, data: Any) -> Any:
-        """Bring floating-point tensors of a batch into the precision they are computed in."""
-        if not self._holds_bf16:
-            return data
-        return apply_to_collection(data, Tensor, _convert_fp_tensor, dst_type=self._dtype)
-
-    @override
-    def tensor_init_context(self) -> AbstractContextManager[Any]:
-        """New floating-point tensors have the precision of the weights."""
-        return _DtypeContextManager(self._dtype) if self._holds_bf16 else nullcontext()
-
-    @override
-    def module_init_context(self) -> AbstractContextManager[Any]:
-        """New weights have the precision they are held in."""
-        return self.tensor_init_context()
-
-    @override
-    @contextmanager
-    def forward_context(self) -> Generator[None, None, None]:
-        """The model's forward and loss: autocast on the HPU, or bf16 as the default dtype."""
-        if self.precision == "bf16-mixed":
-            with torch.autocast("hpu", dtype=torch.bfloat16, cache_enabled=False):
-                yield
-        else:
-            with self.tensor_init_context():
-                yield
-
-    @property
-    def _holds_bf16(self) -> bool:
-        return self.precision == "bf16-true"
-
-
-def check_precision_plugin(plugin: Precision) -> None:
-    """Refuse one of Lightning's own precision plugins that does not do on an HPU what it says.
-
-    Raises:
-        MisconfigurationException: It is for another device, or a precision HPU does not support.
-    """
-    own = type(plugin).__module__.startswith("lightning.pytorch.")
-    if not own or type(plugin) is Precision:
-        return
-    if isinstance(plugin, (MixedPrecision, HalfPrecision)):
-        device = getattr(plugin, "device", "hpu")
-        if plugin.precision in SUPPORTED and device == "hpu":
-            return
-        typed = f"{type(plugin).__name__}(precision={plugin.precision!r}, device={device!r})"
-    else:
-        typed = f"{type(plugin).__name__}()"
-    raise MisconfigurationException(unsupported(f"plugins={typed}"))
-
-
-def unsupported(setting: str) -> str:
-    """What to say of a precision that HPU does not support, `setting` being what was typed."""
-    return (
-        f"{setting} is not supported with accelerator='hpu'. HPU supports precision="
-        f"{', '.join(repr(name) for name in SUPPORTED)}: pass one of these instead."
-    )

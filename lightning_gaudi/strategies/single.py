@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.fabric.utilities.types import _DEVICE
@@ -13,6 +12,7 @@ from typing_extensions import override
 
 from lightning_gaudi.tied_weights import kept_tied
 
+from ..conversion import to_hpu_device
 from .base import HPUStrategy
 
 
@@ -40,7 +40,7 @@ class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
             ValueError: The device is not an HPU.
         """
         super().__init__(
-            device=_hpu(device),
+            device=to_hpu_device(device),
             accelerator=accelerator,
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
@@ -57,14 +57,3 @@ class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
         """Make the name known to Lightning."""
         strategy_registry.register(cls.strategy_name, cls, description=cls.__name__)
-
-
-def _hpu(device: _DEVICE) -> torch.device:
-    """The device with its index, so that it equals the device of its tensors."""
-    found = torch.device("hpu", device) if isinstance(device, int) else torch.device(device)
-    if found.type != "hpu" or found.index not in (None, 0):
-        raise ValueError(
-            f"SingleHPUStrategy(device={device!r}) is not the HPU of this process. Pass 'hpu': a "
-            "process drives one card, with the index 0."
-        )
-    return torch.device("hpu", 0)

@@ -1,0 +1,73 @@
+"""`HPUAccelerator`: which cards there are, and what a user may ask of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.fabric.accelerators.accelerator import Accelerator
+from lightning.fabric.accelerators.registry import _AcceleratorRegistry
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from typing_extensions import override
+
+from lightning_gaudi import vendor
+
+from ..devices import parse_devices
+
+
+class HPUAccelerator(Accelerator):
+    """An Intel Gaudi card, in PyTorch's words an HPU: `Fabric(accelerator="hpu")`."""
+
+    @override
+    def setup_device(self, device: torch.device) -> None:
+        """Prepare `device` for this process.
+
+        Raises:
+            MisconfigurationException: It is not an HPU.
+        """
+        if device.type != "hpu":
+            raise MisconfigurationException(
+                f"HPUAccelerator was given the device {device!s}. Pass strategy='auto' or a "
+                "strategy on the device 'hpu'."
+            )
+        vendor.seed_if_due()
+
+    @override
+    def teardown(self) -> None:
+        """Nothing: the vendor's driver releases the card at the end of the process."""
+
+    @staticmethod
+    @override
+    def parse_devices(devices: Any) -> list[int]:
+        """The cards that `devices` names; see `devices.parse_devices`."""
+        return parse_devices(devices)
+
+    @staticmethod
+    @override
+    def get_parallel_devices(devices: list[int]) -> list[torch.device]:
+        """The card of each process; the process itself sees its card as `hpu:0`."""
+        return [torch.device("hpu", index) for index in devices]
+
+    @staticmethod
+    @override
+    def auto_device_count() -> int:
+        """All cards of this machine that this job may use."""
+        return vendor.num_visible_cards()
+
+    @staticmethod
+    @override
+    def is_available() -> bool:
+        """Whether this machine has a card, real or simulated."""
+        return vendor.is_available()
+
+    @staticmethod
+    @override
+    def name() -> str:
+        """`"hpu"`, the name for `accelerator`."""
+        return "hpu"
+
+    @classmethod
+    @override
+    def register_accelerators(cls, accelerator_registry: _AcceleratorRegistry) -> None:
+        """Make the name known to Lightning."""
+        accelerator_registry.register(cls.name(), cls, description="Intel Gaudi (HPU)")

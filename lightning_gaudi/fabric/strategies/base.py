@@ -1,0 +1,108 @@
+"""`HPUStrategy`: what Fabric does on an HPU, whatever the number of cards."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import MutableMapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.strategies.strategy import Strategy
+from lightning.fabric.utilities.types import Optimizable
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
+from typing_extensions import override
+
+from lightning_gaudi import vendor
+from lightning_gaudi.tied_weights import kept_tied
+
+from ...checkpoint import HPUCheckpointIO
+
+
+class HPUStrategy(Strategy):
+    """The base of our strategies for Fabric, beside the one of Lightning's that each extends.
+
+    In the vendor's lazy mode a training step is two graphs, cut after backward and after the
+    optimizer's step. In eager mode nothing is cut. It comes second, as the Trainer's does.
+    """
+
+    # Parameters -> what moves of modules have put in their place. A class attribute, since an
+    # instance of Lightning's own strategy may have become one of ours.
+    _replaced: MutableMapping[Tensor, Parameter] | None = None
+
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        """What reads and writes checkpoints."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = HPUCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    @override
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
+    # Wrapped, so that Fabric takes it for Lightning's own. It demands that any other is called, by
+    # `Fabric.backward`, but a plain `loss.backward()` does too: with one graph instead of two.
+    @override
+    @functools.wraps(Strategy.backward)
+    def backward(  # type: ignore[override]
+        self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Run backward, then cut the graph."""
+        super().backward(tensor, module, *args, **kwargs)
+        self._end_of_graph()
+
+    @override
+    def optimizer_step(self, optimizer: Optimizable, **kwargs: Any) -> Any:
+        """Step the optimizer, then cut the graph."""
+        result = super().optimizer_step(optimizer, **kwargs)
+        self._end_of_graph()
+        return result
+
+    @override
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Have the optimizer step the parameters on the HPU, also if it was made before them."""
+        for group in optimizer.param_groups:
+            group["params"] = [self._on_hpu(parameter) for parameter in group["params"]]
+        for parameter in [*optimizer.state]:
+            optimizer.state[self._on_hpu(parameter)] = optimizer.state.pop(parameter)
+        return super().setup_optimizer(optimizer)
+
+    @override
+    def tensor_init_context(self) -> AbstractContextManager[Any]:
+        """New tensors are on the HPU, in the precision they are computed in."""
+        vendor.seed_if_due()
+        return super().tensor_init_context()
+
+    @override
+    def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
+        """New weights are on the HPU, in the precision they are held in."""
+        vendor.seed_if_due()
+        return super().module_init_context(empty_init)
+
+    def _move(self, module: Module) -> None:
+        """Move a module to the HPU, with its tied weights tied.
+
+        A move to an HPU may give the module new parameters, which Fabric has no idea of: an
+        optimizer made before it would go on with those on the CPU.
+        """
+        before = dict(module.named_parameters())
+        with kept_tied(module):
+            module.to(self.root_device)
+        if self._replaced is None:
+            self._replaced = WeakTensorKeyDictionary()
+        for name, parameter in module.named_parameters():
+            if parameter is not before[name]:
+                self._replaced[before[name]] = parameter
+
+    def _on_hpu(self, parameter: Tensor) -> Tensor:
+        return (self._replaced or {}).get(parameter, parameter)
+
+    def _end_of_graph(self) -> None:
+        if vendor.is_lazy():
+            vendor.mark_step()
