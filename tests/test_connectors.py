@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import hashlib
 import importlib
-import inspect
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,60 +9,9 @@ import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 
-from lightning_gaudi import HPUAccelerator, HPUDDPStrategy, SingleHPUStrategy, connectors
+from lightning_gaudi import HPUAccelerator, HPUDDPStrategy, SingleHPUStrategy
 from tests.helpers.process import run_python
 from tests.helpers.tiny import QUIET, TinyModule, ValidatedModule, batches, hpu_trainer
-
-CONNECTORS = [
-    "lightning.pytorch.trainer.connectors.accelerator_connector",
-    "pytorch_lightning.trainer.connectors.accelerator_connector",
-]
-
-# Source hashes of the wrapped methods in Lightning 2.5.6 to 2.6.6, oldest first.
-KNOWN_SOURCES = {
-    "_check_config_and_set_final_flags": ["947302743392"],
-    "_choose_auto_accelerator": ["1b8c7af74bc2"],
-    "_set_parallel_devices_and_init_accelerator": ["e3b768e3b375"],
-    "_choose_strategy": ["81e89d036042"],
-    "_check_strategy_and_fallback": ["26b169deb2f4"],
-    "_check_and_init_precision": ["7e496b7b2ec1", "09dff7904c62"],
-}
-
-
-def _source_hash(function: Any) -> str:
-    source = inspect.getsource(inspect.unwrap(function))
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        source = source.replace(name, "")
-    return hashlib.sha256(source.encode()).hexdigest()[:12]
-
-
-@pytest.mark.parametrize("module", CONNECTORS)
-@pytest.mark.parametrize("method", KNOWN_SOURCES)
-def test_wrapped_method_is_one_we_know(module: str, method: str) -> None:
-    """On a mismatch, read what Lightning changed, then add the hash."""
-    connector = importlib.import_module(module)._AcceleratorConnector
-    assert _source_hash(getattr(connector, method)) in KNOWN_SOURCES[method]
-
-
-def test_nothing_is_patched_if_a_name_is_gone() -> None:
-    class _AcceleratorConnector:
-        def __init__(self) -> None:
-            self._accelerator_flag = self.accelerator = self.strategy = None
-
-        def _choose_strategy(self) -> None: ...
-
-    module = ModuleType("some.future.lightning")
-    module._AcceleratorConnector = _AcceleratorConnector  # type: ignore[attr-defined]
-    methods = dict(vars(_AcceleratorConnector))
-    with pytest.warns(RuntimeWarning, match=r"some\.future\.lightning has no .*_devices_flag"):
-        connectors.patch_connector(module)
-    assert dict(vars(_AcceleratorConnector)) == methods
-
-
-def test_nothing_is_patched_if_the_connector_is_gone() -> None:
-    with pytest.warns(RuntimeWarning, match="has no _AcceleratorConnector any more"):
-        connectors.patch_connector(ModuleType("some.future.lightning"))
-
 
 # Each line is evaluated with and without the plugin.
 CPU_SETTINGS = """
