@@ -22,11 +22,12 @@ def parse_devices(devices: Any) -> list[int]:
             or a string of them with commas.
 
     Returns:
-        The indices, in the user's order.
+        The indices, in the user's order; for one card of any, the one this process was told to
+        drive, or else the first.
 
     Raises:
         MisconfigurationException: It is none of these, names a card twice, none, or one that is
-            not there; or it names one card, and this process drives another.
+            not there.
     """
     num_cards = vendor.num_visible_cards()
     value = _read(devices)
@@ -42,8 +43,6 @@ def parse_devices(devices: Any) -> list[int]:
                 f"devices={devices!r} names HPU {index}, but {_have(num_cards)}, with the indices "
                 f"0 to {num_cards - 1}."
             )
-    if len(value) == 1:
-        _refuse_another_process_card(value[0], devices)
     return value
 
 
@@ -63,17 +62,6 @@ def _read(devices: Any) -> int | list[int]:
     raise MisconfigurationException(f"devices={devices!r} is not understood. {_FORMS}")
 
 
-def _refuse_another_process_card(index: int, devices: Any) -> None:
-    # A process drives one card and sees it as hpu:0. The driver reads which of the machine's it is
-    # from HLS_MODULE_ID; set as late as here, it might be too late.
-    asked, mine = vendor.module_id(index), vendor.selected_module() or vendor.module_id(0)
-    if asked != mine:
-        raise MisconfigurationException(
-            f"devices={devices!r} names HPU {asked}, but this process drives HPU {mine}. Set "
-            f"HLS_MODULE_ID={asked} before Python starts, or pass devices=1 for HPU {mine}."
-        )
-
-
 def _first(count: int, num_cards: int, devices: Any) -> list[int]:
     if count < 1:
         raise MisconfigurationException(f"devices={devices!r} asks for no card. {_FORMS}")
@@ -82,7 +70,7 @@ def _first(count: int, num_cards: int, devices: Any) -> list[int]:
             f"devices={devices!r} asks for {count} HPUs, but {_have(num_cards)}. "
             f"Pass devices={num_cards} or fewer."
         )
-    return list(range(count))
+    return [vendor.selected_position()] if count == 1 else list(range(count))
 
 
 def _have(count: int) -> str:

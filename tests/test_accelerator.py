@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import DeviceStatsMonitor
@@ -74,10 +74,6 @@ def test_wrong_devices_are_named_as_typed(devices: Any, message: str) -> None:
         (0, r"devices=0"),
         ("0", r"devices='0'"),
         ([], r"devices=\[\]"),
-        (2, r"devices=2 is 2 HPUs, but this version trains on one card\. Pass devices=1"),
-        ("auto", r"devices='auto' is 8 HPUs, but this version trains on one card"),
-        (-1, r"devices=-1 is 8 HPUs"),
-        ("0,1", r"devices='0,1' is 2 HPUs"),
     ],
 )
 def test_trainer_refuses_devices_as_typed(devices: Any, message: str) -> None:
@@ -92,17 +88,57 @@ def test_one_card_is_the_first_of_the_process(devices: Any) -> None:
     assert trainer.num_devices == 1
 
 
-def test_explicit_card_must_be_the_one_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        MisconfigurationException,
-        match=r"devices=\[3\] names HPU 3, but this process drives HPU 0\. Set HLS_MODULE_ID=3",
-    ):
-        hpu_trainer(devices=[3])
+@pytest.mark.parametrize("devices", ["auto", -1, 8])
+def test_all_cards_are_eight(devices: Any) -> None:
+    trainer = hpu_trainer(devices=devices)
+    assert trainer.num_devices == 8
+    assert trainer.strategy.root_device == torch.device("hpu", 0)
+    assert [device.index for device in trainer.strategy.parallel_devices] == list(range(8))
+
+
+def test_visible_modules_are_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "2,3,6,7")
+    assert HPUAccelerator.auto_device_count() == 4
+    assert HPUAccelerator.parse_devices([1, 3]) == [1, 3]
+    message = "asks for 5 HPUs, but HABANA_VISIBLE_MODULES leaves 4 HPUs of this machine's 8"
+    with pytest.raises(MisconfigurationException, match=message):
+        HPUAccelerator.parse_devices(5)
+
+
+def test_one_card_of_any_is_the_one_this_process_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HLS_MODULE_ID", "3")
-    assert hpu_trainer(devices=[3]).strategy.root_device == torch.device("hpu", 0)
-    assert hpu_trainer(devices=1).strategy.root_device == torch.device("hpu", 0)
-    with pytest.raises(MisconfigurationException, match="devices='0,' names HPU 0"):
-        hpu_trainer(devices="0,")
+    assert HPUAccelerator.parse_devices(1) == [3]
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "2,3,6,7")
+    assert HPUAccelerator.parse_devices("1") == [1]
+    trainer = hpu_trainer(devices=1, max_steps=1)
+    trainer.fit(TinyModule(), batches(1))
+    assert os.environ["HLS_MODULE_ID"] == "3"
+
+
+@pytest.mark.parametrize(("devices", "module"), [([3], "3"), (1, "None"), ([0], "None")])
+def test_a_named_card_is_selected_before_it_is_used(devices: Any, module: str) -> None:
+    result = run_python(
+        f"""
+        import os
+        from tests.helpers.tiny import TinyModule, batches, hpu_trainer
+        trainer = hpu_trainer(devices={devices}, max_steps=1)
+        trainer.fit(TinyModule(), batches(1))
+        print(os.environ.get("HLS_MODULE_ID"), trainer.strategy.root_device)
+        """,
+        env={"HLS_MODULE_ID": None},
+    )
+    assert result.stdout.split() == [module, "hpu:0"]
+
+
+def test_a_process_keeps_the_card_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HLS_MODULE_ID", raising=False)
+    torch.ones(1, device="hpu")
+    with pytest.raises(MisconfigurationException, match="drives module 3, but its HPU was in use"):
+        hpu_trainer(devices=[3], max_steps=1).fit(TinyModule(), batches(1))
+    monkeypatch.setenv("HLS_MODULE_ID", "0")
+    message = "drives module 0, as HLS_MODULE_ID says, but the devices of this run are .* 3"
+    with pytest.raises(MisconfigurationException, match=message):
+        hpu_trainer(devices=[3], max_steps=1).fit(TinyModule(), batches(1))
 
 
 def test_device_stats_are_the_vendors_memory_figures() -> None:
@@ -134,12 +170,6 @@ def test_instance_and_auto_train_on_hpu() -> None:
 def test_hpu_is_not_a_device_of_another_type() -> None:
     with pytest.raises(MisconfigurationException, match="was given the device cpu"):
         HPUAccelerator().setup_device(torch.device("cpu"))
-
-
-def test_fabric_with_our_instance_never_runs_on_the_cpu() -> None:
-    fabric = Fabric(accelerator=HPUAccelerator(), devices=1)
-    with pytest.raises(MisconfigurationException, match="was given the device cpu"):
-        fabric.setup(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("accelerator", ["'hpu'", "pl.accelerators.HPUAccelerator()"])
