@@ -66,6 +66,16 @@ class HPUAccelerator(Accelerator):
         """`"hpu"`, the name for `accelerator`."""
         return "hpu"
 
+    @staticmethod
+    def get_device_name() -> str:
+        """`"GAUDI"`, `"GAUDI2"` or `"GAUDI3"`; acquires the card."""
+        return vendor.device_name()
+
+    @staticmethod
+    def is_lazy() -> bool:
+        """Whether ops gather in a graph (PT_HPU_LAZY_MODE=1), or run eagerly."""
+        return vendor.is_lazy()
+
     @classmethod
     @override
     def register_accelerators(cls, accelerator_registry: _AcceleratorRegistry) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from lightning.fabric.plugins.precision import Precision
@@ -19,6 +19,9 @@ from lightning_gaudi.autocast_ops import check_op_lists
 
 PrecisionName = Literal["32-true", "bf16-mixed", "bf16-true"]
 SUPPORTED: tuple[str, ...] = get_args(PrecisionName)
+
+# Lightning replaces these before a plugin sees them; lightning-habana's plugins took them, too.
+_SHORT: dict[str, PrecisionName] = {"32": "32-true", "bf16": "bf16-mixed"}
 
 # Those of Lightning's own plugins that hold on any device, or on the one they are given.
 _PORTABLE = ("Precision", "MixedPrecision", "HalfPrecision")
@@ -35,19 +38,32 @@ class HPUPrecision(Precision):
     a loss outside of it is computed in fp32.
     """
 
-    def __init__(self, precision: PrecisionName = "32-true") -> None:
+    def __init__(
+        self, precision: PrecisionName | Literal["32", "bf16"] = "32-true", device: str = "hpu"
+    ) -> None:
         """Choose the precision.
 
+        Args:
+            precision: One of the above; `"32"` is short for `"32-true"`, `"bf16"` for
+                `"bf16-mixed"`.
+            device: `"hpu"`, as it may be given to Lightning's own plugins.
+
         Raises:
-            MisconfigurationException: HPU does not support it.
+            MisconfigurationException: HPU does not support it, or it is for another device.
             ValueError: A file with autocast's operations would silently not be obeyed.
         """
-        if precision not in SUPPORTED:
+        if device != "hpu":
+            raise MisconfigurationException(
+                f"{type(self).__name__}(device={device!r}) computes on HPUs alone. Leave device "
+                "out, or take Lightning's own plugin for another device."
+            )
+        name = _SHORT.get(precision, precision)
+        if name not in SUPPORTED:
             raise MisconfigurationException(unsupported(f"precision={precision!r}"))
-        if precision == "bf16-mixed":
+        if name == "bf16-mixed":
             check_op_lists()
-        self.precision = precision
-        self._dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
+        self.precision = cast("PrecisionName", name)
+        self._dtype = torch.bfloat16 if name == "bf16-true" else torch.float32
 
     @override
     def convert_module(self, module: Module) -> Module:
