@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,9 +17,10 @@ from lightning.pytorch.profilers.pytorch import RegisterRecordFunction
 from torch.profiler import ProfilerAction
 from typing_extensions import override
 
-from .recording import Recorder, default_schedule
+from .recording import Recorder
 from .report import TraceReport
-from .settings import check_schedule, check_settings, check_sort_key
+from .schedule import check_schedule, default_schedule, planned_steps
+from .settings import check_settings, check_sort_key
 from .steps import SYNCS, StepMeter, device_totals
 
 # By stage, Lightning's names for fetching a batch and for the step; and what the step is called.
@@ -32,7 +31,6 @@ _ACTIONS = {
     "predict": (".predict_next", ".predict_step", "prediction"),
 }
 _EPOCH = "run_training_epoch"
-_MARK = "_lightning_gaudi_is_patched"
 
 
 class HPUProfiler(Profiler):
@@ -204,7 +202,13 @@ class HPUProfiler(Profiler):
         self._meter.open()
 
     def _start_recorder(self) -> None:
-        schedule = self._schedule or default_schedule(self._num_planned())
+        module = self._lightning_module
+        if self._schedule is not None:
+            schedule = self._schedule
+        elif module is None:
+            schedule = default_schedule(math.inf)
+        else:
+            schedule = default_schedule(planned_steps(module.trainer, self._stage or "fit"))
         with warnings.catch_warnings():
             if self._schedule is None:
                 # A run that is too short for it has no step to warm up.
@@ -212,8 +216,8 @@ class HPUProfiler(Profiler):
             self._recorder = Recorder(
                 schedule, self._activities, self._device == "hpu", self._save, self._profiler_kwargs
             )
-        if self._names_modules and self._lightning_module is not None:
-            self._modules = RegisterRecordFunction(self._lightning_module)
+        if self._names_modules and module is not None:
+            self._modules = RegisterRecordFunction(module)
             self._modules.__enter__()
 
     def _end_step(self) -> None:
@@ -266,19 +270,6 @@ class HPUProfiler(Profiler):
                 reads = f" The traced steps called .item() {report.reads}, CPU tensors included."
             report.note(f"This device does not count host syncs.{reads}")
 
-    def _num_planned(self) -> float:
-        """How many steps this run is to have."""
-        if self._lightning_module is None:
-            return math.inf
-        trainer = self._lightning_module.trainer
-        if self._stage != "fit":
-            fetch = self._actions[0]
-            return float(sum(getattr(trainer, f"num_{fetch[1:].removesuffix('_next')}_batches")))
-        epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
-        steps = math.inf if trainer.max_steps == -1 else trainer.max_steps
-        batches, a_step = trainer.num_training_batches, trainer.accumulate_grad_batches
-        return float(min(batches * epochs, steps * a_step))
-
     @override
     def _prepare_filename(self, action_name: str | None = None, extension: str = ".txt") -> str:
         """Lightning's file names, but always with the rank, and that among all nodes."""
@@ -303,22 +294,3 @@ class HPUProfiler(Profiler):
         if self._rank == 0:
             self._local_rank = 0
             super()._rank_zero_info(*args, **kwargs)
-
-
-def extend_trainer_setup(setup: ModuleType) -> None:
-    """Let `Trainer(profiler="hpu")` mean `HPUProfiler()`; doing it again is harmless.
-
-    Args:
-        setup: Lightning's `trainer.setup`.
-    """
-    original = getattr(setup, "_init_profiler", None)
-    if original is None or hasattr(original, _MARK):
-        return
-
-    @functools.wraps(original)
-    def init_profiler(trainer: pl.Trainer, profiler: Any) -> None:
-        is_ours = isinstance(profiler, str) and profiler.lower() == "hpu"
-        original(trainer, HPUProfiler() if is_ours else profiler)
-
-    setattr(init_profiler, _MARK, True)
-    setup._init_profiler = init_profiler  # type: ignore[attr-defined]

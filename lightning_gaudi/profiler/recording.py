@@ -16,18 +16,11 @@ from torch.profiler import ProfilerAction, record_function
 
 from lightning_gaudi import vendor
 
-Schedule = Callable[[int], ProfilerAction]
+from .schedule import Schedule
 
 # Bound now, before the vendor may replace it.
 _TORCHS_ACTIVITY = torch.autograd.ProfilerActivity  # type: ignore[attr-defined]
-_SAVE = ProfilerAction.RECORD_AND_SAVE
-
-
-def default_schedule(num_planned: float) -> Schedule:
-    """Steps 2 to 4 of a run, or all of one that is shorter than five steps."""
-    if num_planned < 5:
-        return lambda step: _SAVE if step == num_planned - 1 else ProfilerAction.RECORD
-    return torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
+_RECORDS = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 class Recorder:
@@ -70,10 +63,7 @@ class Recorder:
     @property
     def is_recording(self) -> bool:
         """Whether the current step is recorded."""
-        return self._profile is not None and self._profile.current_action in (
-            ProfilerAction.RECORD,
-            _SAVE,
-        )
+        return self._profile is not None and self._profile.current_action in _RECORDS
 
     def advance(self) -> None:
         """The step has ended; where its trace is complete, `on_ready` is called."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch.profiler import ProfilerAction
 
 from .recording import torch_profiler
 
@@ -67,17 +66,4 @@ def check_sort_key(key: str) -> None:
     if key not in SORT_KEYS:
         raise MisconfigurationException(
             f"HPUProfiler(sort_by_key={key!r}) is unknown. Pass one of {', '.join(SORT_KEYS)}."
-        )
-
-
-def check_schedule(schedule: Any) -> None:
-    """Refuse a schedule that torch's profiler would stumble over in the middle of a run.
-
-    Raises:
-        MisconfigurationException: It is none.
-    """
-    if not callable(schedule) or not isinstance(schedule(0), ProfilerAction):
-        raise MisconfigurationException(
-            f"HPUProfiler(schedule={schedule!r}) must take the number of a step and return a "
-            "torch.profiler.ProfilerAction. Build it with torch.profiler.schedule(...)."
         )

@@ -1,0 +1,53 @@
+"""Which steps are recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.profiler import ProfilerAction
+
+Schedule = Callable[[int], ProfilerAction]
+"""Number of a step, from 0 on -> what to do in it."""
+
+_SAVE = ProfilerAction.RECORD_AND_SAVE
+
+
+def default_schedule(num_planned: float) -> Schedule:
+    """Steps 2 to 4 of a run, or all of one that is shorter than five steps."""
+    if num_planned < 5:
+        return lambda step: _SAVE if step == num_planned - 1 else ProfilerAction.RECORD
+    return torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
+
+
+def planned_steps(trainer: pl.Trainer, stage: str) -> float:
+    """How many steps a run is to have, infinity included.
+
+    Args:
+        trainer: Has its data loaders already.
+        stage: "fit", "validate", "test" or "predict".
+    """
+    if stage != "fit":
+        prefix = {"validate": "val", "test": "test", "predict": "predict"}[stage]
+        return float(sum(getattr(trainer, f"num_{prefix}_batches")))
+    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+    steps = math.inf if trainer.max_steps == -1 else trainer.max_steps
+    batches, a_step = trainer.num_training_batches, trainer.accumulate_grad_batches
+    return float(min(batches * epochs, steps * a_step))
+
+
+def check_schedule(schedule: Any) -> None:
+    """Refuse a schedule that torch's profiler would stumble over in the middle of a run.
+
+    Raises:
+        MisconfigurationException: It is none.
+    """
+    if not callable(schedule) or not isinstance(schedule(0), ProfilerAction):
+        raise MisconfigurationException(
+            f"HPUProfiler(schedule={schedule!r}) must take the number of a step and return a "
+            "torch.profiler.ProfilerAction. Build it with torch.profiler.schedule(...)."
+        )
