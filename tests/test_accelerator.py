@@ -125,7 +125,7 @@ def test_a_named_card_is_selected_before_it_is_used(devices: Any, module: str) -
         trainer.fit(TinyModule(), batches(1))
         print(os.environ.get("HLS_MODULE_ID"), trainer.strategy.root_device)
         """,
-        env={"HLS_MODULE_ID": None},
+        env={"HLS_MODULE_ID": None, "LIGHTNING_GAUDI_SIMULATE": "8"},
     )
     assert result.stdout.split() == [module, "hpu:0"]
 
