@@ -33,9 +33,10 @@ class HPUStrategy(Strategy):
     an instance of the first become one of ours, and Lightning's `super()` calls arrive here.
     """
 
-    # Of the device's generator, for the first training step of a run. Class attributes, since an
-    # instance of Lightning's own strategy may have become one of ours.
+    # States of the device's generator: a checkpoint's, and what the sanity check shall not change.
+    # Class attributes, since an instance of Lightning's own strategy may have become one of ours.
     _rng_state_at_start: Tensor | list[Tensor] | None = None
+    _rng_state_before_check: Tensor | None = None
     _has_remains = False
 
     @property
@@ -111,15 +112,18 @@ class HPUStrategy(Strategy):
         """Keep the random state: as on other devices, the sanity check leaves no trace in it."""
         super().on_validation_start()
         module = self.lightning_module
-        is_sanity_check = module is not None and module.trainer.sanity_checking
-        if is_sanity_check and self._rng_state_at_start is None:
-            self._rng_state_at_start = self._rng_state()
+        if module is not None and module.trainer.sanity_checking:
+            self._rng_state_before_check = vendor.get_rng_state()
 
     @override
     def on_validation_end(self) -> None:
-        """Remember that the metrics of a validation have left operations behind."""
+        """Undo the sanity check's draws; the metrics of any validation leave operations behind."""
         super().on_validation_end()
         self._has_remains = True
+        # Here and not when training starts: what a user's hook seeds there has to stay.
+        state, self._rng_state_before_check = self._rng_state_before_check, None
+        if state is not None:
+            vendor.set_rng_state(state)
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -131,7 +135,7 @@ class HPUStrategy(Strategy):
 
     @override
     def on_train_start(self) -> None:
-        """Go on with the random numbers that a checkpoint or the sanity check interrupted."""
+        """Go on with the random numbers that a checkpoint interrupted."""
         super().on_train_start()
         state, self._rng_state_at_start = self._rng_state_at_start, None
         if state is not None:

@@ -208,6 +208,21 @@ def test_sanity_check_leaves_no_trace_in_the_devices_random_numbers() -> None:
     assert torch.equal(*losses)
 
 
+def test_what_a_users_hook_seeds_stays_seeded_after_the_sanity_check() -> None:
+    class Seeding(ValidatedModule):
+        def on_train_start(self) -> None:
+            torch.manual_seed(7)
+            self.expected = torch.rand(3, device="hpu")
+            torch.manual_seed(7)
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.drawn = torch.rand(3, device="hpu")
+
+    model = Seeding()
+    hpu_trainer(max_steps=1, num_sanity_val_steps=1).fit(model, batches(1), batches(1))
+    assert torch.equal(model.drawn, model.expected)
+
+
 def test_random_state_of_another_device_is_passed_over_with_a_warning(tmp_path: Path) -> None:
     _, trainer = _fit(1)
     trainer.save_checkpoint(tmp_path / "checkpoint.ckpt")
