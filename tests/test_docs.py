@@ -1,0 +1,46 @@
+"""What the documentation points to is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+_LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in _LINK.findall(page.read_text()):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        file = (page.parent / target) if target else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor and file.suffix == ".md":
+            assert anchor in _anchors(file), f"{page.name} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_that_a_page_names_exist(page: Path) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"`make ([\w-]+)`", page.read_text())
+    assert set(named) <= set(targets)
+
+
+def test_supported_releases_are_the_ones_that_the_version_script_checks() -> None:
+    script = (ROOT / "scripts" / "check_lightning_versions.py").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    (requirement,) = re.findall(r'"lightning(>=[^"]*)"', project)
+    checked = re.findall(r'"(2\.\d+\.\d+)"', script.split("_MALWARE")[0])
+    malware = re.findall(r'"(2\.\d+\.\d+)"', script.split("_MALWARE")[1].splitlines()[0])
+    assert f">={checked[0]}" in requirement
+    assert all(f"!={version}" in requirement for version in malware)
