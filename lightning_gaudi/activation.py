@@ -21,6 +21,7 @@ from typing import Any
 from lightning_gaudi import families
 
 _SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
+_PARENT = "_LIGHTNING_GAUDI_PARENT"  # see `processes`
 
 # Module below Lightning's package of the Trainer, or of Fabric -> our module, our function.
 _TRAINER_PATCHES = {
@@ -48,6 +49,10 @@ def activate() -> None:
         Exception: What kept the simulator from starting, where the environment asks for it.
     """
     families.install()
+    if os.environ.get(_PARENT):
+        from lightning_gaudi import processes
+
+        processes.watch_parent()
     if not any(isinstance(finder, _PostImportFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _PostImportFinder())
     # Before torch is there, its entry point will call us; the finder serves the cases without one.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from inspect import signature
@@ -24,6 +25,8 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gaudi import vendor
+
+from .cluster import check_not_alone, check_port
 
 BACKEND = "hccl"
 """The backend for tensors on an HPU; never another."""
@@ -79,6 +82,24 @@ def check_start_method(start_method: str, typed: str) -> None:
         )
 
 
+def refuse_interactive(strategy: Any, num_devices: int) -> None:
+    """Refuse several cards in a notebook or a Python shell: processes could only be forked there.
+
+    Args:
+        strategy: As the user typed it, or the one that `"auto"` gave.
+        num_devices: How many cards it is for.
+
+    Raises:
+        MisconfigurationException: Always.
+    """
+    typed = f"strategy={strategy!r} and " if isinstance(strategy, str) else ""
+    raise MisconfigurationException(
+        f"{typed}devices={num_devices} need a process for each card, which an interactive session "
+        "(a notebook, a Python shell, `python -i`) cannot start: it would fork, which the driver "
+        "of an HPU does not survive. Pass devices=1, or run the program as a script."
+    )
+
+
 def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
     """Bind this process to its card, before anything has started it.
 
@@ -105,8 +126,8 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
         if vendor.is_initialized():
             raise MisconfigurationException(
                 f"Local rank {local_rank} drives module {module}, but its HPU was in use before "
-                "training began, and then it is the first free one. Use no hpu tensor before "
-                "Trainer.fit or Fabric.launch."
+                "training began, and so may be another one. Use no hpu tensor before Trainer.fit "
+                "or Fabric.launch, or set HLS_MODULE_ID before Python starts."
             )
         vendor.select_module(module)
     elif mine not in modules:
@@ -133,19 +154,30 @@ def init_process_group(
         timeout: How long a collective may take.
 
     Raises:
-        MisconfigurationException: There is a process group without HCCL.
+        MisconfigurationException: There is a process group without HCCL or of other processes, rank
+            0 cannot listen, or several processes drive the same card.
     """
+    is_new = not dist.is_initialized()
+    if is_new and environment.global_rank() == 0:
+        check_port(environment)
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
     vendor.init_hccl(environment.world_size(), environment.global_rank(), environment.local_rank())
-    is_new = not dist.is_initialized()
     _init_dist_connection(environment, backend, timeout=timeout)
+    _check_group(environment.world_size())
     if is_new:
         atexit.register(_destroy_dist_connection)
-    _check_group()
+        cpu_group(timeout)
+        _check_cards(environment.node_rank())
 
 
-def _check_group() -> None:
+def _check_group(world_size: int) -> None:
+    if dist.get_world_size() != world_size:
+        raise MisconfigurationException(
+            f"devices and num_nodes ask for {world_size} processes, but {dist.get_world_size()} "
+            "have been connected, and a process belongs to one group. Pass the same devices and "
+            "num_nodes again, or use another program."
+        )
     config = str(dist.get_backend_config())
     if f"hpu:{BACKEND}" not in config:
         raise MisconfigurationException(
@@ -155,17 +187,43 @@ def _check_group() -> None:
         )
 
 
+def _check_cards(node_rank: int) -> None:
+    """Refuse two processes on one card; whoever started them may have told both to drive it."""
+    cards = gather_objects((socket.gethostname(), node_rank, vendor.selected_module()))
+    for card in dict.fromkeys(cards):
+        ranks = [str(rank) for rank, other in enumerate(cards) if other == card]
+        if card[2] is not None and len(ranks) > 1:
+            raise MisconfigurationException(
+                f"HLS_MODULE_ID={card[2]} has the ranks {', '.join(ranks)} of {card[0]} drive the "
+                f"same module {card[2]}. Unset it: each rank then takes a card of its own; or set "
+                "it to another module for each."
+            )
+
+
 _cpu_group: tuple[Any, Any] = (None, None)
 """The process group of all ranks, and the one on the CPU beside it."""
 
 
-def cpu_group() -> Any:
-    """The group of all ranks on the CPU; made by the first call, which all ranks must do."""
+def cpu_group(timeout: timedelta | None = None) -> Any:
+    """The group of all ranks on the CPU; made by the first call, which all ranks must do.
+
+    Args:
+        timeout: How long the first call lets an operation in it take.
+    """
     global _cpu_group
     world = dist.group.WORLD
     if _cpu_group[0] is not world:
-        _cpu_group = (world, dist.new_group(backend="gloo"))
+        _cpu_group = (world, dist.new_group(timeout=timeout, backend="gloo"))
     return _cpu_group[1]
+
+
+def check_alone(environment: ClusterEnvironment | None) -> None:
+    """Refuse to train alone in each of several processes; see `cluster.check_not_alone`.
+
+    Once they have been connected, each may do something alone, such as a test on one card.
+    """
+    if _cpu_group[0] is None:
+        check_not_alone(environment)
 
 
 def is_connected() -> bool:

@@ -1,14 +1,16 @@
 """What is patched in Lightning's Trainer and Fabric, and the private names this relies on.
 
-Each decides on accelerator, strategy and precision in a class of its own, the connector. Six of
+Each decides on accelerator, strategy and precision in a class of its own, the connector. Seven of
 its methods are wrapped; each does what it did unless the accelerator is ours:
 
 1. `_check_config_and_set_final_flags`: of an unknown name it says what an HPU has, not a GPU.
 2. `_choose_auto_accelerator`: "hpu" where Lightning would take the CPU and there is a card.
-3. `_set_parallel_devices_and_init_accelerator`: says what was looked for where there is no card.
-4. `_choose_strategy`: a strategy on the HPU, where Lightning raises or falls back to the CPU.
-5. `_check_strategy_and_fallback`: the user's choice in its form for the HPU, or a refusal.
-6. `_check_and_init_precision`: autocast on the HPU, where Lightning would name another device.
+3. `_set_parallel_devices_and_init_accelerator`: says what was looked for where there is no card;
+   in a notebook devices="auto" is one card, as Lightning has it for GPUs.
+4. `_choose_and_init_cluster_environment`: Open MPI's, which Lightning finds with mpi4py only.
+5. `_choose_strategy`: a strategy on the HPU, where Lightning raises or falls back to the CPU.
+6. `_check_strategy_and_fallback`: the user's choice in its form for the HPU, or a refusal.
+7. `_check_and_init_precision`: autocast on the HPU, where Lightning would name another device.
 
 Contract: Lightning 2.5.6 to 2.6.6 has all names in `METHODS` and `_ATTRIBUTES`. They are looked
 for before anything is patched; if one is missing, a warning says so and nothing is.
@@ -26,11 +28,13 @@ from typing import Any, NamedTuple
 from lightning.fabric.connector import _convert_precision_to_unified_args
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_gaudi import vendor
 
+from .cluster import mpi_environment
 from .conversion import NAMES, Forms, to_hpu_strategy
-from .distributed import check_start_method
+from .distributed import refuse_interactive
 from .fabric.accelerator import HPUAccelerator
 from .fabric.precision import HPUPrecision, check_precision_plugin, unsupported
 
@@ -39,6 +43,7 @@ MARK = "_lightning_gaudi_is_patched"
 
 _ATTRIBUTES = (
     "_accelerator_flag",
+    "_cluster_environment_flag",
     "_devices_flag",
     "_num_nodes_flag",
     "_parallel_devices",
@@ -155,9 +160,26 @@ def _wrap_init_accelerator(original: Callable[[Any], None], room: Room) -> Any:
         flag = self._accelerator_flag
         if _names_hpu(flag) and not HPUAccelerator.is_available():
             raise MisconfigurationException(_no_card(flag))
+        if _names_hpu(flag) and self._devices_flag == "auto" and _IS_INTERACTIVE:
+            self._devices_flag = 1
+            num_cards = vendor.num_visible_cards()
+            if num_cards > 1:
+                rank_zero_info(
+                    f"Using 1 of {num_cards} HPUs: an interactive session drives one. Run a script "
+                    "to use all."
+                )
         original(self)
 
     return init_accelerator
+
+
+def _wrap_choose_environment(original: Callable[[Any], Any], room: Room) -> Any:
+    @functools.wraps(original)
+    def choose_environment(self: Any) -> Any:
+        is_open = _is_ours(self) and self._cluster_environment_flag is None
+        return (mpi_environment() if is_open else None) or original(self)
+
+    return choose_environment
 
 
 def _wrap_choose_strategy(original: Callable[[Any], Any], room: Room) -> Any:
@@ -167,8 +189,6 @@ def _wrap_choose_strategy(original: Callable[[Any], Any], room: Room) -> Any:
             return original(self)
         if len(self._parallel_devices) == 1 and self._num_nodes_flag == 1:
             return room.strategies.single()
-        if _IS_INTERACTIVE:
-            check_start_method("fork", "'auto'")
         return room.strategies.ddp()
 
     return choose_strategy
@@ -183,6 +203,8 @@ def _wrap_check_strategy(original: Callable[[Any], None], room: Room) -> Any:
             if isinstance(self._strategy_flag, room.strategies.single):
                 _refuse_several(flag, len(self._parallel_devices), self._num_nodes_flag)
                 self._strategy_flag.card = self._parallel_devices[0]
+            elif _IS_INTERACTIVE:
+                refuse_interactive(flag, len(self._parallel_devices))
         elif _is_hpu_strategy(flag, room.strategies):
             raise MisconfigurationException(
                 f"strategy={flag!r} trains on an HPU, but the accelerator is "
@@ -211,6 +233,7 @@ METHODS: dict[str, Callable[[Any, Room], Any]] = {
     "_check_config_and_set_final_flags": _wrap_check_config,
     "_choose_auto_accelerator": _wrap_choose_auto_accelerator,
     "_set_parallel_devices_and_init_accelerator": _wrap_init_accelerator,
+    "_choose_and_init_cluster_environment": _wrap_choose_environment,
     "_choose_strategy": _wrap_choose_strategy,
     "_check_strategy_and_fallback": _wrap_check_strategy,
     "_check_and_init_precision": _wrap_init_precision,

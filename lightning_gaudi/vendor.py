@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Set
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,12 +33,42 @@ def package() -> Any:
     if _package is None:
         # The vendor wraps torch.manual_seed when it is imported: see `seed_if_due`.
         _seed_is_due = _NAME not in sys.modules
+        given = _given_variables()
         import habana_frameworks.torch  # noqa: TID251
         import habana_frameworks.torch.hpu.metrics  # noqa: TID251
         import habana_frameworks.torch.utils.internal  # noqa: TID251
 
+        _forget_defaults(given)
         _package = habana_frameworks.torch
     return _package
+
+
+def _given_variables() -> Set[str]:
+    """The environment's variables before the vendor's package was imported."""
+    if _NAME not in sys.modules:
+        return set(os.environ)
+    # By the program, or by torch, which loads it by itself in eager mode: what the process began
+    # with.
+    began = Path("/proc/self/environ").read_text(errors="replace")
+    return {line.partition("=")[0] for line in began.split("\0")}
+
+
+def _forget_defaults(given: Set[str]) -> None:
+    """Unset what the vendor's package sets when it is imported, for it guesses too early.
+
+    With ranks in the environment it selects a card, before `devices` is known; without them it has
+    rank 0 wait at localhost:12345, which on several nodes, or beside another job, is wrong.
+
+    Source: release 1.19, `distributed/hccl/__init__.py`, which `import habana_frameworks.torch`
+    runs.
+    """
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    modules = _visible_modules() or [str(index) for index in range(8)]
+    guess = dict(enumerate(modules)).get(int(local_rank) if local_rank.isdecimal() else -1)
+    guesses = {"MASTER_ADDR": "localhost", "MASTER_PORT": "12345", "HLS_MODULE_ID": guess}
+    for name, value in guesses.items():
+        if name not in given and value is not None and os.environ.get(name) == value:
+            del os.environ[name]
 
 
 def is_installed() -> bool:
@@ -95,6 +127,14 @@ def selected_module() -> str | None:
     return os.environ.get("HLS_MODULE_ID") or None
 
 
+def selected_position() -> int:
+    """The position of `selected_module` among the visible modules; 0 where there is none."""
+    module, modules = selected_module(), _visible_modules()
+    if module is None or (modules is not None and module not in modules):
+        return 0
+    return int(module) if modules is None else modules.index(module)
+
+
 def select_module(module: str) -> None:
     """Tell the driver which module to drive; it reads that once, when the device starts."""
     os.environ["HLS_MODULE_ID"] = module
@@ -106,10 +146,9 @@ def is_initialized() -> bool:
 
 
 def init_hccl(world_size: int, rank: int, local_rank: int) -> None:
-    """Import the vendor's communication library, which makes the backend `"hccl"` known to torch.
+    """Tell the vendor's communication library the ranks; its backend is then known to torch.
 
-    Its import acts on the environment (it sets HLS_MODULE_ID and, where they are missing,
-    MASTER_ADDR and MASTER_PORT), so it must come after the ranks are there and the card is chosen.
+    It sets HLS_MODULE_ID where that is missing, so the card must be chosen by now.
     """
     from habana_frameworks.torch.distributed import hccl  # noqa: TID251
 

@@ -23,6 +23,7 @@ from lightning_gaudi.tied_weights import kept_tied
 
 from .. import distributed
 from .base import HPUStrategy
+from .launchers import HPUScriptLauncher, HPUSpawnLauncher
 
 log = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
@@ -48,6 +49,16 @@ class HPUDDPStrategy(DDPStrategy, HPUStrategy):
     def root_device(self) -> torch.device:
         """This process's card, which it sees as `hpu:0`; `parallel_devices` tells which it is."""
         return distributed.DEVICE
+
+    @override
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        if self._start_method == "popen":
+            self._launcher = HPUScriptLauncher(
+                self.cluster_environment, self.num_processes, self.num_nodes
+            )
+        else:
+            self._launcher = HPUSpawnLauncher(self, start_method=self._start_method)
 
     @override
     def setup_environment(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.fabric.utilities.types import _DEVICE
 from lightning.pytorch.accelerators import Accelerator
@@ -13,6 +13,7 @@ from typing_extensions import override
 from lightning_gaudi.tied_weights import kept_tied
 
 from ..conversion import to_hpu_device
+from ..distributed import DEVICE, check_alone, select_card
 from .base import HPUStrategy
 
 
@@ -20,6 +21,12 @@ class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
     """Training on one card: `Trainer(strategy="hpu_single")`, and what `"auto"` gives on one."""
 
     strategy_name = "hpu_single"
+
+    card = DEVICE
+    """Which of the machine's cards this process drives; it sees it as `hpu:0`."""
+
+    # Lightning sets it where it finds it.
+    cluster_environment: ClusterEnvironment | None = None
 
     def __init__(
         self,
@@ -45,6 +52,13 @@ class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
+
+    @override
+    def setup_environment(self) -> None:
+        """Choose the card, then prepare it."""
+        check_alone(self.cluster_environment)
+        select_card([self.card], local_rank=0)
+        super().setup_environment()
 
     @override
     def model_to_device(self) -> None:

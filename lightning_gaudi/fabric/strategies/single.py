@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from lightning.fabric.accelerators.accelerator import Accelerator
-from lightning.fabric.plugins import CheckpointIO, Precision
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment, Precision
 from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 from lightning.fabric.utilities.types import _DEVICE
@@ -12,7 +12,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from ...conversion import to_hpu_device
-from ...distributed import DEVICE, select_card
+from ...distributed import DEVICE, check_alone, select_card
 from .base import HPUStrategy
 
 
@@ -48,6 +48,9 @@ class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
             precision=precision,
         )
 
+    # Lightning sets it where it finds it.
+    cluster_environment: ClusterEnvironment | None = None
+
     @property
     def card(self) -> torch.device:
         """Which of the machine's cards this process drives; it sees it as `hpu:0`.
@@ -64,6 +67,7 @@ class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
     @override
     def module_to_device(self, module: Module) -> None:
         """Move the module, with its tied weights tied."""
+        check_alone(self.cluster_environment)
         self._move(module)
 
     @classmethod

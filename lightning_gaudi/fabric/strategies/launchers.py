@@ -1,0 +1,60 @@
+"""Lightning's launchers of Fabric, with ranks that end together."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch.multiprocessing
+from lightning.fabric.strategies.launchers.multiprocessing import (
+    _check_missing_main_guard,
+    _GlobalStateSnapshot,
+    _MultiProcessingLauncher,
+)
+from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from typing_extensions import override
+
+from lightning_gaudi import processes
+
+from ...launchers import check_spawn, launch_script
+
+
+class HPUScriptLauncher(_SubprocessScriptLauncher):
+    """Runs the script again for each further rank, or finds that somebody else has."""
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Start the other ranks, if need be, and call the function in this one."""
+        return launch_script(self, functools.partial(function, *args, **kwargs))
+
+
+class HPUSpawnLauncher(_MultiProcessingLauncher):
+    """Runs a function in new processes, one for each rank, and waits for them."""
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function in all ranks; returns what rank 0 does."""
+        # As Lightning's, which does not let anybody see the processes while it waits for them.
+        strategy: Any = self._strategy
+        check_spawn(strategy)
+        _check_missing_main_guard()
+        os.environ["MASTER_PORT"] = str(strategy.cluster_environment.main_port)
+        results = torch.multiprocessing.get_context(self._start_method).SimpleQueue()
+        context = torch.multiprocessing.start_processes(  # type: ignore[attr-defined,no-untyped-call]
+            self._wrapping_function,
+            args=(function, args, kwargs, results, _GlobalStateSnapshot.capture()),
+            nprocs=strategy.num_processes,
+            join=False,
+            start_method=self._start_method,
+        )
+        with processes.joined(lambda: context.processes):
+            while not context.join():
+                pass
+        return results.get()
+
+    @override
+    def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
+        processes.watch_parent(os.getppid())
+        super()._wrapping_function(process_idx, *args, **kwargs)

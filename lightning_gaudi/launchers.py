@@ -1,0 +1,88 @@
+"""Starting the ranks of a node: what Lightning's launchers of the Trainer and of Fabric do alike.
+
+Lightning starts them itself (`"ddp"` runs the script again, `"ddp_spawn"` a function), unless
+somebody else has: torchrun, SLURM, Open MPI. Ours fail early and clearly where the ranks could not
+meet, and have them end together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from lightning.fabric.plugins import ClusterEnvironment
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from lightning_gaudi import processes, vendor
+
+from .cluster import check_port, check_world_size
+
+
+def launch_script(launcher: Any, function: Callable[[], Any]) -> Any:
+    """Start the other ranks by running the script again, if need be, and call the function here.
+
+    Args:
+        launcher: A `_SubprocessScriptLauncher` of Lightning's.
+        function: What this rank does.
+
+    Raises:
+        MisconfigurationException: The ranks could not meet, or would share a card.
+    """
+    environment = launcher.cluster_environment
+    check_world_size(environment, launcher.num_processes, launcher.num_nodes)
+    environment.validate_settings(num_devices=launcher.num_processes, num_nodes=launcher.num_nodes)
+    if not environment.creates_processes_externally:
+        _start_ranks(launcher)
+    _set_num_threads_if_needed(num_processes=launcher.num_processes)
+    with processes.rank(environment.global_rank()):
+        return function()
+
+
+def _start_ranks(launcher: Any) -> None:
+    environment = launcher.cluster_environment
+    _check_start(environment, launcher.num_processes)
+    os.environ["LOCAL_WORLD_SIZE"] = str(launcher.num_processes)
+    try:
+        with processes.as_parent():
+            launcher._call_children_scripts()
+    finally:
+        processes.start(launcher.procs)
+
+
+def check_spawn(strategy: Any) -> None:
+    """Refuse to start processes where that has been done.
+
+    Args:
+        strategy: One of ours for several cards, which is about to start them.
+
+    Raises:
+        MisconfigurationException: It has been, or the ranks could not meet, or would share a card.
+    """
+    environment = strategy.cluster_environment
+    if environment.creates_processes_externally:
+        raise MisconfigurationException(
+            "strategy='ddp_spawn' starts processes, but this process is one of several that have "
+            f"been started already, as {type(environment).__name__} finds. Pass strategy='ddp'."
+        )
+    check_world_size(environment, strategy.num_processes, strategy.num_nodes)
+    _check_start(environment, strategy.num_processes)
+
+
+def _check_start(environment: ClusterEnvironment, num_processes: int) -> None:
+    """What must be true before this process starts others."""
+    if dist.is_available() and dist.is_initialized():
+        raise MisconfigurationException(
+            f"torch.distributed is initialized with {dist.get_world_size()} processes, but this "
+            "one is to start others. Start them with torchrun, or let the strategy initialize it."
+        )
+    module = vendor.selected_module()
+    if num_processes > 1 and module is not None:
+        raise MisconfigurationException(
+            f"HLS_MODULE_ID={module} would have each of {num_processes} processes drive the module "
+            f"{module}. Unset it: each process then takes a card of its own."
+        )
+    if environment.node_rank() == 0:
+        check_port(environment)

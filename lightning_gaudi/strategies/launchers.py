@@ -1,0 +1,56 @@
+"""Lightning's launchers of the Trainer, with ranks that end together."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.strategies.launchers import (
+    _MultiProcessingLauncher,
+    _SubprocessScriptLauncher,
+)
+from typing_extensions import override
+
+from lightning_gaudi import processes
+
+from ..launchers import check_spawn, launch_script
+
+
+class HPUScriptLauncher(_SubprocessScriptLauncher):
+    """Runs the script again for each further rank, or finds that somebody else has."""
+
+    @override
+    def launch(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        trainer: pl.Trainer | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Start the other ranks, if need be, and call the function in this one."""
+        return launch_script(self, functools.partial(function, *args, **kwargs))
+
+
+class HPUSpawnLauncher(_MultiProcessingLauncher):
+    """Runs a function in new processes, one for each rank, and waits for them."""
+
+    @override
+    def launch(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        trainer: pl.Trainer | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Call the function in all ranks; returns what rank 0 does."""
+        check_spawn(self._strategy)
+        with processes.joined(lambda: self.procs):
+            return super().launch(function, *args, trainer=trainer, **kwargs)
+
+    @override
+    def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
+        processes.watch_parent(os.getppid())
+        super()._wrapping_function(process_idx, *args, **kwargs)

@@ -1,0 +1,112 @@
+"""A program as users write it, with the trouble that a test asks for.
+
+    python program.py FOLDER '{"devices": 2}'
+
+Each rank writes what it found to FOLDER. The trouble is in the variable TROUBLE: words such as
+`step:1:raise`, for the place, the local rank, and what happens there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def trouble(place: str) -> None:
+    """What the test wants to happen here: raise, hang, a signal, or none but to say when."""
+    for word in os.environ.get("TROUBLE", "").split():
+        where, rank, what = word.split(":")
+        if where == place and rank == os.environ.get("LOCAL_RANK", "0"):
+            print(f"trouble at {time.time()}", file=sys.stderr, flush=True)
+            if what == "raise":
+                raise ValueError(f"trouble at {place} on purpose")
+            if what == "hang":
+                time.sleep(600)
+            elif what != "none":
+                os.kill(os.getpid(), signal.Signals[what])
+
+
+trouble("import")
+GIVEN = set(os.environ)
+
+import lightning.pytorch as pl  # noqa: E402
+import torch  # noqa: E402
+from lightning.pytorch.utilities.exceptions import SIGTERMException  # noqa: E402
+
+from tests.helpers.tiny import QUIET, TinyModule, batches  # noqa: E402
+
+# What nobody may settle before the ranks are there.
+CHOSEN = {"MASTER_ADDR", "MASTER_PORT", "HLS_MODULE_ID"}
+
+
+class Model(TinyModule):
+    def setup(self, stage: str) -> None:
+        trouble("setup")
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        folder = Path(sys.argv[1])
+        if batch_idx == 3:
+            (folder / f"step3-{os.environ['LOCAL_RANK']}").touch()
+            trouble("step")
+        # Where a test sends signals, training goes on until they come.
+        if "SLOW" in os.environ:
+            time.sleep(0.05)
+        return super().training_step(batch, batch_idx)
+
+
+class Found(pl.Callback):
+    """Writes what this rank found, from within it, since ddp_spawn ends there."""
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(trainer, pl_module, None)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        if isinstance(exception, SIGTERMException):
+            self._write(trainer, pl_module, type(exception).__name__)
+
+    def _write(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: str | None
+    ) -> None:
+        found = {
+            "world_size": trainer.world_size,
+            "local_rank": trainer.local_rank,
+            "node_rank": trainer.node_rank,
+            "environment": type(trainer._accelerator_connector.cluster_environment).__name__,
+            "module": os.environ.get("HLS_MODULE_ID"),
+            "id": os.environ.get("ID"),
+            "steps": trainer.global_step,
+            "exception": exception,
+            "weights": [w.detach().cpu().double().sum().item() for w in pl_module.parameters()],
+        }
+        path = Path(sys.argv[1]) / f"rank{trainer.global_rank}.json"
+        path.write_text(json.dumps(found))
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[2])
+    trouble("main")
+    timeout_s = settings.pop("timeout_s", None)
+    if timeout_s is not None:
+        from datetime import timedelta
+
+        settings["strategy"] = pl.strategies.DDPStrategy(timeout=timedelta(seconds=timeout_s))
+    num_batches = settings.pop("num_batches", 16)
+    trainer = pl.Trainer(
+        **{"accelerator": "hpu", "max_epochs": 1, "callbacks": Found(), **QUIET, **settings}
+    )
+    assert not CHOSEN & os.environ.keys() - GIVEN
+    trouble("fit")
+    trainer.fit(Model(), batches(num_batches))
+    trouble("end")
+
+
+if __name__ == "__main__":
+    pl.seed_everything(1, verbose=False)
+    main()

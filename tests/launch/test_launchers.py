@@ -1,0 +1,165 @@
+"""Ranks that Lightning, torchrun, SLURM or Open MPI starts train one model, each on its card."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.started import found, program, run_program, started
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+SIMULATE = (sys.executable, "-m", "lightning_gaudi.cli", "simulate", "--cards", "8", "--")
+
+
+def _modules(ranks: list[dict[str, Any]]) -> list[str]:
+    return [rank["module"] for rank in ranks]
+
+
+def _check(ranks: list[dict[str, Any]], num_ranks: int, environment: str) -> None:
+    """All ranks trained one model, and each knows who it is."""
+    assert [rank["world_size"] for rank in ranks] == [num_ranks] * num_ranks
+    assert [rank["id"] for rank in ranks] == [str(rank) for rank in range(num_ranks)]
+    assert {rank["environment"] for rank in ranks} == {environment}
+    assert {str(rank["weights"]) for rank in ranks} == {str(ranks[0]["weights"])}
+    assert {rank["steps"] for rank in ranks} == {16 // num_ranks}
+
+
+def _free_port() -> str:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return str(server.getsockname()[1])
+
+
+def _run_each(folder: Path, envs: list[Mapping[str, str]], **settings: Any) -> list[dict[str, Any]]:
+    """Start the program once for each environment, as srun and mpirun do."""
+    with contextlib.ExitStack() as stack:
+        command = program(folder, **settings)
+        runs = [stack.enter_context(started(command, folder, env)) for env in envs]
+        for run in runs:
+            assert run.wait() == 0, run.output
+    return found(folder)
+
+
+def test_the_script_is_run_again_for_each_rank(tmp_path: Path) -> None:
+    env = {"HABANA_VISIBLE_MODULES": "2,3,6,7"}
+    ranks = run_program(tmp_path, devices=2, env=env)
+    _check(ranks, 2, "LightningEnvironment")
+    assert _modules(ranks) == ["2", "3"]
+
+
+@pytest.mark.slow
+def test_ranks_are_spawned(tmp_path: Path) -> None:
+    ranks = run_program(tmp_path, devices=[4, 5], strategy="ddp_spawn")
+    _check(ranks, 2, "LightningEnvironment")
+    assert _modules(ranks) == ["4", "5"]
+
+
+@pytest.mark.slow
+def test_four_ranks_on_the_visible_modules(tmp_path: Path) -> None:
+    env = {"HABANA_VISIBLE_MODULES": "2,3,6,7"}
+    ranks = run_program(tmp_path, *SIMULATE, devices=4, env=env)
+    _check(ranks, 4, "LightningEnvironment")
+    assert _modules(ranks) == ["2", "3", "6", "7"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", [(), SIMULATE])
+def test_torchrun(prefix: tuple[str, ...], tmp_path: Path) -> None:
+    launcher = (*prefix, *TORCHRUN, "--nproc-per-node", "2", "--master-port", _free_port())
+    ranks = _run_torchrun(tmp_path, [launcher], devices=[5, 1])
+    _check(ranks, 2, "TorchElasticEnvironment")
+    assert _modules(ranks) == ["5", "1"]
+
+
+def _run_torchrun(
+    folder: Path, launchers: list[tuple[str, ...]], **settings: Any
+) -> list[dict[str, Any]]:
+    with contextlib.ExitStack() as stack:
+        script = program(folder, **settings)[1:]
+        runs = [stack.enter_context(started([*each, *script], folder)) for each in launchers]
+        for run in runs:
+            assert run.wait() == 0, run.output
+    return found(folder)
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
+    """Each node has eight cards of its own."""
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{_free_port()}")
+    launchers = [
+        (*TORCHRUN, "--nnodes=2", "--nproc-per-node=2", f"--node-rank={node}", *meeting)
+        for node in range(2)
+    ]
+    ranks = _run_torchrun(tmp_path, launchers, devices=2, num_nodes=2)
+    _check(ranks, 4, "TorchElasticEnvironment")
+    assert _modules(ranks) == ["0", "1", "0", "1"]
+    assert [rank["local_rank"] for rank in ranks] == [0, 1, 0, 1]
+
+
+def _slurm(rank: int, num_ranks: int, per_node: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": str(num_ranks),
+        "SLURM_NTASKS_PER_NODE": str(per_node),
+        "SLURM_NNODES": str(num_ranks // per_node),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank % per_node),
+        "SLURM_NODEID": str(rank // per_node),
+        "SLURM_NODELIST": "localhost",
+    }
+
+
+@pytest.mark.slow
+def test_slurm_on_two_nodes(tmp_path: Path) -> None:
+    port = {"MASTER_PORT": _free_port()}
+    envs = [_slurm(rank, 4, per_node=2) | port for rank in range(4)]
+    ranks = _run_each(tmp_path, envs, devices=2, num_nodes=2)
+    _check(ranks, 4, "SLURMEnvironment")
+    assert _modules(ranks) == ["0", "1", "0", "1"]
+    assert [rank["node_rank"] for rank in ranks] == [0, 0, 1, 1]
+
+
+def _open_mpi(rank: int, num_ranks: int, per_node: int) -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_SIZE": str(num_ranks),
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank % per_node),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(per_node),
+        "OMPI_COMM_WORLD_NODE_RANK": str(rank % per_node),
+    }
+
+
+@pytest.mark.slow
+def test_open_mpi_on_one_node_needs_nothing_more(tmp_path: Path) -> None:
+    """Modules that mpirun gave its ranks are kept; SLURM's variables are of the allocation."""
+    job = {"PMIX_NAMESPACE": f"prterun-{tmp_path}@1", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
+    envs = [_open_mpi(r, 2, 2) | job | {"HLS_MODULE_ID": str(6 + r)} for r in range(2)]
+    ranks = _run_each(tmp_path, envs, devices=[6, 7])
+    _check(ranks, 2, "OpenMPIEnvironment")
+    assert _modules(ranks) == ["6", "7"]
+
+
+@pytest.mark.slow
+def test_open_mpi_on_two_nodes(tmp_path: Path) -> None:
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": _free_port()}
+    envs = [_open_mpi(rank, 4, per_node=2) | meeting for rank in range(4)]
+    ranks = _run_each(tmp_path, envs, devices=2, num_nodes=2)
+    _check(ranks, 4, "OpenMPIEnvironment")
+    assert [rank["node_rank"] for rank in ranks] == [0, 0, 1, 1]
+
+
+@pytest.mark.slow
+def test_ranks_that_were_given_the_same_module_are_refused(tmp_path: Path) -> None:
+    env = {"HLS_MODULE_ID": "1"}
+    command = [*TORCHRUN, "--nproc-per-node=2", "--master-port", _free_port()]
+    with started([*command, *program(tmp_path, devices=2)[1:]], tmp_path, env) as run:
+        assert run.wait() == 1
+        assert "HLS_MODULE_ID=1 has the ranks 0, 1 of " in run.output
+        run.wait_for_all_to_end(5)
