@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     HPU_AVAILABLE: bool
 
 __all__ = [
-    "HPU_AVAILABLE",
     "HPUAccelerator",
     "HPUCheckpointIO",
     "HPUDDPStrategy",
