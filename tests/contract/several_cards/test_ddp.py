@@ -65,3 +65,17 @@ def test_the_one_checkpoint_holds_the_weights(folder: Path, ranks: Seen) -> None
     assert {tensor.device.type for tensor in saved} == {"cpu"}
     for ours, theirs in zip(saved, ranks[0]["weights"], strict=True):
         assert torch.equal(ours, theirs)
+
+
+MEETING_POINT = """
+import os
+import torch
+from lightning_gaudi import vendor
+vendor.device_count()
+print("MASTER_PORT is", os.environ.get("MASTER_PORT"))
+"""
+
+
+def test_looking_for_cards_names_no_meeting_point() -> None:
+    """The vendor's import names localhost:12345, where two jobs of a server would meet."""
+    assert "MASTER_PORT is None" in run("-c", MEETING_POINT)

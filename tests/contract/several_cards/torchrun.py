@@ -46,8 +46,11 @@ def torchrun(module: str, *args: object, num_ranks: int) -> None:
     )
 
 
-def run(*args: object) -> None:
+def run(*args: object) -> str:
     """Run this Python with `args`, as a user would from a shell that names no rank.
+
+    Returns:
+        What it printed.
 
     Raises:
         AssertionError: It failed or did not end in time; with what it printed.
@@ -69,3 +72,4 @@ def run(*args: object) -> None:
             output, _ = process.communicate(timeout=60)
             raise AssertionError(f"{command} ran past {TIMEOUT_S} s\n{output}") from None
     assert process.returncode == 0, f"{command} exited with {process.returncode}\n{output}"
+    return output
