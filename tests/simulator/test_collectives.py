@@ -1,10 +1,6 @@
 """HCCL on two ranks. All checks run in one spawn; each is a test of its own here."""
 
 import copy
-import json
-import traceback
-import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gaudi import simulator
 from tests.helpers.ranks import run_ranks
+from tests.simulator import checks
 
 _NUM_RANKS = 2
 _RANK_SUM = 3.0  # of rank + 1
@@ -181,8 +178,16 @@ def check_send_and_receive(rank):
     if rank == 0:
         dist.send(tensor, dst=1)
         return
-    assert dist.recv(tensor) == 0  # from any rank
+    assert dist.recv(tensor, src=0) == 0
     assert tensor.tolist() == [1, 1]
+
+
+def check_point_to_point_works_have_no_future(rank):
+    works = [dist.isend(_mine(), 1 - rank), dist.irecv(_filled(0), 1 - rank)]
+    for work in works:
+        with pytest.raises(RuntimeError, match=r"has no future\. Call wait"):
+            work.get_future()
+        work.wait()
 
 
 def check_batched_send_and_receive(rank):
@@ -334,37 +339,14 @@ def check_fsdp2_equals_one_process_on_the_whole_batch(rank):
     assert max((a.full_tensor().cpu() - b).abs().max().item() for a, b in pairs) < 1e-6
 
 
-_CHECKS = {
-    name.removeprefix("check_"): value
-    for name, value in dict(globals()).items()
-    if name.startswith("check_")
-}
-
-
-def _run_checks(rank: int, folder: Path) -> None:
-    """Runs every check; what failed goes into this rank's file."""
-    warnings.simplefilter("ignore")
-    failures = {}
-    for name, check in _CHECKS.items():
-        try:
-            check(rank)
-        except Exception:
-            failures[name] = traceback.format_exc()
-        (folder / f"{rank}.json").write_text(json.dumps(failures))
-
-
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
-    """Of each rank, the tracebacks of the checks that failed."""
-    folder = tmp_path_factory.mktemp("ranks")
-    run_ranks(_run_checks, folder, folder, num_ranks=_NUM_RANKS)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(_NUM_RANKS)]
+    return checks.run(__name__, tmp_path_factory.mktemp("ranks"), num_ranks=_NUM_RANKS)
 
 
-@pytest.mark.parametrize("name", _CHECKS)
+@pytest.mark.parametrize("name", checks.collect(dict(globals())))
 def test_collective(name, failures):
-    for rank in range(_NUM_RANKS):
-        assert name not in failures[rank], f"rank {rank}:\n{failures[rank][name]}"
+    checks.expect_success(name, failures)
 
 
 def _die_before_the_collective(rank: int) -> None:

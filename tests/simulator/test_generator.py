@@ -83,3 +83,28 @@ def test_clone_continues_apart() -> None:
 def test_generator_of_another_card_is_refused() -> None:
     with pytest.raises(RuntimeError, match="hpu:2 does not exist in this process"):
         torch.Generator("hpu:2")
+
+
+def test_a_seed_and_an_offset_are_a_random_state_of_their_own():
+    torch.manual_seed(5)
+    torch.hpu.set_rng_ctx("philox")
+    try:
+        state = torch.hpu.get_rng_state()
+        assert state.view(torch.int64).tolist() == [5, 0]
+        draws = []
+        for offset in (0, 4, 2**40, 0):
+            state.view(torch.int64)[1] = offset
+            torch.hpu.set_rng_state(state)
+            assert torch.equal(torch.hpu.get_rng_state(), state)
+            draws.append(torch.rand(4, device="hpu").tolist())
+        assert draws[0] == draws[3]
+        assert draws[0] != draws[1] != draws[2]
+        torch.manual_seed(6)
+        assert torch.hpu.get_rng_state().view(torch.int64).tolist() == [6, 0]
+        with pytest.raises(RuntimeError, match=r"a random state has 16 bytes.*got 8"):
+            torch.hpu.set_rng_state(state[:8])
+    finally:
+        torch.hpu.unset_rng_ctx("philox")
+    assert torch.hpu.get_rng_state().numel() > 16
+    with pytest.raises(ValueError, match="context 'philox', got 'mersenne'"):
+        torch.hpu.set_rng_ctx("mersenne")

@@ -36,6 +36,7 @@ py::dict graph_stats_dict() {
   result["num_cache_hits"] = stats.num_cache_hits;
   result["num_breaks"] = stats.num_breaks;
   result["num_mark_steps"] = stats.num_mark_steps;
+  result["num_collectives"] = stats.num_collectives;
   result["num_empty_steps"] = stats.num_empty_steps;
   result["num_ops"] = stats.num_ops;
   result["pending_ops"] = stats.pending_ops;
@@ -83,6 +84,7 @@ void init_counters(py::module_& m) {
 void init_graph(py::module_& m) {
   m.def("set_lazy", &set_lazy);
   m.def("is_lazy", &is_lazy);
+  m.def("set_lazy_collectives", &set_lazy_collectives);
   m.def("mark_step", &mark_step);
   m.def("graph_stats", &graph_stats_dict);
   m.def("reset_graph_cache", &reset_graph_cache);

@@ -50,11 +50,13 @@ std::map<std::string, CollectiveStats> collectives() {
   return g_collectives;
 }
 
+void count_host_sync(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  ++g_host_syncs[reason];
+}
+
 void host_sync(const std::string& reason) {
-  {
-    std::lock_guard<std::mutex> lock(g_mutex);
-    ++g_host_syncs[reason];
-  }
+  count_host_sync(reason);
   break_graph(reason);
 }
 

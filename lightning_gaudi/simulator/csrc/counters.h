@@ -26,6 +26,9 @@ struct CollectiveStats {
 /// Collectives by kind.
 std::map<std::string, CollectiveStats> collectives();
 
+/// The host waits, though not for the operations of a lazy graph: counted under `reason`.
+void count_host_sync(const std::string& reason);
+
 /// The host waits for the device: counted under `reason`; in lazy mode this also ends the graph.
 void host_sync(const std::string& reason);
 

@@ -15,6 +15,8 @@ std::atomic<bool> g_is_lazy{false};
 
 namespace {
 
+std::atomic<bool> g_has_lazy_collectives{false};
+
 constexpr uint64_t kEmptyGraph = 1469598103934665603ULL;
 
 // One for each kind of thing that is hashed, so that [a, [b]] and [[a], b] differ.
@@ -24,7 +26,8 @@ enum Mark : uint64_t {
   kOther = 7,
   kScalar = 11,
   kHostTensor = 13,
-  kCopy = 17
+  kCopy = 17,
+  kCollective = 19
 };
 
 /// All of it is guarded by `mutex`: backward runs on a thread of its own.
@@ -183,6 +186,33 @@ void break_graph(const std::string& reason) {
   Tracker& graph = tracker();
   std::lock_guard<std::mutex> lock(graph.mutex);
   ++graph.stats.num_breaks;
+  graph.end_graph(reason);
+}
+
+void set_lazy_collectives(bool lazy) { g_has_lazy_collectives.store(lazy); }
+bool has_lazy_collectives() { return g_has_lazy_collectives.load(); }
+
+void record_collective(const std::string& kind, c10::ArrayRef<at::Tensor> tensors) {
+  if (!is_lazy()) return;
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  if (!has_lazy_collectives()) {
+    ++graph.stats.num_collectives;
+    graph.end_graph(kind);
+    return;
+  }
+  graph.mix(kCollective);
+  graph.mix(std::hash<std::string>()(kind));
+  for (const at::Tensor& tensor : tensors) graph.mix_tensor(tensor);
+  for (const at::Tensor& tensor : tensors) graph.define(tensor);
+  graph.count_op();
+}
+
+void end_lazy_collectives(const std::string& reason) {
+  if (!is_lazy() || !has_lazy_collectives()) return;
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  ++graph.stats.num_collectives;
   graph.end_graph(reason);
 }
 

@@ -39,12 +39,24 @@ void break_graph(const std::string& reason);
 /// Ends the graph because the user says so; in eager mode nothing.
 void mark_step();
 
+/// Whether collectives are operations of the graph; else each ends the graph that feeds it, and
+/// the graph goes on without knowing its result.
+void set_lazy_collectives(bool lazy);
+bool has_lazy_collectives();
+
+/// Tells the graph of a collective that reads and writes `tensors`.
+void record_collective(const std::string& kind, c10::ArrayRef<at::Tensor> tensors);
+
+/// Ends a graph that holds collectives, because one is waited for; else nothing.
+void end_lazy_collectives(const std::string& reason);
+
 struct GraphStats {
   int64_t num_compilations = 0;
   int64_t num_cache_hits = 0;
   int64_t num_breaks = 0;       ///< graphs ended by the host's waiting
   int64_t num_mark_steps = 0;   ///< graphs ended by mark_step
-  int64_t num_empty_steps = 0;  ///< of both, those with nothing to run
+  int64_t num_collectives = 0;  ///< graphs ended by a collective, or by waiting for a lazy one
+  int64_t num_empty_steps = 0;  ///< of all three, those with nothing to run
   int64_t num_ops = 0;
   int64_t pending_ops = 0;
   int64_t compile_time_ns = 0;  ///< time the tracker itself took for new graphs

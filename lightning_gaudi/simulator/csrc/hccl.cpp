@@ -1,5 +1,6 @@
 // The process group: every collective runs in gloo, in place, on CPU aliases of the hpu tensors.
-// What gloo lacks is made from what it has: the average, reduce-scatter, all-to-all of lists.
+// What gloo lacks is made from what it has: reduce-scatter, all-to-all of lists, the average.
+// What HCCL lacks is refused, though gloo has it.
 #include "hccl.h"
 
 #include <ATen/ATen.h>
@@ -7,6 +8,9 @@
 
 #include "alias.h"
 #include "counters.h"
+#include "graph.h"
+#include "hccl_reduce.h"
+#include "hccl_tensors.h"
 #include "hccl_work.h"
 
 namespace hpu_sim {
@@ -15,46 +19,37 @@ namespace {
 using at::Tensor;
 using c10d::OpType;
 
-/// Counts one collective and the bytes of `tensors`: what this rank gives to it, or gets by recv.
-void count(const char* kind, const Tensors& tensors) {
+/// Counts a collective and the bytes of `counted`: what this rank gives to it, or gets by recv.
+/// The lazy graph hears of it, and of the `others` that it writes.
+void begin(const char* kind, const Tensors& counted, const Tensors& others = {}) {
   int64_t num_bytes = 0;
-  for (const auto& tensor : tensors) num_bytes += static_cast<int64_t>(tensor.nbytes());
+  for (const auto& tensor : counted) num_bytes += static_cast<int64_t>(tensor.nbytes());
   count_collective(kind, num_bytes);
+  Tensors tensors = counted;
+  tensors.insert(tensors.end(), others.begin(), others.end());
+  record_collective(kind, tensors);
 }
 
-Tensors aliases(const Tensors& tensors) {
-  Tensors result;
-  result.reserve(tensors.size());
-  for (const auto& tensor : tensors) result.push_back(cpu_alias(tensor));
-  return result;
+// Not every torch has these; gloo's do nothing where it has none of its own.
+template <class Backend>
+auto abort_backend(Backend& backend, int) -> decltype(backend.abort()) {
+  backend.abort();
 }
-
-TensorLists aliases(const TensorLists& lists) {
-  TensorLists result;
-  result.reserve(lists.size());
-  for (const auto& list : lists) result.push_back(aliases(list));
-  return result;
+template <class Backend>
+void abort_backend(Backend&, long) {}
+template <class Backend>
+auto shut_down_backend(Backend& backend, int) -> decltype(backend.shutdown()) {
+  backend.shutdown();
 }
-
-Tensors first(const TensorLists& lists) { return lists.empty() ? Tensors{} : lists[0]; }
-
-/// All tensors end to end in one of one dimension.
-Tensor flatten(const Tensors& tensors) {
-  Tensors flat;
-  flat.reserve(tensors.size());
-  for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
-  return at::cat(flat);
+template <class Backend>
+void shut_down_backend(Backend&, long) {}
+template <class Backend>
+auto set_backend_timeout(Backend& backend, std::chrono::milliseconds timeout, int)
+    -> decltype(backend.setTimeout(timeout)) {
+  backend.setTimeout(timeout);
 }
-
-void copy_flat(Tensor output, const Tensor& flat) { output.copy_(flat.view(output.sizes())); }
-
-void divide(Tensor tensor, int64_t divisor) {
-  if (at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
-    tensor.floor_divide_(divisor);
-  } else {
-    tensor.div_(divisor);
-  }
-}
+template <class Backend>
+void set_backend_timeout(Backend&, std::chrono::milliseconds, long) {}
 
 class ProcessGroupHCCL final : public c10d::Backend {
  public:
@@ -65,9 +60,15 @@ class ProcessGroupHCCL final : public c10d::Backend {
   void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
 
-  // No `override`: torch 2.6 has none to override.
+  // No `override`: not every torch has these to override.
+  void abort() { abort_backend(*gloo_, 0); }
+  void shutdown() { shut_down_backend(*gloo_, 0); }
+  void setTimeout(std::chrono::milliseconds timeout) { set_backend_timeout(*gloo_, timeout, 0); }
   bool supportsCoalescing() const { return true; }
+
   void startCoalescing() override {
+    TORCH_CHECK(!is_coalescing_, "Collectives of this HCCL group are being coalesced already. End ",
+                "one coalescing manager before the next begins.");
     is_coalescing_ = true;
     coalesced_.clear();
   }
@@ -77,41 +78,42 @@ class ProcessGroupHCCL final : public c10d::Backend {
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-    count("broadcast", tensors);
+    begin("broadcast", tensors);
+    end_lazy_collectives("broadcast");
     auto cpu = aliases(tensors);
     return submit(OpType::BROADCAST, gloo_->broadcast(cpu, options), tensors);
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& asked) override {
-    count("all_reduce", tensors);
+    begin("all_reduce", tensors);
     auto cpu = aliases(tensors);
     auto options = asked;
-    auto average = replace_average(options.reduceOp, cpu);
-    return submit(OpType::ALLREDUCE, gloo_->allreduce(cpu, options), tensors, average);
+    auto finish = translate_reduction(options.reduceOp, cpu, size_);
+    return submit(OpType::ALLREDUCE, gloo_->allreduce(cpu, options), tensors, finish);
   }
 
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& asked) override {
-    count("all_reduce", tensors);
+    begin("all_reduce", tensors);
     auto cpu = aliases(tensors);
     auto options = asked;
-    auto average = replace_average(options.reduceOp, cpu);
+    auto finish = translate_reduction(options.reduceOp, cpu, size_);
     return submit(OpType::ALLREDUCE_COALESCED, gloo_->allreduce_coalesced(cpu, options), tensors,
-                  average);
+                  finish);
   }
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& asked) override {
-    count("reduce", tensors);
+    begin("reduce", tensors);
     auto cpu = aliases(tensors);
     auto options = asked;
-    auto average = replace_average(options.reduceOp, cpu);
-    if (options.rootRank != rank_) average = nullptr;
-    return submit(OpType::REDUCE, gloo_->reduce(cpu, options), tensors, average);
+    auto finish = translate_reduction(options.reduceOp, cpu, size_);
+    if (options.rootRank != rank_) finish = nullptr;
+    return submit(OpType::REDUCE, gloo_->reduce(cpu, options), tensors, finish);
   }
 
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) override {
-    count("all_gather", inputs);
+    begin("all_gather", inputs, first(outputs));
     auto cpu_outputs = aliases(outputs);
     auto cpu_inputs = aliases(inputs);
     return submit(OpType::ALLGATHER, gloo_->allgather(cpu_outputs, cpu_inputs, options),
@@ -120,27 +122,27 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr _allgather_base(Tensor& output, Tensor& input,
                           const c10d::AllgatherOptions& options) override {
-    count("all_gather", {input});
-    auto cpu_output = cpu_alias(output);
-    auto cpu_input = cpu_alias(input);
+    begin("all_gather", {input}, {output});
+    // gloo would mind if ranks had a dimension of their own.
+    auto cpu_output = cpu_alias(output).view({-1});
+    auto cpu_input = cpu_alias(input).view({-1});
     return submit(OpType::_ALLGATHER_BASE, gloo_->_allgather_base(cpu_output, cpu_input, options),
                   {output});
   }
 
   WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& options) override {
-    count("all_gather", inputs);
+    const auto all = flat_list(outputs);
+    begin("all_gather", inputs, all);
     auto cpu_outputs = aliases(outputs);
     auto cpu_inputs = aliases(inputs);
-    Tensors all;
-    for (const auto& list : outputs) all.insert(all.end(), list.begin(), list.end());
     return submit(OpType::ALLGATHER_COALESCED,
                   gloo_->allgather_coalesced(cpu_outputs, cpu_inputs, options), all);
   }
 
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override {
-    count("all_gather", inputs);
+    begin("all_gather", inputs, outputs);
     auto cpu_outputs = aliases(outputs);
     auto cpu_inputs = aliases(inputs);
     return submit(OpType::COALESCED,
@@ -150,7 +152,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr gather(TensorLists& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override {
-    count("gather", inputs);
+    begin("gather", inputs, first(outputs));
     auto cpu_outputs = aliases(outputs);
     auto cpu_inputs = aliases(inputs);
     return submit(OpType::GATHER, gloo_->gather(cpu_outputs, cpu_inputs, options), first(outputs));
@@ -158,7 +160,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
                   const c10d::ScatterOptions& options) override {
-    count("scatter", first(inputs));
+    begin("scatter", first(inputs), outputs);
     auto cpu_outputs = aliases(outputs);
     auto cpu_inputs = aliases(inputs);
     return submit(OpType::SCATTER, gloo_->scatter(cpu_outputs, cpu_inputs, options), outputs);
@@ -166,6 +168,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
                          const c10d::ReduceScatterOptions& options) override {
+    begin("reduce_scatter", inputs.at(0), outputs);
     auto chunks = aliases(inputs.at(0));
     int64_t offset = 0;
     for (int rank = 0; rank < rank_; ++rank) offset += chunks.at(rank).numel();
@@ -175,16 +178,16 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
-    auto flat = cpu_alias(input).reshape({-1}).clone();
-    return reduce_scatter_flat(OpType::_REDUCE_SCATTER_BASE, output, flat,
-                               rank_ * output.numel(), options);
+    begin("reduce_scatter", {input}, {output});
+    return reduce_scatter_tensor(output, input, options);
   }
 
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
+    begin("reduce_scatter", inputs, outputs);
     std::vector<WorkPtr> works;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      works.push_back(_reduce_scatter_base(outputs[i], inputs[i], options));
+      works.push_back(reduce_scatter_tensor(outputs[i], inputs[i], options));
     }
     return c10::make_intrusive<CoalescedWork>(std::move(works));
   }
@@ -192,7 +195,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
   WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& options) override {
-    count("all_to_all", {input});
+    begin("all_to_all", {input}, {output});
     auto cpu_output = cpu_alias(output);
     auto cpu_input = cpu_alias(input);
     return submit(
@@ -203,7 +206,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
                    const c10d::AllToAllOptions& options) override {
-    count("all_to_all", inputs);
+    begin("all_to_all", inputs, outputs);
     auto cpu_outputs = aliases(outputs);
     auto flat_input = flatten(aliases(inputs));
     auto flat_output = flatten(cpu_outputs);
@@ -222,23 +225,24 @@ class ProcessGroupHCCL final : public c10d::Backend {
   }
 
   WorkPtr send(Tensors& tensors, int destination, int tag) override {
-    count("send", tensors);
+    begin("send", tensors);
     auto cpu = aliases(tensors);
     return submit(OpType::SEND, gloo_->send(cpu, destination, tag), tensors);
   }
   WorkPtr recv(Tensors& tensors, int source, int tag) override {
-    count("recv", tensors);
+    begin("recv", tensors);
     auto cpu = aliases(tensors);
     return submit(OpType::RECV, gloo_->recv(cpu, source, tag), tensors);
   }
-  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    count("recv", tensors);
-    auto cpu = aliases(tensors);
-    return submit(OpType::RECVANYSOURCE, gloo_->recvAnysource(cpu, tag), tensors);
+  WorkPtr recvAnysource(Tensors&, int) override {
+    TORCH_CHECK(false, "HCCL cannot receive from any rank. Say which: recv(tensor, src=...).");
   }
 
+  // Ranks meet at the host, so that a lazy graph may go on.
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    count("barrier", {});
+    count_collective("barrier", 0);
+    count_host_sync("barrier");
+    end_lazy_collectives("barrier");
     return submit(OpType::BARRIER, gloo_->barrier(options), {});
   }
 
@@ -250,28 +254,25 @@ class ProcessGroupHCCL final : public c10d::Backend {
     return work;
   }
 
-  /// gloo cannot average: it is asked for the sum, and the result divides it.
-  std::function<void()> replace_average(c10d::ReduceOp& op, const Tensors& reduced) {
-    if (op.op_ != c10d::ReduceOp::AVG) return nullptr;
-    op = c10d::ReduceOp(c10d::ReduceOp::SUM);
-    return [reduced, size = size_] {
-      for (const auto& tensor : reduced) divide(tensor, size);
-    };
+  WorkPtr reduce_scatter_tensor(const Tensor& output, const Tensor& input,
+                                const c10d::ReduceScatterOptions& options) {
+    auto flat = cpu_alias(input).reshape({-1}).clone();
+    return reduce_scatter_flat(OpType::_REDUCE_SCATTER_BASE, output, flat,
+                               rank_ * output.numel(), options);
   }
 
   /// Reduces `flat`, which is overwritten, over all ranks; `output` gets what begins at `offset`.
   WorkPtr reduce_scatter_flat(OpType type, const Tensor& output, const Tensor& flat,
                               int64_t offset, const c10d::ReduceScatterOptions& asked) {
-    count("reduce_scatter", {flat});
     c10d::AllreduceOptions options;
     options.reduceOp = asked.reduceOp;
     options.timeout = asked.timeout;
     auto chunk = flat.narrow(0, offset, output.numel());
-    auto average = replace_average(options.reduceOp, {chunk});
+    auto finish = translate_reduction(options.reduceOp, {chunk}, size_);
     Tensors buffer{flat};
     return submit(type, gloo_->allreduce(buffer, options), {output},
-                  [average, chunk, cpu_output = cpu_alias(output)] {
-                    if (average) average();
+                  [finish, chunk, cpu_output = cpu_alias(output)] {
+                    if (finish) finish();
                     copy_flat(cpu_output, chunk);
                   });
   }

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "graph.h"
+
 namespace hpu_sim {
 
 using Tensors = std::vector<at::Tensor>;
@@ -49,6 +51,7 @@ class HcclWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override {
     bool is_done = inner_->wait(timeout);
     finish_once();
+    end_lazy_collectives("wait");
     return is_done;
   }
   void abort() override { inner_->abort(); }

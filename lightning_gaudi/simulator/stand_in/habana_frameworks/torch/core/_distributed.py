@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.distributed import constants
 
+from .. import _on_import
+
 
 def overwrite() -> None:
     """Replace the functions of `torch.distributed`, if this torch has it."""
@@ -17,6 +19,7 @@ def overwrite() -> None:
         dist = torch.distributed
         dist.init_process_group = _wrap_init_process_group(dist.init_process_group)
         dist.new_group = _wrap_new_group(dist.new_group)
+        _on_import.call_after("torch.distributed.tensor._random", f"{__package__}._dtensor")
 
 
 def _wrap_init_process_group(original: Callable[..., None]) -> Callable[..., None]:

@@ -4,7 +4,7 @@ Importing the compiler takes a second, which a program that compiles nothing doe
 """
 
 from ..._missing import missing
-from . import _on_import
+from .. import _on_import
 
 __all__: list[str] = []
 __getattr__ = missing(__name__)

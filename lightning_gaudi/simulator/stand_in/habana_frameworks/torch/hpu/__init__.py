@@ -58,8 +58,10 @@ from .random import (
     manual_seed_all,
     seed,
     seed_all,
+    set_rng_ctx,
     set_rng_state,
     set_rng_state_all,
+    unset_rng_ctx,
 )
 from .streams import (
     Stream,
@@ -156,11 +158,13 @@ __all__ = [
     "set_autocast_hpu_dtype",
     "set_autocast_hpu_enabled",
     "set_device",
+    "set_rng_ctx",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
     "stream",
     "synchronize",
+    "unset_rng_ctx",
 ]
 _missing = missing(__name__)
 

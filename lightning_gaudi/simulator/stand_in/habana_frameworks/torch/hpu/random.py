@@ -8,7 +8,24 @@ import torch
 
 from ..._missing import missing
 from .._binding import C
+from . import _parallel_random
+from ._parallel_random import set_rng_ctx, unset_rng_ctx
 from ._utils import Device, _get_device_index
+
+__all__ = [
+    "default_generators",
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_ctx",
+    "set_rng_state",
+    "set_rng_state_all",
+    "unset_rng_ctx",
+]
 
 default_generators: list[torch.Generator] = [C.default_generator()]
 
@@ -23,12 +40,15 @@ def _generator(device: Device) -> torch.Generator:
 
 
 def get_rng_state(device: Device = "hpu") -> torch.Tensor:
-    """The generator's state, a ByteTensor on the CPU.
+    """The generator's state, a ByteTensor on the CPU; within `set_rng_ctx` a seed and an offset.
 
     Raises:
         RuntimeError: Another index than 0 is asked for.
     """
-    return _generator(device).get_state()
+    generator = _generator(device)
+    if _parallel_random.is_set():
+        return _parallel_random.get_state(generator)
+    return generator.get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: Device = "hpu") -> None:
@@ -37,7 +57,11 @@ def set_rng_state(new_state: torch.Tensor, device: Device = "hpu") -> None:
     Raises:
         RuntimeError: Another index than 0 is asked for.
     """
-    _generator(device).set_state(new_state)
+    generator = _generator(device)
+    if _parallel_random.is_set():
+        _parallel_random.set_state(generator, new_state)
+    else:
+        generator.set_state(new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:

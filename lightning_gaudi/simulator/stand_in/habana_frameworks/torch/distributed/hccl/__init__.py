@@ -10,6 +10,7 @@ import torch
 from ...._missing import missing
 from ..._binding import C
 from ...hpu import HABANA_VISIBLE_MODULES_VAR, HLS_MODULE_ID_VAR
+from ...utils.internal import is_lazy
 
 _FROM_MPI = {
     "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
@@ -99,5 +100,12 @@ def _register() -> None:
         )
 
 
+def _has_lazy_collectives() -> bool:
+    """Whether collectives are part of lazy graphs; by default each ends the graph before it."""
+    value = os.environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "False")
+    return is_lazy() and value.lower() in ("true", "1")
+
+
+C.set_lazy_collectives(_has_lazy_collectives())
 _register()
 __getattr__ = missing(__name__)
