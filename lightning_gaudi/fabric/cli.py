@@ -14,7 +14,12 @@ from typing import Any
 from .. import seam
 from .accelerator import HPUAccelerator
 
-_NAMES = ("_SUPPORTED_ACCELERATORS", "_get_num_processes", "_get_supported_strategies")
+_NAMES = (
+    "_SUPPORTED_ACCELERATORS",
+    "_get_num_processes",
+    "_get_supported_strategies",
+    "_select_auto_accelerator",
+)
 
 
 def patch_cli(module: ModuleType) -> None:
@@ -26,7 +31,9 @@ def patch_cli(module: ModuleType) -> None:
         seam.warn_of_missing(module, missing)
         return
     module._SUPPORTED_ACCELERATORS = (*module._SUPPORTED_ACCELERATORS, "hpu")  # type: ignore[attr-defined]
-    module._get_num_processes = _wrap(module._get_num_processes)  # type: ignore[attr-defined]
+    module._get_num_processes = _wrap(  # type: ignore[attr-defined]
+        module._get_num_processes, module._select_auto_accelerator
+    )
     # Without click there is no command.
     for option in getattr(getattr(module, "_run", None), "params", []):
         if option.name == "accelerator":
@@ -41,9 +48,12 @@ def _extend(option: Any, names: list[str]) -> None:
     option.type = type(option.type)([*option.type.choices, *new])
 
 
-def _wrap(original: Callable[[Any, str], int]) -> Callable[[Any, str], int]:
+def _wrap(original: Callable[[Any, str], int], choose_auto: Callable[[], str]) -> Any:
     @functools.wraps(original)
     def get_num_processes(accelerator: Any, devices: str) -> int:
+        if accelerator in ("auto", None) and not devices.isdecimal() and choose_auto() == "cpu":
+            # The script may run on HPUs; a plain number is the same for all.
+            accelerator = "hpu" if HPUAccelerator.is_available() else accelerator
         if accelerator == "hpu":
             every = HPUAccelerator.auto_device_count()
             return len(HPUAccelerator.parse_devices(every if devices == "auto" else devices))
