@@ -157,14 +157,19 @@ def init_process_group(
         MisconfigurationException: There is a process group without HCCL or of other processes, rank
             0 cannot listen, or several processes drive the same card.
     """
+    global _cpu_group, _has_been_connected
     is_new = not dist.is_initialized()
-    if is_new and environment.global_rank() == 0:
-        check_port(environment)
+    if is_new:
+        # A former one, whose rank 0 listens as long as somebody holds it.
+        _cpu_group = (None, None)
+        if environment.global_rank() == 0:
+            check_port(environment)
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
     vendor.init_hccl(environment.world_size(), environment.global_rank(), environment.local_rank())
     _init_dist_connection(environment, backend, timeout=timeout)
     _check_group(environment.world_size())
+    _has_been_connected = True
     if is_new:
         atexit.register(_destroy_dist_connection)
         cpu_group(timeout)
@@ -200,6 +205,9 @@ def _check_cards(node_rank: int) -> None:
             )
 
 
+_has_been_connected = False
+"""Whether this process has been one of several that speak with each other."""
+
 _cpu_group: tuple[Any, Any] = (None, None)
 """The process group of all ranks, and the one on the CPU beside it."""
 
@@ -222,7 +230,7 @@ def check_alone(environment: ClusterEnvironment | None) -> None:
 
     Once they have been connected, each may do something alone, such as a test on one card.
     """
-    if _cpu_group[0] is None:
+    if not _has_been_connected:
         check_not_alone(environment)
 
 

@@ -296,5 +296,5 @@ def _exit_now() -> None:
 
 def _say(message: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"lightning-gaudi: {message}.\n")
+        sys.stderr.write(f"lightning-gaudi: {message.rstrip('.')}.\n")
         sys.stderr.flush()

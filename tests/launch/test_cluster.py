@@ -1,0 +1,234 @@
+"""Settings that do not agree with what was started are refused, with both numbers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch.distributed as dist
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from lightning_gaudi import cluster
+from lightning_gaudi.cluster import OpenMPIEnvironment
+from lightning_gaudi.launchers import check_spawn
+from tests.helpers.tiny import TinyModule, batches, hpu_trainer
+from tests.helpers.trainers import run_trainers
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "GROUP_RANK": "0",
+}
+SRUN = {
+    "SLURM_NTASKS": "2",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+BY_HAND = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+STARTED = pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (TORCHRUN, r"torchrun has started 2 \(WORLD_SIZE=2\)"),
+        (SRUN, r"srun has started 2 \(SLURM_NTASKS=2\)"),
+        (MPIRUN, r"mpirun has started 2 \(OMPI_COMM_WORLD_SIZE=2\)"),
+        (BY_HAND, r"a launcher has started 2 \(WORLD_SIZE=2\)"),
+    ],
+    ids=["torchrun", "srun", "mpirun", "by hand"],
+)
+
+SetEnv = Callable[[dict[str, str]], None]
+
+
+@pytest.fixture
+def set_env(monkeypatch: pytest.MonkeyPatch) -> SetEnv:
+    """Only these variables of launchers are set."""
+    for name in (*TORCHRUN, *SRUN, *MPIRUN, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def set_all(variables: dict[str, str]) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
+
+
+def _fit(**settings: Any) -> None:
+    hpu_trainer(max_steps=1, **settings).fit(TinyModule(), batches(1))
+
+
+@STARTED
+@pytest.mark.parametrize(("devices", "num_nodes"), [(4, 1), (2, 2)])
+def test_a_world_of_another_size_is_refused(
+    variables: dict[str, str], said: str, devices: int, num_nodes: int, set_env: SetEnv
+) -> None:
+    set_env(variables)
+    asked = f"devices={devices} and num_nodes={num_nodes} ask for 4 processes, but {said}"
+    with pytest.raises(MisconfigurationException, match=asked):
+        _fit(devices=devices, num_nodes=num_nodes)
+
+
+@STARTED
+def test_training_alone_in_each_of_several_processes_is_refused(
+    variables: dict[str, str], said: str, set_env: SetEnv
+) -> None:
+    set_env(variables)
+    with pytest.raises(MisconfigurationException, match=f"{said}, and each would train alone"):
+        _fit(devices=1)
+
+
+@pytest.mark.parametrize("variables", [SRUN, MPIRUN])
+def test_each_process_may_train_a_model_of_its_own(
+    variables: dict[str, str], set_env: SetEnv
+) -> None:
+    set_env(variables)
+    _fit(devices=1, plugins=[LightningEnvironment()])
+
+
+@pytest.mark.parametrize("variables", [TORCHRUN, MPIRUN])
+def test_another_number_on_this_node_is_refused(variables: dict[str, str], set_env: SetEnv) -> None:
+    set_env(variables)
+    message = "devices=1 asks for 1 processes on this node, but 2 have been started. Pass devices=2"
+    with pytest.raises(MisconfigurationException, match=message):
+        _fit(devices=1, num_nodes=2)
+
+
+def test_nodes_that_cannot_find_one_another_are_told_how(set_env: SetEnv) -> None:
+    with pytest.raises(MisconfigurationException) as raised:
+        _fit(devices=2, num_nodes=2)
+    assert "num_nodes=2, but MASTER_ADDR and MASTER_PORT is not set" in str(raised.value)
+    assert "torchrun --nnodes=2 --nproc-per-node=2" in str(raised.value)
+    set_env({"MASTER_ADDR": "localhost"})
+    with pytest.raises(MisconfigurationException, match="num_nodes=2, but MASTER_PORT is not set"):
+        _fit(devices=2, num_nodes=2)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_one_module_for_all_ranks_is_refused_before_they_start(
+    strategy: str, set_env: SetEnv
+) -> None:
+    set_env({"HLS_MODULE_ID": "1"})
+    with pytest.raises(MisconfigurationException, match=r"HLS_MODULE_ID=1 .* each of 2 processes"):
+        _fit(devices=2, strategy=strategy)
+
+
+def test_processes_are_not_spawned_by_started_ones(set_env: SetEnv) -> None:
+    set_env(TORCHRUN)
+    trainer = hpu_trainer(devices=2, strategy="ddp_spawn")
+    message = "one of several that have been started already, as TorchElasticEnvironment finds"
+    with pytest.raises(MisconfigurationException, match=message):
+        check_spawn(trainer.strategy)
+
+
+def test_a_local_rank_without_a_device_is_refused(set_env: SetEnv) -> None:
+    set_env({"LOCAL_RANK": "2"})
+    with pytest.raises(MisconfigurationException, match=r"local rank 2, but devices=2 starts 2"):
+        hpu_trainer(devices=2).strategy.setup_environment()
+
+
+def test_more_ranks_than_visible_modules_are_refused(set_env: SetEnv) -> None:
+    set_env({"HABANA_VISIBLE_MODULES": "2,3"})
+    with pytest.raises(MisconfigurationException, match=r"devices=4 asks for 4 .* leaves 2 HPUs"):
+        hpu_trainer(devices=4)
+
+
+def test_open_mpi_is_found_without_mpi4py(set_env: SetEnv) -> None:
+    set_env(MPIRUN | SRUN | {"SLURM_NTASKS": "7"})
+    environment = pl.Trainer(accelerator="hpu", devices=2, logger=False).strategy
+    assert isinstance(environment.cluster_environment, OpenMPIEnvironment)
+    # Elsewhere Lightning decides, and a user who passes one does.
+    assert not isinstance(
+        pl.Trainer(accelerator="cpu", logger=False)._accelerator_connector.cluster_environment,
+        OpenMPIEnvironment,
+    )
+    chosen = LightningEnvironment()
+    trainer = pl.Trainer(accelerator="hpu", devices=2, plugins=[chosen], logger=False)
+    assert trainer._accelerator_connector.cluster_environment is chosen
+
+
+def test_one_mpi_process_launches_as_without_mpi(set_env: SetEnv) -> None:
+    set_env(MPIRUN | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+    assert cluster.mpi_environment() is None
+
+
+def test_torchrun_under_mpirun_is_torchruns(set_env: SetEnv) -> None:
+    set_env(MPIRUN | TORCHRUN)
+    assert cluster.mpi_environment() is None
+
+
+def test_where_open_mpis_ranks_meet(set_env: SetEnv) -> None:
+    set_env(MPIRUN | {"PMIX_NAMESPACE": "prterun-host-1@1"})
+    environment = OpenMPIEnvironment()
+    assert environment.main_address == "127.0.0.1"
+    port = environment.main_port
+    assert 15000 <= port < 25000
+    set_env({"PMIX_NAMESPACE": "prterun-host-2@1"})
+    assert 15000 <= environment.main_port < 25000
+    assert environment.main_port != port
+    set_env({"MASTER_ADDR": "host", "MASTER_PORT": "1234"})
+    assert (environment.main_address, environment.main_port) == ("host", 1234)
+
+
+def test_open_mpi_on_several_nodes_needs_an_address(set_env: SetEnv) -> None:
+    set_env(MPIRUN | {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"})
+    environment = OpenMPIEnvironment()
+    assert environment.node_rank() == 1
+    with pytest.raises(MisconfigurationException, match=r"4 processes .*-x MASTER_ADDR=<host"):
+        _ = environment.main_address
+
+
+def test_open_mpis_ranks_that_alternate_between_nodes_are_refused(set_env: SetEnv) -> None:
+    set_env(MPIRUN | {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"})
+    with pytest.raises(MisconfigurationException, match=r"rank 1 the local rank 0 of 2.*by slot"):
+        OpenMPIEnvironment()
+
+
+def test_a_port_in_use_is_named(set_env: SetEnv) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        set_env({"MASTER_PORT": str(port)})
+        with pytest.raises(MisconfigurationException, match=f"MASTER_PORT={port}.* is in use"):
+            cluster.check_port(LightningEnvironment())
+    cluster.check_port(LightningEnvironment())
+
+
+def test_a_number_that_is_no_port_is_named(set_env: SetEnv) -> None:
+    set_env({"MASTER_PORT": "70000"})
+    with pytest.raises(MisconfigurationException, match=r"MASTER_PORT=70000.* be listened on"):
+        cluster.check_port(LightningEnvironment())
+
+
+def _several_trainers(rank: int) -> str:
+    for _ in range(2):
+        _fit(devices=2)
+    hpu_trainer(devices=2).test(TinyModule(), batches(2), verbose=False)
+    # What has been connected may do something alone.
+    hpu_trainer(devices=1).test(TinyModule(), batches(2), verbose=False)
+    with pytest.raises(MisconfigurationException) as raised:
+        _fit(devices=4)
+    dist.destroy_process_group()
+    _fit(devices=2)
+    return str(raised.value)
+
+
+def test_one_program_may_have_several_trainers(tmp_path: Path) -> None:
+    for message in run_trainers(_several_trainers, tmp_path):
+        assert "ask for 4 processes, but" in message
+        assert "2" in message
