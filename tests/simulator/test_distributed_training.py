@@ -177,6 +177,15 @@ def two_a_ddp_step_never_waits(rank):
     assert list(simulator.collective_stats()) == ["all_reduce"]
 
 
+def two_ddp_times_its_steps(rank):
+    model = DistributedDataParallel(_model().to("hpu"))
+    for x, _ in _batches(12):  # it looks at the clock in the first ten
+        model(x.to("hpu")).sum().backward()
+    times = model._get_ddp_logging_data()
+    for name in ("forward_compute_time", "backward_compute_time", "backward_comm_time"):
+        assert times[name] > 0, name
+
+
 def two_a_barrier_and_reading_a_result_wait(rank):
     tensor = torch.ones(2, device="hpu")
     simulator.reset_statistics()
