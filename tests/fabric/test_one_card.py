@@ -157,20 +157,22 @@ def test_modules_and_tensors_are_made_on_the_card() -> None:
         assert (made.device, made.dtype) == (fabric.device, torch.bfloat16)
 
 
-def test_a_seed_before_fabric_holds_for_what_is_made_on_the_card() -> None:
-    source = """
-        import torch
-        from lightning_fabric import Fabric, seed_everything
-        seed_everything(5, verbose=False)
-        fabric = Fabric(accelerator="hpu", devices=1)
-        with fabric.init_module():
-            first = torch.nn.Linear(4, 4).weight
+def test_a_seed_before_fabric_holds_for_what_is_made_on_the_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fabric = one_card()
+    made = []
+    for context in (fabric.init_module, fabric.init_tensor):
         fabric.seed_everything(5, verbose=False)
-        with fabric.init_module():
-            second = torch.nn.Linear(4, 4).weight
-        assert torch.equal(first, second), (first, second)
-        """
-    run_python(source)
+        with context():
+            made.append(torch.rand(4))
+        # As if the seed had come before the vendor's package, which then has not seen it.
+        vendor.manual_seed(6)
+        monkeypatch.setattr(vendor, "_seed_is_due", True)
+        with context():
+            made.append(torch.rand(4))
+    assert made[0].device == fabric.device
+    assert all(torch.equal(tensor, made[0]) for tensor in made)
 
 
 class _Tied(nn.Module):
