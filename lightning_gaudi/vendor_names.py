@@ -163,3 +163,6 @@ BACKEND = "hccl"
 
 COMPILE_BACKEND = "hpu_backend"
 """The name of the compiler in `torch.compile`. Source: dynamo/compile_backend/backends.py."""
+
+PROFILER_ACTIVITY = "HPU"
+"""The device's name in `torch.profiler.ProfilerActivity`. Source: Profiling with PyTorch."""

@@ -69,6 +69,8 @@ def test_names_in_torch_are_those_that_the_package_uses() -> None:
     assert distributed.BACKEND == vendor_names.BACKEND
     assert distributed.DEVICE.type == vendor_names.DEVICE_TYPE
     assert compile.BACKEND == vendor_names.COMPILE_BACKEND
+    recording = (PACKAGE / "profiler" / "recording.py").read_text()
+    assert f'ProfilerActivity, "{vendor_names.PROFILER_ACTIVITY}"' in recording
 
 
 def test_memory_stats_are_those_that_the_facade_describes() -> None:
