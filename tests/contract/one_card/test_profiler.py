@@ -1,4 +1,4 @@
-"""`HPUProfiler` on the card. What of the device a trace shows is torch's and the vendor's choice."""
+"""`HPUProfiler` on the card. What a trace shows of the device is up to torch and the vendor."""
 
 from __future__ import annotations
 
