@@ -36,8 +36,11 @@ _FABRIC_PATCHES = {
 # The compiler that `torch.compile` uses by default: see `compile`.
 _INDUCTOR = "torch._inductor.compile_fx"
 
-# Modules of Lightning that have been imported but not patched yet.
+# Modules that have been imported but not patched yet.
 _waiting: list[ModuleType] = []
+
+# Our packages that failed to patch one, and were warned of.
+_broken: set[str] = set()
 
 
 def activate() -> None:
@@ -58,14 +61,16 @@ def activate() -> None:
     # Before torch is there, its entry point will call us; the finder serves the cases without one.
     if _is_imported("torch"):
         _start_simulator_if_asked()
-    for name in (_INDUCTOR, *_targets()):
+    for name in _targets():
         if _is_imported(name):
             _after_import(sys.modules[name])
 
 
 def _targets() -> dict[str, tuple[str, str, str]]:
-    """Names of Lightning's modules to patch -> our package of the same family, module, function."""
+    """Names of the modules to patch -> our package of the same family, module, function."""
     return {
+        _INDUCTOR: (families.LIGHTNING.ours, "compile", "patch_inductor"),
+    } | {
         f"{package}.{module}": (family.ours, ours, function)
         for family in families.FAMILIES
         for package, patches in (
@@ -100,11 +105,6 @@ def _after_import(module: ModuleType) -> None:
     if module.__name__ == "torch":
         _start_simulator_if_asked()
         return
-    if module.__name__ == _INDUCTOR:
-        from lightning_gaudi.compile import patch_inductor
-
-        patch_inductor(module)
-        return
     if module.__name__ in _targets():
         _waiting.append(module)
     _patch_waiting(finished=module.__name__)
@@ -124,17 +124,20 @@ def _patch_waiting(finished: str) -> None:
 
 
 def _patch(module: ModuleType) -> None:
-    """Patch `module`; a failure of ours is one warning, unless the run was to be simulated."""
+    """Patch `module`; what is broken of ours is one warning, unless the run is to be simulated."""
     package, name, function = _targets()[module.__name__]
+    if package in _broken:
+        return
     try:
         getattr(importlib.import_module(f"{package}.{name}"), function)(module)
     except Exception as error:
         if os.environ.get(_SIMULATE):
             raise
+        _broken.add(package)
         warnings.warn(
             f"lightning_gaudi could not extend {module.__name__}, so accelerator='hpu' will not "
-            f"work: {type(error).__name__}: {error}. Upgrade lightning-gaudi to a release for the "
-            "installed Lightning.",
+            f"work: {type(error).__name__}: {error}. Upgrade lightning-gaudi to a release for what "
+            "is installed.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -147,7 +150,7 @@ class _PostImportFinder(MetaPathFinder):
         ours = {
             f"{family.ours}.{name}" for family in families.FAMILIES for name in families.MIRRORED
         }
-        self._names = {"torch", _INDUCTOR, *_targets(), *ours}
+        self._names = {"torch", *_targets(), *ours}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import lightning_gaudi
 from lightning_gaudi import activation, connectors
 from tests.helpers.process import run_python
 
@@ -143,6 +144,30 @@ def test_torch_imports_with_one_warning_if_we_are_broken(broken_package: Path) -
     assert result.stdout.strip() == "2.0"
     assert result.stderr.count("could not be activated") == 1
     assert "OSError: half installed" in result.stderr
+
+
+@pytest.mark.parametrize("module", ["activation", "families", "seam", "connectors", "vendor"])
+def test_lightning_imports_with_one_warning_if_a_part_of_us_is_broken(
+    module: str, tmp_path: Path
+) -> None:
+    package = Path(lightning_gaudi.__file__).parent
+    (tmp_path / "lightning_gaudi").mkdir()
+    for path in package.iterdir():
+        (tmp_path / "lightning_gaudi" / path.name).symlink_to(path)
+    (tmp_path / "lightning_gaudi" / f"{module}.py").unlink()
+    (tmp_path / "lightning_gaudi" / f"{module}.py").write_text("import no_such_dependency")
+    result = run_python(
+        """
+        import lightning as L
+        print(type(L.Trainer(accelerator="auto", logger=False).accelerator).__name__)
+        L.Fabric(accelerator="cpu")
+        """,
+        env={"LIGHTNING_GAUDI_SIMULATE": None},
+        cwd=tmp_path,
+    )
+    assert result.stdout.strip() == "CPUAccelerator"
+    assert result.stderr.count("accelerator='hpu' will not work") == 1
+    assert "No module named 'no_such_dependency'" in result.stderr
 
 
 def test_failure_is_raised_if_the_simulator_is_asked_for(broken_package: Path) -> None:
