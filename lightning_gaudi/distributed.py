@@ -325,11 +325,12 @@ def sync_buffers(module: Module) -> None:
 def sync_buffers_before_evaluation(wrapped: DistributedDataParallel) -> None:
     """Have it `sync_buffers` at its first forward of each evaluation, which all ranks must do."""
     is_stale = True
+    sync = torch.compiler.disable(sync_buffers)  # type: ignore[no-untyped-call]
 
     def before_forward(module: Module, args: Any) -> None:
         nonlocal is_stale
         if is_stale and not module.training:
-            sync_buffers(module)
+            sync(module)
         is_stale = module.training
 
     if any(True for _ in wrapped.buffers()):
