@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -66,6 +67,15 @@ class Started:
             assert self.process.poll() is None, self.output
             assert time.monotonic() < end, f"no {name} after {timeout} s:\n{self.output}"
             time.sleep(0.05)
+
+    def wait_for_trouble(self, timeout: float = 120) -> float:
+        """Wait for what TROUBLE asks for, and return the time at which it began."""
+        end = time.monotonic() + timeout
+        while not (match := re.search(r"trouble at ([\d.]+)", self.output)):
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < end, f"no trouble after {timeout} s:\n{self.output}"
+            time.sleep(0.05)
+        return float(match[1])
 
     def wait_for_all_to_end(self, timeout: float) -> None:
         """Wait for the program and all that it has started."""

@@ -19,20 +19,11 @@ END_S = 15.0
 SLOW = {"SLOW": "1"}
 
 
-def _wait_for_trouble(run: Started) -> float:
-    """When it began."""
-    end = time.monotonic() + 120
-    while not (match := re.search(r"trouble at ([\d.]+)", run.output)):
-        assert time.monotonic() < end, run.output
-        time.sleep(0.05)
-    return float(match[1])
-
-
 def _fails(folder: Path, trouble: str, within_s: float = END_S, **settings: object) -> str:
     """What a program with trouble says; it ends soon, with a status that is not 0, and entirely."""
     command = program(folder, **{"devices": 2, **settings})
     with started(command, folder, {"TROUBLE": trouble}) as run:
-        began = _wait_for_trouble(run)
+        began = run.wait_for_trouble()
         run.wait_for_all_to_end(within_s - (time.time() - began))
         assert run.process.returncode != 0, run.output
         assert not list(folder.glob("rank*.json")), run.output
@@ -83,7 +74,7 @@ def test_a_rank_that_does_not_come_to_a_collective_ends_all(tmp_path: Path) -> N
 @pytest.mark.parametrize("other", ["main", "setup"])
 def test_rank_0_that_is_killed_ends_all(other: str, tmp_path: Path) -> None:
     with started(program(tmp_path, devices=2), tmp_path, {"TROUBLE": f"{other}:1:hang"}) as run:
-        _wait_for_trouble(run)
+        run.wait_for_trouble()
         run.process.kill()
         run.wait_for_all_to_end(END_S)
         assert "local rank 1 ends because the process that started it died" in run.output
@@ -107,7 +98,7 @@ def test_spawned_ranks_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     env = {"TROUBLE": "setup:1:hang"}
     command = program(tmp_path, devices=2, strategy="ddp_spawn")
     with started(command, tmp_path, env) as run:
-        _wait_for_trouble(run)
+        run.wait_for_trouble()
         run.process.kill()
         run.wait_for_all_to_end(END_S)
 
@@ -153,6 +144,7 @@ def test_all_ranks_stop_before_the_same_step_when_one_gets_sigterm(
     assert ranks[0]["weights"] == ranks[1]["weights"]
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said_at_once(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -160,8 +152,8 @@ def test_a_port_in_use_is_said_at_once(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         command = program(tmp_path, devices=2)
         with started(command, tmp_path, {"MASTER_PORT": str(port), "TROUBLE": "fit:0:none"}) as run:
-            began = _wait_for_trouble(run)
-            run.wait_for_all_to_end(3 - (time.time() - began) + 2)
+            began = run.wait_for_trouble()
+            run.wait_for_all_to_end(END_S - (time.time() - began))
             assert run.process.returncode == 1
             assert f"MASTER_PORT={port}, where rank 0 would wait" in run.output
             assert "in use by another program. Set MASTER_PORT to a free port" in run.output

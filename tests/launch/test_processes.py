@@ -16,8 +16,8 @@ from tests.launch.started import Started, started
 
 START = """
 import subprocess, sys, time
-from lightning_gaudi import processes
-processes.GRACE_S = 1.5
+from lightning_gaudi import processes, watched
+watched.GRACE_S = 1.5
 def other(source):
     source = "from lightning_gaudi import processes; import sys, time; " + source
     return subprocess.Popen([sys.executable, "-c", source])

@@ -1,0 +1,147 @@
+"""Processes that a process of ours has started as ranks, and how each of them ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+    from subprocess import Popen
+
+    Process = Popen[Any] | BaseProcess
+
+GRACE_S = 5.0
+"""How long the other ranks may still run when one has failed."""
+
+POLL_S = 0.25
+"""How often to look."""
+
+_PATIENCE_S = 30.0
+
+
+class Ranks:
+    """Other ranks of this node."""
+
+    def __init__(
+        self, processes: Callable[[], Sequence[Process]], first_rank: int, *, is_quiet: bool = False
+    ) -> None:
+        """Take note of the ranks.
+
+        Args:
+            processes: Those that have been started so far.
+            first_rank: The local rank of the first of them.
+            is_quiet: Somebody else says which of them failed.
+        """
+        self._processes = processes
+        self._first_rank = first_rank
+        self._is_quiet = is_quiet
+        self._is_over = threading.Event()
+        self._watch: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._reported: set[int] = set()
+
+    def watch(self, on_failure: Callable[[], None]) -> None:
+        """Call `on_failure` in a thread when a rank has failed and all had their time to end."""
+        self._watch = threading.Thread(
+            target=self._run, args=(on_failure,), name="rank-watch", daemon=True
+        )
+        self._watch.start()
+
+    def _run(self, on_failure: Callable[[], None]) -> None:
+        while not self._failed():
+            if self._is_over.wait(POLL_S):
+                return
+        # A Ctrl-C at the terminal reaches all ranks, and this process says so itself.
+        if self._is_over.wait(1.0):
+            return
+        self.report()
+        if not self._is_over.wait(GRACE_S - 1.0):
+            self.kill()
+            on_failure()
+
+    def unwatch(self) -> None:
+        """Watch no longer."""
+        self._is_over.set()
+        if self._watch is not None:
+            self._watch.join()
+
+    def wait(self, within_s: float | None = None) -> None:
+        """Wait for the ranks to end.
+
+        Args:
+            within_s: Seconds, after which they are left to others.
+        """
+        start, has_said = time.monotonic(), False
+        while running := [rank for rank, status in self._statuses().items() if status is None]:
+            waited = time.monotonic() - start
+            if within_s is not None and waited > within_s:
+                return
+            if waited > _PATIENCE_S and not has_said:
+                has_said = True
+                names = ", ".join(map(str, running))
+                say(f"this process is done and waits for local rank {names} to end")
+            time.sleep(POLL_S / 5)
+
+    def kill(self) -> None:
+        """End those that still run, at once."""
+        for process in self._processes():
+            if _status(process) is None and process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+
+    def report(self) -> None:
+        """Say which ranks failed, once."""
+        with self._lock:
+            failed = {} if self._is_quiet else self._failed()
+            new = failed.keys() - self._reported
+            self._reported |= new
+        for rank in sorted(new):
+            pid, status = self._processes()[rank - self._first_rank].pid, failed[rank]
+            how = f"failed with exit status {status}" if status > 0 else _killed_by(-status)
+            say(f"local rank {rank} (process {pid}) {how}; the other ranks end too")
+
+    def _failed(self) -> dict[int, int]:
+        return {rank: status for rank, status in self._statuses().items() if status}
+
+    def _statuses(self) -> dict[int, int | None]:
+        ranks = enumerate(self._processes(), self._first_rank)
+        return {rank: _status(process) for rank, process in ranks}
+
+
+def _status(process: Process) -> int | None:
+    """How it ended (the exit status, or minus the signal), or None while it runs.
+
+    It stays for others to wait for: torch does, and would be told of no such child.
+    """
+    if process.pid is None:
+        return None
+    try:
+        found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        # Somebody has waited for it; the program itself may have, and then nobody knows.
+        status = process.returncode if hasattr(process, "returncode") else process.exitcode
+        return 0 if status is None else int(status)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def _killed_by(number: int) -> str:
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"was killed by signal {number}"
+
+
+def say(message: str) -> None:
+    """Tell the user, whatever the level of logging."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"lightning-gaudi: {message.rstrip('.')}.\n")
+        sys.stderr.flush()
