@@ -170,9 +170,8 @@ def check_world_size(environment: ClusterEnvironment, num_devices: int, num_node
     local = _local_world_size(environment)
     if local is not None and local != num_devices:
         raise MisconfigurationException(
-            f"devices={num_devices} asks for {num_devices} processes on this node, but {local} "
-            f"have been started. Pass devices={local}, the same to all Trainers of a program, or "
-            "start as many."
+            f"devices={num_devices}, but {local} processes have been started on this node. Pass "
+            f"devices={local}, the same to all Trainers of a program, or start as many."
         )
     if num_nodes > 1 and isinstance(environment, LightningEnvironment):
         _check_meeting_point(num_devices, num_nodes)
@@ -190,10 +189,11 @@ def _local_world_size(environment: ClusterEnvironment) -> int | None:
 
 def _check_meeting_point(num_devices: int, num_nodes: int) -> None:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    verb = "is" if len(missing) == 1 else "are"
     if missing:
         raise MisconfigurationException(
-            f"num_nodes={num_nodes}, but {' and '.join(missing)} is not set, so the nodes cannot "
-            f"find one another. Start on each node `torchrun --nnodes={num_nodes} "
+            f"num_nodes={num_nodes}, but {' and '.join(missing)} {verb} not set, so the nodes "
+            f"cannot find one another. Start on each node `torchrun --nnodes={num_nodes} "
             f"--nproc-per-node={num_devices} --node-rank=... --rdzv-backend=c10d "
             "--rdzv-endpoint=<host of node 0>:<port> train.py`, use srun or mpirun, or set "
             "MASTER_ADDR, MASTER_PORT and NODE_RANK on each node."

@@ -82,7 +82,8 @@ def _check_start(environment: ClusterEnvironment, num_processes: int) -> None:
     if num_processes > 1 and module is not None:
         raise MisconfigurationException(
             f"HLS_MODULE_ID={module} would have each of {num_processes} processes drive the module "
-            f"{module}. Unset it: each process then takes a card of its own."
+            f"{module}. Unset it: each process then takes a card of its own. If a Trainer of this "
+            "program has set it, with devices=[...] for one card, use several in another program."
         )
     if environment.node_rank() == 0:
         check_port(environment)

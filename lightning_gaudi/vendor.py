@@ -49,7 +49,10 @@ def _given_variables() -> Set[str]:
         return set(os.environ)
     # By the program, or by torch, which loads it by itself in eager mode: what the process began
     # with.
-    began = Path("/proc/self/environ").read_text(errors="replace")
+    try:
+        began = Path("/proc/self/environ").read_text(errors="replace")
+    except OSError:
+        return set(os.environ)
     return {line.partition("=")[0] for line in began.split("\0")}
 
 

@@ -104,7 +104,7 @@ def test_each_process_may_train_a_model_of_its_own(
 @pytest.mark.parametrize("variables", [TORCHRUN, MPIRUN])
 def test_another_number_on_this_node_is_refused(variables: dict[str, str], set_env: SetEnv) -> None:
     set_env(variables)
-    message = "devices=1 asks for 1 processes on this node, but 2 have been started. Pass devices=2"
+    message = "devices=1, but 2 processes have been started on this node. Pass devices=2, the same"
     with pytest.raises(MisconfigurationException, match=message):
         _fit(devices=1, num_nodes=2)
 
@@ -112,7 +112,7 @@ def test_another_number_on_this_node_is_refused(variables: dict[str, str], set_e
 def test_nodes_that_cannot_find_one_another_are_told_how(set_env: SetEnv) -> None:
     with pytest.raises(MisconfigurationException) as raised:
         _fit(devices=2, num_nodes=2)
-    assert "num_nodes=2, but MASTER_ADDR and MASTER_PORT is not set" in str(raised.value)
+    assert "num_nodes=2, but MASTER_ADDR and MASTER_PORT are not set" in str(raised.value)
     assert "torchrun --nnodes=2 --nproc-per-node=2" in str(raised.value)
     set_env({"MASTER_ADDR": "localhost"})
     with pytest.raises(MisconfigurationException, match="num_nodes=2, but MASTER_PORT is not set"):
