@@ -76,6 +76,14 @@ def test_wrapped_method_is_one_we_know(place: Place, namespace: int, method: str
     assert _source_hash(getattr(connector, method)) in place.sources[method]
 
 
+@pytest.mark.parametrize("namespace", ["lightning.fabric", "lightning_fabric"])
+def test_process_counter_of_fabric_run_is_one_we_know(namespace: str) -> None:
+    """Lightning 2.5.6 to 2.6.6 have this one; see `fabric.cli` for what replaces it."""
+    module = importlib.import_module(f"{namespace}.cli")
+    assert vars(module)[seam.MARK]
+    assert _source_hash(module._get_num_processes) == "6b2ad2ac303e"
+
+
 @PLACES
 def test_nothing_is_patched_if_a_name_is_gone(place: Place) -> None:
     class Connector:
