@@ -143,8 +143,20 @@ def select_module(module: str) -> None:
     os.environ["HLS_MODULE_ID"] = module
 
 
+def init() -> None:
+    """Start the device of this process.
+
+    Operations do that too, but without telling torch: activation checkpointing would then not keep
+    the device's random state, and repeat other dropout (torch 2.13, `torch/utils/checkpoint.py`).
+    """
+    package().hpu.init()
+
+
 def is_initialized() -> bool:
-    """Whether this process has started its device, and so acquired a card."""
+    """Whether this process has called `init`, or one of the vendor's functions that do.
+
+    A card may be in use all the same: an operation on a tensor acquires it without a call.
+    """
     return bool(package().hpu.is_initialized())
 
 

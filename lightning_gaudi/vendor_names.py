@@ -98,6 +98,7 @@ CALLABLES = (
     ),
     Callable("hpu.device_count", "", "hpu/__init__.py"),
     Callable("hpu.get_device_name", "device=None", "hpu/__init__.py"),
+    Callable("hpu.init", "", "hpu/__init__.py"),
     Callable("hpu.is_initialized", "", "hpu/__init__.py"),
     Callable("hpu.memory_stats", "device=None", "hpu/memory.py"),
     Callable("hpu.metrics.metric_global", "name", "hpu/metrics/metrics.py"),

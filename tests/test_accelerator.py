@@ -167,6 +167,20 @@ def test_instance_and_auto_train_on_hpu() -> None:
         assert {loss.device.type for loss in model.losses} == {"hpu"}
 
 
+def test_torch_knows_of_the_device_before_anything_is_computed() -> None:
+    """Else activation checkpointing would keep no random state of it."""
+    result = run_python(
+        """
+        import torch
+        from lightning_gaudi import HPUAccelerator
+        print(torch.hpu._initialized)
+        HPUAccelerator().setup_device(torch.device("hpu", 0))
+        print(torch.hpu._initialized)
+        """
+    )
+    assert result.stdout.split() == ["False", "True"]
+
+
 def test_hpu_is_not_a_device_of_another_type() -> None:
     with pytest.raises(MisconfigurationException, match="was given the device cpu"):
         HPUAccelerator().setup_device(torch.device("cpu"))

@@ -20,7 +20,7 @@ class HPUAccelerator(Accelerator):
 
     @override
     def setup_device(self, device: torch.device) -> None:
-        """Prepare `device` for this process.
+        """Start the device of this process, and seed it.
 
         Raises:
             MisconfigurationException: It is not an HPU.
@@ -30,6 +30,7 @@ class HPUAccelerator(Accelerator):
                 f"HPUAccelerator was given the device {device!s}. Pass strategy='auto' or a "
                 "strategy on the device 'hpu'."
             )
+        vendor.init()
         vendor.seed_if_due()
 
     @override
