@@ -47,9 +47,11 @@ def patch_graveyard(module: ModuleType) -> None:
     The last module that Lightning imports, so that all others are there.
     """
     from lightning.pytorch import accelerators, plugins, strategies
+    from lightning.pytorch.callbacks import throughput_monitor
     from lightning.pytorch.plugins import io, precision
     from lightning.pytorch.trainer import setup
 
+    from .fabric.throughput import patch_throughput
     from .profiler import extend_trainer_setup
 
     places = (module, accelerators, strategies, plugins, io, precision)
@@ -60,6 +62,7 @@ def patch_graveyard(module: ModuleType) -> None:
                 setattr(place, name, ours)
     _extend_device_log(setup)
     extend_trainer_setup(setup)
+    patch_throughput(throughput_monitor)
 
 
 def _extend_device_log(setup: ModuleType) -> None:

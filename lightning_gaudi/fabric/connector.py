@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import ModuleType
 
 from lightning.fabric.accelerators import ACCELERATOR_REGISTRY
+from lightning.fabric.utilities import throughput
 
 from .. import seam
 from .accelerator import HPUAccelerator
 from .precision import HPUPrecision
 from .strategies.conversion import FORMS
+from .throughput import patch_throughput
 
 ROOM = seam.Room(
     connector="_Connector",
@@ -23,5 +25,6 @@ ROOM = seam.Room(
 
 
 def patch_connector(module: ModuleType) -> None:
-    """Wrap the methods of Fabric's connector and register our names."""
+    """Wrap the methods of Fabric's connector, register our names, and tell the HPU's peaks."""
     seam.patch_connector(module, ROOM)
+    patch_throughput(throughput)

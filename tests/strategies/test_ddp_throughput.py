@@ -1,0 +1,115 @@
+"""Lightning's `ThroughputMonitor`, and its tuner, on one card and on two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.fabric.utilities.throughput as fabric_throughput
+import pytest
+import pytorch_lightning
+import torch
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ThroughputMonitor,
+    throughput_monitor,
+)
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lightning_gaudi import HPUPrecisionPlugin, vendor
+from lightning_gaudi.fabric.throughput import BF16_PEAKS
+from tests.helpers.tiny import TinyModule, batches, hpu_trainer
+from tests.helpers.trainers import run_trainers
+
+
+class _Measured(TinyModule):
+    flops_per_batch = 1000
+
+
+def _fit(rank: int, folder: Path, num_ranks: int, precision: str) -> str:
+    """The figures that were logged, as a table."""
+    monitor = ThroughputMonitor(lambda batch: len(batch[0]), window_size=4)
+    trainer = hpu_trainer(
+        devices=num_ranks,
+        max_steps=8,
+        precision=precision,
+        callbacks=[monitor],
+        logger=CSVLogger(folder, version=0),
+        log_every_n_steps=2,
+    )
+    trainer.fit(_Measured(), batches(8 * num_ranks))
+    assert monitor.available_flops == (BF16_PEAKS["GAUDI2"] if "bf16" in precision else None)
+    return (folder / "lightning_logs/version_0/metrics.csv").read_text() if rank == 0 else ""
+
+
+@pytest.mark.parametrize(("num_ranks", "precision"), [(1, "32-true"), (2, "bf16-mixed")])
+def test_throughput_is_logged_with_utilization_where_a_peak_is_published(
+    tmp_path: Path, num_ranks: int, precision: str
+) -> None:
+    table, *_ = run_trainers(_fit, tmp_path, tmp_path, num_ranks, precision, num_ranks=num_ranks)
+    columns = table.splitlines()[0].split(",")
+    assert "train/device/samples_per_sec" in columns
+    assert ("train/device/mfu" in columns) is (precision == "bf16-mixed")
+    assert ("train/samples_per_sec" in columns) is (num_ranks > 1)
+
+
+@pytest.mark.parametrize(
+    "module", [fabric_throughput, throughput_monitor], ids=["fabric", "trainer"]
+)
+def test_peaks_are_those_of_the_card(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    hpu = torch.device("hpu")
+    for name, peak in BF16_PEAKS.items():
+        monkeypatch.setattr(vendor, "device_name", lambda name=name: name)
+        assert module.get_available_flops(hpu, torch.bfloat16) == peak
+        assert module.get_available_flops(hpu, torch.float32) is None
+    monkeypatch.setattr(vendor, "device_name", lambda: "GAUDI9")
+    assert module.get_available_flops(hpu, torch.bfloat16) is None
+    assert module.get_available_flops(torch.device("cpu"), torch.bfloat16) is None
+
+
+@pytest.mark.parametrize(
+    "module", [fabric_throughput, throughput_monitor], ids=["fabric", "trainer"]
+)
+def test_dtype_is_the_one_that_is_computed_in(module: Any) -> None:
+    dtypes = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}
+    for precision, dtype in dtypes.items():
+        assert module._plugin_to_compute_dtype(HPUPrecisionPlugin(precision)) is dtype
+
+
+def test_pytorch_lightning_knows_the_peaks_too() -> None:
+    monitor = pytorch_lightning.callbacks.throughput_monitor
+    hpu = torch.device("hpu")
+    assert monitor.get_available_flops(hpu, torch.bfloat16) == BF16_PEAKS[vendor.device_name()]
+
+
+class _Tuned(TinyModule):
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.batch_size, self.lr = 1, 1e-3
+
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
+        data = batches(100).dataset
+        return DataLoader(data, batch_size=self.batch_size)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def test_batch_size_and_learning_rate_are_found_on_one_card(tmp_path: Path) -> None:
+    model = _Tuned()
+    trainer = hpu_trainer(
+        max_epochs=1,
+        callbacks=[
+            BatchSizeFinder(max_trials=3, steps_per_trial=1),
+            LearningRateFinder(num_training_steps=30),
+        ],
+        default_root_dir=tmp_path,
+        enable_checkpointing=True,
+    )
+    trainer.fit(model)
+    assert model.batch_size == 8
+    assert model.lr != 1e-3
+    assert trainer.global_step == 400 // 8
