@@ -180,6 +180,8 @@ CASES = {
     "own_gradients": Case(ddp={"gradient_as_bucket_view": False, "bucket_cap_mb": 1}),
     "tied": Case(Tied),
     "gan": Case(Gan, ddp={"find_unused_parameters": True}),
+    # Not AdamW: it makes steps of the rounding that is all the gradient of a bias before a norm.
+    "synchronized_batch_norm": Case(Normalized, args=("sgd",), trainer={"sync_batchnorm": True}),
     # "synchronized_batch_norm": Case(Normalized, trainer={"sync_batchnorm": True}),
 }
 """Each must give the weights of one process on the CPU, in fp32, within 1e-6."""
