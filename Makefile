@@ -46,6 +46,7 @@ format: setup
 benchmarks: setup
 	$(simulate) --cards 1 -- $(python) benchmarks/simulator_vs_cpu.py
 	$(simulate) --cards 1 -- $(python) benchmarks/trainer_overhead.py
+	$(simulate) --cards 2 -- $(python) benchmarks/ddp_step.py
 	$(python) benchmarks/import_cost.py
 
 clean:

@@ -1,0 +1,271 @@
+"""What a DDP step costs on 2 simulated cards against Lightning's own `ddp` with gloo on the CPU.
+
+Run with `lightning-gaudi simulate --cards 2 -- python benchmarks/ddp_step.py`. The same two
+processes train on both sides in turns, with one thread each; between the turns they part and
+connect anew, so that there is only the process group of the side being timed. Then both sides are
+asked what the host waits for in a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from time import perf_counter
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from interleaved import Result, exit_code, table
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_gaudi import vendor
+
+NUM_RANKS = 2
+SIDES = ("hpu", "cpu")
+LIMIT = 1.1
+
+
+class TinyMlp(LightningModule):
+    """16 -> 32 -> 4 on 8 samples: the cost of calls, not of work."""
+
+    num_warmup_steps, num_steps, num_rounds = 20, 200, 11
+
+    def __init__(self, *, logs: bool = False) -> None:
+        super().__init__()
+        self.logs = logs
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    @staticmethod
+    def batch() -> tuple[Tensor, ...]:
+        return torch.randn(8, 16), torch.randint(4, (8,))
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        inputs, labels = batch
+        loss = nn.functional.cross_entropy(self.layers(inputs), labels)
+        if self.logs:
+            self.log("loss", loss, sync_dist=True)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+class BertBaseLayer(TinyMlp):
+    """One layer on 8 sequences of 128 tokens."""
+
+    num_warmup_steps, num_steps, num_rounds = 2, 4, 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import BertConfig
+        from transformers.models.bert.modeling_bert import BertLayer
+
+        self.layers = BertLayer(BertConfig(attn_implementation="sdpa"))
+
+    @staticmethod
+    def batch() -> tuple[Tensor, ...]:
+        return (torch.randn(8, 128, 768),)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        output = self.layers(batch[0])
+        return (output[0] if isinstance(output, tuple) else output).square().mean()
+
+
+class Stopwatch(Callback):
+    """Times the steps after the warm-up, without asking the device for anything."""
+
+    def __init__(self, start: int) -> None:
+        self.first, self.start, self.seconds = start, 0.0, 0.0
+
+    def on_train_batch_start(
+        self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        if batch_idx == self.first:
+            self.start = perf_counter()
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self.seconds = perf_counter() - self.start
+
+
+class HostWaits(Callback):
+    """Counts what the host waits for between the warm-up and the end of the last step.
+
+    That is every `item` of a tensor on the model's device, and every collective that is neither
+    asynchronous nor on a card, where it is queued; on a card also whatever else it says it was
+    waited for. Optimizers' counters of steps are on the CPU in any case, and do not count.
+    """
+
+    NAMES = ("barrier", "all_reduce", "broadcast", "broadcast_object_list", "all_gather_object")
+
+    def __init__(self, start: int) -> None:
+        self.first = start
+        self.counts: Counter[str] = Counter()
+        self._is_counting = False
+        self._device = ""
+
+    def on_train_batch_start(
+        self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        if batch_idx == self.first:
+            self._is_counting, self._device = True, module.device.type
+            self._count_syncs(-1)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx + 1 == trainer.num_training_batches:
+            self._is_counting = False
+            self._count_syncs(1)
+
+    def _count_syncs(self, sign: int) -> None:
+        if self._device == "hpu":
+            metric = vendor.metric("host_sync")
+            assert metric is not None
+            self.counts["host_sync"] += sign * metric["TotalNumber"]
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        patches = [mock.patch.object(dist, name, self._counting(name)) for name in self.NAMES]
+        item = Tensor.item
+
+        def counting_item(tensor: Tensor) -> Any:
+            caller = sys._getframe(1).f_globals["__name__"]
+            is_one = tensor.device.type == self._device and not caller.startswith("torch.optim")
+            self.counts["Tensor.item"] += self._is_counting and is_one
+            return item(tensor)
+
+        for patch in [*patches, mock.patch.object(Tensor, "item", counting_item)]:
+            patch.start()
+        yield
+        mock.patch.stopall()
+
+    def _counting(self, name: str) -> Callable[..., Any]:
+        original = getattr(dist, name)
+
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            is_queued = args and isinstance(args[0], Tensor) and args[0].device.type != "cpu"
+            if not is_queued and not kwargs.get("async_op", False):
+                self.counts[name] += self._is_counting
+            return original(*args, **kwargs)
+
+        return collective
+
+
+def fit(model: TinyMlp, side: str, callback: Callback, port: int) -> None:
+    """Train this rank of one side; the ranks connect for it, and part afterwards."""
+    os.environ["MASTER_PORT"] = str(port)
+    if side == "cpu":
+        # As Lightning would, but for device_id=None, which Gaudi's wrapper of this does not take.
+        rank = int(os.environ["LOCAL_RANK"])
+        dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
+    num_batches = model.num_warmup_steps + model.num_steps
+    torch.manual_seed(0)
+    columns = zip(*(model.batch() for _ in range(num_batches * NUM_RANKS)), strict=True)
+    samples = TensorDataset(*(torch.cat(column) for column in columns))
+    trainer = Trainer(
+        accelerator=side,
+        devices=NUM_RANKS,
+        strategy="ddp",
+        max_epochs=1,
+        logger=False,
+        callbacks=[callback],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, DataLoader(samples, batch_size=len(model.batch()[0])))
+    dist.destroy_process_group()
+
+
+def seconds_per_step(kind: type[TinyMlp], side: str, port: int) -> float:
+    """Train anew and return the mean time of a step."""
+    stopwatch = Stopwatch(kind.num_warmup_steps)
+    fit(kind(), side, stopwatch, port)
+    return stopwatch.seconds / kind.num_steps
+
+
+def compare(name: str, kind: type[TinyMlp], ports: Iterator[int]) -> Result:
+    """Time both sides in turns."""
+    for side in SIDES:
+        seconds_per_step(kind, side, next(ports))
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    for index in range(kind.num_rounds):
+        for side in SIDES if index % 2 else reversed(SIDES):
+            times[side].append(seconds_per_step(kind, side, next(ports)))
+    ratio = median(hpu / cpu for hpu, cpu in zip(times["hpu"], times["cpu"], strict=True))
+    return Result(name, median(times["hpu"]), median(times["cpu"]), ratio, LIMIT)
+
+
+def count_waits(side: str, *, logs: bool, ports: Iterator[int]) -> dict[str, float]:
+    """What the host waits for in a step, by name."""
+    model = TinyMlp(logs=logs)
+    waits = HostWaits(model.num_warmup_steps)
+    with waits.patched():
+        fit(model, side, waits, next(ports))
+    return {name: count / model.num_steps for name, count in waits.counts.items() if count}
+
+
+def run_rank(rank: int, ports: list[int], results: Any) -> None:
+    """Measure everything as one of the ranks; the first one reports."""
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "WORLD_SIZE": str(NUM_RANKS),
+        "LOCAL_RANK": str(rank),
+        "NODE_RANK": "0",
+        # Lightning shares the cores among the processes of a node only where this is missing.
+        "OMP_NUM_THREADS": "1",
+    }
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    left = iter(ports)
+    found = [
+        compare("DDP, tiny MLP, one step", TinyMlp, left),
+        compare("DDP, BERT-base layer (8 x 128)", BertBaseLayer, left),
+    ]
+    waits = {
+        (side, logs): count_waits(side, logs=logs, ports=left)
+        for logs in (False, True)
+        for side in SIDES
+    }
+    if rank == 0:
+        results.put((found, waits))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for server in servers:
+            server.bind(("127.0.0.1", 0))
+        return [server.getsockname()[1] for server in servers]
+
+
+def main() -> int:
+    """Measure, print tables, and return 1 if a ratio is above its limit."""
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    torch.multiprocessing.spawn(run_rank, (free_ports(100), results), NUM_RANKS)
+    found, waits = results.get()
+    print(table(found, "hpu", "cpu"))
+    print("\nWhat the host waits for in a step of the tiny MLP, besides its own work:")
+    for (side, logs), counts in waits.items():
+        listed = ", ".join(f"{name} {count:.2f}" for name, count in counts.items()) or "nothing"
+        logging_ = "logging with sync_dist=True" if logs else "logging nothing"
+        print(f"  {side}, {logging_:28} {listed}")
+    return exit_code(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
