@@ -146,7 +146,7 @@ def _positions(devices: Sequence[torch.device]) -> list[int]:
 def init_process_group(
     environment: ClusterEnvironment, backend: str, timeout: timedelta | None
 ) -> None:
-    """Connect all ranks over HCCL, which is imported only now that each has its card.
+    """Connect all ranks over HCCL, now that each has its card.
 
     Args:
         environment: Tells ranks, world size and the address of rank 0.
