@@ -171,9 +171,10 @@ def _has_queue() -> bool:
 
 
 def _end_cleanly(device: ModuleType, pid: int) -> None:
-    """Keep autograd's thread from needing the interpreter when it has ended: that would abort.
+    """Keep other threads from needing the interpreter when it has ended: that would abort.
 
-    The thread lets go of what it holds, and is not woken to end itself (the limit is read at exit).
+    Autograd's lets go of what it holds, and is not woken to end itself (the limit is read at exit).
+    gloo's may end collectives that nobody waited for: their tensors are never freed.
     """
     import torch
 
@@ -182,6 +183,8 @@ def _end_cleanly(device: ModuleType, pid: int) -> None:
         with torch.autograd.set_multithreading_enabled(True), contextlib.suppress(RuntimeError):
             device.drain_autograd()
         os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
+        if hasattr(device, "keep_pending_collectives"):  # torch has torch.distributed
+            device.keep_pending_collectives()
 
 
 def _announce(settings: Settings) -> None:

@@ -9,6 +9,7 @@
 #include "alias.h"
 #include "counters.h"
 #include "graph.h"
+#include "hccl_pending.h"
 #include "hccl_reduce.h"
 #include "hccl_tensors.h"
 #include "hccl_work.h"
@@ -285,6 +286,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 }  // namespace
 
 void bind_collectives(py::module_& module) {
+  module.def("keep_pending_collectives", &keep_pending, py::call_guard<py::gil_scoped_release>());
   py::module_::import("torch.distributed");  // binds the base class
   py::class_<ProcessGroupHCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupHCCL>>(
       module, "ProcessGroupHCCL")

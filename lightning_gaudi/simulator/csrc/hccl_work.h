@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "graph.h"
+#include "hccl_pending.h"
 
 namespace hpu_sim {
 
@@ -33,7 +34,7 @@ class HcclWork final : public c10d::Work {
   HcclWork(c10d::OpType type, WorkPtr inner, Tensors outputs, std::function<void()> finish)
       : Work(-1, type),
         inner_(std::move(inner)),
-        outputs_(std::move(outputs)),
+        outputs_(hold_pending(std::move(outputs))),
         finish_(std::move(finish)) {}
 
   bool isCompleted() override {
@@ -46,7 +47,7 @@ class HcclWork final : public c10d::Work {
   bool isSuccess() const override { return inner_->isSuccess(); }
   std::exception_ptr exception() const override { return inner_->exception(); }
   int sourceRank() const override { return inner_->sourceRank(); }
-  Tensors result() override { return outputs_; }
+  Tensors result() override { return *outputs_; }
   void synchronize() override { wait(kNoTimeout); }
   bool wait(std::chrono::milliseconds timeout) override {
     bool is_done = inner_->wait(timeout);
@@ -65,7 +66,9 @@ class HcclWork final : public c10d::Work {
   /// Makes a future that completes, on the outputs' device, when gloo's does.
   void follow() {
     std::vector<c10::Device> devices;
-    if (!outputs_.empty() && outputs_[0].device().is_hpu()) devices = {outputs_[0].device()};
+    if (!outputs_->empty() && outputs_->at(0).device().is_hpu()) {
+      devices = {outputs_->at(0).device()};
+    }
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices);
     auto self = c10::intrusive_ptr<HcclWork>::reclaim_copy(this);
     inner_->getFuture()->addCallback([self](c10::ivalue::Future& inner) {
@@ -74,7 +77,7 @@ class HcclWork final : public c10d::Work {
         return;
       }
       self->finish_once();
-      self->future_->markCompleted(c10::IValue(self->outputs_));
+      self->future_->markCompleted(c10::IValue(*self->outputs_));
     });
   }
 
@@ -88,7 +91,7 @@ class HcclWork final : public c10d::Work {
   }
 
   WorkPtr inner_;
-  Tensors outputs_;
+  std::shared_ptr<const Tensors> outputs_;
   std::function<void()> finish_;
   std::once_flag finished_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
