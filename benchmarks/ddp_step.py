@@ -165,10 +165,6 @@ class HostWaits(Callback):
 def fit(model: TinyMlp, side: str, callback: Callback, port: int) -> None:
     """Train this rank of one side; the ranks connect for it, and part afterwards."""
     os.environ["MASTER_PORT"] = str(port)
-    if side == "cpu":
-        # As Lightning would, but for device_id=None, which Gaudi's wrapper of this does not take.
-        rank = int(os.environ["LOCAL_RANK"])
-        dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
     num_batches = model.num_warmup_steps + model.num_steps
     torch.manual_seed(0)
     columns = zip(*(model.batch() for _ in range(num_batches * NUM_RANKS)), strict=True)

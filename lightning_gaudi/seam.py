@@ -83,6 +83,7 @@ def patch_connector(module: ModuleType, room: Room) -> None:
     room.strategies.ddp.register_strategies(room.strategies.registry)
     for name, wrap in METHODS.items():
         setattr(connector, name, wrap(getattr(connector, name), room))
+    vendor.repair_if_imported()
     setattr(connector, MARK, True)
 
 

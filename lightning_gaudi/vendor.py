@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Set
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lightning_gaudi import vendor_import
 
 if TYPE_CHECKING:
     import torch
@@ -33,45 +33,21 @@ def package() -> Any:
     if _package is None:
         # The vendor wraps torch.manual_seed when it is imported: see `seed_if_due`.
         _seed_is_due = _NAME not in sys.modules
-        given = _given_variables()
+        given = vendor_import.given_variables(is_new=_seed_is_due)
         import habana_frameworks.torch  # noqa: TID251
         import habana_frameworks.torch.hpu.metrics  # noqa: TID251
         import habana_frameworks.torch.utils.internal  # noqa: TID251
 
-        _forget_defaults(given)
+        vendor_import.forget_defaults(given, _visible_modules())
+        vendor_import.accept_no_device()
         _package = habana_frameworks.torch
     return _package
 
 
-def _given_variables() -> Set[str]:
-    """The environment's variables before the vendor's package was imported."""
-    if _NAME not in sys.modules:
-        return set(os.environ)
-    # By the program, or by torch, which loads it by itself in eager mode: what the process began
-    # with.
-    try:
-        began = Path("/proc/self/environ").read_text(errors="replace")
-    except OSError:
-        return set(os.environ)
-    return {line.partition("=")[0] for line in began.split("\0")}
-
-
-def _forget_defaults(given: Set[str]) -> None:
-    """Unset what the vendor's package sets when it is imported, for it guesses too early.
-
-    With ranks in the environment it selects a card, before `devices` is known; without them it has
-    rank 0 wait at localhost:12345, which on several nodes, or beside another job, is wrong.
-
-    Source: release 1.19, `distributed/hccl/__init__.py`, which `import habana_frameworks.torch`
-    runs.
-    """
-    local_rank = os.environ.get("LOCAL_RANK", "")
-    modules = _visible_modules() or [str(index) for index in range(8)]
-    guess = dict(enumerate(modules)).get(int(local_rank) if local_rank.isdecimal() else -1)
-    guesses = {"MASTER_ADDR": "localhost", "MASTER_PORT": "12345", "HLS_MODULE_ID": guess}
-    for name, value in guesses.items():
-        if name not in given and value is not None and os.environ.get(name) == value:
-            del os.environ[name]
+def repair_if_imported() -> None:
+    """Undo what the vendor's package does to processes that use no HPU, if it is imported."""
+    if _NAME in sys.modules:
+        vendor_import.accept_no_device()
 
 
 def is_installed() -> bool:

@@ -121,3 +121,25 @@ def test_seed_set_before_the_vendor_was_there_reaches_the_device(
 def test_fused_adamw_is_the_vendors() -> None:
     assert vendor.fused_adamw().__module__.startswith("habana_frameworks.torch.hpex")
     assert isinstance(sys.modules["habana_frameworks.torch"], ModuleType)
+
+
+def test_processes_without_an_hpu_connect_as_without_the_vendors_package(tmp_path: Path) -> None:
+    result = run_python(
+        """
+        import sys
+        import lightning, torch
+        dist = torch.distributed
+        assert "habana_frameworks.torch" in sys.modules
+        arguments = dict(init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+        try:
+            dist.init_process_group("gloo", device_id=torch.device("hpu", 0), **arguments)
+        except TypeError as error:
+            print(error)
+        dist.init_process_group("gloo", device_id=None, **arguments)
+        print(dist.get_backend())
+        """,
+        str(tmp_path / "store"),
+    )
+    refused, backend = result.stdout.splitlines()
+    assert "does not take device_id=device(type='hpu', index=0)" in refused
+    assert backend == "gloo"
