@@ -10,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi.reparent import reparent
 
-from .distributed import DEVICE, check_start_method, checked_backend
+from .distributed import DEVICE, checked_backend
 
 NAMES = "'auto', 'hpu_ddp', 'hpu_single', a 'ddp' name of Lightning's"
 """What may be passed as strategy, for messages."""
@@ -96,3 +96,39 @@ def _typed(strategy: Any) -> str:
         return repr(strategy)
     device = getattr(strategy, "_root_device", None)
     return f"{type(strategy).__name__}({'' if device is None else f'device={str(device)!r}'})"
+
+
+def check_start_method(start_method: str, typed: str) -> None:
+    """Refuse to fork: a card does not survive it.
+
+    Args:
+        start_method: `"popen"`, `"spawn"`, `"fork"` or `"forkserver"`.
+        typed: The strategy as the user typed it.
+
+    Raises:
+        MisconfigurationException: It forks.
+    """
+    if start_method in ("fork", "forkserver"):
+        raise MisconfigurationException(
+            f"strategy={typed} starts its processes with {start_method!r}, which the driver of an "
+            "HPU does not survive. In a script pass strategy='ddp' or 'ddp_spawn'; in a notebook "
+            "train on one card (devices=1), or start a script from it."
+        )
+
+
+def refuse_interactive(strategy: Any, num_devices: int) -> None:
+    """Refuse several cards in a notebook or a Python shell: processes could only be forked there.
+
+    Args:
+        strategy: As the user typed it, or the one that `"auto"` gave.
+        num_devices: How many cards it is for.
+
+    Raises:
+        MisconfigurationException: Always.
+    """
+    typed = f"strategy={strategy!r} and " if isinstance(strategy, str) else ""
+    raise MisconfigurationException(
+        f"{typed}devices={num_devices} need a process for each card, which an interactive session "
+        "(a notebook, a Python shell, `python -i`) cannot start: it would fork, which the driver "
+        "of an HPU does not survive. Pass devices=1, or run the program as a script."
+    )

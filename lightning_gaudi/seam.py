@@ -32,9 +32,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_gaudi import vendor
 
-from .cluster import mpi_environment
-from .conversion import NAMES, Forms, to_hpu_strategy
-from .distributed import refuse_interactive
+from .conversion import NAMES, Forms, refuse_interactive, to_hpu_strategy
+from .distributed.cluster import mpi_environment
 from .fabric.accelerator import HPUAccelerator
 from .fabric.precision import HPUPrecision, check_precision_plugin, unsupported
 

@@ -117,7 +117,7 @@ def test_hpu_strategy_on_another_accelerator_is_refused(strategy: str | Strategy
 @pytest.mark.parametrize("several", [{"devices": 2}, {"devices": 1, "num_nodes": 2}])
 @pytest.mark.parametrize("strategy", ["hpu_single", "single_device", SingleHPUStrategy()])
 def test_one_cards_strategy_is_refused_on_several(strategy: Any, several: dict[str, int]) -> None:
-    with pytest.raises(MisconfigurationException, match="trains on one card, but .* ask for 2"):
+    with pytest.raises(MisconfigurationException, match=r"trains on one card, but .* ask for 2"):
         hpu_trainer(strategy=strategy, **several)
 
 

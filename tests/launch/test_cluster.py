@@ -14,9 +14,9 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi import cluster
-from lightning_gaudi.cluster import OpenMPIEnvironment
-from lightning_gaudi.launchers import check_spawn
+from lightning_gaudi.distributed import cluster
+from lightning_gaudi.distributed.cluster import OpenMPIEnvironment
+from lightning_gaudi.distributed.launchers import check_spawn
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from lightning_gaudi import processes
 
-from ...launchers import check_spawn, launch_script
+from ...distributed.launchers import check_spawn, launch_script
 
 
 class HPUScriptLauncher(_SubprocessScriptLauncher):

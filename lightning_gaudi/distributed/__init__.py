@@ -1,0 +1,42 @@
+"""Several cards: what the strategies of the Trainer and of Fabric do alike.
+
+`cluster` tells who has started how many processes, `launchers` starts them, `cards` gives each its
+card, `group` connects them, `ddp` averages their gradients and `agreement` stops them together.
+"""
+
+from .agreement import StopAgreement
+from .cards import DEVICE, select_card
+from .ddp import sync_buffers, sync_buffers_before_evaluation, wrap
+from .group import (
+    BACKEND,
+    barrier,
+    broadcast_object,
+    check_alone,
+    checked_backend,
+    cpu_group,
+    decide,
+    gather_objects,
+    init_process_group,
+    is_connected,
+    reduce,
+)
+
+__all__ = [
+    "BACKEND",
+    "DEVICE",
+    "StopAgreement",
+    "barrier",
+    "broadcast_object",
+    "check_alone",
+    "checked_backend",
+    "cpu_group",
+    "decide",
+    "gather_objects",
+    "init_process_group",
+    "is_connected",
+    "reduce",
+    "select_card",
+    "sync_buffers",
+    "sync_buffers_before_evaluation",
+    "wrap",
+]
