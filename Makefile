@@ -1,6 +1,8 @@
 # Every target sets up .venv by itself; see `make help`.
 python = .venv/bin/python
 simulate = .venv/bin/lightning-gaudi simulate
+# A worker a core, up to four; tests of one file stay together, for what they share is made once.
+pytest = $(python) -m pytest -n auto --maxprocesses 4 --dist loadfile
 # Of a Gaudi server's environment, which has the vendor's torch: `make test-gaudi` alone uses it.
 gaudi_python ?= python3
 
@@ -23,10 +25,10 @@ demo: setup
 		$(python) -m recipes.bert_pretraining.demo
 
 test: setup
-	$(python) -m pytest -m "not slow"
+	$(pytest) -m "not slow"
 
 test-all: setup
-	$(python) -m pytest
+	$(pytest)
 
 # Without `setup`: its torch is stock, and the cards need the vendor's.
 test-gaudi:
