@@ -100,7 +100,7 @@ class HPUDDPStrategy(DDPStrategy, HPUStrategy):
         if hook is None:
             return
         hook = hook if wrapper is None else wrapper(hook)
-        if hook.__name__.startswith("bf16_compress"):
+        if getattr(hook, "__name__", "").startswith("bf16_compress"):
             # torch knows these by their names, and allows them with CUDA and XPU only.
             bf16_hook, hook = hook, lambda state, bucket: bf16_hook(state, bucket)
         _register_ddp_comm_hook(self.model, self._ddp_comm_state, hook)
