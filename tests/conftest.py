@@ -19,3 +19,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Activates the simulator, so that test modules may import habana_frameworks before torch.
 import torch  # noqa: E402, F401
+import pytest  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_restored():
+    """What Lightning and the strategies set for a run, such as MASTER_PORT, ends with its test."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
