@@ -18,7 +18,8 @@ if _TEST_ON is None:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Activates the simulator, so that test modules may import habana_frameworks before torch.
-import torch  # noqa: E402, F401
+import torch  # noqa: E402, F401, I001
+
 import pytest  # noqa: E402
 
 
