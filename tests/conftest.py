@@ -6,6 +6,8 @@ LIGHTNING_GAUDI_TEST_ON says otherwise, for tests/contract alone (see scripts/te
 
 import os
 
+import pytest
+
 _TEST_ON = os.environ.get("LIGHTNING_GAUDI_TEST_ON")
 
 # Before torch is imported: the simulated device registers at the end of `import torch`.
@@ -18,9 +20,7 @@ if _TEST_ON is None:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Activates the simulator, so that test modules may import habana_frameworks before torch.
-import torch  # noqa: E402, F401, I001
-
-import pytest  # noqa: E402
+import torch  # noqa: E402, F401
 
 
 @pytest.fixture(autouse=True)
