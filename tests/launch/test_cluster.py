@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -218,7 +219,7 @@ def test_a_number_that_is_no_port_is_named(set_env: SetEnv) -> None:
         cluster.check_port(LightningEnvironment())
 
 
-def _several_trainers(rank: int) -> str:
+def _several_trainers(rank: int, another_port: int) -> str:
     for _ in range(2):
         _fit(devices=2)
     hpu_trainer(devices=2).test(TinyModule(), batches(2), verbose=False)
@@ -227,11 +228,16 @@ def _several_trainers(rank: int) -> str:
     with pytest.raises(MisconfigurationException) as raised:
         _fit(devices=4)
     dist.destroy_process_group()
+    # At the old one, rank 0 may still listen for the old group.
+    os.environ["MASTER_PORT"] = str(another_port)
     _fit(devices=2)
     return str(raised.value)
 
 
 def test_one_program_may_have_several_trainers(tmp_path: Path) -> None:
-    for message in run_trainers(_several_trainers, tmp_path):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        another_port = server.getsockname()[1]
+    for message in run_trainers(_several_trainers, tmp_path, another_port):
         assert "ask for 4 processes, but" in message
         assert "2" in message
