@@ -494,6 +494,7 @@ trainer:
     assert len(report.split("host, total\n")[1].splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_every_rank_has_its_trace_and_report_and_rank_0_speaks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

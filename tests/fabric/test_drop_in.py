@@ -87,6 +87,7 @@ def script(tmp_path: Path, request: pytest.FixtureRequest) -> str:
 CARDS = {"LIGHTNING_GAUDI_SIMULATE": "2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [{"arguments": "accelerator='hpu', devices=2", "launch": "fabric.launch()"}],

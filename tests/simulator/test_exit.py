@@ -27,6 +27,7 @@ def _run(index):
     )
 
 
+@pytest.mark.slow
 def test_short_processes_exit_cleanly():
     with ThreadPoolExecutor(max_workers=4) as pool:
         results = list(pool.map(_run, range(_NUM_PROCESSES)))
