@@ -22,9 +22,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lightning_gaudi.data.cache import cache_folder
 from lightning_gaudi.data.text import count_words, paragraphs, sentences
 
-__all__ = ["embedded_documents"]
+__all__ = ["embedded_documents", "embedded_fingerprint"]
 
 _SKIPPED_FOLDERS = frozenset(
     (
@@ -65,24 +66,34 @@ def embedded_documents(
     Raises:
         ValueError: if a package is not installed.
     """
-    roots = {name: _package_folder(name) for name in packages}
-    versions = {name: _version(name) for name in packages}
-    if standard_library:
-        versions["python"] = platform.python_version()
-    key = hashlib.sha256(json.dumps([_FORMAT, versions], sort_keys=True).encode()).hexdigest()[:16]
-    path = (cache_dir or _default_cache_dir()) / f"embedded-{key}.json"
+    key = embedded_fingerprint(packages, standard_library=standard_library)
+    path = (cache_dir or cache_folder("corpus")) / f"embedded-{key}.json"
     if (cached := _read(path)) is not None:
         return cached
-    documents = _build(roots, standard_library)
+    documents = _build({name: _package_folder(name) for name in packages}, standard_library)
     _write(path, documents)
     return documents
 
 
-def _default_cache_dir() -> Path:
-    if configured := os.environ.get("LIGHTNING_GAUDI_CACHE_DIR"):
-        return Path(configured).expanduser() / "corpus"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "lightning_gaudi" / "corpus"
+def embedded_fingerprint(
+    packages: Sequence[str] = ("torch",), *, standard_library: bool = True
+) -> str:
+    """What stands for the text of `embedded_documents`, without reading it.
+
+    Args:
+        packages: as there.
+        standard_library: as there.
+
+    Returns:
+        16 hexadecimal digits that change with the versions of what is read, and with how it is.
+
+    Raises:
+        ValueError: if a package is not installed.
+    """
+    versions = {name: _version(name) for name in packages if _package_folder(name)}
+    if standard_library:
+        versions["python"] = platform.python_version()
+    return hashlib.sha256(json.dumps([_FORMAT, versions], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _package_folder(name: str) -> Path:

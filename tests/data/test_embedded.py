@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from lightning_gaudi.data import embedded_documents
+from lightning_gaudi.data import embedded_documents, embedded_fingerprint
 
 MODULE = '''
 """The module speaks of animals in general. It has two sentences in its text."""
@@ -97,3 +97,10 @@ def test_the_standard_library_gives_text(tmp_path):
     documents = embedded_documents([], cache_dir=tmp_path)
     assert len(documents) > 500
     assert sum(map(len, documents)) > 5000
+
+
+def test_the_fingerprint_names_the_cached_text(package, tmp_path):
+    _read(package, tmp_path)
+    key = embedded_fingerprint([package], standard_library=False)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"embedded-{key}.json"]
+    assert embedded_fingerprint([package]) != key
