@@ -1,0 +1,209 @@
+"""Which shapes a loader gives, what a device will compile for them, and how much is padding."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+__all__ = ["ShapeReport", "describe"]
+
+Shape: TypeAlias = tuple[int, ...]
+_Signature: TypeAlias = tuple[tuple[str, str, Shape], ...]
+"""Name, dtype and shape of every tensor of a batch."""
+
+_MAX_ROWS = 12
+
+
+@dataclass
+class ShapeReport:
+    """What `describe` found.
+
+    `print` shows it as a table.
+    """
+
+    num_batches: int = 0
+    """Batches that were looked at."""
+    num_batches_total: int | None = None
+    """Batches of the loader; None where it does not say."""
+    signatures: Counter[_Signature] = field(default_factory=Counter)
+    """How many batches have each set of (name, dtype, shape) of tensors, the commonest first."""
+    tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By name of tensor: its places that hold a token, and all its places."""
+
+    @property
+    def shapes(self) -> dict[str, Counter[Shape]]:
+        """By name of tensor: how many batches have each of its shapes."""
+        shapes: dict[str, Counter[Shape]] = {}
+        for signature, count in self.signatures.items():
+            for name, _, shape in signature:
+                shapes.setdefault(name, Counter())[shape] += count
+        return shapes
+
+    @property
+    def num_compilations(self) -> int:
+        """How often a device compiles each graph that depends on the batch.
+
+        It is the number of distinct sets of shapes and dtypes, each of which is another graph. A
+        training step has one such graph (forward and backward), validation another one; the
+        optimizer's depends on no batch.
+        """
+        return len(self.signatures)
+
+    @property
+    def padding(self) -> dict[str, float]:
+        """By name of tensor: the share of its places that hold no token, 0 to 1."""
+        return {name: 1 - real / places for name, (real, places) in self.tokens.items()}
+
+    def __str__(self) -> str:
+        of = "" if self.num_batches_total is None else f" of {self.num_batches_total}"
+        lines = [
+            f"{self.num_batches}{of} batches have {self.num_compilations} distinct set(s) of "
+            f"shapes: {self.num_compilations} compilation(s) of each graph that takes a batch."
+        ]
+        if self.num_batches_total is not None and self.num_batches < self.num_batches_total:
+            lines.append("The other batches may have further shapes.")
+        for signature, count in self.signatures.most_common(_MAX_ROWS):
+            shapes = ", ".join(f"{name} {list(shape)}" for name, _, shape in signature)
+            lines.append(f"{count:8d} x {shapes}")
+        if (left_out := len(self.signatures) - _MAX_ROWS) > 0:
+            lines.append(f"     and {left_out} more")
+        for name, share in self.padding.items():
+            lines.append(f"{share:8.1%} of {name} is padding")
+        if not self.padding:
+            lines.append("Padding is not known: pass pad_ids={'name of a tensor': padding id}.")
+        return "\n".join(lines)
+
+
+def describe(
+    dataloader: Iterable[Any],
+    *,
+    pad_ids: Mapping[str, int] | None = None,
+    max_batches: int | None = None,
+) -> ShapeReport:
+    """Go through the batches of a loader and report their shapes and their padding.
+
+    The loader is left as it was: a copy of it loads the batches that it would give next, in this
+    process, and the state of the random number generators is restored. On several ranks it looks
+    at those of this rank.
+
+    Padding is what `pad_ids` says of a tensor; else, of `input_ids`, what `sequence_ids` or
+    `attention_mask` mark by 0 or what exceeds the number `num_tokens`, and of `decoder_input_ids`
+    what `decoder_attention_mask` marks. Rows that `is_real` says only fill a batch are padding.
+
+    Args:
+        dataloader: a DataLoader, or anything that can be iterated over more than once. Batches are
+            tensors, or mappings, tuples and lists of them; what is no tensor is left out.
+        pad_ids: by name of a tensor, the number that marks padding, such as {"labels": -100}.
+        max_batches: look at no more batches. Default: all, of which each is loaded once.
+
+    Returns:
+        The report.
+
+    Raises:
+        ValueError: for an iterator, which would be used up, and for a loader without batches.
+    """
+    if isinstance(dataloader, Iterator):
+        raise ValueError(
+            f"describe would use up this {type(dataloader).__name__}: pass what it was made from, "
+            "such as the DataLoader."
+        )
+    report = ShapeReport()
+    with _random_state_restored():
+        twin = _copy_without_workers(dataloader) if isinstance(dataloader, DataLoader) else None
+        with contextlib.suppress(TypeError):  # it has no length
+            report.num_batches_total = len(dataloader)  # type: ignore[arg-type]
+        for batch in islice(iter(dataloader if twin is None else twin), max_batches):
+            _add(report, dict(_tensors(batch)), pad_ids or {})
+    if not report.num_batches:
+        raise ValueError("The loader gave no batch to describe: check its data set.")
+    return report
+
+
+def _copy_without_workers(dataloader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader of the same batches that shares the data set and nothing that changes."""
+    twin = copy.copy(dataloader)
+    shared = {id(dataloader.dataset): dataloader.dataset}
+    # One memo: a sampler and the batch sampler around it stay one and the same.
+    for name in ("sampler", "batch_sampler", "generator"):
+        twin.__dict__[name] = copy.deepcopy(getattr(dataloader, name), shared)
+    twin.__dict__ |= {
+        "num_workers": 0,
+        "prefetch_factor": None,
+        "persistent_workers": False,
+        "pin_memory": False,
+        "timeout": 0,
+        "_iterator": None,
+    }
+    return twin
+
+
+@contextlib.contextmanager
+def _random_state_restored() -> Iterator[None]:
+    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        torch.set_rng_state(state[2])
+
+
+def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Tensors of a batch, and its numbers, by names such as "inputs.ids" or "[0]"."""
+    if isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        for index, value in enumerate(batch):
+            yield from _tensors(value, f"{name}[{index}]")
+    elif isinstance(batch, (Tensor, int)):
+        yield name or "batch", batch
+
+
+def _add(report: ShapeReport, batch: dict[str, Any], pad_ids: Mapping[str, int]) -> None:
+    """Count the shapes and the padding of one more batch."""
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    report.num_batches += 1
+    report.signatures[
+        tuple((name, str(value.dtype), tuple(value.shape)) for name, value in tensors.items())
+    ] += 1
+    for name, pad_id in pad_ids.items():
+        if name not in tensors:
+            raise ValueError(f"pad_ids names {name!r}, but a batch has {sorted(tensors)}.")
+        _count(report, name, tensors[name] != pad_id, batch)
+    for name, masks in _MASKS.items():
+        if name in tensors and name not in pad_ids:
+            mask = next((tensors[mask] for mask in masks if mask in tensors), None)
+            if mask is not None and mask.shape == tensors[name].shape:
+                _count(report, name, mask != 0, batch)
+            elif name == "input_ids" and "num_tokens" in batch:
+                _add_tokens(report, name, int(torch.as_tensor(batch["num_tokens"]).sum()), tensors)
+
+
+_MASKS = {
+    "input_ids": ("sequence_ids", "attention_mask"),
+    "decoder_input_ids": ("decoder_attention_mask",),
+}
+
+
+def _count(report: ShapeReport, name: str, is_token: Tensor, batch: dict[str, Any]) -> None:
+    is_real = batch.get("is_real")
+    if isinstance(is_real, Tensor) and is_real.shape[:1] == is_token.shape[:1]:
+        is_token = is_token & is_real.view(-1, *[1] * (is_token.ndim - 1))
+    _add_tokens(report, name, int(is_token.sum()), batch)
+
+
+def _add_tokens(report: ShapeReport, name: str, num_tokens: int, batch: dict[str, Any]) -> None:
+    real, places = report.tokens.get(name, (0, 0))
+    report.tokens[name] = (real + num_tokens, places + batch[name].numel())

@@ -1,0 +1,243 @@
+"""Batches whose samples share a bucket: the same bucket on all ranks, in a resumable order.
+
+Shapes: B samples in a batch of one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch.distributed
+from torch.utils.data import DistributedSampler
+
+from lightning_gaudi.data.buckets import IntArray, Lengths, bucket_of_each, check_positive
+
+__all__ = ["BucketBatch", "BucketBatchSampler"]
+
+
+class BucketBatch(list[int]):
+    """The indices of the samples of one batch on one rank, and the shape they are given.
+
+    It holds B indices, except where a batch is filled up in evaluation: there it holds those of
+    the real samples only, on some ranks none.
+
+    Attributes:
+        length: tokens that each sample is padded to: the boundary of the bucket.
+        size: rows of the batch (B).
+        filler: index of a sample of this bucket that may stand in a row which is not real.
+        epoch: the epoch the batch belongs to.
+    """
+
+    def __init__(
+        self, indices: Iterable[int], *, length: int, size: int, filler: int, epoch: int
+    ) -> None:
+        super().__init__(indices)
+        self.length, self.size, self.filler, self.epoch = length, size, filler, epoch
+
+
+class BucketBatchSampler(DistributedSampler[BucketBatch]):
+    """Batches from one bucket each, in the same number and of the same bucket on every rank.
+
+    In training each epoch has another order. Samples that do not fill a batch of their bucket
+    join the next larger one; the few that fill no batch at all, fewer than a batch on each rank,
+    are other ones in each epoch. In evaluation each sample comes exactly once, the largest bucket
+    first, and the very last batch is filled up.
+
+    Give it to a `BucketDataLoader`, which counts the batches that were used and not those that
+    workers fetched ahead. With `torch.utils.data.DataLoader(batch_sampler=...)` its position is
+    right without workers only, and batches are not filled up.
+
+    Args:
+        lengths: [number of samples], the number of tokens of each, known by index.
+        boundaries: ascending: what each bucket pads to. See `optimal_buckets`.
+        batch_size: samples of a batch on each rank (B).
+        shuffle: another order in each epoch (training), or always the same one (evaluation).
+        seed: of the order; the same on all ranks.
+        num_ranks: processes that share the samples. None asks torch.distributed when the batches
+            are asked for, so the sampler may be made before the ranks are connected. Give it where
+            ranks share samples otherwise, as under tensor parallelism.
+        rank: this process among them; None as well.
+        drop_last: leave out what does not fill a batch on every rank, rather than fill it up.
+            Default: as `shuffle`.
+
+    Raises:
+        ValueError: for a sample longer than the last boundary, boundaries that do not ascend,
+            no lengths, and sizes below one; when batches are asked for, also for data that do not
+            fill a single batch.
+    """
+
+    # Lightning shards what is no DistributedSampler: being one is all that is used of the base.
+    # Its attribute drop_last must be missing: for prediction, Lightning would build a batch
+    # sampler with batch_size and drop_last anew (lightning/pytorch/utilities/data.py).
+    def __init__(
+        self,
+        lengths: Lengths,
+        boundaries: Sequence[int],
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int = 0,
+        num_ranks: int | None = None,
+        rank: int | None = None,
+        drop_last: bool | None = None,
+    ) -> None:
+        check_positive(batch_size=batch_size)
+        if (num_ranks is None) != (rank is None):
+            raise ValueError(
+                f"num_ranks and rank go together, but are {num_ranks} and {rank}. "
+                "Give both, or none to ask torch.distributed."
+            )
+        if num_ranks is not None and rank is not None and not 0 <= rank < num_ranks:
+            raise ValueError(f"rank must be 0 to {num_ranks - 1} (num_ranks - 1), but is {rank}.")
+        self.boundaries = [int(boundary) for boundary in boundaries]
+        self.batch_size, self.shuffle, self.seed, self.epoch = batch_size, shuffle, seed, 0
+        self._bucket_of = bucket_of_each(lengths, self.boundaries)
+        self._num_ranks, self._rank = num_ranks, rank
+        self.fills_last = not (shuffle if drop_last is None else drop_last)
+        self._counts_itself = True  # a BucketDataLoader counts what was used
+        self._position = 0  # batches of this epoch that were handed out
+        self._start = 0  # where the next iteration starts: not 0 once after load_state_dict
+        self._is_resuming = False  # a state was loaded and no batch has been asked for since
+        self._epoch_offset = 0
+        if num_ranks is not None:
+            self._check_size(num_ranks)
+
+    @property
+    def num_samples_total(self) -> int:
+        """Samples of the whole data set, on all ranks."""
+        return len(self._bucket_of)
+
+    def __len__(self) -> int:
+        """Batches of an epoch on each rank."""
+        num_ranks, _ = self._ranks()
+        self._check_size(num_ranks)
+        per_step = self.batch_size * num_ranks
+        return (self.num_samples_total + (per_step - 1 if self.fills_last else 0)) // per_step
+
+    def __iter__(self) -> Iterator[BucketBatch]:
+        start, self._start = self._start, 0
+        self._is_resuming = False
+        yield from self._batches(start)
+
+    def _batches(self, start: int) -> Iterator[BucketBatch]:
+        num_ranks, rank = self._ranks()
+        self._check_size(num_ranks)
+        epoch = self.epoch
+        order, buckets = self._plan(epoch, num_ranks)
+        for step in range(start, len(order)):
+            row = order[step]
+            mine = row[rank::num_ranks]
+            if self._counts_itself:
+                self._position = step + 1
+            yield BucketBatch(
+                mine[mine >= 0].tolist(),
+                length=self.boundaries[buckets[step]],
+                size=self.batch_size,
+                filler=int(row[0]),
+                epoch=epoch,
+            )
+
+    def _plan(self, epoch: int, num_ranks: int) -> tuple[IntArray, IntArray]:
+        """What all ranks do in an epoch.
+
+        Returns:
+            [steps, B * num_ranks], the indices of the samples, real ones first and then -1; and
+            [steps], the bucket.
+        """
+        per_step = self.batch_size * num_ranks
+        rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
+        total = self.num_samples_total
+        items = np.arange(total) if rng is None else rng.permutation(total)
+        if not self.fills_last:
+            items = items[: total - total % per_step]
+        # From the largest bucket to the smallest: a batch across a boundary pads to the larger
+        # one, and the batch that must be filled up is among the cheapest.
+        items = items[np.argsort(-self._bucket_of[items], kind="stable")]
+        filled = np.full(-(-len(items) // per_step) * per_step, -1)
+        filled[: len(items)] = items
+        order = filled.reshape(-1, per_step)
+        if rng is not None:
+            order = rng.permutation(order)
+        return order, self._bucket_of[order[:, 0]]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the coming epoch; Lightning calls this.
+
+        After `load_state_dict` the epoch of the state is finished first, and the number given here
+        is taken for its number: Fabric counts epochs from 0 in each run, and Lightning takes an
+        epoch that `max_steps` cut short for a finished one.
+        """
+        if self._is_resuming:
+            is_finished = self._start >= len(self)
+            if not is_finished:
+                self._epoch_offset = self.epoch - epoch
+            elif epoch + self._epoch_offset != self.epoch:
+                self._epoch_offset = self.epoch + 1 - epoch
+        if epoch + self._epoch_offset != self.epoch:
+            self.epoch, self._start, self._position = epoch + self._epoch_offset, 0, 0
+            self._is_resuming = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, how many of its batches were handed out, and what the order depends on."""
+        return self._state(self._position)
+
+    def _state(self, position: int) -> dict[str, Any]:
+        order = self._order()
+        return {"epoch": self.epoch, "position": position, "length": len(self), "order": order}
+
+    def _order(self) -> dict[str, Any]:
+        """What the batches of an epoch depend on, the same on all ranks."""
+        counts = np.bincount(self._bucket_of, minlength=len(self.boundaries))
+        return {
+            "samples in each bucket": dict(zip(self.boundaries, counts.tolist(), strict=True)),
+            "batch_size": self.batch_size,
+            "num_ranks": self._ranks()[0],
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": not self.fills_last,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after the last batch that was handed out before the state was saved.
+
+        Raises:
+            ValueError: if the state was saved within an epoch whose batches would be others here.
+        """
+        saved, current = state_dict["order"], self._order()
+        position, is_finished = (
+            state_dict["position"],
+            state_dict["position"] >= state_dict["length"],
+        )
+        if 0 < position and not is_finished and saved != current:
+            changed = [
+                f"{name} was {saved.get(name)} and is {value}"
+                for name, value in current.items()
+                if saved.get(name) != value
+            ]
+            raise ValueError(
+                f"The checkpoint was saved after batch {position} of epoch {state_dict['epoch']}, "
+                f"but the batches are not the same any more: {'; '.join(changed)}. Resume with "
+                "the same data and settings, or load the weights only to start a new run."
+            )
+        self.epoch = state_dict["epoch"]
+        self._start = self._position = len(self) if is_finished else position
+        self._epoch_offset, self._is_resuming = 0, True
+
+    def _ranks(self) -> tuple[int, int]:
+        """Number of ranks, and which of them this is."""
+        if self._num_ranks is not None and self._rank is not None:
+            return self._num_ranks, self._rank
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_world_size(), torch.distributed.get_rank()
+        return 1, 0
+
+    def _check_size(self, num_ranks: int) -> None:
+        per_step = self.batch_size * num_ranks
+        if not self.fills_last and self.num_samples_total < per_step:
+            raise ValueError(
+                f"The data have {self.num_samples_total} sample(s), but one batch on each rank "
+                f"takes {per_step} (batch_size={self.batch_size} on {num_ranks} rank(s)). "
+                "Use more data, a smaller batch or fewer ranks, or drop_last=False."
+            )
