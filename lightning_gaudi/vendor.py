@@ -228,3 +228,11 @@ def fused_adamw() -> type[torch.optim.Optimizer]:
 
     optimizer: type[torch.optim.Optimizer] = FusedAdamW
     return optimizer
+
+
+def fused_lamb() -> type[torch.optim.Optimizer]:
+    """The vendor's LAMB, which clips by the global norm; empty parameter groups crash it."""
+    from habana_frameworks.torch.hpex.optimizers import FusedLamb  # noqa: TID251
+
+    optimizer: type[torch.optim.Optimizer] = FusedLamb
+    return optimizer

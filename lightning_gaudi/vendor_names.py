@@ -96,6 +96,13 @@ CALLABLES = (
         "moments_dtype=None",
         "hpex/optimizers/FusedAdamW.py",
     ),
+    Callable(
+        "hpex.optimizers.FusedLamb",
+        "params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, "
+        "amsgrad=False, adam_w_mode=True, grad_averaging=True, set_grad_none=True, "
+        "max_grad_norm=1.0, use_lamb=False, fused=False, dtype=None",
+        "hpex/optimizers/FusedLamb.py",
+    ),
     Callable("hpu.device_count", "", "hpu/__init__.py"),
     Callable("hpu.get_device_name", "device=None", "hpu/__init__.py"),
     Callable("hpu.init", "", "hpu/__init__.py"),

@@ -27,14 +27,14 @@ from recipes.bert_pretraining.sequences import (
     sequence_lengths,
     single_sequences,
 )
-from recipes.bert_pretraining.tokenization import (
-    TokenizedCorpus,
+from recipes.bert_pretraining.tokenized import TokenizedCorpus, tokenize
+from recipes.bert_pretraining.unigram import UnigramReference, unigram_reference
+from recipes.common.tokenization import (
     load_tokenizer,
-    tokenize,
-    tokenizer_from_json,
+    tokenizer_from_state,
+    tokenizer_state,
     train_wordpiece,
 )
-from recipes.bert_pretraining.unigram import UnigramReference, unigram_reference
 
 _SPLITS = ("train", "validation", "test")
 
@@ -123,12 +123,12 @@ class BertData(LightningDataModule):
         """The tokenizer travels in the checkpoint: without it the weights mean nothing."""
         if not isinstance(self.tokenizer, PreTrainedTokenizerFast):
             return {}
-        return {"tokenizer": self.tokenizer.backend_tokenizer.to_str()}
+        return tokenizer_state(self.tokenizer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the tokenizer that the checkpoint was trained with."""
         if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
-            self.tokenizer = tokenizer_from_json(state_dict["tokenizer"])
+            self.tokenizer = tokenizer_from_state(state_dict)
 
     def unigram_reference(self, split: str = "validation") -> UnigramReference:
         """What guessing by word frequency reaches on the text and the targets of a split."""

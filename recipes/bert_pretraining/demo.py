@@ -18,9 +18,10 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_gaudi import vendor
 from lightning_gaudi.callbacks import GraphMonitor, TokenThroughput
-from recipes.bert_pretraining.__main__ import BertCLI, run
-from recipes.bert_pretraining.export import export
+from recipes.bert_pretraining.__main__ import run
 from recipes.bert_pretraining.plot import plot_losses, read_curves
+from recipes.common.cli import RecipeCLI
+from recipes.common.export import export
 
 CONFIG = Path(__file__).with_name("simulated.yaml")
 MIN_MARGIN_NATS = 0.3
@@ -75,7 +76,7 @@ def _callback(trainer: Trainer, kind: type) -> object:
     return found[0]
 
 
-def _loss_lines(cli: BertCLI, losses: dict[str, float]) -> list[Line]:
+def _loss_lines(cli: RecipeCLI, losses: dict[str, float]) -> list[Line]:
     reference = cli.datamodule.unigram_reference("validation")
     margin = reference.strictest - losses["validation"]
     return [
@@ -132,7 +133,7 @@ def _run_lines(trainer: Trainer) -> list[Line]:
     ]
 
 
-def _artifacts(cli: BertCLI, checkpoint: Path) -> list[Line]:
+def _artifacts(cli: RecipeCLI, checkpoint: Path) -> list[Line]:
     """Export the model and draw its losses, beside the run's logs."""
     logs = next(logger for logger in cli.trainer.loggers if isinstance(logger, CSVLogger))
     logs.save()

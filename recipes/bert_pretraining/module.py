@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertConfig, BertForPreTraining
 
 from lightning_gaudi.data import block_diagonal_mask
+from recipes.common.optimizers import OptimizerName, Schedule
+from recipes.common.training import RecipeModule, enable_checkpointing
 
 _IGNORED = -100
-_ADAM_EPSILON = 1e-6  # BERT's, and the vendor's default; torch's is 1e-8
 _TOTALS = ("mlm_loss", "mlm_correct", "num_predictions", "nsp_loss", "nsp_correct", "num_pairs")
 
 
-class BertPretraining(LightningModule):
+class BertPretraining(RecipeModule):
     """Masked-language modelling, with or without next-sentence prediction, on packed rows.
 
     Nothing in a training step waits for the device: losses stay there as tensors and are read
@@ -42,13 +42,17 @@ class BertPretraining(LightningModule):
             head are kept, untrained, so that the exported model has the usual form.
         gradient_checkpointing: recompute activations in the backward pass: less memory, about a
             third more computation.
-        optimizer: adamw (torch) or fused_adamw (the vendor's kernel for hpu; an error elsewhere).
+        optimizer: adamw or lamb (torch), fused_adamw or fused_lamb (the vendor's kernels for hpu;
+            an error elsewhere).
         learning_rate: at its peak.
-        warmup_steps: steps of linear increase to the peak; from there it decreases linearly to
-            zero at the last step.
+        schedule: linear, polynomial (of the published LAMB runs) or constant.
+        warmup_steps: of increase to the peak; below 1: a share of the run.
         weight_decay: of all weights but biases and layer norms.
-        betas: of AdamW.
+        betas: decay of the optimizer's averages.
+        max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
     """
+
+    progress_loss = "mlm_loss"
 
     def __init__(
         self,
@@ -62,11 +66,13 @@ class BertPretraining(LightningModule):
         initializer_range: float = 0.02,
         next_sentence: bool = False,
         gradient_checkpointing: bool = False,
-        optimizer: Literal["adamw", "fused_adamw"] = "adamw",
+        optimizer: OptimizerName = "adamw",
         learning_rate: float = 5e-5,
-        warmup_steps: int = 0,
+        schedule: Schedule = "linear",
+        warmup_steps: float = 0,
         weight_decay: float = 0.01,
         betas: tuple[float, float] = (0.9, 0.999),
+        max_grad_norm: float | None = 1.0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -84,12 +90,11 @@ class BertPretraining(LightningModule):
         )
         self.model = BertForPreTraining(config)
         if gradient_checkpointing:
-            _enable_checkpointing(self.model)
+            enable_checkpointing(self.model)
         if not next_sentence:  # DDP must not wait for gradients that never come
             self.model.bert.pooler.requires_grad_(False)
             self.model.cls.seq_relationship.requires_grad_(False)
         self._totals: Tensor | None = None
-        self._logged_step = 0
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Predict the masked tokens, and whether the segments of each sequence belong together.
@@ -123,24 +128,6 @@ class BertPretraining(LightningModule):
         detached = {name: loss.detach() for name, loss in losses.items()}
         return {"loss": reduce(torch.add, losses.values()), **detached}
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Read the losses, in log steps only: it waits for the device.
-
-        `self.log` in every step would cost the host 0.3 ms, and copy on the device, where it makes
-        one more graph to compile.
-        """
-        every = self.trainer.log_every_n_steps
-        if self.global_step == self._logged_step or not every or self.global_step % every:
-            return
-        self._logged_step = self.global_step
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        losses = {name: value for name, value in outputs.items() if name.endswith("_loss")}
-        values = {f"train/{name}": float(loss.cpu()) for name, loss in losses.items()}
-        values["train/learning_rate"] = optimizer.param_groups[0]["lr"]  # type: ignore[union-attr]
-        for logger in self.trainer.loggers:
-            logger.log_metrics(values, self.global_step - 1)
-        self.trainer.progress_bar_metrics["mlm_loss"] = values["train/mlm_loss"]
-
     def on_validation_epoch_start(self) -> None:
         size = len(_TOTALS) if self.hparams["next_sentence"] else len(_TOTALS) // 2
         self._totals = torch.zeros(size, device=self.device)
@@ -166,73 +153,19 @@ class BertPretraining(LightningModule):
     def on_test_epoch_end(self) -> None:
         self._log_totals("test")
 
-    def configure_optimizers(self) -> Any:
-        """AdamW with linear warm-up and decay."""
-        optimizer = self._optimizer_class()(
-            self._parameter_groups(),
-            lr=self.hparams["learning_rate"],
-            betas=tuple(self.hparams["betas"]),
-            eps=_ADAM_EPSILON,
-        )
-        schedule = self._schedule(optimizer, self.trainer.estimated_stepping_batches)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
-
-    def _parameter_groups(self) -> list[dict[str, Any]]:
-        """Weights, which decay, and biases and layer norms, which do not."""
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        decay = self.hparams["weight_decay"]
-        return [
-            {"params": [p for p in trained if p.ndim > 1], "weight_decay": decay},
-            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-
-    def _schedule(
-        self, optimizer: torch.optim.Optimizer, num_steps: float
-    ) -> torch.optim.lr_scheduler.LambdaLR:
-        num_warmup = self.hparams["warmup_steps"]
-
-        def scale(step: int) -> float:
-            if step < num_warmup:
-                return (step + 1) / num_warmup
-            return max(0.0, (num_steps - step) / max(1, num_steps - num_warmup))
-
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
-
-    def _optimizer_class(self) -> type[torch.optim.Optimizer]:
-        if self.hparams["optimizer"] == "adamw":
-            return torch.optim.AdamW
-        if self.device.type != "hpu":
-            raise ValueError(
-                f"model.optimizer=fused_adamw is the vendor's kernel for hpu, but the model is on "
-                f"{self.device.type}. Use model.optimizer=adamw, or trainer.accelerator=hpu."
-            )
-        from lightning_gaudi import vendor
-
-        return vendor.fused_adamw()
-
     def _log_totals(self, stage: str) -> None:
         """Read the sums of all processes at once, and log means that live on the host."""
         assert self._totals is not None
-        sums = self.trainer.strategy.reduce(self._totals, reduce_op="sum")
-        totals = dict(zip(_TOTALS, sums.tolist(), strict=False))
+        totals = dict(zip(_TOTALS, self.sum_over_ranks(self._totals), strict=False))
         pairs = [("mlm", max(totals["num_predictions"], 1.0))]
         if self.hparams["next_sentence"]:
             pairs.append(("nsp", max(totals["num_pairs"], 1.0)))
         for name, count in pairs:
-            loss, correct = totals[f"{name}_loss"] / count, totals[f"{name}_correct"] / count
-            # A tensor on the host stays there; a number would become a tensor on the device.
-            self.log(f"{stage}/{name}_loss", torch.tensor(loss), prog_bar=name == "mlm")
-            self.log(f"{stage}/{name}_accuracy", torch.tensor(correct))
+            for kind in ("loss", "accuracy"):
+                total = totals[f"{name}_loss" if kind == "loss" else f"{name}_correct"]
+                metric = f"{stage}/{name}_{kind}"
+                self.log_on_host({metric: total / count}, prog_bar=metric.endswith("mlm_loss"))
         self._totals = None
-
-
-def _enable_checkpointing(model: BertForPreTraining) -> None:
-    """Under the name it has: transformers 5.23 deprecates the one that 4 and 5.0 know."""
-    new = getattr(model, "activation_checkpointing_enable", None)
-    (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def _gather(hidden: Tensor, positions: Tensor) -> Tensor:

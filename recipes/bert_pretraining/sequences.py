@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recipes.bert_pretraining.tokenization import TokenizedCorpus
+from recipes.bert_pretraining.tokenized import TokenizedCorpus
 
 MIN_TOKENS = 4
 """Shorter remainders of a document are dropped: there is nothing to learn from them."""

@@ -6,20 +6,19 @@ import torch
 
 import recipes.bert_pretraining
 from lightning_gaudi import HPUAccelerator
-from recipes.bert_pretraining.__main__ import BertCLI, main
+from recipes.bert_pretraining.__main__ import LINKS, main
 from recipes.bert_pretraining.data import BertData
 from recipes.bert_pretraining.module import BertPretraining
+from recipes.common import cli as recipe_cli
 from tests.helpers.process import run
 
 FOLDER = Path(recipes.bert_pretraining.__file__).parent
 CONFIGURATIONS = sorted(FOLDER.glob("*.yaml"))
 
 
-def _instantiate(config: Path, *args: str) -> BertCLI:
+def _instantiate(config: Path, *args: str) -> recipe_cli.RecipeCLI:
     arguments = ["--config", str(config), *args]
-    return BertCLI(
-        BertPretraining, BertData, run=False, args=arguments, auto_configure_optimizers=False
-    )
+    return recipe_cli.run(BertPretraining, BertData, arguments, links=LINKS, run=False)
 
 
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda path: path.stem)

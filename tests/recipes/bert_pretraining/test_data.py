@@ -7,8 +7,9 @@ import pytest
 
 from recipes.bert_pretraining.corpora import load_documents
 from recipes.bert_pretraining.data import BertData
-from recipes.bert_pretraining.tokenization import tokenize, tokenizer_from_json, train_wordpiece
+from recipes.bert_pretraining.tokenized import tokenize
 from recipes.bert_pretraining.unigram import unigram_reference
+from recipes.common.tokenization import tokenizer_from_json, train_wordpiece
 from tests.helpers.process import run_python
 
 NO_CARD = {"LIGHTNING_GAUDI_SIMULATE": None}
@@ -172,7 +173,7 @@ def test_the_same_text_gives_the_same_vocabulary_in_every_process(corpus):
     source = f"""
         import json
         from recipes.bert_pretraining.corpora import load_documents
-        from recipes.bert_pretraining.tokenization import train_wordpiece
+        from recipes.common.tokenization import train_wordpiece
         documents = load_documents("path", {str(corpus)!r})
         print(json.dumps(train_wordpiece(documents, 150).get_vocab(), sort_keys=True))
     """

@@ -9,7 +9,7 @@ from recipes.bert_pretraining.sequences import (
     sequence_lengths,
     single_sequences,
 )
-from recipes.bert_pretraining.tokenization import TokenizedCorpus
+from recipes.bert_pretraining.tokenized import TokenizedCorpus
 
 
 def _corpus(documents: list[list[int]]) -> TokenizedCorpus:

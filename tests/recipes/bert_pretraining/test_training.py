@@ -10,8 +10,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from lightning_gaudi.callbacks import GraphMonitor, TokenThroughput
 from recipes.bert_pretraining.__main__ import main
-from recipes.bert_pretraining.export import export
 from recipes.bert_pretraining.module import BertPretraining
+from recipes.common.export import export
 from tests.helpers.process import run_python
 
 SMALL = {"vocab_size": 120, "max_seq_length": 48, "hidden_size": 32, "learning_rate": 1e-3}

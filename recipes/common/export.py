@@ -1,0 +1,78 @@
+"""From a checkpoint to a folder that transformers' `from_pretrained` loads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from recipes.common.hub import load_pretrained
+from recipes.common.tokenization import tokenizer_from_state
+from recipes.common.training import CLASS_KEY, CONFIG_KEY
+
+_DATA_SETTINGS = "datamodule_hyper_parameters"
+_PREFIX = "model."
+
+
+def export(checkpoint: Path, output: Path) -> None:
+    """Write model.safetensors, config.json and the tokenizer; no card and no network is needed.
+
+    Args:
+        checkpoint: what a fit wrote, on any device.
+        output: the folder to write, made if it is not there.
+
+    Raises:
+        ValueError: if there is no such checkpoint, or no recipe wrote it.
+    """
+    if not checkpoint.is_file():
+        raise ValueError(
+            f"--checkpoint {checkpoint} does not exist. Name a .ckpt file that `fit` wrote."
+        )
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    missing = [key for key in (CONFIG_KEY, CLASS_KEY, "state_dict") if key not in content]
+    if missing:
+        raise ValueError(
+            f"--checkpoint {checkpoint} was not written by `fit` of a recipe: it has no "
+            f"{', '.join(missing)}."
+        )
+    _model(content).save_pretrained(output)
+    _tokenizer(content).save_pretrained(output)
+
+
+def _model(content: dict[str, Any]) -> transformers.PreTrainedModel:
+    cls = getattr(transformers, content[CLASS_KEY])
+    model = cls(cls.config_class.from_dict(json.loads(content[CONFIG_KEY])))
+    weights = {
+        name.removeprefix(_PREFIX): weight
+        for name, weight in content["state_dict"].items()
+        if name.startswith(_PREFIX)
+    }
+    model.load_state_dict(weights)
+    return model
+
+
+def _tokenizer(content: dict[str, Any]) -> transformers.PreTrainedTokenizerBase:
+    """The one that was trained with the model, or the published one that it was given."""
+    for state in content.values():
+        if isinstance(state, dict) and "tokenizer" in state and "special_tokens" in state:
+            return tokenizer_from_state(state)
+    name = content[_DATA_SETTINGS]["tokenizer"]
+    return load_pretrained(transformers.AutoTokenizer, "data.tokenizer", name)
+
+
+def main(program: str, args: Sequence[str]) -> None:
+    """The command line of `export`; `program` is how the recipe is called."""
+    parser = argparse.ArgumentParser(prog=f"{program} export", description=__doc__)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a .ckpt file of a fit")
+    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
+    arguments = parser.parse_args(args)
+    try:
+        export(arguments.checkpoint, arguments.output)
+    except ValueError as error:
+        parser.error(str(error))
+    print(f"Exported to {arguments.output}: AutoModel.from_pretrained('{arguments.output}')")

@@ -1,0 +1,79 @@
+"""Models and data sets by hub name, with errors that say what to do without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+Model = TypeVar("Model")
+
+
+def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options: Any) -> Model:
+    """`cls.from_pretrained(name_or_path)`.
+
+    Args:
+        cls: a class of transformers, AutoTokenizer for example.
+        setting: what names it, as the user types it: `model.name`.
+        name_or_path: name on the hub or in its cache, or a folder that `save_pretrained` wrote.
+        options: of `from_pretrained`.
+
+    Raises:
+        ValueError: if there is no such model, or it cannot be read.
+    """
+    path = Path(name_or_path).expanduser()
+    try:
+        return cls.from_pretrained(str(path) if path.is_dir() else name_or_path, **options)  # type: ignore[attr-defined,no-any-return]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"{setting}={name_or_path} could not be loaded as {cls.__name__}: {lines[0]} "
+            "Check the name and the network. Without a network, download it where there is one "
+            f"(`hf download {name_or_path} --local-dir FOLDER`) and set {setting}=FOLDER."
+        ) from error
+
+
+def load_hub_dataset(
+    name: str, subset: str | None, split: str, columns: Sequence[str], revision: str | None = None
+) -> Any:
+    """One split of a data set of the hub, as a `datasets.Dataset`.
+
+    Args:
+        name: of the data set, for example `abisee/cnn_dailymail`.
+        subset: its configuration, for example `3.0.0`.
+        split: train, validation or test.
+        columns: that it must have.
+        revision: branch, tag or commit; None for the newest.
+
+    Raises:
+        ValueError: if it cannot be had, or lacks a column.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"data.source=hub reads {name!r} with the `datasets` package, which is not installed. "
+            "Install it with: pip install 'lightning-gaudi[recipes]'"
+        ) from error
+    try:
+        rows = datasets.load_dataset(name, subset, split=split, revision=revision)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"data.path={name} with data.subset={subset} could not be loaded: {error} Check the "
+            "name, the subset and the network, or take local files with data.source=path."
+        ) from error
+    check_columns(f"data.path={name}", rows.column_names, columns)
+    return rows
+
+
+def check_columns(origin: str, found: Sequence[str], wanted: Sequence[str]) -> None:
+    """Refuse a table without the columns that are read.
+
+    Raises:
+        ValueError: naming what is missing and what is there.
+    """
+    if missing := [column for column in wanted if column not in found]:
+        raise ValueError(
+            f"{origin} has no column {', '.join(map(repr, missing))}. It has "
+            f"{', '.join(map(repr, found)) or 'none'}; needed: {', '.join(map(repr, wanted))}."
+        )

@@ -1,0 +1,196 @@
+"""Optimizers by name, their parameter groups, and learning-rate schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from lightning_gaudi import vendor
+
+OptimizerName = Literal["adamw", "fused_adamw", "lamb", "fused_lamb"]
+Schedule = Literal["linear", "polynomial", "constant"]
+
+_EPSILON = 1e-6
+"""BERT's, and the default of the vendor's kernels; torch's AdamW has 1e-8."""
+CLIPS_ITSELF = ("lamb", "fused_lamb")
+"""LAMB divides the gradients by their global norm before anything else."""
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB on any device: the same update, and the same state, as the vendor's FusedLamb.
+
+    Gradients are clipped by the global norm of all groups. A weight moves along Adam's direction
+    plus `weight_decay` times itself; in groups with weight decay the step is scaled by the trust
+    ratio, the norm of the weight over the norm of the direction. Nothing waits for the device.
+
+    Args:
+        params: parameters or groups of them.
+        lr: learning rate.
+        betas: decay of the averages of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: added to the direction, in units of the weight.
+        max_grad_norm: the largest global norm of the gradients; None does not clip.
+
+    Source: You et al., Large Batch Optimization for Deep Learning, 2019 (arXiv 1904.00962); the
+    clipping and the choice of groups are those of hpex.optimizers.FusedLamb, Gaudi PyTorch bridge
+    1.19.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = _EPSILON,
+        weight_decay: float = 0.01,
+        max_grad_norm: float | None = 1.0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "max_grad_norm": max_grad_norm})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
+        """Clip the gradients and update the parameters that have them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        divisor = self._divisor()
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad / divisor, group)
+        return loss
+
+    def _divisor(self) -> Tensor | float:
+        """The global norm over its limit, but at least one."""
+        limit = self.defaults["max_grad_norm"]
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        norms = [torch.linalg.vector_norm(g) for g in gradients if g is not None]
+        if limit is None or not norms:
+            return 1.0
+        return (torch.linalg.vector_norm(torch.stack(norms)) / limit).clamp(min=1.0)
+
+    def _update(self, weight: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), weight * 0
+        beta1, beta2 = group["betas"]
+        average = state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        correction1, correction2 = (1 - beta ** group["step"] for beta in (beta1, beta2))
+        direction = (average / correction1) / ((square / correction2).sqrt() + group["eps"])
+        step = direction.mul_(1.0)
+        if group["weight_decay"]:
+            step = direction.add(weight, alpha=group["weight_decay"])
+            weight_norm, step_norm = map(torch.linalg.vector_norm, (weight, step))
+            has_norms = (weight_norm > 0) & (step_norm > 0)
+            step = step * torch.where(has_norms, weight_norm / step_norm, 1.0)
+        weight.sub_(step * group["lr"])
+
+
+def make_optimizer(
+    name: OptimizerName,
+    module: nn.Module,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    max_grad_norm: float | None = 1.0,
+) -> torch.optim.Optimizer:
+    """The optimizer of that name, for the parameters that are trained.
+
+    Args:
+        name: adamw or lamb (torch, any device); fused_adamw or fused_lamb (the vendor's kernels).
+        module: on its device already.
+        learning_rate: at its peak.
+        weight_decay: of all weights but biases and norms.
+        betas: decay of the averages.
+        max_grad_norm: of lamb and fused_lamb, which clip by themselves; the others leave it to
+            `trainer.gradient_clip_val`.
+
+    Raises:
+        ValueError: for a kernel of the vendor's on another device than hpu.
+    """
+    devices = {parameter.device.type for parameter in module.parameters()}
+    if name.startswith("fused_") and devices != {"hpu"}:
+        raise ValueError(
+            f"model.optimizer={name} is the vendor's kernel for hpu, but the model is on "
+            f"{', '.join(sorted(devices))}. Use model.optimizer={name.removeprefix('fused_')}, or "
+            "trainer.accelerator=hpu."
+        )
+    settings: dict[str, Any] = {"lr": learning_rate, "betas": tuple(betas), "eps": _EPSILON}
+    if name in CLIPS_ITSELF:
+        settings["max_grad_norm"] = max_grad_norm
+    return _optimizer_class(name)(parameter_groups(module, weight_decay), **settings)
+
+
+def _optimizer_class(name: OptimizerName) -> Callable[..., torch.optim.Optimizer]:
+    if name == "fused_adamw":
+        return vendor.fused_adamw()
+    if name == "fused_lamb":
+        return vendor.fused_lamb()
+    return Lamb if name == "lamb" else torch.optim.AdamW
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weights, which decay, and biases and norms, which do not; no empty group.
+
+    The vendor's kernels crash on an empty group.
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def make_schedule(
+    name: Schedule, optimizer: torch.optim.Optimizer, num_steps: float, warmup_steps: float
+) -> LambdaLR:
+    """The learning rate over the steps of a run, as a share of its peak.
+
+    Args:
+        name: linear: up to the peak in the warm-up, then down to zero at the last step.
+            polynomial: as the published LAMB runs, s / warm-up, then (1 - s)^0.5, with s the share
+            of the run that is done. constant: the peak after the warm-up.
+        optimizer: whose `lr` is the peak.
+        num_steps: optimizer steps of the run.
+        warmup_steps: 1 or more: steps; below 1: a share of the run.
+
+    Raises:
+        ValueError: if the length of the run is needed and not known, or the warm-up is longer.
+    """
+    if num_steps == float("inf") and (name != "constant" or 0 < warmup_steps < 1):
+        raise ValueError(
+            f"model.schedule={name} with model.warmup_steps={warmup_steps} needs the length of the "
+            "run. Set trainer.max_steps or trainer.max_epochs."
+        )
+    num_warmup = warmup_steps * num_steps if 0 < warmup_steps < 1 else warmup_steps
+    if not 0 <= num_warmup <= num_steps:
+        raise ValueError(
+            f"model.warmup_steps={warmup_steps} does not lie within the {num_steps:.0f} steps of "
+            "the run. Give a number of steps, or a share below 1."
+        )
+
+    def linear(step: int) -> float:
+        if step < num_warmup:
+            return (step + 1) / num_warmup
+        return max(0.0, (num_steps - step) / max(1.0, num_steps - num_warmup))
+
+    def polynomial(step: int) -> float:
+        # The step that is being taken counts, so that the first one moves the weights.
+        done = min(1.0, (step + 1) / num_steps)
+        return (step + 1) / num_warmup if step + 1 < num_warmup else (1.0 - done) ** 0.5
+
+    def constant(step: int) -> float:
+        return min(1.0, (step + 1) / num_warmup) if num_warmup else 1.0
+
+    shapes = {"linear": linear, "polynomial": polynomial, "constant": constant}
+    return LambdaLR(optimizer, shapes[name])

@@ -1,0 +1,118 @@
+"""Tokenizers: WordPiece and Unigram vocabularies of our own, and published ones."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from recipes.common.hub import load_pretrained
+
+BERT_TOKENS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def train_wordpiece(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Learn a lower-case WordPiece vocabulary of at most `vocab_size` entries, as BERT has.
+
+    The same text gives the same vocabulary. Left alone, the trainer numbers the letters that
+    continue a word in the order of a hash table, which differs between processes, and breaks ties
+    by these numbers. So the letters are given to it as special tokens, numbered in order, and the
+    vocabulary is then put into a tokenizer in which they are not special.
+    """
+    sentences = list(chain.from_iterable(documents))
+    tokenizer = _wordpiece({})
+    normalize = tokenizer.normalizer.normalize_str
+    letters = sorted(set(chain.from_iterable(map(normalize, sentences))) - set(string.whitespace))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*BERT_TOKENS.values(), *(f"##{letter}" for letter in letters)],
+        min_frequency=2,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    return tokenizer_from_json(_wordpiece(tokenizer.get_vocab()).to_str(), BERT_TOKENS)
+
+
+def _wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=BERT_TOKENS["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def train_unigram(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Learn a lower-case Unigram vocabulary of at most `vocab_size` entries, as T5 has.
+
+    The special tokens have T5's ids: <pad> 0, </s> 1, <unk> 2.
+    """
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(T5_TOKENS.values()),
+        unk_token=T5_TOKENS["unk_token"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
+    return tokenizer_from_json(tokenizer.to_str(), T5_TOKENS)
+
+
+def tokenizer_from_json(
+    text: str, special_tokens: Mapping[str, str] = BERT_TOKENS
+) -> PreTrainedTokenizerFast:
+    """The tokenizer whose `backend_tokenizer.to_str()` gave `text`.
+
+    `BertTokenizerFast(vocab_file=...)` would do on transformers 4 and is ignored by 5; this form
+    works on both.
+    """
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **special_tokens)
+
+
+def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """What a checkpoint keeps of a tokenizer that was trained here."""
+    return {
+        "tokenizer": tokenizer.backend_tokenizer.to_str(),
+        "special_tokens": dict(tokenizer.special_tokens_map),
+    }
+
+
+def tokenizer_from_state(state: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    """The tokenizer of `tokenizer_state`."""
+    return tokenizer_from_json(state["tokenizer"], state["special_tokens"])
+
+
+def load_tokenizer(
+    name_or_path: str, needed: Sequence[str] = tuple(BERT_TOKENS), model: str = "BERT"
+) -> PreTrainedTokenizerBase:
+    """A published tokenizer by name, or one that was saved in a folder.
+
+    Args:
+        name_or_path: `data.tokenizer`.
+        needed: the special tokens that it must have, `pad_token` for example.
+        model: what they are needed for, in the message.
+
+    Raises:
+        ValueError: if there is no such tokenizer, or it lacks one of the tokens.
+    """
+    tokenizer = load_pretrained(AutoTokenizer, "data.tokenizer", name_or_path)
+    missing = [name for name in needed if getattr(tokenizer, name, None) is None]
+    if missing:
+        raise ValueError(
+            f"data.tokenizer={name_or_path} has no {', '.join(missing)}: it is not a tokenizer "
+            f"for {model}. Name one that is, or leave it out to train one on the text."
+        )
+    return tokenizer

@@ -1,0 +1,135 @@
+"""What the LightningModules of all recipes do alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from recipes.common.optimizers import CLIPS_ITSELF, make_optimizer, make_schedule
+
+CONFIG_KEY, CLASS_KEY = "transformers_config", "transformers_class"
+"""Where a checkpoint has what is needed to build its model without a download."""
+
+
+class RecipeModule(LightningModule):
+    """Abstract: a transformers model, trained without waiting for the device.
+
+    A subclass sets `self.model` and calls `self.save_hyperparameters()`; among its hyperparameters
+    are optimizer, learning_rate, schedule, warmup_steps, weight_decay, betas and max_grad_norm (see
+    `optimizers.py`). Its `training_step` returns `loss`, and whatever else ends in `_loss`,
+    detached: these are logged as `train/...`.
+    """
+
+    model: PreTrainedModel
+    progress_loss = "loss"
+    """The one that the progress bar shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_step = 0
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Read the losses, in log steps only: it waits for the device.
+
+        `self.log` in every step would cost the host 0.3 ms, and copy on the device, where it makes
+        one more graph to compile.
+        """
+        every = self.trainer.log_every_n_steps
+        if self.global_step == self._logged_step or not every or self.global_step % every:
+            return
+        self._logged_step = self.global_step
+        losses = {name: value for name, value in outputs.items() if name.endswith("_loss")}
+        losses = losses or {"loss": outputs["loss"]}
+        values = {f"train/{name}": float(loss.cpu()) for name, loss in losses.items()}
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        values["train/learning_rate"] = optimizer.param_groups[0]["lr"]  # type: ignore[union-attr]
+        for logger in self.trainer.loggers:
+            logger.log_metrics(values, self.global_step - 1)
+        shown = f"train/{self.progress_loss}"
+        if shown in values:
+            self.trainer.progress_bar_metrics[self.progress_loss] = values[shown]
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer and the schedule that the hyperparameters name."""
+        settings = self.hparams
+        if settings["optimizer"] in CLIPS_ITSELF and self.trainer.gradient_clip_val:
+            raise ValueError(
+                f"model.optimizer={settings['optimizer']} clips the gradients itself, but "
+                f"trainer.gradient_clip_val is {self.trainer.gradient_clip_val}. Leave it out, and "
+                "set model.max_grad_norm."
+            )
+        optimizer = make_optimizer(
+            settings["optimizer"],
+            self,
+            learning_rate=settings["learning_rate"],
+            weight_decay=settings["weight_decay"],
+            betas=settings["betas"],
+            max_grad_norm=settings["max_grad_norm"],
+        )
+        num_steps, warmup = self.trainer.estimated_stepping_batches, settings["warmup_steps"]
+        schedule = make_schedule(settings["schedule"], optimizer, num_steps, warmup)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the model's configuration, so that it can be exported without a download."""
+        checkpoint[CONFIG_KEY] = self.model.config.to_json_string(use_diff=False)
+        checkpoint[CLASS_KEY] = type(self.model).__name__
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the weights of another model before any are loaded.
+
+        Raises:
+            ValueError: naming the settings in which the models differ.
+        """
+        theirs, ours = checkpoint.get("state_dict", {}), self.state_dict()
+        differing = [name for name, weight in ours.items() if _shape(theirs, name) != weight.shape]
+        if theirs and differing:
+            raise ValueError(
+                f"The checkpoint holds another model than the one that is configured: "
+                f"{_difference(checkpoint, self.model.config.to_dict()) or differing[0]}. Start "
+                "with the settings of the run that wrote it (config.yaml in its folder)."
+            )
+
+    def sum_over_ranks(self, totals: Tensor) -> list[float]:
+        """Add up a tensor of sums over all processes, and read it: once in an evaluation."""
+        sums: Tensor = self.trainer.strategy.reduce(totals, reduce_op="sum")
+        values: list[float] = sums.tolist()
+        return values
+
+    def log_on_host(self, values: Mapping[str, float], prog_bar: bool = False) -> None:
+        """Log numbers that are the same on all ranks; a plain number would go to the device."""
+        for name, value in values.items():
+            self.log(name, torch.tensor(value), prog_bar=prog_bar)
+
+
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    """Recompute activations in the backward pass, with the random numbers of the forward pass.
+
+    Under the name that it has: transformers 5.23 deprecates the one that 4 and 5.0 know.
+    """
+    new = getattr(model, "activation_checkpointing_enable", None)
+    (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
+def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
+    return state[name].shape if name in state else None
+
+
+def _difference(checkpoint: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """The sizes in which two configurations differ, as `hidden_size 64 (configured: 128)`."""
+    theirs = json.loads(checkpoint.get(CONFIG_KEY, "{}"))
+    names = [
+        name
+        for name, value in theirs.items()
+        if type(value) is int and type(ours.get(name)) is int and ours[name] != value
+    ]
+    return ", ".join(f"{name} {theirs[name]} (configured: {ours[name]})" for name in names)
