@@ -10,11 +10,13 @@ In reading order:
 - `packing`: many short sequences in one row of fixed length, each attending only to itself.
 - `describe`: which shapes a loader gives, and how much of them is padding.
 - `embedded`: real English text that every machine already has.
+- `cache`: where what is made once is kept.
 """
 
 from lightning_gaudi.data.buckets import optimal_buckets
+from lightning_gaudi.data.cache import cache_folder
 from lightning_gaudi.data.describe import ShapeReport, describe
-from lightning_gaudi.data.embedded import embedded_documents
+from lightning_gaudi.data.embedded import embedded_documents, embedded_fingerprint
 from lightning_gaudi.data.evaluation import evaluation_loader
 from lightning_gaudi.data.loader import BucketDataLoader
 from lightning_gaudi.data.packing import block_diagonal_mask, pack
@@ -27,8 +29,10 @@ __all__ = [
     "BucketDataLoader",
     "ShapeReport",
     "block_diagonal_mask",
+    "cache_folder",
     "describe",
     "embedded_documents",
+    "embedded_fingerprint",
     "evaluation_loader",
     "optimal_buckets",
     "pack",
