@@ -50,7 +50,9 @@ class Lamb(torch.optim.Optimizer):
         max_grad_norm: float | None = 1.0,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "max_grad_norm": max_grad_norm})
+        # As the vendor's names what it always does here: its groups can be loaded from ours.
+        always = {"bias_correction": True, "grad_averaging": True}
+        super().__init__(params, {**defaults, "max_grad_norm": max_grad_norm, **always})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]

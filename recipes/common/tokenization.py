@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from recipes.common.hub import load_pretrained
@@ -25,22 +25,27 @@ T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 def train_wordpiece(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
     """Learn a lower-case WordPiece vocabulary of at most `vocab_size` entries, as BERT has.
 
-    The same text gives the same vocabulary. Left alone, the trainer numbers the letters that
+    The documents are read twice and not kept: they may be more than fits in memory. The same text
+    gives the same vocabulary, in any order. Left alone, the trainer numbers the letters that
     continue a word in the order of a hash table, which differs between processes, and breaks ties
     by these numbers. So the letters are given to it as special tokens, numbered in order, and the
     vocabulary is then put into a tokenizer in which they are not special.
     """
-    sentences = list(chain.from_iterable(documents))
+    if iter(documents) is documents:  # which could not be read twice
+        documents = list(documents)
     tokenizer = _wordpiece({})
     normalize = tokenizer.normalizer.normalize_str
-    letters = sorted(set(chain.from_iterable(map(normalize, sentences))) - set(string.whitespace))
+    letters: set[str] = set()
+    for sentence in chain.from_iterable(documents):
+        letters.update(normalize(sentence))
+    letters -= set(string.whitespace)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=[*BERT_TOKENS.values(), *(f"##{letter}" for letter in letters)],
+        special_tokens=[*BERT_TOKENS.values(), *(f"##{letter}" for letter in sorted(letters))],
         min_frequency=2,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sentences, trainer)
+    tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
     return tokenizer_from_json(_wordpiece(tokenizer.get_vocab()).to_str(), BERT_TOKENS)
 
 
@@ -79,7 +84,10 @@ def tokenizer_from_json(
     `BertTokenizerFast(vocab_file=...)` would do on transformers 4 and is ignored by 5; this form
     works on both.
     """
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **special_tokens)
+    options: dict[str, Any] = dict(special_tokens)
+    if "cls_token" in special_tokens:  # a tokenizer for BERT tells the two sentences of a pair apart
+        options["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **options)
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

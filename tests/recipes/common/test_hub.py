@@ -1,0 +1,34 @@
+import pytest
+from transformers import AutoTokenizer
+
+from recipes.common.hub import check_columns, load_hub_dataset, load_pretrained
+from recipes.common.tokenization import load_tokenizer, train_unigram
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+
+def test_an_unknown_model_says_how_to_get_it():
+    with pytest.raises(ValueError, match=r"data.tokenizer=no/such-model could not be") as error:
+        load_pretrained(AutoTokenizer, "data.tokenizer", "no/such-model")
+    assert "hf download no/such-model --local-dir FOLDER" in str(error.value)
+
+
+def test_an_unknown_data_set_says_what_to_do_instead():
+    with pytest.raises(ValueError, match=r"data.path=no/such-data with data.subset=x") as error:
+        load_hub_dataset("no/such-data", "x", "train", ("text",))
+    assert "data.source=path" in str(error.value)
+
+
+def test_missing_columns_are_named_beside_those_that_are_there():
+    with pytest.raises(ValueError, match=r"rows.csv has no column 'text'. It has 'body', 'id'"):
+        check_columns("rows.csv", ["body", "id"], ["id", "text"])
+
+
+def test_a_tokenizer_without_the_special_tokens_is_refused(tmp_path):
+    train_unigram([["some words"] * 9], 20).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"has no cls_token, sep_token, mask_token: .* for BERT"):
+        load_tokenizer(str(tmp_path))
