@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from recipes.common.hub import load_pretrained
@@ -46,7 +54,12 @@ def train_wordpiece(documents: Iterable[Sequence[str]], vocab_size: int) -> PreT
         show_progress=False,
     )
     tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
-    return tokenizer_from_json(_wordpiece(tokenizer.get_vocab()).to_str(), BERT_TOKENS)
+    result = _wordpiece(tokenizer.get_vocab())
+    sep, cls = (BERT_TOKENS[name] for name in ("sep_token", "cls_token"))
+    result.post_processor = processors.BertProcessing(
+        (sep, result.token_to_id(sep)), (cls, result.token_to_id(cls))
+    )
+    return tokenizer_from_json(result.to_str(), BERT_TOKENS)
 
 
 def _wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
