@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lightning.pytorch.cli import ArgsType
 
@@ -13,9 +14,9 @@ from recipes.common import cli
 LINKS = ("vocab_size", "max_seq_length", "next_sentence")
 
 
-def run(args: ArgsType = None) -> cli.RecipeCLI:
-    """Run a subcommand of the Trainer's; `args` instead of the command line's."""
-    return cli.run(BertPretraining, BertData, args, links=LINKS)
+def run(args: ArgsType = None, **options: Any) -> cli.RecipeCLI:
+    """Parse the arguments (the command line's by default) and run the subcommand."""
+    return cli.run(BertPretraining, BertData, args, links=LINKS, **options)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -1,0 +1,96 @@
+"""Every YAML of the tree is parsed and instantiated: data, model, Trainer, callbacks, loggers.
+
+What a configuration fetches from the hub is exchanged for a tiny model and tokenizer in a folder;
+every other setting stays as it is.
+"""
+
+import importlib
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from lightning_gaudi import HPUAccelerator
+from recipes.common.tokenization import train_unigram, train_wordpiece
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
+CONFIGURATIONS = sorted((ROOT / "recipes").rglob("*.yaml"))
+WORDS = [["the quick brown fox jumps over the lazy dog", "and summarize: again"] * 20]
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}-{path.stem}"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> dict[str, str]:
+    """Folders with a tiny BERT and a tiny T5 and their tokenizers, by recipe."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("mrpc", "t5_summarization")}
+    bert = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=1)
+    BertForSequenceClassification(bert).save_pretrained(folders["mrpc"])
+    train_wordpiece(WORDS, 60).save_pretrained(folders["mrpc"])
+    t5 = T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    T5ForConditionalGeneration(t5).save_pretrained(folders["t5_summarization"])
+    train_unigram(WORDS, 60).save_pretrained(folders["t5_summarization"])
+    return {name: str(folder) for name, folder in folders.items()}
+
+
+def _from_the_hub(config: dict[str, Any], folder: str | None) -> list[str]:
+    """Overrides of what a machine without a network does not have."""
+    names = [
+        (section, key)
+        for section, key in (("model", "name"), ("data", "tokenizer"))
+        if config.get(section, {}).get(key)
+    ]
+    return [f"--{section}.{key}={folder}" for section, key in names if folder]
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=_name)
+def test_a_configuration_is_instantiated_as_it_is(path, tiny):
+    recipe = path.parent.name
+    run = importlib.import_module(f"recipes.{recipe}.__main__").run
+    config = yaml.safe_load(path.read_text())
+    overrides = _from_the_hub(config, tiny.get(recipe))
+    with torch.device("meta"):  # weights of a real size are neither made nor drawn
+        cli = run(["--config", str(path), *overrides], run=False)
+    assert isinstance(cli.trainer.accelerator, HPUAccelerator)
+    assert cli.trainer.num_devices == config["trainer"]["devices"]
+    assert cli.trainer.precision == config["trainer"]["precision"]
+    for name in cli.links:
+        assert cli.model.hparams[name] == cli.datamodule.hparams[name]
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=_name)
+def test_a_configuration_says_what_it_needs_and_how_to_run_it(path):
+    header = path.read_text().split("\nseed_everything")[0]
+    for word in ("# Needs:", "# Run:", "# Override:"):
+        assert word in header, word
+    assert f"--config {path.relative_to(ROOT)}" in header
+    assert f"-m recipes.{path.parent.name} fit" in header
+
+
+def test_no_other_yaml_is_left_untested():
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.yaml", "*.yml"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    ours = {str(path.relative_to(ROOT)) for path in CONFIGURATIONS}
+    # tests/examples trains with it.
+    assert set(tracked) - ours == {"examples/language_model.yaml"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_has_what_a_reader_looks_for(recipe):
+    folder = ROOT / "recipes" / recipe
+    for name in ("module.py", "data.py", "__main__.py", "README.md", "simulated.yaml"):
+        assert (folder / name).is_file(), name
+    assert "ublished, not measured here" in (folder / "README.md").read_text()
