@@ -1,0 +1,1 @@
+"""Fine-tuning of BERT to tell whether two sentences say the same: see README.md."""

@@ -1,0 +1,200 @@
+"""The DataModule: sentence pairs in batches of a few shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, Literal
+
+from lightning.pytorch import LightningDataModule
+from transformers import PreTrainedTokenizerBase
+
+from lightning_gaudi.data import (
+    BucketBatchSampler,
+    BucketDataLoader,
+    embedded_documents,
+    optimal_buckets,
+)
+from recipes.common.tokenization import (
+    load_tokenizer,
+    tokenizer_from_state,
+    tokenizer_state,
+    train_wordpiece,
+)
+from recipes.mrpc.baselines import Scores, baseline_scores
+from recipes.mrpc.embedded import embedded_pairs
+from recipes.mrpc.encoding import EncodedPairs, collate
+from recipes.mrpc.formats import Splits, hold_out, read_folder, read_hub
+
+_MAX_UNUSED = 127  # vocabularies are padded to multiples of 128 at most
+
+
+class MrpcData(LightningDataModule):
+    """Sentence pairs with labels, padded to a few lengths.
+
+    Args:
+        source: embedded (pairs that rules make from the documentation of Python and `packages`,
+            on every machine), path (files of MRPC) or hub (a data set by name).
+        path: the folder (see `formats.py` for what it may hold), or the data set's name.
+        subset: configuration of a data set from the hub.
+        packages: installed packages whose documentation the embedded pairs are made from.
+        pairs_per_sentence: how often each embedded training sentence is rewritten.
+        validation_share: of the training pairs, where the files have no validation split (MSR);
+            of the embedded documents, and as many for test.
+        tokenizer: name or folder of a published tokenizer, that of the model; None trains
+            WordPiece on the training sentences.
+        vocab_size: of the model; the upper limit of a vocabulary that is trained.
+        batch_size: pairs of a batch, on each card (B).
+        max_length: tokens of the longest pair; a longer one is cut, the longer sentence first.
+        num_buckets: lengths that pairs are padded to, so shapes that are compiled.
+        num_workers: processes that prepare batches; 0 prepares them in the training process.
+        seed: of the order, of what is held out and of the embedded pairs.
+
+    Raises:
+        ValueError: for data or a tokenizer that cannot be had or do not fit, here already: before
+            a card is acquired.
+    """
+
+    def __init__(
+        self,
+        source: Literal["embedded", "path", "hub"] = "embedded",
+        path: str | None = None,
+        subset: str | None = "mrpc",
+        packages: Sequence[str] = ("torch",),
+        pairs_per_sentence: int = 3,
+        validation_share: float = 0.1,
+        tokenizer: str | None = None,
+        vocab_size: int = 3000,
+        batch_size: int = 32,
+        max_length: int = 128,
+        num_buckets: int = 4,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        if not 0 < validation_share < 0.5:
+            raise ValueError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
+        if max_length < 8:
+            raise ValueError(f"data.max_length={max_length} leaves no room for two sentences.")
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        if tokenizer is not None:
+            self.tokenizer = load_tokenizer(tokenizer)
+            _check_tokenizer(self.tokenizer, tokenizer, vocab_size)
+        self.pairs: Splits = {} if source == "embedded" else self._read(source, path, subset)
+        self._encoded: dict[str, EncodedPairs] = {}
+        self._baselines: dict[str, Scores] = {}
+
+    @property
+    def origin(self) -> str:
+        """Where the pairs are from, in words."""
+        if self.hparams["source"] == "embedded":
+            return "made by rules from sentences of documentation (embedded)"
+        return f"from {self.hparams['path']}"
+
+    def prepare_data(self) -> None:
+        """Fill the cache of the embedded text, once a machine."""
+        if self.hparams["source"] == "embedded":
+            embedded_documents(self.hparams["packages"])
+
+    def setup(self, stage: str) -> None:
+        """Make the embedded pairs and learn a tokenizer, the same on every rank."""
+        names = ("packages", "pairs_per_sentence", "validation_share", "seed")
+        if not self.pairs:
+            self.pairs = embedded_pairs(**{name: self.hparams[name] for name in names})
+        if self.tokenizer is None:
+            texts = dict.fromkeys(chain.from_iterable(pair[:2] for pair in self._split("train")))
+            self.tokenizer = train_wordpiece([list(texts)], self.hparams["vocab_size"])
+
+    def train_dataloader(self) -> BucketDataLoader:
+        return self._dataloader("train")
+
+    def val_dataloader(self) -> BucketDataLoader:
+        return self._dataloader("validation")
+
+    def test_dataloader(self) -> BucketDataLoader:
+        pairs = self._split("test")
+        if num_unknown := sum(pair.label is None for pair in pairs):
+            raise ValueError(
+                f"The test split {self.origin} has no label for {num_unknown} of its {len(pairs)} "
+                "pairs, as GLUE publishes it. Use `predict`, or `validate` for scores."
+            )
+        return self._dataloader("test")
+
+    def predict_dataloader(self) -> BucketDataLoader:
+        """The pairs of the test split, whose labels are not needed."""
+        return self._dataloader("test")
+
+    def baselines(self, split: str) -> Scores:
+        """F1 and accuracy of what a model must beat, by name."""
+        if split not in self._baselines:
+            self._baselines[split] = baseline_scores(self._split("train"), self._split(split))
+        return self._baselines[split]
+
+    def state_dict(self) -> dict[str, Any]:
+        """A tokenizer that was trained here travels in the checkpoint."""
+        return {} if self.hparams["tokenizer"] else tokenizer_state(self.tokenizer)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the tokenizer that the checkpoint was trained with."""
+        if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
+            self.tokenizer = tokenizer_from_state(state_dict)
+            self._encoded = {}
+
+    def _read(self, source: str, path: str | None, subset: str | None) -> Splits:
+        if path is None:
+            raise ValueError(
+                f"data.source={source} needs data.path: "
+                + ("a folder with the files of MRPC." if source == "path" else "nyu-mll/glue.")
+            )
+        splits = read_folder(path) if source == "path" else read_hub(path, subset)
+        if "train" in splits and "validation" not in splits:
+            hold_out(splits, self.hparams["validation_share"], self.hparams["seed"])
+        return splits
+
+    def _split(self, split: str) -> list[Any]:
+        if split not in self.pairs:
+            raise ValueError(
+                f"data.path={self.hparams['path']} has no {split} split, but only "
+                f"{', '.join(self.pairs)}. Add its file."
+            )
+        return self.pairs[split]
+
+    def _dataloader(self, split: str) -> BucketDataLoader:
+        """Lengths that suit the split: few shapes, and each pair in the smallest that holds it."""
+        settings = self.hparams
+        if split not in self._encoded:
+            pairs = self._split(split)
+            self._encoded[split] = EncodedPairs(pairs, self.tokenizer, settings["max_length"])
+        dataset = self._encoded[split]
+        boundaries = optimal_buckets(
+            dataset.lengths,
+            settings["num_buckets"],
+            max_length=min(-(-int(dataset.lengths.max()) // 8) * 8, settings["max_length"]),
+        )
+        sampler = BucketBatchSampler(
+            dataset.lengths,
+            boundaries,
+            settings["batch_size"],
+            shuffle=split == "train",
+            seed=settings["seed"],
+        )
+        workers = settings["num_workers"]
+        return BucketDataLoader(
+            dataset,
+            batch_sampler=sampler,
+            collate_fn=partial(collate, pad_token_id=self.tokenizer.pad_token_id),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str, vocab_size: int) -> None:
+    """A tokenizer of another model has another number of tokens."""
+    if not 0 <= vocab_size - len(tokenizer) <= _MAX_UNUSED:
+        raise ValueError(
+            f"data.tokenizer={name} has {len(tokenizer)} tokens, but data.vocab_size is "
+            f"{vocab_size}, the number that the model has embeddings for. Name the tokenizer that "
+            f"the model was trained with, and set data.vocab_size to the model's vocab_size."
+        )

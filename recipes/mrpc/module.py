@@ -1,0 +1,204 @@
+"""The LightningModule: BERT that decides whether two sentences say the same.
+
+Shapes: B pairs of a batch, T tokens that its bucket pads to, S evaluation steps, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+from torchmetrics.functional.classification import binary_accuracy, binary_f1_score
+from transformers import AutoConfig, BertConfig, BertForSequenceClassification
+
+from recipes.common.hub import load_pretrained
+from recipes.common.optimizers import OptimizerName, Schedule
+from recipes.common.training import RecipeModule
+from recipes.mrpc.comparison import BaselineComparison
+from recipes.mrpc.scratch import new_model
+
+_IGNORED = -100
+
+
+class Mrpc(RecipeModule):
+    """Fine-tuning of a published BERT on sentence pairs, or training of a small one from scratch.
+
+    Nothing in a training step waits for the device, and validation waits once, at its end.
+
+    Args:
+        name: name or folder of a pretrained BERT; None for a new one of the sizes below.
+        vocab_size: number of token embeddings; a pretrained model must have as many.
+        max_length: longest pair; a pretrained model must have as many positions.
+        hidden_size: width of a new model.
+        num_layers: number of encoder layers of a new model.
+        num_heads: number of attention heads of a new model.
+        dropout: of hidden states and of attention; None: as pretrained, 0.1 for a new model.
+        initializer_range: standard deviation of the initial weights of a new model.
+        optimizer: adamw or lamb (torch), fused_adamw or fused_lamb (the vendor's kernels for hpu;
+            an error elsewhere).
+        learning_rate: at its peak.
+        schedule: linear, polynomial or constant after the warm-up.
+        warmup_steps: 1 or more: steps of linear increase; below 1: a share of the run.
+        weight_decay: of all weights but biases and layer norms.
+        betas: of the optimizer.
+        max_grad_norm: of lamb and fused_lamb; for the others set trainer.gradient_clip_val.
+
+    Raises:
+        ValueError: for a model that cannot be had, is no BERT, or does not fit the tokenizer.
+    """
+
+    progress_loss = "loss"
+
+    def __init__(
+        self,
+        name: str | None = None,
+        vocab_size: int = 3000,
+        max_length: int = 128,
+        hidden_size: int = 128,
+        num_layers: int = 2,
+        num_heads: int = 2,
+        dropout: float | None = None,
+        initializer_range: float = 0.02,
+        optimizer: OptimizerName = "adamw",
+        learning_rate: float = 3e-5,
+        schedule: Schedule = "linear",
+        warmup_steps: float = 0,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        max_grad_norm: float | None = 1.0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        if name is None:
+            config = BertConfig(
+                vocab_size=vocab_size,
+                max_position_embeddings=max_length,
+                hidden_size=hidden_size,
+                num_hidden_layers=num_layers,
+                num_attention_heads=num_heads,
+                intermediate_size=4 * hidden_size,
+                hidden_dropout_prob=0.1 if dropout is None else dropout,
+                attention_probs_dropout_prob=0.1 if dropout is None else dropout,
+                initializer_range=initializer_range,
+                num_labels=2,
+                attn_implementation="sdpa",
+            )
+            self.model = new_model(config)
+        else:
+            self.model = _pretrained(name, vocab_size, max_length, dropout)
+        self.num_evaluated = 0
+        """Pairs of the last evaluation, on all ranks."""
+        self._evaluated: list[Tensor] = []
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """[B, 2] logits: the second is that of a paraphrase."""
+        bert = self.model.bert
+        embedded = bert.embeddings(
+            input_ids=batch["input_ids"], token_type_ids=batch["token_type_ids"]
+        )
+        # The encoder takes a ready additive mask on every transformers version. BertModel.forward
+        # takes a 2D one, but looks at its values: the host would wait for the device.
+        mask = _additive_mask(batch["attention_mask"], embedded.dtype)
+        hidden = bert.encoder(embedded, attention_mask=mask)[0]
+        return self.model.classifier(self.model.dropout(bert.pooler(hidden)))
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self(batch).float(), batch["labels"])}
+
+    def on_validation_epoch_start(self) -> None:
+        self._evaluated = []
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Keep logits and labels on the device until all batches are done: [B, 3] float32."""
+        self._evaluated.append(torch.cat([self(batch).float(), batch["labels"][:, None]], dim=1))
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_scores("val")
+
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_scores("test")
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        """What `SubmissionWriter` collects: [B] indices (-1: not a pair) and predictions."""
+        index = torch.where(batch["is_real"], batch["index"], -1)
+        return {"index": index, "prediction": self(batch).argmax(-1)}
+
+    def configure_callbacks(self) -> list[Callback]:
+        """The scores of the baselines are printed with the model's, always."""
+        return [BaselineComparison()]
+
+    def _log_scores(self, stage: str) -> None:
+        """Bring the results of all ranks to the host at once, and leave out rows that only fill.
+
+        Here, not in each step: leaving out rows makes a shape that depends on the data.
+        """
+        gathered: Tensor = self.all_gather(
+            torch.stack(self._evaluated)
+        )  # [S, B, 3] or [R, S, B, 3]
+        self._evaluated = []
+        rows = gathered.cpu().flatten(0, -2)
+        rows = rows[rows[:, 2] != _IGNORED]
+        self.num_evaluated = len(rows)
+        logits, labels = rows[:, :2], rows[:, 2].long()
+        predictions = logits.argmax(-1)
+        self.log_on_host(
+            {
+                f"{stage}/f1": float(binary_f1_score(predictions, labels)),
+                f"{stage}/accuracy": float(binary_accuracy(predictions, labels)),
+            },
+            prog_bar=True,
+        )
+        self.log_on_host({f"{stage}/loss": float(F.cross_entropy(logits, labels))})
+
+
+def _pretrained(
+    name: str, vocab_size: int, max_length: int, dropout: float | None
+) -> BertForSequenceClassification:
+    config = load_pretrained(AutoConfig, "model.name", name)
+    if config.model_type != "bert":
+        raise ValueError(
+            f"model.name={name} is a {config.model_type} model, but this recipe fine-tunes BERT. "
+            "Name a BERT, such as bert-large-uncased-whole-word-masking."
+        )
+    if config.vocab_size != vocab_size:
+        raise ValueError(
+            f"model.name={name} has embeddings for {config.vocab_size} tokens, but "
+            f"data.vocab_size is {vocab_size}. Set data.tokenizer={name}, the tokenizer of the "
+            f"model, and data.vocab_size={config.vocab_size}."
+        )
+    if config.max_position_embeddings < max_length:
+        raise ValueError(
+            f"model.name={name} has {config.max_position_embeddings} positions, but "
+            f"data.max_length is {max_length}. Set data.max_length={config.max_position_embeddings}"
+            " or less."
+        )
+    shares = {} if dropout is None else {"hidden_dropout_prob": dropout}
+    if dropout is not None:
+        shares["attention_probs_dropout_prob"] = dropout
+    model = load_pretrained(
+        BertForSequenceClassification,
+        "model.name",
+        name,
+        num_labels=2,
+        attn_implementation="sdpa",
+        **shares,
+    )
+    # Transformers 5 keeps the dtype of the file; weights and their updates are float32 here.
+    return model.float()
+
+
+def _additive_mask(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, T] of 1 and 0 for padding, as [B, 1, 1, T]: 0 where attention is allowed."""
+    # The lowest bfloat16 is finite in float32 as well; float32's own would become -inf in autocast.
+    lowest = torch.finfo(torch.bfloat16).min
+    return (1 - attention_mask[:, None, None, :]).to(dtype) * lowest
