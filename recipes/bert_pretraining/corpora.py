@@ -1,40 +1,66 @@
-"""Where the text comes from: documents, each a list of sentences."""
+"""Where the text comes from: documents, each a list of sentences, read one after another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from lightning_gaudi.data import embedded_documents
+from lightning_gaudi.data import embedded_documents, embedded_fingerprint
 from lightning_gaudi.data.text import sentences
+from recipes.bert_pretraining import files
+from recipes.common.hub import load_hub_dataset
 
 Source = Literal["embedded", "path", "hub"]
-Documents = list[list[str]]
 
 
-def check_source(source: Source, path: str | None) -> None:
+@dataclass(frozen=True)
+class Corpus:
+    """Documents that are read anew, and in the same order, each time they are iterated over.
+
+    No more than a few are in memory at once, so a corpus may be larger than that.
+    """
+
+    name: str
+    """How messages and the cache call it."""
+    fingerprint: Any
+    """What decides the text, as JSON would take it: names, sizes, versions."""
+    read: Callable[[], Iterator[list[str]]]
+    """Reads it from the beginning."""
+    max_documents: int | None = None
+    """Stop after so many; None for all."""
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return islice(self.read(), self.max_documents)
+
+
+def check_source(
+    source: Source,
+    path: str | None,
+    *,
+    packages: Sequence[str] = (),
+    text_column: str = "text",
+    max_documents: int | None = None,
+) -> None:
     """Refuse a corpus that cannot exist, before anything expensive is started.
 
     Raises:
         ValueError: naming the setting as it is typed.
     """
+    if max_documents is not None and max_documents < 1:
+        raise ValueError(f"data.max_documents={max_documents} leaves no text: set at least 3.")
     if source == "embedded":
-        return
-    if path is None:
-        raise ValueError(
-            f"data.source={source} needs data.path: "
-            + ("a text file or a folder of them." if source == "path" else "a data set's name.")
-        )
-    if source == "path" and not Path(path).expanduser().exists():
-        raise ValueError(
-            f"data.path={path} does not exist. With data.source=path, name a text file, or a "
-            "folder with *.txt files: UTF-8, documents separated by blank lines."
-        )
+        embedded_fingerprint(packages)
+    elif path is None:
+        kind = "a file of text or parquet, or a folder of them" if source == "path" else "a name"
+        raise ValueError(f"data.source={source} needs data.path: {kind}.")
+    elif source == "path":
+        files.check(path, text_column)
 
 
-def load_documents(
+def open_corpus(
     source: Source,
     path: str | None = None,
     *,
@@ -42,68 +68,42 @@ def load_documents(
     subset: str | None = None,
     text_column: str = "text",
     max_documents: int | None = None,
-) -> Documents:
-    """Read the corpus.
+) -> Corpus:
+    """Find the corpus; read nothing of it yet.
 
     Args:
-        source: "embedded" (documentation of Python and of `packages`), "path" (text files) or
-            "hub" (a data set by name, for example `wikimedia/wikipedia`).
-        path: the text file, the folder, or the name of the data set.
+        source: "embedded" (documentation of Python and of `packages`), "path" (files) or "hub" (a
+            data set by name, for example `wikimedia/wikipedia`).
+        path: the file, the folder, or the name of the data set.
         packages: installed packages whose documentation is read, for "embedded".
         subset: configuration of the data set, for "hub".
-        text_column: the column that holds a document, for "hub".
+        text_column: the column that holds a document, for parquet and "hub".
         max_documents: stop after so many; None for all.
 
     Raises:
-        ValueError: if there is no such corpus, no such column, or no text in it.
+        ValueError: if there is no such corpus or no such column in it.
     """
-    check_source(source, path)
+    check_source(
+        source, path, packages=packages, text_column=text_column, max_documents=max_documents
+    )
     if source == "embedded":
-        documents: Iterator[list[str]] = iter(embedded_documents(packages))
-    elif source == "path":
-        documents = _from_files(Path(str(path)).expanduser())
-    else:
-        documents = _from_hub(str(path), subset, text_column)
-    result = list(islice(documents, max_documents))
-    if not result:
-        raise ValueError(f"data.source={source}, data.path={path}: there is no text in it.")
-    return result
+        key, read = embedded_fingerprint(packages), lambda: iter(embedded_documents(packages))
+        return Corpus("embedded", [source, key], read, max_documents)
+    if source == "path":
+        found, read = files.fingerprint(str(path)), lambda: files.read(str(path), text_column)
+        return Corpus(Path(str(path)).stem, [source, found, text_column], read, max_documents)
+    rows = load_hub_dataset(str(path), subset, "train", [text_column])
+    key = [source, str(path), subset, text_column, rows._fingerprint]
+    return Corpus(str(path), key, lambda: _of_rows(rows, str(path), text_column), max_documents)
 
 
-def _from_files(path: Path) -> Iterator[list[str]]:
-    for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
-        block: list[str] = []
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.strip():
-                    block.append(line.strip())
-                elif block:
-                    yield sentences(" ".join(block))
-                    block = []
-        if block:
-            yield sentences(" ".join(block))
-
-
-def _from_hub(name: str, subset: str | None, text_column: str) -> Iterator[list[str]]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            f"data.source=hub reads {name!r} with the `datasets` package, which is not installed. "
-            "Install it with: pip install 'lightning-gaudi[recipes]'"
-        ) from error
-    try:
-        split = datasets.load_dataset(name, subset, split="train")
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"data.path={name} with data.subset={subset} could not be loaded: {error}. Check the "
-            "name, the subset and the network, or take text files with data.source=path."
-        ) from error
-    if text_column not in split.column_names:
-        raise ValueError(
-            f"data.text_column={text_column} is not a column of {name!r}, which has "
-            f"{', '.join(split.column_names)}."
-        )
-    for row in split:
-        if document := sentences(" ".join(row[text_column].split())):
+def _of_rows(rows: Any, name: str, text_column: str) -> Iterator[list[str]]:
+    for number, row in enumerate(rows.select_columns([text_column])):
+        text = row[text_column]
+        if text is not None and not isinstance(text, str):
+            raise ValueError(
+                f"data.text_column={text_column} of {name} is not text: row {number} holds "
+                f"{type(text).__name__}. Name a column of text."
+            )
+        if document := sentences(" ".join((text or "").split())):
             yield document

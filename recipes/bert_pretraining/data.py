@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from lightning_gaudi.data import pack
-from recipes.bert_pretraining.corpora import Source, check_source, load_documents
+from lightning_gaudi.data import (
+    BucketBatchSampler,
+    BucketDataLoader,
+    cache_folder,
+    evaluation_loader,
+)
+from recipes.bert_pretraining.corpora import Source, check_source, open_corpus
 from recipes.bert_pretraining.packed import (
-    EpochSampler,
     PackedDataset,
-    RowShape,
     Vocabulary,
     collate,
 )
-from recipes.bert_pretraining.sequences import (
-    num_special_tokens,
-    sentence_pairs,
-    sequence_lengths,
-    single_sequences,
-)
-from recipes.bert_pretraining.tokenized import TokenizedCorpus, tokenize
+from recipes.bert_pretraining.prepared import Prepared, Settings, prepare
+from recipes.bert_pretraining.rows import RowShape
+from recipes.bert_pretraining.sequences import num_special_tokens
 from recipes.bert_pretraining.unigram import UnigramReference, unigram_reference
-from recipes.common.tokenization import (
-    load_tokenizer,
-    tokenizer_from_state,
-    tokenizer_state,
-    train_wordpiece,
-)
+from recipes.common.tokenization import load_tokenizer, tokenizer_from_state, tokenizer_state
 
-_SPLITS = ("train", "validation", "test")
+_MIN_VOCAB_SIZE = 8  # five special tokens, and letters
 
 
 class BertData(LightningDataModule):
@@ -44,27 +37,32 @@ class BertData(LightningDataModule):
 
     Args:
         source: embedded (documentation of Python and `packages`, present on every machine), path
-            (UTF-8 text files, documents separated by blank lines) or hub (a data set by name).
-        path: the file or folder, or the data set's name.
+            (UTF-8 text, documents separated by blank lines, or parquet) or hub (a data set by
+            name).
+        path: the file, or a folder of *.txt or of *.parquet files; or the data set's name.
         packages: installed packages whose documentation belongs to the embedded corpus.
         subset: configuration of a data set from the hub.
-        text_column: column of a data set from the hub.
-        max_documents: use no more documents than this.
+        text_column: column of parquet files or of a data set from the hub: a document in each row.
+        max_documents: use no more documents than this, from the beginning.
         tokenizer: name or folder of a published tokenizer; None trains WordPiece on the
-            training documents.
+            training documents. The one in a checkpoint that is resumed comes before both.
+        cache_dir: where token ids are kept, so that only the first run with these settings makes
+            them; what was not used for 30 days is removed. Default: `tokens` in
+            LIGHTNING_GAUDI_CACHE_DIR, which is `~/.cache/lightning_gaudi` unless set.
         vocab_size: size of the vocabulary, and the upper limit of the one that is trained.
         batch_size: rows of a batch, on each card (B).
         max_seq_length: tokens of a row (T), the longest sequence.
         max_predictions_per_seq: predictions of a row (P): at least 15 % of T.
         max_sequences_per_pack: sequences that share a row (K). 1 turns packing off.
-        next_sentence: make sentence pairs with balanced labels, for next-sentence prediction.
+        next_sentence: make sentence pairs for next-sentence prediction. Half of them, in every
+            epoch the other half, have their second segment exchanged for one of another document.
         validation_share: share of the documents held out for validation, and as much for test.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
         seed: of the split, the pairs, the order and the masks.
 
     Raises:
-        ValueError: for a corpus that does not exist and for sizes that do not fit together, here
-            already: before a card is acquired.
+        ValueError: for a corpus that does not exist, a tokenizer in a folder that does not fit,
+            and sizes that do not fit together, here already: before a card is acquired.
     """
 
     def __init__(
@@ -76,6 +74,7 @@ class BertData(LightningDataModule):
         text_column: str = "text",
         max_documents: int | None = None,
         tokenizer: str | None = None,
+        cache_dir: str | None = None,
         vocab_size: int = 2048,
         batch_size: int = 32,
         max_seq_length: int = 128,
@@ -88,35 +87,69 @@ class BertData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        check_source(source, path)
+        check_source(
+            source, path, packages=packages, text_column=text_column, max_documents=max_documents
+        )
         _check_sizes(max_seq_length, max_predictions_per_seq, validation_share, next_sentence)
+        _check_counts(vocab_size, batch_size, max_sequences_per_pack, num_workers)
         self.row_shape = RowShape(max_seq_length, max_predictions_per_seq, max_sequences_per_pack)
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self.datasets: dict[str, PackedDataset] = {}
+        if tokenizer is not None and _is_folder(tokenizer):
+            self._check_tokenizer(load_tokenizer(tokenizer))
 
     def prepare_data(self) -> None:
-        """Fill the caches of downloads and of the embedded corpus, once a machine."""
-        self._load_documents()
+        """Fill the caches, once a machine: downloads, token ids, planned rows."""
+        self._prepare()
 
     def setup(self, stage: str) -> None:
-        """Split, tokenize and pack; the same on every rank."""
-        if self.datasets:
-            return
-        parts = self._split(self._load_documents())
-        if self.tokenizer is None:
-            name, size = self.hparams["tokenizer"], self.hparams["vocab_size"]
-            self.tokenizer = load_tokenizer(name) if name else train_wordpiece(parts[0], size)
-        self._check_tokenizer(self.tokenizer)
-        for split, documents in zip(_SPLITS, parts, strict=True):
-            self.datasets[split] = self._dataset(split, tokenize(documents, self.tokenizer))
+        """Map what `prepare_data` made; the same on every rank."""
+        if not self.datasets:
+            self._make_datasets()
 
-    def train_dataloader(self) -> DataLoader[dict[str, Any]]:
+    def _make_datasets(self) -> None:
+        prepared = self._prepare()
+        self.tokenizer = prepared.tokenizer
+        vocabulary, seed = _vocabulary(prepared.tokenizer), self.hparams["seed"]
+        self.datasets = {
+            split: PackedDataset(prepared.corpus, plan, vocabulary, self.row_shape, seed)
+            for split, plan in prepared.plans.items()
+        }
+
+    def _prepare(self) -> Prepared:
+        settings = self.hparams
+        tokenizer = self.tokenizer
+        if tokenizer is None and settings["tokenizer"]:
+            tokenizer = load_tokenizer(settings["tokenizer"])
+        if tokenizer is not None:
+            self._check_tokenizer(tokenizer)
+        names = ("packages", "subset", "text_column", "max_documents")
+        corpus = open_corpus(
+            settings["source"], settings["path"], **{name: settings[name] for name in names}
+        )
+        folder = settings["cache_dir"]
+        prepared = prepare(
+            corpus,
+            tokenizer,
+            Settings(
+                settings["vocab_size"],
+                self.row_shape,
+                settings["next_sentence"],
+                settings["validation_share"],
+                settings["seed"],
+            ),
+            Path(folder).expanduser() if folder else cache_folder("tokens"),
+        )
+        self._check_tokenizer(prepared.tokenizer)
+        return prepared
+
+    def train_dataloader(self) -> BucketDataLoader:
         return self._dataloader("train")
 
-    def val_dataloader(self) -> DataLoader[dict[str, Any]]:
+    def val_dataloader(self) -> BucketDataLoader:
         return self._dataloader("validation")
 
-    def test_dataloader(self) -> DataLoader[dict[str, Any]]:
+    def test_dataloader(self) -> BucketDataLoader:
         return self._dataloader("test")
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,39 +159,38 @@ class BertData(LightningDataModule):
         return tokenizer_state(self.tokenizer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the tokenizer that the checkpoint was trained with."""
-        if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
-            self.tokenizer = tokenizer_from_state(state_dict)
+        """Go on with the tokenizer that the checkpoint was trained with.
+
+        Lightning calls this after `setup`: the text is tokenized again if it has to be.
+
+        Raises:
+            ValueError: if data.tokenizer names another one.
+        """
+        if "tokenizer" not in state_dict:
+            return
+        saved = tokenizer_from_state(state_dict)
+        if self.tokenizer is not None and self.tokenizer.get_vocab() == saved.get_vocab():
+            return
+        if self.hparams["tokenizer"]:
+            raise ValueError(
+                f"The checkpoint was trained with another vocabulary than that of "
+                f"data.tokenizer={self.hparams['tokenizer']}: its weights mean other tokens. Name "
+                "the tokenizer that it was trained with, or leave data.tokenizer out to take the "
+                "one in the checkpoint."
+            )
+        self.tokenizer = saved
+        if self.datasets:
+            self._make_datasets()
 
     def unigram_reference(self, split: str = "validation") -> UnigramReference:
         """What guessing by word frequency reaches on the text and the targets of a split."""
         dataset = self.datasets[split]
-        text = [
-            dataset.tokens[start:stop]
-            for row in dataset.sequences
-            for start, stop in (row[0:2], row[2:4])
-        ]
+        sequences, tokens = dataset.plan.sequences, dataset.corpus.tokens
+        text = [tokens[start:stop] for row in sequences for start, stop in (row[0:2], row[2:4])]
         labels = np.concatenate([dataset[0, i]["masked_labels"] for i in range(len(dataset))])
         kept = np.concatenate(text)
         kept = kept[~np.isin(kept, dataset.vocabulary.special)]
         return unigram_reference(kept, labels[labels >= 0])
-
-    def _load_documents(self) -> list[list[str]]:
-        names = ("packages", "subset", "text_column", "max_documents")
-        options = {name: self.hparams[name] for name in names}
-        return load_documents(self.hparams["source"], self.hparams["path"], **options)
-
-    def _split(self, documents: list[list[str]]) -> list[list[list[str]]]:
-        """Training, validation and test documents, drawn at random but always the same."""
-        held_out = max(1, round(self.hparams["validation_share"] * len(documents)))
-        if len(documents) <= 2 * held_out:
-            raise ValueError(
-                f"The corpus has {len(documents)} document(s), too few to hold out {held_out} for "
-                "validation and as many for test. Separate documents by blank lines."
-            )
-        order = np.random.default_rng(self.hparams["seed"]).permutation(len(documents))
-        groups = order[2 * held_out :], order[:held_out], order[held_out : 2 * held_out]
-        return [[documents[i] for i in group] for group in groups]
 
     def _check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if len(tokenizer) > self.hparams["vocab_size"]:
@@ -168,57 +200,32 @@ class BertData(LightningDataModule):
                 f"Set data.vocab_size={len(tokenizer)}."
             )
 
-    def _dataset(self, split: str, corpus: TokenizedCorpus) -> PackedDataset:
-        # Each split draws on its own: more training text must not change the validation pairs.
-        rng = np.random.default_rng((self.hparams["seed"], _SPLITS.index(split)))
-        if self.hparams["next_sentence"]:
-            sequences = sentence_pairs(corpus, self.row_shape.max_seq_length, rng)
-        else:
-            sequences = single_sequences(corpus, self.row_shape.max_seq_length)
-        packs = list(
-            pack(
-                sequence_lengths(sequences).tolist(),
-                self.row_shape.max_seq_length,
-                max_sequences=self.row_shape.max_sequences_per_pack,
-            )
-        )
-        return PackedDataset(
-            corpus.tokens,
-            sequences,
-            packs,
-            _vocabulary(self.tokenizer),
-            self.row_shape,
-            self.hparams["seed"],
-        )
-
-    def _dataloader(self, split: str) -> DataLoader[dict[str, Any]]:
+    def _dataloader(self, split: str) -> BucketDataLoader:
         is_training, dataset = split == "train", self.datasets[split]
-        batch_size, workers = self.hparams["batch_size"], self.hparams["num_workers"]
+        names = ("batch_size", "num_workers", "seed")
+        batch_size, workers, seed = (self.hparams[name] for name in names)
         num_ranks = 1 if self.trainer is None else self.trainer.world_size
+        if not len(dataset):
+            raise ValueError(
+                f"The {split} documents give no row. Use more text, or a larger "
+                "data.validation_share; with data.next_sentence=true, documents of more than one "
+                "sentence."
+            )
         if len(dataset) < batch_size * num_ranks and is_training:
             on = f" on each of {num_ranks} cards" if num_ranks > 1 else ""
             raise ValueError(
                 f"The training text fills {len(dataset)} row(s), less than one batch of "
                 f"data.batch_size={batch_size}{on}. Use more text, or a smaller batch."
             )
-        return DataLoader(
-            dataset,
-            batch_size=batch_size,
-            sampler=EpochSampler(
-                len(dataset),
-                batch_size,
-                shuffle=is_training,
-                seed=self.hparams["seed"],
-                num_ranks=num_ranks,
-                rank=0 if self.trainer is None else self.trainer.global_rank,
-            ),
-            collate_fn=collate,
-            drop_last=is_training,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            # Loaders draw a seed: from torch's own generator it would change the model's dropout.
-            generator=torch.Generator().manual_seed(self.hparams["seed"]),
+        options = {"num_workers": workers, "persistent_workers": workers > 0}
+        if not is_training:
+            names = ("masked_labels", "next_sentence_labels")
+            return evaluation_loader(dataset, batch_size, collate, label_names=names, **options)
+        length = self.row_shape.max_seq_length
+        order = BucketBatchSampler(
+            np.full(len(dataset), length), [length], batch_size, shuffle=True, seed=seed
         )
+        return BucketDataLoader(dataset, order, collate, with_epoch=True, **options)
 
 
 def _check_sizes(
@@ -234,6 +241,23 @@ def _check_sizes(
         )
     if not 0 < validation_share < 0.5:
         raise ValueError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
+
+
+def _check_counts(vocab_size: int, batch_size: int, max_sequences: int, num_workers: int) -> None:
+    lowest = {
+        "vocab_size": (vocab_size, _MIN_VOCAB_SIZE),
+        "batch_size": (batch_size, 1),
+        "max_sequences_per_pack": (max_sequences, 1),
+        "num_workers": (num_workers, 0),
+    }
+    for name, (value, limit) in lowest.items():
+        if value < limit:
+            raise ValueError(f"data.{name}={value} must be at least {limit}.")
+
+
+def _is_folder(tokenizer: str) -> bool:
+    """Whether it names a folder rather than a tokenizer of the hub."""
+    return tokenizer.startswith(("/", ".", "~")) or Path(tokenizer).is_dir()
 
 
 def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:

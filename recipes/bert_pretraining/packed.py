@@ -6,16 +6,22 @@ in a row (max_sequences_per_pack). All are fixed, so a device compiles one graph
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import Dataset
 
+from recipes.bert_pretraining.rows import RowPlan, RowShape
 from recipes.bert_pretraining.sequences import NO_LABEL
+from recipes.bert_pretraining.tokenized import TokenizedCorpus
 
+_Sequence: TypeAlias = "tuple[np.ndarray, np.ndarray, int]"
+"""Tokens of the first segment, tokens of the second (none without pairs), label."""
+
+_PARTNERS = 1  # draws of partners have a stream of their own, so masks do not depend on them
 _SHARE_MASKED, _SHARE_RANDOM = 0.8, 0.1  # of the predicted tokens; the rest is left as it is
 
 
@@ -31,49 +37,37 @@ class Vocabulary:
     special: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class RowShape:
-    """The fixed sizes of one row."""
-
-    max_seq_length: int
-    max_predictions_per_seq: int
-    max_sequences_per_pack: int
-    mlm_probability: float = 0.15
-
-
 class PackedDataset(Dataset[dict[str, Any]]):
     """Rows of packed sequences with masked-language-model targets.
 
-    An item is asked for by (epoch, index): the pair alone decides what is masked, whichever
-    worker computes it and wherever a run was resumed. Index -1 is an empty row (see
-    `EpochSampler`).
+    An item is asked for by (epoch, index): the pair alone decides what is masked and which
+    segments are exchanged, whichever worker computes it and wherever a run was resumed. An index
+    alone means epoch 0, for evaluation is the same whenever it comes. Index -1 is an empty row.
 
     Args:
-        tokens: the corpus.
-        sequences: [number of sequences, 5]: see `sequences.py`.
-        packs: the indices of the sequences of each row.
+        corpus: the text.
+        plan: its sequences, and which of them share a row.
         vocabulary: token ids.
         shape: sizes of a row.
-        seed: of masking.
+        seed: of masking, and of the partners for next-sentence prediction.
     """
 
     def __init__(
         self,
-        tokens: np.ndarray,
-        sequences: np.ndarray,
-        packs: Sequence[Sequence[int]],
+        corpus: TokenizedCorpus,
+        plan: RowPlan,
         vocabulary: Vocabulary,
         shape: RowShape,
         seed: int,
     ) -> None:
-        self.tokens, self.sequences, self.packs = tokens, sequences, packs
+        self.corpus, self.plan = corpus, plan
         self.vocabulary, self.shape, self.seed = vocabulary, shape, seed
         self._random_tokens = np.setdiff1d(np.arange(vocabulary.size), vocabulary.special)
 
     def __len__(self) -> int:
-        return len(self.packs)
+        return len(self.plan)
 
-    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+    def __getitem__(self, key: tuple[int, int] | int) -> dict[str, Any]:
         """One row.
 
         Returns:
@@ -82,24 +76,33 @@ class PackedDataset(Dataset[dict[str, Any]]):
             -100 where there is nothing to predict; and the integers num_tokens, num_sequences,
             which stay on the host.
         """
-        epoch, index = key
-        row = self._assemble([] if index < 0 else self.packs[index])
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        row = self._assemble([] if index < 0 else self._sequences(epoch, index))
         rng = np.random.default_rng((self.seed, epoch, index + 1))
         self._mask(row, rng)
         return row
 
-    def _assemble(self, pack: Sequence[int]) -> dict[str, Any]:
+    def _sequences(self, epoch: int, index: int) -> Iterator[_Sequence]:
+        """What a row holds in an epoch."""
+        partners, sequences = self.plan.partners, self.plan.sequences
+        rng = np.random.default_rng((self.seed, epoch, index + 1, _PARTNERS))
+        for number in self.plan[index]:
+            first_start, first_stop, start, stop, _ = sequences[number].tolist()
+            label = NO_LABEL
+            if partners is not None:
+                start, stop, label = partners.draw(sequences, number, epoch, rng)
+            tokens = self.corpus.tokens
+            yield tokens[first_start:first_stop], tokens[start:stop], label
+
+    def _assemble(self, sequences: Iterable[_Sequence]) -> dict[str, Any]:
         num_slots, vocabulary = self.shape.max_seq_length, self.vocabulary
         names = ("token_type_ids", "position_ids", "sequence_ids")
         row: dict[str, Any] = {name: np.zeros(num_slots, np.int64) for name in names}
         row["input_ids"] = np.full(num_slots, vocabulary.pad, np.int64)
         row["cls_positions"] = np.zeros(self.shape.max_sequences_per_pack, np.int64)
-        row["next_sentence_labels"] = np.full(self.shape.max_sequences_per_pack, NO_LABEL, np.int64)
-        at = 0
-        for number, index in enumerate(pack):
-            first_start, first_stop, second_start, second_stop, label = self.sequences[index]
-            first = self.tokens[first_start:first_stop]
-            second = self.tokens[second_start:second_stop]
+        row["next_sentence_labels"] = np.full_like(row["cls_positions"], NO_LABEL)
+        at = num_sequences = 0
+        for number, (first, second, label) in enumerate(sequences):
             parts = [[vocabulary.cls], first, [vocabulary.sep]]
             if len(second):
                 parts += [second, [vocabulary.sep]]
@@ -111,8 +114,8 @@ class PackedDataset(Dataset[dict[str, Any]]):
             row["sequence_ids"][at:end] = number + 1
             row["cls_positions"][number] = at
             row["next_sentence_labels"][number] = label
-            at = end
-        row["num_tokens"], row["num_sequences"] = at, len(pack)
+            at, num_sequences = end, number + 1
+        row["num_tokens"], row["num_sequences"] = at, num_sequences
         return row
 
     def _mask(self, row: dict[str, Any], rng: np.random.Generator) -> None:
@@ -131,8 +134,13 @@ class PackedDataset(Dataset[dict[str, Any]]):
         ids[replaced] = rng.choice(self._random_tokens, len(replaced))
 
 
-def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Stack rows: tensors [B, ...], and the counts as sums on the host, never on the device."""
+def collate(rows: Sequence[dict[str, Any]], length: int | None = None) -> dict[str, Any]:
+    """Stack rows: tensors [B, ...], and the counts as sums on the host, never on the device.
+
+    Args:
+        rows: items of a `PackedDataset`.
+        length: what loaders with buckets say; the rows have one length already.
+    """
     batch: dict[str, Any] = {}
     for name, value in rows[0].items():
         if isinstance(value, np.ndarray):
@@ -140,54 +148,3 @@ def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else:
             batch[name] = sum(row[name] for row in rows)
     return batch
-
-
-class EpochSampler(DistributedSampler[Any]):
-    """(epoch, index) of every item: shuffled in training, in order and padded in evaluation.
-
-    Lightning calls `set_epoch`, and takes it as it is on several ranks: each gets its own items, as
-    many as the others. In training the few that do not share out evenly wait for another epoch's
-    order; in evaluation all last batches are filled up with empty rows (index -1), so that every
-    batch has the same shape and each item is evaluated once.
-
-    Args:
-        num_items: size of the data set.
-        batch_size: rows of a batch on each rank, to pad to.
-        shuffle: training (True) or evaluation (False: every epoch is epoch 0).
-        seed: of the order, the same on all ranks.
-        num_ranks: processes that share the items.
-        rank: this process among them.
-    """
-
-    def __init__(
-        self,
-        num_items: int,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int,
-        num_ranks: int = 1,
-        rank: int = 0,
-    ) -> None:
-        super().__init__(
-            range(num_items), num_ranks, rank, shuffle=shuffle, seed=seed, drop_last=shuffle
-        )
-        if not shuffle:
-            self.total_size = num_items + -num_items % (batch_size * num_ranks)
-            self.num_samples = self.total_size // num_ranks
-        else:
-            self.num_samples = num_items // num_ranks
-            self.total_size = self.num_samples * num_ranks
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order and the masks of the coming epoch."""
-        super().set_epoch(epoch if self.shuffle else 0)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        order = np.arange(len(self.dataset))
-        if self.shuffle:
-            order = np.random.default_rng((self.seed, self.epoch)).permutation(order)
-        padding = [-1] * (self.total_size - len(order))
-        items = [*order.tolist(), *padding][: self.total_size]
-        for index in items[self.rank :: self.num_replicas]:
-            yield self.epoch, index

@@ -70,6 +70,23 @@ def _wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
     return tokenizer
 
 
+def train_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Learn a lower-case vocabulary of byte-pair merges, with T5's special tokens and their ids.
+
+    They are <pad> 0, </s> 1, <unk> 2. T5's own vocabulary is a Unigram one, whose trainer gives
+    another result in every process; ranks would not understand each other.
+    """
+    tokenizer = Tokenizer(models.BPE(unk_token=T5_TOKENS["unk_token"]))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(T5_TOKENS.values()), show_progress=False
+    )
+    tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
+    return tokenizer_from_json(tokenizer.to_str(), T5_TOKENS)
+
+
 def train_unigram(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
     """Learn a lower-case Unigram vocabulary of at most `vocab_size` entries, as T5 has.
 

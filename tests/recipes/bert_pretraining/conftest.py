@@ -66,14 +66,21 @@ def corpus(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory) -> Path:
+    """Where the data of these tests are prepared, once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def make_data(corpus):
+def make_data(corpus, cache_dir):
     """Builds the data of a small run; keyword arguments override it."""
 
     def make(**settings) -> BertData:
         small = {
             "source": "path",
             "path": str(corpus),
+            "cache_dir": str(cache_dir),
             "vocab_size": 120,
             "batch_size": 4,
             "max_seq_length": 48,

@@ -2,7 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.bert_pretraining.packed import EpochSampler, PackedDataset, RowShape, Vocabulary
+from recipes.bert_pretraining.packed import PackedDataset, Vocabulary
+from recipes.bert_pretraining.rows import RowPlan, RowShape
+from recipes.bert_pretraining.sequences import IS_NEXT, IS_RANDOM
+from recipes.bert_pretraining.tokenized import TokenizedCorpus
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY = Vocabulary(size=50, pad=PAD, cls=CLS, sep=SEP, mask=MASK, special=(0, 1, 2, 3, 4))
@@ -11,9 +14,11 @@ SHAPE = RowShape(max_seq_length=32, max_predictions_per_seq=5, max_sequences_per
 
 @pytest.fixture
 def dataset() -> PackedDataset:
-    tokens = np.arange(5, 50, dtype=np.uint16)
-    sequences = np.array([[0, 10, 0, 0, -100], [10, 14, 20, 26, 1]])
-    return PackedDataset(tokens, sequences, [[0, 1], [0]], VOCABULARY, SHAPE, seed=0)
+    corpus = TokenizedCorpus(np.arange(5, 50, dtype=np.uint16), np.array([0]), np.array([0]))
+    # Two documents; in even epochs the second pair has the second segment of the first.
+    sequences = np.array([[0, 4, 4, 10, 0], [10, 14, 14, 20, 1]])
+    plan = RowPlan.of(sequences, [[0, 1], [0]])
+    return PackedDataset(corpus, plan, VOCABULARY, SHAPE, seed=0)
 
 
 def _original(row: dict) -> np.ndarray:
@@ -25,14 +30,31 @@ def _original(row: dict) -> np.ndarray:
 
 def test_a_row_holds_its_sequences_one_after_another(dataset):
     row = dataset[0, 0]
-    a, b, c = range(5, 15), range(15, 19), range(25, 31)
-    assert _original(row).tolist() == [CLS, *a, SEP, CLS, *b, SEP, *c, SEP] + [PAD] * 7
-    assert row["sequence_ids"].tolist() == [1] * 12 + [2] * 13 + [0] * 7
-    assert row["position_ids"].tolist() == [*range(12), *range(13)] + [0] * 7
-    assert row["token_type_ids"].tolist() == [0] * 18 + [1] * 7 + [0] * 7
-    assert row["cls_positions"].tolist() == [0, 12, 0]
-    assert row["next_sentence_labels"].tolist() == [-100, 1, -100]
-    assert (row["num_tokens"], row["num_sequences"]) == (25, 2)
+    a, b, c = range(5, 9), range(9, 15), range(15, 19)
+    assert _original(row).tolist() == [CLS, *a, SEP, *b, SEP, CLS, *c, SEP, *b, SEP] + [PAD] * 6
+    assert row["sequence_ids"].tolist() == [1] * 13 + [2] * 13 + [0] * 6
+    assert row["position_ids"].tolist() == [*range(13), *range(13)] + [0] * 6
+    types = [0] * 6 + [1] * 7
+    assert row["token_type_ids"].tolist() == types + types + [0] * 6
+    assert row["cls_positions"].tolist() == [0, 13, 0]
+    assert row["next_sentence_labels"].tolist() == [IS_NEXT, IS_RANDOM, -100]
+    assert (row["num_tokens"], row["num_sequences"]) == (26, 2)
+
+
+def test_the_other_pair_is_exchanged_in_the_next_epoch(dataset):
+    row = dataset[1, 0]
+    assert row["next_sentence_labels"].tolist() == [IS_RANDOM, IS_NEXT, -100]
+    assert _original(row)[6:12].tolist() == [*range(19, 25)]
+    assert _original(row)[19:25].tolist() == [*range(19, 25)]
+
+
+def test_a_row_without_pairs_has_one_segment_a_sequence(dataset):
+    sequences = np.array([[0, 10, 0, 0, 0]])
+    plan = RowPlan.of(sequences, [[0]])
+    row = PackedDataset(dataset.corpus, plan, VOCABULARY, SHAPE, seed=0)[0, 0]
+    assert _original(row).tolist() == [CLS, *range(5, 15), SEP] + [PAD] * 20
+    assert not row["token_type_ids"].any()
+    assert (row["next_sentence_labels"] == -100).all()
 
 
 def test_shapes_do_not_depend_on_the_content(dataset):
@@ -74,47 +96,14 @@ def test_an_empty_row_predicts_nothing(dataset):
     assert (row["input_ids"] == PAD).all()
 
 
-def test_training_order_is_shuffled_anew_in_each_epoch():
-    sampler = EpochSampler(10, batch_size=4, shuffle=True, seed=0)
-    first = list(sampler)
-    sampler.set_epoch(1)
-    second = list(sampler)
-    assert {epoch for epoch, _ in first} == {0}
-    assert {epoch for epoch, _ in second} == {1}
-    assert sorted(index for _, index in second) == list(range(10))
-    assert [index for _, index in first] != [index for _, index in second]
-
-
-def test_evaluation_is_in_order_and_fills_the_last_batch_with_empty_rows():
-    sampler = EpochSampler(6, batch_size=4, shuffle=False, seed=0)
-    sampler.set_epoch(3)
-    assert list(sampler) == [*((0, i) for i in range(6)), (0, -1), (0, -1)]
-    assert len(sampler) == 8
-
-
-def test_ranks_share_the_items_of_an_epoch_evenly():
-    samplers = [
-        EpochSampler(11, batch_size=2, shuffle=True, seed=0, num_ranks=2, rank=rank)
-        for rank in (0, 1)
-    ]
-    parts = [[index for _, index in sampler] for sampler in samplers]
-    assert [len(part) for part in parts] == [len(sampler) for sampler in samplers] == [5, 5]
-    assert len({*parts[0], *parts[1]}) == 10
-
-
-def test_ranks_evaluate_each_item_once_in_full_batches():
-    samplers = [
-        EpochSampler(9, batch_size=4, shuffle=False, seed=0, num_ranks=2, rank=rank)
-        for rank in (0, 1)
-    ]
-    parts = [[index for _, index in sampler] for sampler in samplers]
-    assert [len(part) for part in parts] == [len(sampler) for sampler in samplers] == [8, 8]
-    assert sorted(index for part in parts for index in part if index >= 0) == list(range(9))
-
-
 def test_workers_give_the_same_batches(make_data):
     torch.multiprocessing.set_sharing_strategy("file_system")
     batches = [list(make_data(num_workers=n).train_dataloader()) for n in (0, 1)]
     for alone, with_worker in zip(*batches, strict=True):
         assert alone.keys() == with_worker.keys()
         torch.testing.assert_close(alone, with_worker, rtol=0, atol=0)
+
+
+def test_an_index_alone_is_evaluated_alike_in_all_epochs(dataset):
+    for name, value in dataset[0].items():
+        np.testing.assert_array_equal(value, dataset[0, 0][name])

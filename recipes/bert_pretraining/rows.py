@@ -1,0 +1,105 @@
+"""Which sequences share a row: planned once, kept in files that are mapped into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_gaudi.data import pack
+from recipes.bert_pretraining.sequences import Partners, sequence_lengths
+from recipes.bert_pretraining.tokenized import ArrayWriter, open_array
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """The fixed sizes of one row."""
+
+    max_seq_length: int
+    max_predictions_per_seq: int
+    max_sequences_per_pack: int
+    mlm_probability: float = 0.15
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """The sequences of a split, and how they are packed."""
+
+    sequences: np.ndarray
+    """[number of sequences, 5], int64: see `sequences.py`."""
+    packed: np.ndarray
+    """[number of sequences], int64: indices of sequences, row after row."""
+    row_starts: np.ndarray
+    """[number of rows + 1], int64: where each row begins in `packed`, and where the last ends."""
+    partners: Partners | None = None
+    """For next-sentence prediction."""
+    source: tuple[Path, str] | None = None
+    """Folder and split that the arrays are mapped from; None if they are in memory."""
+
+    @classmethod
+    def of(cls, sequences: np.ndarray, packs: Sequence[Sequence[int]]) -> RowPlan:
+        """A plan from packs that are there."""
+        packed = np.fromiter(chain.from_iterable(packs), np.int64)
+        row_starts = np.cumsum([0, *map(len, packs)])
+        has_pairs = bool((sequences[:, 3] > sequences[:, 2]).any())
+        return cls(sequences, packed, row_starts, Partners.of(sequences) if has_pairs else None)
+
+    @classmethod
+    def open(cls, folder: Path, split: str) -> RowPlan:
+        """Map what `write_plan` wrote."""
+        sequences, packed, row_starts, by_length, lengths = (
+            open_array(folder, f"{split}_{name}") for name in _ARRAYS
+        )
+        partners = Partners(by_length, lengths) if len(by_length) else None
+        return cls(sequences.reshape(-1, 5), packed, row_starts, partners, (folder, split))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker process maps the files again, where pickling would copy all of them."""
+        if self.source is not None:
+            return RowPlan.open, self.source
+        return RowPlan, (self.sequences, self.packed, self.row_starts, self.partners)
+
+    def __len__(self) -> int:
+        return len(self.row_starts) - 1
+
+    def __getitem__(self, row: int) -> list[int]:
+        """The indices of the sequences of a row."""
+        start, stop = self.row_starts[row : row + 2]
+        return self.packed[start:stop].tolist()
+
+
+_ARRAYS = ("sequences", "packed", "row_starts", "by_length", "sorted_lengths")
+
+
+def write_plan(
+    sequences: np.ndarray, shape: RowShape, next_sentence: bool, folder: Path, split: str
+) -> None:
+    """Pack sequences into rows and write the plan into files of `folder`.
+
+    Args:
+        sequences: [number of sequences, 5].
+        shape: sizes of a row.
+        next_sentence: whether they are pairs.
+        folder: where.
+        split: what the names of the files begin with.
+    """
+    with (
+        ArrayWriter(folder, f"{split}_packed", np.int64) as packed,
+        ArrayWriter(folder, f"{split}_row_starts", np.int64) as row_starts,
+    ):
+        stop = 0
+        row_starts.append([stop])
+        lengths, limit = map(int, sequence_lengths(sequences)), shape.max_sequences_per_pack
+        for row in pack(lengths, shape.max_seq_length, max_sequences=limit):
+            stop += len(row)
+            packed.append(row)
+            row_starts.append([stop])
+    partners = Partners.of(sequences if next_sentence else sequences[:0])
+    rest = (sequences.reshape(-1), partners.by_length, partners.sorted_lengths)
+    for name, values in zip(("sequences", "by_length", "sorted_lengths"), rest, strict=True):
+        with ArrayWriter(folder, f"{split}_{name}", np.int64) as writer:
+            writer.append(values)
