@@ -85,7 +85,7 @@ def _fewest_padded_tokens(candidates: IntArray, num_up_to: IntArray, num_buckets
     return [int(candidates[j]) for j in reversed(chosen)]
 
 
-def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> IntArray:
+def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> npt.NDArray[np.int16]:
     """The number of the smallest bucket that holds each sample.
 
     Args:
@@ -107,7 +107,7 @@ def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> IntArray:
     counted = checked_lengths(lengths)
     if (longest := int(counted.max())) > limits[-1]:
         raise ValueError(too_long(longest, int(limits[-1])))
-    return np.searchsorted(limits, counted).astype(np.int64)
+    return np.searchsorted(limits, counted).astype(np.int16)
 
 
 def checked_lengths(lengths: Lengths) -> IntArray:

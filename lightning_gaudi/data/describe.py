@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_gaudi.data.sampler import BucketBatchSampler
+
 __all__ = ["ShapeReport", "describe"]
 
 Shape: TypeAlias = tuple[int, ...]
@@ -93,9 +95,9 @@ def describe(
 ) -> ShapeReport:
     """Go through the batches of a loader and report their shapes and their padding.
 
-    The loader is left as it was: a copy of it loads the batches that it would give next, in this
-    process, and the state of the random number generators is restored. On several ranks it looks
-    at those of this rank.
+    The loader is left as it was: a copy of it loads the batches of the coming epoch in this
+    process, and the state of the random number generators is restored. On several ranks these are
+    the batches of this rank.
 
     Padding is what `pad_ids` says of a tensor; else, of `input_ids`, what `sequence_ids` or
     `attention_mask` mark by 0 or what exceeds the number `num_tokens`, and of `decoder_input_ids`
@@ -111,13 +113,15 @@ def describe(
         The report.
 
     Raises:
-        ValueError: for an iterator, which would be used up, and for a loader without batches.
+        ValueError: for an iterator, or a data set that is one, which would be used up; for a
+            loader without batches; and for a name in `pad_ids` that a batch does not have.
     """
-    if isinstance(dataloader, Iterator):
-        raise ValueError(
-            f"describe would use up this {type(dataloader).__name__}: pass what it was made from, "
-            "such as the DataLoader."
-        )
+    for source in (dataloader, getattr(dataloader, "dataset", None)):
+        if isinstance(source, Iterator):
+            raise ValueError(
+                f"describe would use up this {type(source).__name__}: pass what can be iterated "
+                "over anew, such as the DataLoader of a list."
+            )
     report = ShapeReport()
     with _random_state_restored():
         twin = _copy_without_workers(dataloader) if isinstance(dataloader, DataLoader) else None
@@ -137,6 +141,8 @@ def _copy_without_workers(dataloader: DataLoader[Any]) -> DataLoader[Any]:
     # One memo: a sampler and the batch sampler around it stay one and the same.
     for name in ("sampler", "batch_sampler", "generator"):
         twin.__dict__[name] = copy.deepcopy(getattr(dataloader, name), shared)
+    if isinstance(twin.sampler, BucketBatchSampler):
+        twin.sampler.progress.begin()  # an epoch from its start, wherever a state was loaded
     twin.__dict__ |= {
         "num_workers": 0,
         "prefetch_factor": None,

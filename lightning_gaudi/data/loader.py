@@ -29,7 +29,8 @@ class BucketDataLoader(DataLoader[Any]):
     On several ranks Lightning leaves it as it is: the sampler already gives each rank its share,
     so `use_distributed_sampler` need not be turned off. Lightning saves its position in
     checkpoints and goes on there, within an epoch too: `state_dict` counts the batches that were
-    taken from the loader, not those that workers have prepared ahead.
+    taken from the loader, not those that workers have prepared ahead. (Not known to it is where
+    `limit_train_batches` ends an epoch: resumed exactly there, it first gives what is left.)
 
     Where the sampler fills up its last batch (evaluation), every batch has in addition `is_real`,
     bool [B]: False for a row that only fills, which repeats a real sample. Its integer `labels`
@@ -73,12 +74,14 @@ class BucketDataLoader(DataLoader[Any]):
             self.__dict__["sampler"] = batch_sampler
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if isinstance(self.sampler, BucketBatchSampler):
+            self.sampler.progress.bind()
         return _CountedBatches(self)
 
     def _start(self) -> Iterator[Any]:
         """Start the workers of an epoch."""
         if self._owns_generator and isinstance(self.sampler, BucketBatchSampler):
-            seed, epoch = self.sampler.seed, self.sampler.epoch
+            seed, epoch = self.sampler.seed, self.sampler.progress.epoch
             self.generator.manual_seed((seed * 1_000_003 + epoch) % 2**63)
         return super().__iter__()
 
@@ -119,12 +122,12 @@ class _CountedBatches(Iterator[Any]):
         sampler = self._loader.sampler
         if self._batches is None:
             if isinstance(sampler, BucketBatchSampler):
-                self._position = sampler._start
+                self._position = sampler.progress.start
             self._batches = self._loader._start()
         batch = next(self._batches)
         self._position += 1
         if isinstance(sampler, BucketBatchSampler):
-            sampler._position = self._position
+            sampler.progress.position = self._position
         return batch
 
 

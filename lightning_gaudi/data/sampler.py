@@ -13,6 +13,7 @@ import torch.distributed
 from torch.utils.data import DistributedSampler
 
 from lightning_gaudi.data.buckets import IntArray, Lengths, bucket_of_each, check_positive
+from lightning_gaudi.data.progress import EpochProgress
 
 __all__ = ["BucketBatch", "BucketBatchSampler"]
 
@@ -46,8 +47,8 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
     first, and the very last batch is filled up.
 
     Give it to a `BucketDataLoader`, which counts the batches that were used and not those that
-    workers fetched ahead. With `torch.utils.data.DataLoader(batch_sampler=...)` its position is
-    right without workers only, and batches are not filled up.
+    workers fetched ahead, and fills up the last one. With torch's own `DataLoader(batch_sampler=)`
+    its `state_dict` is right without workers only, and the last batch stays short.
 
     Args:
         lengths: [number of samples], the number of tokens of each, known by index.
@@ -92,45 +93,32 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         if num_ranks is not None and rank is not None and not 0 <= rank < num_ranks:
             raise ValueError(f"rank must be 0 to {num_ranks - 1} (num_ranks - 1), but is {rank}.")
         self.boundaries = [int(boundary) for boundary in boundaries]
-        self.batch_size, self.shuffle, self.seed, self.epoch = batch_size, shuffle, seed, 0
+        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self._bucket_of = bucket_of_each(lengths, self.boundaries)
         self._num_ranks, self._rank = num_ranks, rank
         self.fills_last = not (shuffle if drop_last is None else drop_last)
         self._counts_itself = True  # a BucketDataLoader counts what was used
-        self._position = 0  # batches of this epoch that were handed out
-        self._start = 0  # where the next iteration starts: not 0 once after load_state_dict
-        self._is_resuming = False  # a state was loaded and no batch has been asked for since
-        self._epoch_offset = 0
+        self.progress = EpochProgress()
         if num_ranks is not None:
             self._check_size(num_ranks)
-
-    @property
-    def num_samples_total(self) -> int:
-        """Samples of the whole data set, on all ranks."""
-        return len(self._bucket_of)
 
     def __len__(self) -> int:
         """Batches of an epoch on each rank."""
         num_ranks, _ = self._ranks()
         self._check_size(num_ranks)
         per_step = self.batch_size * num_ranks
-        return (self.num_samples_total + (per_step - 1 if self.fills_last else 0)) // per_step
+        return (len(self._bucket_of) + (per_step - 1 if self.fills_last else 0)) // per_step
 
     def __iter__(self) -> Iterator[BucketBatch]:
-        start, self._start = self._start, 0
-        self._is_resuming = False
-        yield from self._batches(start)
-
-    def _batches(self, start: int) -> Iterator[BucketBatch]:
         num_ranks, rank = self._ranks()
         self._check_size(num_ranks)
-        epoch = self.epoch
+        epoch, start = self.progress.epoch, self.progress.begin()
         order, buckets = self._plan(epoch, num_ranks)
         for step in range(start, len(order)):
             row = order[step]
             mine = row[rank::num_ranks]
             if self._counts_itself:
-                self._position = step + 1
+                self.progress.position = step + 1
             yield BucketBatch(
                 mine[mine >= 0].tolist(),
                 length=self.boundaries[buckets[step]],
@@ -148,7 +136,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         """
         per_step = self.batch_size * num_ranks
         rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
-        total = self.num_samples_total
+        total = len(self._bucket_of)
         items = np.arange(total) if rng is None else rng.permutation(total)
         if not self.fills_last:
             items = items[: total - total % per_step]
@@ -158,34 +146,25 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         filled = np.full(-(-len(items) // per_step) * per_step, -1)
         filled[: len(items)] = items
         order = filled.reshape(-1, per_step)
-        if rng is not None:
+        if rng is not None and len(self.boundaries) > 1:  # else in random order as they are
             order = rng.permutation(order)
         return order, self._bucket_of[order[:, 0]]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the coming epoch; Lightning calls this.
 
-        After `load_state_dict` the epoch of the state is finished first, and the number given here
-        is taken for its number: Fabric counts epochs from 0 in each run, and Lightning takes an
-        epoch that `max_steps` cut short for a finished one.
+        After `load_state_dict` what is left of the loaded epoch comes first, whatever its number.
         """
-        if self._is_resuming:
-            is_finished = self._start >= len(self)
-            if not is_finished:
-                self._epoch_offset = self.epoch - epoch
-            elif epoch + self._epoch_offset != self.epoch:
-                self._epoch_offset = self.epoch + 1 - epoch
-        if epoch + self._epoch_offset != self.epoch:
-            self.epoch, self._start, self._position = epoch + self._epoch_offset, 0, 0
-            self._is_resuming = False
+        self.progress.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, how many of its batches were handed out, and what the order depends on."""
-        return self._state(self._position)
-
-    def _state(self, position: int) -> dict[str, Any]:
-        order = self._order()
-        return {"epoch": self.epoch, "position": position, "length": len(self), "order": order}
+        """The epoch, how many of its batches were taken, and what their order depends on."""
+        return {
+            "epoch": self.progress.epoch,
+            "position": self.progress.position,
+            "num_batches": len(self),
+            "order": self._order(),
+        }
 
     def _order(self) -> dict[str, Any]:
         """What the batches of an epoch depend on, the same on all ranks."""
@@ -205,25 +184,21 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         Raises:
             ValueError: if the state was saved within an epoch whose batches would be others here.
         """
-        saved, current = state_dict["order"], self._order()
-        position, is_finished = (
-            state_dict["position"],
-            state_dict["position"] >= state_dict["length"],
-        )
-        if 0 < position and not is_finished and saved != current:
+        epoch, position = state_dict["epoch"], state_dict["position"]
+        saved, current, num_batches = state_dict["order"], self._order(), len(self)
+        is_finished = position >= state_dict["num_batches"]
+        if position > 0 and not is_finished and saved != current:
             changed = [
                 f"{name} was {saved.get(name)} and is {value}"
                 for name, value in current.items()
                 if saved.get(name) != value
             ]
             raise ValueError(
-                f"The checkpoint was saved after batch {position} of epoch {state_dict['epoch']}, "
-                f"but the batches are not the same any more: {'; '.join(changed)}. Resume with "
-                "the same data and settings, or load the weights only to start a new run."
+                f"The checkpoint was saved after batch {position} of epoch {epoch}, but the "
+                f"batches are not the same any more: {'; '.join(changed)}. Resume with the same "
+                "data and settings, or load the weights only to start a new run."
             )
-        self.epoch = state_dict["epoch"]
-        self._start = self._position = len(self) if is_finished else position
-        self._epoch_offset, self._is_resuming = 0, True
+        self.progress.load(epoch, num_batches if is_finished else position, num_batches)
 
     def _ranks(self) -> tuple[int, int]:
         """Number of ranks, and which of them this is."""
@@ -235,9 +210,9 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
 
     def _check_size(self, num_ranks: int) -> None:
         per_step = self.batch_size * num_ranks
-        if not self.fills_last and self.num_samples_total < per_step:
+        if not self.fills_last and len(self._bucket_of) < per_step:
             raise ValueError(
-                f"The data have {self.num_samples_total} sample(s), but one batch on each rank "
+                f"The data have {len(self._bucket_of)} sample(s), but one batch on each rank "
                 f"takes {per_step} (batch_size={self.batch_size} on {num_ranks} rank(s)). "
                 "Use more data, a smaller batch or fewer ranks, or drop_last=False."
             )
