@@ -1,18 +1,10 @@
-import json
-import sys
-from itertools import pairwise
-
 import numpy as np
 import pytest
+import torch
 
-from recipes.bert_pretraining.corpora import load_documents
 from recipes.bert_pretraining.data import BertData
-from recipes.bert_pretraining.tokenized import tokenize
 from recipes.bert_pretraining.unigram import unigram_reference
-from recipes.common.tokenization import tokenizer_from_json, train_wordpiece
-from tests.helpers.process import run_python
-
-NO_CARD = {"LIGHTNING_GAUDI_SIMULATE": None}
+from recipes.common.tokenization import train_wordpiece
 
 
 def test_all_batches_have_one_shape_and_little_padding(make_data):
@@ -20,7 +12,9 @@ def test_all_batches_have_one_shape_and_little_padding(make_data):
     loaders = data.train_dataloader(), data.val_dataloader(), data.test_dataloader()
     shapes = {
         tuple(
-            (name, tuple(value.shape)) for name, value in batch.items() if hasattr(value, "shape")
+            (name, tuple(value.shape))
+            for name, value in batch.items()
+            if hasattr(value, "shape") and name != "is_real"  # of evaluation only
         )
         for loader in loaders
         for batch in loader
@@ -36,29 +30,32 @@ def test_packing_off_gives_one_sequence_a_row(make_data):
     assert batch["sequence_ids"].max() == 1
 
 
-def test_splits_share_no_document(make_data):
-    documents = make_data()._split(load_documents("path", make_data().hparams["path"]))
-    train, validation, test = ({tuple(d) for d in part} for part in documents)
-    assert (len(train), len(validation), len(test)) == (64, 8, 8)
-    assert not (train & validation) | (train & test) | (validation & test)
-
-
-def test_next_sentence_pairs_are_balanced_in_every_split(make_data):
+def test_pairs_are_balanced_in_every_split(make_data):
     data = make_data(next_sentence=True)
     for dataset in data.datasets.values():
-        counts = np.bincount(dataset.sequences[:, 4], minlength=2)
-        assert abs(int(counts[0]) - int(counts[1])) <= 1
+        labels = np.concatenate([dataset[i]["next_sentence_labels"] for i in range(len(dataset))])
+        is_next, is_random = (labels == 0).sum(), (labels == 1).sum()
+        assert is_random > 0
+        assert abs(int(is_next) - int(is_random)) <= 2
 
 
-def test_a_folder_of_text_files_is_read_in_order(tmp_path):
-    (tmp_path / "b.txt").write_text("Third document. It ends here.")
-    (tmp_path / "a.txt").write_text("First one.\nIt has two lines.\n\n\nSecond one.\n")
-    assert load_documents("path", str(tmp_path)) == [
-        ["First one.", "It has two lines."],
-        ["Second one."],
-        ["Third document.", "It ends here."],
-    ]
-    assert len(load_documents("path", str(tmp_path), max_documents=2)) == 2
+def test_evaluation_does_not_depend_on_the_epoch(make_data):
+    loader = make_data(next_sentence=True).val_dataloader()
+    first = list(loader)
+    loader.set_epoch(3)
+    for before, after in zip(first, loader, strict=True):
+        torch.testing.assert_close(before, after, rtol=0, atol=0)
+
+
+def test_ranks_evaluate_every_row_once_in_full_batches(make_data):
+    data = make_data(next_sentence=True)
+    batches = list(data.test_dataloader())
+    assert {len(batch["input_ids"]) for batch in batches} == {4}
+    assert sum(int(batch["is_real"].sum()) for batch in batches) == len(data.datasets["test"])
+    for batch in batches:
+        filled = ~batch["is_real"]
+        assert (batch["masked_labels"][filled] == -100).all()
+        assert (batch["next_sentence_labels"][filled] == -100).all()
 
 
 def test_a_missing_corpus_is_refused_when_the_data_are_made():
@@ -70,49 +67,6 @@ def test_a_missing_corpus_is_refused_when_the_data_are_made():
 def test_a_source_without_its_path_is_refused(source):
     with pytest.raises(ValueError, match=rf"data\.source={source} needs data\.path"):
         BertData(source=source)
-
-
-def test_an_empty_corpus_is_refused(tmp_path):
-    (tmp_path / "empty.txt").write_text("\n\n")
-    with pytest.raises(ValueError, match=r"data\.source=path, .*there is no text in it"):
-        load_documents("path", str(tmp_path))
-
-
-def test_the_hub_without_its_package_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"'some/name'.*lightning-gaudi\[recipes\]"):
-        load_documents("hub", "some/name")
-
-
-@pytest.fixture
-def hub_data_set(tmp_path, monkeypatch) -> str:
-    """A data set in a format of the hub's, on this disk."""
-    datasets = pytest.importorskip("datasets", reason="pip install lightning-gaudi[recipes]")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "data set"
-    folder.mkdir()
-    lines = [{"body": "The cat sleeps. It purrs."}, {"body": " "}, {"body": "The dog\nbarks."}]
-    (folder / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(folder)
-
-
-def test_a_data_set_of_the_hub_gives_its_documents(hub_data_set):
-    assert load_documents("hub", hub_data_set, text_column="body") == [
-        ["The cat sleeps.", "It purrs."],
-        ["The dog barks."],
-    ]
-
-
-def test_a_column_that_is_not_there_is_refused(hub_data_set):
-    with pytest.raises(ValueError, match=r"data\.text_column=text is not a column.*has body"):
-        load_documents("hub", hub_data_set)
-
-
-def test_a_data_set_that_is_not_there_is_refused(tmp_path):
-    pytest.importorskip("datasets", reason="pip install lightning-gaudi[recipes]")
-    missing = str(tmp_path / "missing")
-    with pytest.raises(ValueError, match=r"data\.path=.*missing with data\.subset=en could not be"):
-        load_documents("hub", missing, subset="en")
 
 
 def test_too_few_predictions_are_refused():
@@ -132,13 +86,6 @@ def test_rows_too_short_for_text_are_refused():
         BertData(max_seq_length=6)
 
 
-def test_too_few_documents_are_refused(tmp_path):
-    (tmp_path / "two.txt").write_text("One document.\n\nAnother document.")
-    data = BertData(source="path", path=str(tmp_path))
-    with pytest.raises(ValueError, match=r"The corpus has 2 document\(s\), too few"):
-        data.setup("fit")
-
-
 def test_text_for_less_than_one_batch_is_refused(make_data):
     with pytest.raises(ValueError, match=r"less than one batch of data\.batch_size=1000"):
         make_data(batch_size=1000).train_dataloader()
@@ -148,42 +95,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused(make_data, tmp_path):
     make_data().tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"but data\.vocab_size is 20.*Set data\.vocab_size="):
         make_data(tokenizer=str(tmp_path), vocab_size=20)
-
-
-def test_the_tokenizer_survives_a_checkpoint(make_data):
-    data = make_data()
-    restored = make_data()
-    restored.load_state_dict(data.state_dict())
-    text = "The quick river follows the unknown harbour."
-    assert restored.tokenizer(text)["input_ids"] == data.tokenizer(text)["input_ids"]
-
-
-def test_tokenized_corpus_gives_back_the_sentences():
-    documents = [["The cat sleeps.", "It purrs."], [], ["The cat purrs."]]
-    tokenizer = tokenizer_from_json(train_wordpiece(documents, 100).backend_tokenizer.to_str())
-    corpus = tokenize(documents, tokenizer)
-    starts = corpus.sentences_of(0)
-    texts = [tokenizer.decode(corpus.tokens[a:b]) for a, b in pairwise(starts)]
-    assert [text.replace(" .", ".") for text in texts] == ["the cat sleeps.", "it purrs."]
-    assert corpus.num_documents == 3
-    assert len(corpus.sentences_of(1)) == 1
-
-
-def test_the_same_text_gives_the_same_vocabulary_in_every_process(corpus):
-    source = f"""
-        import json
-        from recipes.bert_pretraining.corpora import load_documents
-        from recipes.common.tokenization import train_wordpiece
-        documents = load_documents("path", {str(corpus)!r})
-        print(json.dumps(train_wordpiece(documents, 150).get_vocab(), sort_keys=True))
-    """
-    first, second = (run_python(source, env=NO_CARD).stdout for _ in range(2))
-    vocabulary = json.loads(first)
-    assert first == second
-    assert len(vocabulary) == 150
-    assert [vocabulary[token] for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] == [
-        *range(5)
-    ]
 
 
 def test_unigram_reference_is_the_loss_of_word_frequency():
@@ -199,5 +110,86 @@ def test_unigram_reference_judges_the_targets_of_validation(make_data):
     targets = [batch["masked_labels"] for batch in data.val_dataloader()]
     labels = np.concatenate([t[t >= 0].numpy() for t in targets])
     dataset = data.datasets["validation"]
-    spans = [dataset.tokens[a:b] for a, b in dataset.sequences[:, :2]]
+    spans = [dataset.corpus.tokens[a:b] for a, b in dataset.plan.sequences[:, :2]]
     assert data.unigram_reference() == unigram_reference(np.concatenate(spans), labels)
+
+
+def test_a_tokenizer_in_a_folder_is_looked_at_when_the_data_are_made(make_data, tmp_path):
+    make_data().tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"but data\.vocab_size is 20.*Set data\.vocab_size="):
+        BertData(tokenizer=str(tmp_path), vocab_size=20)
+    with pytest.raises(ValueError, match=r"data\.tokenizer=/no/such/folder could not be loaded"):
+        BertData(tokenizer="/no/such/folder")
+
+
+def test_a_tokenizer_without_a_mask_is_refused_when_the_data_are_made(make_data, tmp_path):
+    tokenizer = make_data().tokenizer
+    tokenizer.mask_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"data\.tokenizer=.* has no mask_token"):
+        BertData(tokenizer=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("vocab_size", 5),
+        ("batch_size", 0),
+        ("max_sequences_per_pack", 0),
+        ("num_workers", -1),
+        ("max_documents", 0),
+    ],
+)
+def test_a_number_out_of_range_is_refused(setting, value):
+    with pytest.raises(ValueError, match=rf"data\.{setting}={value} "):
+        BertData(**{setting: value})
+
+
+def test_text_without_a_pair_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Document number {i}." for i in range(20)))
+    data = BertData("path", str(tmp_path), cache_dir=str(tmp_path / "c"), next_sentence=True)
+    data.setup("fit")
+    with pytest.raises(ValueError, match=r"The train documents give no row.*more than one sente"):
+        data.train_dataloader()
+
+
+def test_the_tokenizer_of_a_checkpoint_comes_before_the_one_of_the_corpus(make_data):
+    words = [["The quick river follows the unknown harbour."]]
+    data = make_data()
+    own = data.datasets["train"].corpus.tokens.copy()
+    tokenizer = train_wordpiece(words, 60)
+    other = make_data()
+    other.tokenizer = tokenizer
+    state = other.state_dict()
+    data.load_state_dict(state)  # after setup, as Lightning does
+    assert data.tokenizer.get_vocab() == tokenizer.get_vocab()
+    tokens = data.datasets["train"].corpus.tokens
+    assert tokens.max() < len(tokenizer) < own.max()
+    assert data.datasets["train"].vocabulary.size == len(tokenizer)
+    before = BertData(**data.hparams)
+    before.load_state_dict(state)
+    before.setup("fit")
+    np.testing.assert_array_equal(before.datasets["train"].corpus.tokens, tokens)
+
+
+def test_the_same_tokenizer_in_a_checkpoint_prepares_nothing_anew(make_data):
+    data = make_data()
+    datasets = data.datasets
+    data.load_state_dict(make_data().state_dict())
+    assert data.datasets is datasets
+
+
+def test_another_tokenizer_than_that_of_the_checkpoint_is_refused(make_data, tmp_path):
+    make_data().tokenizer.save_pretrained(tmp_path)
+    data = make_data(tokenizer=str(tmp_path))
+    data.load_state_dict(make_data().state_dict())
+    other = make_data()
+    other.tokenizer = train_wordpiece([["The quick river."]], 60)
+    with pytest.raises(ValueError, match=r"another vocabulary than that of data\.tokenizer="):
+        data.load_state_dict(other.state_dict())
+
+
+def test_a_tokenizer_of_a_checkpoint_that_is_too_large_is_refused(make_data):
+    data = make_data(vocab_size=80)
+    with pytest.raises(ValueError, match=r"but data\.vocab_size is 80.*Set data\.vocab_size="):
+        data.load_state_dict(make_data(vocab_size=120).state_dict())
