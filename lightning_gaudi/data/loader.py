@@ -39,7 +39,8 @@ class BucketDataLoader(DataLoader[Any]):
 
     Args:
         dataset: samples by index, in the order of the sampler's lengths.
-        batch_sampler: what each batch holds.
+        batches: the sampler, which says what each batch holds. `batch_sampler`, DataLoader's name
+            for it, is taken as well.
         collate_fn: makes a batch of `(samples, length)`: B samples of the data set and the number
             of tokens to pad each to. Default: `pad_batch`.
         with_epoch: ask the data set for `(epoch, index)` rather than `index`, so that what it
@@ -51,14 +52,22 @@ class BucketDataLoader(DataLoader[Any]):
     def __init__(
         self,
         dataset: Dataset[Any] | Sequence[Any],
-        batch_sampler: BucketBatchSampler,
+        batches: BucketBatchSampler | None = None,
         collate_fn: Collate = pad_batch,
         *,
+        batch_sampler: BucketBatchSampler | None = None,
         with_epoch: bool = False,
         label_names: Sequence[str] = ("labels",),
         **kwargs: Any,
     ) -> None:
-        if not isinstance(dataset, _Batches):  # it is one where Lightning makes a loader anew
+        # For prediction, Lightning makes a loader anew: with the arguments it was made with, and by
+        # name with a batch sampler around the one it had (lightning/pytorch/utilities/data.py).
+        batch_sampler = batches if batch_sampler is None else batch_sampler
+        if batch_sampler is None:
+            raise ValueError(
+                "A BucketDataLoader needs a BucketBatchSampler as its second argument."
+            )
+        if not isinstance(dataset, _Batches):
             fills = batch_sampler.fills_last
             dataset = _Batches(dataset, collate_fn, with_epoch, tuple(label_names), fills)
         # A loader draws a seed for its workers. Drawn from torch's own generator, it would change

@@ -41,9 +41,15 @@ def pad_batch(
         By name, tensors [B, T], [B], or [B, ...] in the type of the samples, on the CPU.
 
     Raises:
-        ValueError: for a sequence longer than its length, and names that differ between samples.
+        ValueError: for a sequence longer than its length, samples that are no mappings, and names
+            that differ between samples.
     """
     pad_values, lengths = pad_values or {}, lengths or {}
+    if not isinstance(samples[0], Mapping):
+        raise ValueError(
+            "The samples of pad_batch must be mappings of names to values, but are "
+            f"{type(samples[0]).__name__}. Give the loader your own collate_fn(samples, length)."
+        )
     names = samples[0].keys()
     for index, sample in enumerate(samples):
         if sample.keys() != names:
