@@ -82,7 +82,10 @@ class MrpcData(LightningDataModule):
         if tokenizer is not None:
             self.tokenizer = load_tokenizer(tokenizer)
             _check_tokenizer(self.tokenizer, tokenizer, vocab_size)
-        self.pairs: Splits = {} if source == "embedded" else self._read(source, path, subset)
+        if source != "embedded" and path is None:
+            needed = "a folder with the files of MRPC." if source == "path" else "nyu-mll/glue."
+            raise ValueError(f"data.source={source} needs data.path: {needed}")
+        self.pairs: Splits = self._read() if source == "path" else {}
         self._encoded: dict[str, EncodedPairs] = {}
         self._baselines: dict[str, Scores] = {}
 
@@ -94,15 +97,15 @@ class MrpcData(LightningDataModule):
         return f"from {self.hparams['path']}"
 
     def prepare_data(self) -> None:
-        """Fill the cache of the embedded text, once a machine."""
+        """Fill the cache of the embedded text, or of the hub, once a machine."""
         if self.hparams["source"] == "embedded":
             embedded_documents(self.hparams["packages"])
+        elif self.hparams["source"] == "hub":
+            self._read()
 
     def setup(self, stage: str) -> None:
-        """Make the embedded pairs and learn a tokenizer, the same on every rank."""
-        names = ("packages", "pairs_per_sentence", "validation_share", "seed")
-        if not self.pairs:
-            self.pairs = embedded_pairs(**{name: self.hparams[name] for name in names})
+        """Read or make the pairs and learn a tokenizer, the same on every rank."""
+        self.pairs = self.pairs or self._read()
         if self.tokenizer is None:
             texts = dict.fromkeys(chain.from_iterable(pair[:2] for pair in self._split("train")))
             self.tokenizer = train_wordpiece([list(texts)], self.hparams["vocab_size"])
@@ -142,15 +145,17 @@ class MrpcData(LightningDataModule):
             self.tokenizer = tokenizer_from_state(state_dict)
             self._encoded = {}
 
-    def _read(self, source: str, path: str | None, subset: str | None) -> Splits:
-        if path is None:
-            raise ValueError(
-                f"data.source={source} needs data.path: "
-                + ("a folder with the files of MRPC." if source == "path" else "nyu-mll/glue.")
-            )
-        splits = read_folder(path) if source == "path" else read_hub(path, subset)
+    def _read(self) -> Splits:
+        settings = self.hparams
+        if settings["source"] == "embedded":
+            names = ("packages", "pairs_per_sentence", "validation_share", "seed")
+            return embedded_pairs(**{name: settings[name] for name in names})
+        if settings["source"] == "path":
+            splits = read_folder(settings["path"])
+        else:
+            splits = read_hub(settings["path"], settings["subset"])
         if "train" in splits and "validation" not in splits:
-            hold_out(splits, self.hparams["validation_share"], self.hparams["seed"])
+            hold_out(splits, settings["validation_share"], settings["seed"])
         return splits
 
     def _split(self, split: str) -> list[Any]:

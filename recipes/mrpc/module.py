@@ -142,9 +142,8 @@ class Mrpc(RecipeModule):
 
         Here, not in each step: leaving out rows makes a shape that depends on the data.
         """
-        gathered: Tensor = self.all_gather(
-            torch.stack(self._evaluated)
-        )  # [S, B, 3] or [R, S, B, 3]
+        # [S, B, 3] on one rank, else [R, S, B, 3]
+        gathered: Any = self.all_gather(torch.stack(self._evaluated))
         self._evaluated = []
         rows = gathered.cpu().flatten(0, -2)
         rows = rows[rows[:, 2] != _IGNORED]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 
 from recipes.mrpc.wordlists import (
@@ -101,7 +102,7 @@ def _contractions(words: Words, rng: Random) -> Words:
     expanded = _exchange(words, EXPANSIONS, 1.0, rng)
     if expanded != words:
         return expanded
-    for i, pair in enumerate(zip(words, words[1:], strict=False)):
+    for i, pair in enumerate(pairwise(words)):
         if pair in CONTRACTIONS:
             return [*words[:i], CONTRACTIONS[pair], *words[i + 2 :]]
     return words
@@ -142,13 +143,9 @@ def _move_clause(words: Words, rng: Random) -> Words | None:
 def _turn_conjunction(words: Words, rng: Random) -> Words | None:
     """`a and b` as `b and a`."""
     for i in range(1, len(words) - 1):
-        if (
-            words[i] in ("and", "or")
-            and _is_name(words[i - 1])
-            and _is_name(_core(words[i + 1])[0])
-        ):
-            other, mark = _core(words[i + 1])
-            return [*words[: i - 1], other, words[i], words[i - 1] + mark, *words[i + 2 :]]
+        one, (other, mark) = words[i - 1], _core(words[i + 1])
+        if words[i] in ("and", "or") and _is_name(one) and _is_name(other):
+            return [*words[: i - 1], other, words[i], one + mark, *words[i + 2 :]]
     return None
 
 
