@@ -1,0 +1,268 @@
+"""The DataModule: articles and summaries in batches of a few shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from lightning_gaudi.data import (
+    BucketBatchSampler,
+    BucketDataLoader,
+    optimal_buckets,
+    pad_batch,
+)
+from recipes.common.tokenization import (
+    T5_TOKENS,
+    load_tokenizer,
+    tokenizer_from_state,
+    tokenizer_state,
+    train_bpe,
+)
+from recipes.t5_summarization.corpora import (
+    Columns,
+    Row,
+    Source,
+    check_source,
+    embedded_rows,
+    marked,
+    read_files,
+    read_hub,
+)
+from recipes.t5_summarization.rouge import lead
+from recipes.t5_summarization.tokens import TokenizedRows, tokenize
+
+IGNORED = -100
+"""The label that the loss leaves out."""
+_MIN_LENGTH = 8
+
+
+class SummarizationData(LightningDataModule):
+    """Articles padded to one of a few lengths, summaries to one.
+
+    Args:
+        source: embedded (short articles made of the documentation of Python and `packages`, on
+            every machine), path (files of CNN/DailyMail) or hub (a data set by name).
+        path: the folder with train, validation and test files (csv, jsonl or parquet), or the data
+            set's name: abisee/cnn_dailymail.
+        subset: configuration of a data set from the hub: 3.0.0.
+        article_column: column of files and data sets.
+        summary_column: likewise.
+        id_column: likewise; rows without one are numbered.
+        packages: installed packages whose documentation belongs to the embedded articles.
+        source_prefix: put before each article: T5 was trained to summarize what starts so.
+        tokenizer: name or folder of a published tokenizer, that of the model; None learns a
+            vocabulary from the training rows.
+        vocab_size: of a vocabulary that is learnt, and of a model that starts from nothing.
+        batch_size: rows of a batch, on each card (B).
+        max_source_length: tokens of the longest article (S).
+        max_target_length: tokens of the longest summary (T), to which all are padded, and that are
+            generated.
+        truncate_source: cut longer articles; False refuses them. Longer summaries are always cut.
+        num_buckets: lengths that articles are padded to, so shapes that are compiled.
+        num_generated: rows of the validation split, drawn at random, to generate summaries for; 0
+            leaves ROUGE out of validation, None takes all. A test generates all.
+        max_train_samples: use no more training rows than this.
+        num_workers: processes that prepare batches; 0 prepares them in the training process.
+        seed: of the order, of `num_generated` and of the embedded articles.
+
+    Raises:
+        ValueError: for data or a tokenizer that cannot be had or do not fit, here already: before
+            a card is acquired.
+    """
+
+    def __init__(
+        self,
+        source: Source = "embedded",
+        path: str | None = None,
+        subset: str | None = None,
+        article_column: str = "article",
+        summary_column: str = "highlights",
+        id_column: str = "id",
+        packages: Sequence[str] = ("torch",),
+        source_prefix: str = "summarize: ",
+        tokenizer: str | None = None,
+        vocab_size: int = 768,
+        batch_size: int = 32,
+        max_source_length: int = 512,
+        max_target_length: int = 128,
+        truncate_source: bool = True,
+        num_buckets: int = 4,
+        num_generated: int | None = 256,
+        max_train_samples: int | None = None,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        _check_lengths(max_source_length, max_target_length)
+        check_source(source, path, Columns(article_column, summary_column, id_column))
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.datasets: dict[str, TokenizedRows] = {}
+        if tokenizer:
+            self.tokenizer = load_tokenizer(tokenizer, tuple(T5_TOKENS), "T5")
+
+    @property
+    def baselines(self) -> dict[str, Callable[[str], str]]:
+        """By name, what makes a summary of an article without learning."""
+        is_embedded = self.hparams["source"] == "embedded"
+        return {"lead1": lead, "marked": marked} if is_embedded else {"lead1": lead}
+
+    def prepare_data(self) -> None:
+        """Fill the caches of downloads and of the embedded text, once a machine."""
+        if self.hparams["source"] != "path":
+            next(self._rows("train"), None)
+
+    def dataset(self, split: str) -> TokenizedRows:
+        """The rows of a split, read and tokenized when they are first asked for.
+
+        Raises:
+            ValueError: if it has no rows, or longer ones than it may have.
+        """
+        if split not in self.datasets:
+            settings = self.hparams
+            rows = tokenize(
+                self._rows(split),
+                self._tokenizer(),
+                prefix=settings["source_prefix"],
+                max_source_length=settings["max_source_length"],
+                max_target_length=settings["max_target_length"],
+                keep_text=split != "train",
+            )
+            self._check_rows(split, rows)
+            self.datasets[split] = rows
+        return self.datasets[split]
+
+    def train_dataloader(self) -> BucketDataLoader:
+        return self._loader(self.dataset("train"), shuffle=True)
+
+    def val_dataloader(self) -> list[BucketDataLoader]:
+        return self._evaluation_loaders("validation")
+
+    def test_dataloader(self) -> list[BucketDataLoader]:
+        return self._evaluation_loaders("test")
+
+    def predict_dataloader(self) -> BucketDataLoader:
+        return self._loader(self.dataset("test"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """A vocabulary that was learnt travels in the checkpoint: the weights mean nothing else."""
+        is_learnt = not self.hparams["tokenizer"]
+        if not is_learnt or not isinstance(self.tokenizer, PreTrainedTokenizerFast):
+            return {}
+        return tokenizer_state(self.tokenizer)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the vocabulary that the checkpoint was trained with."""
+        if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
+            self.tokenizer = tokenizer_from_state(state_dict)
+
+    def rows_to_generate(self, split: str) -> list[Row]:
+        """The rows for which an evaluation writes summaries; their numbers are those of batches."""
+        return self._generated(split).rows
+
+    def _generated(self, split: str) -> TokenizedRows:
+        rows, wanted = self.dataset(split), self.hparams["num_generated"]
+        if split == "test" or wanted is None or wanted >= len(rows):
+            return rows
+        order = np.random.default_rng(self.hparams["seed"]).permutation(len(rows))
+        return rows.select(sorted(order[:wanted].tolist()))
+
+    def _evaluation_loaders(self, split: str) -> list[BucketDataLoader]:
+        """Of all rows, to measure the loss; and of those to write summaries for, if any."""
+        parts = [self.dataset(split), self._generated(split)]
+        return [self._loader(rows) for rows in parts if len(rows)]
+
+    def _loader(self, rows: TokenizedRows, shuffle: bool = False) -> BucketDataLoader:
+        settings, lengths = self.hparams, rows.sources.lengths
+        batch_size, workers = settings["batch_size"], settings["num_workers"]
+        boundaries = optimal_buckets(lengths, settings["num_buckets"])
+        sampler = BucketBatchSampler(
+            lengths, boundaries, batch_size, shuffle=shuffle, seed=settings["seed"]
+        )
+        return BucketDataLoader(
+            rows,
+            sampler,
+            partial(
+                _collate,
+                pad_token=self._tokenizer().pad_token_id,
+                max_target_length=settings["max_target_length"],
+                mean_targets=batch_size * rows.targets.lengths.mean(),
+            ),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        """The published one, that of the checkpoint, or one that is learnt now."""
+        if self.tokenizer is None:
+            texts = ([row.article, row.highlights] for row in self._rows("train"))
+            self.tokenizer = train_bpe(texts, self.hparams["vocab_size"])
+        return self.tokenizer
+
+    def _rows(self, split: str) -> Iterator[Row]:
+        settings = self.hparams
+        names = [settings[f"{name}_column"] for name in ("article", "summary", "id")]
+        path, columns = settings["path"], Columns(*names)
+        if settings["source"] == "embedded":
+            rows = embedded_rows(settings["packages"], split, settings["seed"])
+        elif settings["source"] == "path":
+            rows = read_files(Path(path).expanduser(), split, columns)
+        else:
+            rows = read_hub(path, settings["subset"], split, columns)
+        return islice(rows, settings["max_train_samples"]) if split == "train" else rows
+
+    def _check_rows(self, split: str, rows: TokenizedRows) -> None:
+        """Refuse what cannot be trained on, and say what is left out."""
+        source, limit = self.hparams["source"], self.hparams["max_source_length"]
+        where = f"data.source={source}, data.path={self.hparams['path']}, split {split}"
+        if not len(rows):
+            raise ValueError(
+                f"{where}: there is no row with both an article and a summary "
+                f"({rows.num_empty} row(s) lack one of them)."
+            )
+        if rows.sources.num_cut and not self.hparams["truncate_source"]:
+            raise ValueError(
+                f"{where}: {rows.sources.num_cut} article(s) are longer than "
+                f"data.max_source_length={limit}. Raise it, or set data.truncate_source=true."
+            )
+        if rows.num_empty:
+            rank_zero_warn(f"{where}: {rows.num_empty} row(s) without text are left out.")
+
+
+def _check_lengths(max_source_length: int, max_target_length: int) -> None:
+    lengths = {"max_source_length": max_source_length, "max_target_length": max_target_length}
+    for name, length in lengths.items():
+        if length < _MIN_LENGTH:
+            raise ValueError(
+                f"data.{name}={length} leaves no room for text: at least {_MIN_LENGTH}."
+            )
+
+
+def _collate(
+    samples: list[dict[str, Any]],
+    length: int,
+    *,
+    pad_token: int,
+    max_target_length: int,
+    mean_targets: float,
+) -> dict[str, Any]:
+    """B rows as tensors [B, S] and [B, T], and counts that the host keeps."""
+    indices = [sample["index"] for sample in samples]
+    texts = [{name: sample[name] for name in ("input_ids", "labels")} for sample in samples]
+    batch = pad_batch(
+        texts,
+        length,
+        pad_values={"input_ids": pad_token, "labels": IGNORED},
+        lengths={"labels": max_target_length},
+    )
+    num_tokens = sum(len(sample["input_ids"]) for sample in samples)
+    counts = {"num_tokens": num_tokens, "num_sequences": len(samples)}
+    return {**batch, **counts, "indices": indices, "mean_targets": mean_targets}

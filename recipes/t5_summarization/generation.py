@@ -1,0 +1,119 @@
+"""Greedy summaries with static shapes: every step of every batch runs the same graph.
+
+The encoder runs once, keys and values are kept in buffers of full length, the position is a tensor
+on the device, and nobody asks after each token whether all summaries have ended: what follows an
+end becomes padding by masked operations. The result is that of transformers' greedy `generate`,
+token for token (a test), which grows by one token a step and waits for the device in each.
+
+Shapes: B rows, S source tokens, T target tokens, D hidden, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from transformers import T5ForConditionalGeneration
+
+from recipes.t5_summarization.stacks import causal_bias, encode, padding_bias, to_logits
+
+_Pair = tuple[Tensor, Tensor]
+"""Keys and values: [B, H, tokens, D / H]."""
+
+
+@torch.no_grad()
+def generate(
+    model: T5ForConditionalGeneration,
+    input_ids: Tensor,
+    mask: Tensor,
+    num_tokens: int,
+    end_step: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """The most probable next token, `num_tokens` times.
+
+    Args:
+        model: in evaluation mode.
+        input_ids: [B, S], integer.
+        mask: [B, S], 1 for text and 0 for padding.
+        num_tokens: length of the result (T), the end of the text included.
+        end_step: called after the encoder and after each token: `vendor.mark_step` in lazy mode.
+
+    Returns:
+        [B, T], int64: the tokens up to the end of each summary, then padding.
+    """
+    config, rows = model.config, len(input_ids)
+    encoded = encode(model, input_ids, mask)
+    encoded_bias = padding_bias(mask)
+    cross = [_keys_and_values(block.layer[1].EncDecAttention, encoded) for block in _blocks(model)]
+    past = [tuple(_empty(keys, num_tokens) for keys in pair) for pair in cross]
+    bias = causal_bias(model.decoder, num_tokens)
+    position = input_ids.new_zeros(1)
+    token = input_ids.new_full((rows, 1), config.decoder_start_token_id)
+    tokens = input_ids.new_full((rows, num_tokens), config.pad_token_id)
+    has_ended = torch.zeros_like(token, dtype=torch.bool)
+    end_step()
+    for _ in range(num_tokens):
+        hidden = model.decoder.dropout(model.shared(token))
+        row = bias.index_select(2, position)
+        for block, own, source in zip(_blocks(model), past, cross, strict=True):
+            hidden = _step(block, hidden, own, row, source, encoded_bias, position)
+        hidden = model.decoder.dropout(model.decoder.final_layer_norm(hidden))
+        token = to_logits(model, hidden).argmax(-1)
+        token = token.masked_fill(has_ended, config.pad_token_id)
+        tokens.index_copy_(1, position, token)
+        has_ended = has_ended | (token == config.eos_token_id)
+        position = position + 1
+        end_step()
+    return tokens
+
+
+def _blocks(model: T5ForConditionalGeneration) -> nn.ModuleList:
+    blocks: nn.ModuleList = model.decoder.block
+    return blocks
+
+
+def _step(
+    block: nn.Module,
+    hidden: Tensor,
+    past: _Pair,
+    bias: Tensor,
+    source: _Pair,
+    source_bias: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """One block for one new token; its keys and values are written into `past`."""
+    own, other, feed_forward = block.layer
+    normed = own.layer_norm(hidden)
+    for buffer, new in zip(past, _keys_and_values(own.SelfAttention, normed), strict=True):
+        buffer.index_copy_(2, position, new)
+    hidden = hidden + _attend(own.SelfAttention, normed, past, bias)
+    normed = other.layer_norm(hidden)
+    hidden = hidden + _attend(other.EncDecAttention, normed, source, source_bias)
+    result: Tensor = feed_forward(hidden)
+    return result
+
+
+def _attend(attention: nn.Module, hidden: Tensor, pair: _Pair, bias: Tensor) -> Tensor:
+    """[B, 1, D]; T5 does not scale the scores."""
+    keys, values = pair
+    scores = _split(attention, attention.q(hidden)) @ keys.transpose(2, 3) + bias
+    weights = scores.float().softmax(-1).to(values.dtype)
+    output: Tensor = attention.o((weights @ values).transpose(1, 2).flatten(2))
+    return output
+
+
+def _keys_and_values(attention: nn.Module, hidden: Tensor) -> _Pair:
+    return _split(attention, attention.k(hidden)), _split(attention, attention.v(hidden))
+
+
+def _split(attention: nn.Module, projected: Tensor) -> Tensor:
+    """[B, tokens, H * size] to [B, H, tokens, size]."""
+    return projected.unflatten(-1, (attention.n_heads, attention.key_value_proj_dim)).transpose(
+        1, 2
+    )
+
+
+def _empty(like: Tensor, num_tokens: int) -> Tensor:
+    """A buffer for the target, of the type that the keys have (bfloat16 under autocast)."""
+    return like.new_zeros((*like.shape[:2], num_tokens, like.shape[3]))

@@ -1,0 +1,254 @@
+"""The LightningModule: T5 that learns to summarize, and writes and scores summaries.
+
+Shapes: B rows, S source tokens, T target tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+from transformers import T5Config, T5ForConditionalGeneration
+
+from lightning_gaudi import vendor
+from recipes.common.hub import load_pretrained
+from recipes.common.optimizers import OptimizerName, Schedule
+from recipes.common.tokenization import T5_TOKENS, load_tokenizer
+from recipes.common.training import RecipeModule
+from recipes.t5_summarization.data import IGNORED, SummarizationData
+from recipes.t5_summarization.generation import generate
+from recipes.t5_summarization.stacks import decode, encode
+from recipes.t5_summarization.summaries import score_summaries, write_summaries
+
+_ATTENTION = "eager"
+"""The same on every version of transformers; others fall back to it for T5's position biases."""
+
+
+class T5Summarization(RecipeModule):
+    """T5, T5 1.1 or flan-T5, from the hub, a folder or from nothing.
+
+    Nothing in a training step waits for the device, and a bucket has one shape. The loss is the
+    sum over the target tokens, divided by the same number in every batch (`mean_targets`, what a
+    batch has on average): each token weighs the same, and gradients that are accumulated or
+    averaged over cards are exactly those of one large batch. The logged `summary_loss` is the mean
+    over the tokens of its batch.
+
+    Args:
+        name: of a published model (t5-3b, t5-small, google/flan-t5-base, ...), or a folder that
+            `save_pretrained` or `export` wrote; None starts from random weights of these sizes:
+        vocab_size: number of token embeddings (V).
+        d_model: width.
+        d_kv: width of a head.
+        d_ff: width of the feed-forward layers.
+        num_layers: of the encoder, and of the decoder.
+        num_heads: number of attention heads.
+        feed_forward: relu (T5) or gated-gelu (T5 1.1, flan-T5).
+        dropout: of a model from nothing and of a published one.
+        tokenizer: name or folder of the tokenizer, to see whether it fits.
+        max_target_length: tokens that are generated (T).
+        gradient_checkpointing: recompute each block in the backward pass: a fraction of the memory
+            for activations, about a third more computation, the same gradients to the bit.
+        optimizer: adamw or lamb (torch), fused_adamw or fused_lamb (the vendor's kernels for hpu;
+            an error elsewhere).
+        learning_rate: at its peak.
+        schedule: of the learning rate: linear, polynomial or constant.
+        warmup_steps: steps of increase to the peak; below 1, a share of the run.
+        weight_decay: of all weights but norms.
+        betas: of the optimizer.
+        max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
+        predictions: the file that `predict` writes, one JSON object a line.
+    """
+
+    progress_loss = "summary_loss"
+
+    def __init__(
+        self,
+        name: str | None = None,
+        vocab_size: int = 768,
+        d_model: int = 64,
+        d_kv: int = 16,
+        d_ff: int = 128,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        feed_forward: str = "relu",
+        dropout: float = 0.1,
+        tokenizer: str | None = None,
+        max_target_length: int = 128,
+        gradient_checkpointing: bool = False,
+        optimizer: OptimizerName = "adamw",
+        learning_rate: float = 1e-4,
+        schedule: Schedule = "linear",
+        warmup_steps: float = 0,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        max_grad_norm: float = 1.0,
+        predictions: str = "summaries.jsonl",
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.model = self._pretrained() if name else self._from_nothing()
+        self._check_tokenizer()
+        self._totals: Tensor | None = None
+        self._written: list[tuple[Tensor, Tensor, list[int]]] = []
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """[B, T, V] logits of the summaries' tokens, each from the article and those before it."""
+        recompute = self.hparams["gradient_checkpointing"] and self.training
+        mask = batch["attention_mask"]
+        encoded = encode(self.model, batch["input_ids"], mask, recompute)
+        shifted = self.model.prepare_decoder_input_ids_from_labels(batch["labels"])
+        return decode(self.model, shifted, encoded, mask, recompute)
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        loss, num_targets = _sum_of_losses(self(batch), batch["labels"])
+        return {
+            "loss": loss / batch["mean_targets"],
+            "summary_loss": loss.detach() / num_targets,
+        }
+
+    def on_validation_epoch_start(self) -> None:
+        self._totals = torch.zeros(2, device=self.device)
+        self._written = []
+
+    def validation_step(
+        self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """The loss of all rows; of the rows of the second loader, summaries."""
+        if dataloader_idx == 0:
+            assert self._totals is not None
+            self._totals += torch.stack(_sum_of_losses(self(batch), batch["labels"]))
+        else:
+            self._written.append(self._summarize(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val", "validation")
+
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.validation_step(batch, batch_idx, dataloader_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test", "test")
+
+    def on_predict_epoch_start(self) -> None:
+        self._written = []
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self._written.append(self._summarize(batch))
+
+    def on_predict_epoch_end(self) -> None:
+        """Write the summaries of all cards to one file, in the order of the rows."""
+        path, rows = Path(self.hparams["predictions"]), self._data().rows_to_generate("test")
+        write_summaries(path, self._read_summaries(), rows, self.trainer.strategy)
+
+    def _summarize(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
+        """Tokens [B, T] and which rows are real [B], both on the device; and the rows' numbers."""
+        cut = vendor.mark_step if self.device.type == "hpu" else lambda: None
+        length = self.hparams["max_target_length"]
+        tokens = generate(self.model, batch["input_ids"], batch["attention_mask"], length, cut)
+        return tokens, batch["is_real"], batch["indices"]
+
+    def _read_summaries(self) -> list[tuple[int, str]]:
+        """Wait for the device, once for all batches: the number of each row and its summary."""
+        tokenizer, summaries = self._data().tokenizer, []
+        assert tokenizer is not None  # the batches came from it
+        for tokens, is_real, indices in self._written:
+            texts = tokenizer.batch_decode(tokens.cpu(), skip_special_tokens=True)
+            rows = zip(indices, texts, is_real.tolist(), strict=True)
+            summaries += [(index, text.strip()) for index, text, real in rows if real]
+        self._written = []
+        return summaries
+
+    def _log_evaluation(self, stage: str, split: str) -> None:
+        """Log the loss, and ROUGE of the model beside that of what does not learn."""
+        assert self._totals is not None
+        loss, num_targets = self.sum_over_ranks(self._totals)
+        self._totals = None
+        self.log_on_host({f"{stage}/loss": loss / max(num_targets, 1.0)}, prog_bar=True)
+        data = self._data()
+        if not (rows := data.rows_to_generate(split)):
+            return
+        sums = score_summaries(self._read_summaries(), rows, data.baselines)
+        totals = self.sum_over_ranks(torch.tensor(list(sums.values()), device=self.device))
+        scores = dict(zip(sums, totals, strict=True))
+        count = max(scores.pop("count"), 1.0)
+        means = {f"{stage}/{name}": value / count for name, value in scores.items()}
+        shown = (f"{stage}/rougeL", f"{stage}/lead1_rougeL")
+        self.log_on_host({name: means.pop(name) for name in shown}, prog_bar=True)
+        self.log_on_host(means)
+
+    def _data(self) -> SummarizationData:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(data, SummarizationData):
+            raise MisconfigurationException(
+                "T5Summarization takes tokenizer and references from a SummarizationData, but "
+                f"trainer.datamodule is {data!r}. Pass `datamodule=SummarizationData(...)`."
+            )
+        return data
+
+    def _pretrained(self) -> T5ForConditionalGeneration:
+        settings = self.hparams
+        if settings["tokenizer"] is None:
+            raise ValueError(
+                f"model.name={settings['name']} knows only its own vocabulary, but data.tokenizer "
+                f"is not set. Set data.tokenizer={settings['name']}."
+            )
+        model = load_pretrained(
+            T5ForConditionalGeneration,
+            "model.name",
+            settings["name"],
+            torch_dtype=torch.float32,  # flan-T5 is published in bfloat16 too
+            dropout_rate=settings["dropout"],
+            attn_implementation=_ATTENTION,
+        )
+        if model.config.decoder_start_token_id is None:
+            model.config.decoder_start_token_id = model.config.pad_token_id
+        return model
+
+    def _from_nothing(self) -> T5ForConditionalGeneration:
+        names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
+        config = T5Config(
+            **{name: self.hparams[name] for name in names},
+            dropout_rate=self.hparams["dropout"],
+            feed_forward_proj=self.hparams["feed_forward"],
+            pad_token_id=0,
+            eos_token_id=1,
+            decoder_start_token_id=0,
+            attn_implementation=_ATTENTION,
+        )
+        return T5ForConditionalGeneration(config)
+
+    def _check_tokenizer(self) -> None:
+        """Refuse a tokenizer whose tokens the model does not know, or calls otherwise."""
+        name, config = self.hparams["tokenizer"], self.model.config
+        if name is None:
+            return
+        tokenizer = load_tokenizer(name, tuple(T5_TOKENS), "T5")
+        of = f"model.name={self.hparams['name']}" if self.hparams["name"] else "the model"
+        if len(tokenizer) > config.vocab_size:
+            raise ValueError(
+                f"data.tokenizer={name} has {len(tokenizer)} tokens, but {of} has embeddings for "
+                f"{config.vocab_size}. Name the tokenizer of that model, or for a model from "
+                f"nothing set data.vocab_size={len(tokenizer)}."
+            )
+        for token in ("pad_token_id", "eos_token_id"):
+            if (theirs := getattr(tokenizer, token)) != (ours := getattr(config, token)):
+                raise ValueError(
+                    f"data.tokenizer={name} has {token} {theirs}, but {of} has {ours}: it is the "
+                    "tokenizer of another model. Name the one that the model was trained with."
+                )
+
+
+def _sum_of_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the cross-entropies of the tokens of the summaries, and their number; float32."""
+    loss = F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return loss, (labels != IGNORED).sum().float()

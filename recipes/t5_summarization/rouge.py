@@ -1,0 +1,35 @@
+"""ROUGE as published for CNN/DailyMail, by the `rouge-score` package, and the lead baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rouge_score import rouge_scorer
+
+from lightning_gaudi.data.text import sentences
+
+NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+
+
+def rouge_sums(predictions: Iterable[str], references: Iterable[str]) -> dict[str, float]:
+    """Add up the F-measures of pairs of a prediction and a reference, 0 to 100 each.
+
+    Words are stemmed. ROUGE-Lsum takes each line for a sentence, so every sentence is put on one.
+    """
+    scorer = rouge_scorer.RougeScorer(list(NAMES), use_stemmer=True)
+    sums = dict.fromkeys(NAMES, 0.0)
+    for prediction, reference in zip(predictions, references, strict=True):
+        scores = scorer.score(on_lines(reference), on_lines(prediction))
+        for name in NAMES:
+            sums[name] += 100 * scores[name].fmeasure
+    return sums
+
+
+def on_lines(text: str) -> str:
+    """One sentence a line, as the summaries of CNN/DailyMail have it."""
+    return "\n".join(sentence for line in text.splitlines() for sentence in sentences(line))
+
+
+def lead(article: str) -> str:
+    """The first sentence of an article: the baseline that a summarizer must beat."""
+    return next(iter(sentences(article)), "")

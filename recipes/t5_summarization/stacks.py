@@ -1,0 +1,128 @@
+"""The forward pass of T5 on the modules of transformers, without waiting for the device.
+
+T5ForConditionalGeneration.forward is not used: on some versions of transformers it reads lengths
+from the device in every step, on others it looks at the values of the masks. Here each stack gets
+one ready bias, which holds its relative positions and what may be attended to. It equals
+transformers' own forward pass, and a test holds it to that.
+
+Shapes: B rows, S source tokens, T target tokens, D hidden, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import T5ForConditionalGeneration
+
+_LOWEST = torch.finfo(torch.bfloat16).min  # finite in float32 too
+
+
+def encode(
+    model: T5ForConditionalGeneration, input_ids: Tensor, mask: Tensor, recompute: bool = False
+) -> Tensor:
+    """The encoder's hidden states.
+
+    Args:
+        model: any T5.
+        input_ids: [B, S], integer.
+        mask: [B, S], 1 for text and 0 for padding.
+        recompute: keep only what goes into each block, and compute the rest again in the backward
+            pass, with the same dropout and the same autocast.
+
+    Returns:
+        [B, S, D].
+    """
+    bias = relative_bias(model.encoder, input_ids.shape[1]) + padding_bias(mask)
+    return _run(model.encoder, model.shared(input_ids), bias, recompute=recompute)
+
+
+def decode(
+    model: T5ForConditionalGeneration,
+    decoder_input_ids: Tensor,
+    encoded: Tensor,
+    mask: Tensor,
+    recompute: bool = False,
+) -> Tensor:
+    """The logits of every next token.
+
+    Args:
+        model: any T5.
+        decoder_input_ids: [B, T], integer: the target, shifted right.
+        encoded: [B, S, D], from `encode`.
+        mask: [B, S], 1 for text and 0 for padding.
+        recompute: as for `encode`.
+
+    Returns:
+        [B, T, V].
+    """
+    bias = causal_bias(model.decoder, decoder_input_ids.shape[1])
+    embedded = model.shared(decoder_input_ids)
+    hidden = _run(model.decoder, embedded, bias, encoded, padding_bias(mask), recompute)
+    return to_logits(model, hidden)
+
+
+def relative_bias(stack: nn.Module, num_tokens: int) -> Tensor:
+    """[1, H, T, T], float32: what T5 adds to the scores for the distance of two tokens."""
+    attention = stack.block[0].layer[0].SelfAttention
+    bias: Tensor = attention.compute_bias(
+        num_tokens, num_tokens, device=attention.relative_attention_bias.weight.device
+    )
+    return bias
+
+
+def causal_bias(stack: nn.Module, num_tokens: int) -> Tensor:
+    """[1, H, T, T]: the relative bias, and the future hidden."""
+    bias = relative_bias(stack, num_tokens)
+    position = torch.arange(num_tokens, device=bias.device)
+    return bias + (position[None, :] > position[:, None]).to(bias.dtype) * _LOWEST
+
+
+def padding_bias(mask: Tensor) -> Tensor:
+    """[B, 1, 1, S], float32: 0 for text, a very negative number for padding."""
+    return (1.0 - mask[:, None, None, :].float()) * _LOWEST
+
+
+def to_logits(model: T5ForConditionalGeneration, hidden: Tensor) -> Tensor:
+    """[B, T, V] from [B, T, D]; T5 scales where it shares the embeddings, T5 1.1 does not."""
+    config = model.config
+    # transformers 5 ties the embeddings always and remembers the scale apart.
+    if getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
+        hidden = hidden * config.d_model**-0.5
+    logits: Tensor = model.lm_head(hidden)
+    return logits
+
+
+def _run(
+    stack: nn.Module,
+    embedded: Tensor,
+    bias: Tensor,
+    encoded: Tensor | None = None,
+    encoded_bias: Tensor | None = None,
+    recompute: bool = False,
+) -> Tensor:
+    hidden = stack.dropout(embedded)
+    for block in stack.block:
+        inputs = (block, hidden, bias, encoded, encoded_bias)
+        hidden = (
+            checkpoint(_block, *inputs, use_reentrant=False, preserve_rng_state=True)
+            if recompute
+            else _block(*inputs)
+        )
+    result: Tensor = stack.dropout(stack.final_layer_norm(hidden))
+    return result
+
+
+def _block(
+    block: nn.Module,
+    hidden: Tensor,
+    bias: Tensor,
+    encoded: Tensor | None,
+    encoded_bias: Tensor | None,
+) -> Tensor:
+    """One block; its own forward pass asks for positions on some versions of transformers."""
+    hidden = block.layer[0](hidden, position_bias=bias)[0]
+    if encoded is not None:
+        hidden = block.layer[1](hidden, key_value_states=encoded, position_bias=encoded_bias)[0]
+    output: Tensor = block.layer[-1](hidden)
+    return output
