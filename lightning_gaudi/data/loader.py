@@ -63,9 +63,10 @@ class BucketDataLoader(DataLoader[Any]):
         # For prediction, Lightning makes a loader anew: with the arguments it was made with, and by
         # name with a batch sampler around the one it had (lightning/pytorch/utilities/data.py).
         batch_sampler = batches if batch_sampler is None else batch_sampler
-        if batch_sampler is None:
+        if batch_sampler is None or not hasattr(batch_sampler, "fills_last"):
             raise ValueError(
-                "A BucketDataLoader needs a BucketBatchSampler as its second argument."
+                "A BucketDataLoader takes its batches from a BucketBatchSampler, but got "
+                f"{type(batch_sampler).__name__}. Give one as the second argument."
             )
         if not isinstance(dataset, _Batches):
             fills = batch_sampler.fills_last

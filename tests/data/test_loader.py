@@ -188,6 +188,13 @@ def test_a_state_of_other_data_is_refused():
         BucketDataLoader(Texts(), other).load_state_dict(begun.state_dict())
 
 
+@pytest.mark.parametrize("batches", [None, [[1, 2]]])
+def test_other_batches_than_a_samplers_are_refused(batches):
+    name = type(batches).__name__
+    with pytest.raises(ValueError, match=f"from a BucketBatchSampler, but got {name}"):
+        BucketDataLoader(Texts(), batches)
+
+
 class Predicts(pl.LightningModule):
     def predict_step(self, batch):
         return batch["id"][batch["is_real"]]
