@@ -47,6 +47,9 @@ class BucketDataLoader(DataLoader[Any]):
             draws at random, such as masks, can depend on the epoch and be the same after resuming.
         label_names: tensors of integers [B, ...] whose rows that are not real become -100.
         kwargs: further arguments of `torch.utils.data.DataLoader`, such as `num_workers`.
+
+    Raises:
+        ValueError: for another kind of sampler, and for a data set of another size than it knows.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class BucketDataLoader(DataLoader[Any]):
                 f"{type(batch_sampler).__name__}. Give one as the second argument."
             )
         if not isinstance(dataset, _Batches):
+            _check_length(dataset, batch_sampler)
             fills = batch_sampler.fills_last
             dataset = _Batches(dataset, collate_fn, with_epoch, tuple(label_names), fills)
         # A loader draws a seed for its workers. Drawn from torch's own generator, it would change
@@ -171,6 +175,14 @@ class _Batches(Dataset[Any]):
         if not self.fills_last:
             return made
         return _mark(made, torch.arange(batch.size) < len(batch), self.label_names)
+
+
+def _check_length(dataset: Any, batches: BucketBatchSampler) -> None:
+    if hasattr(dataset, "__len__") and len(dataset) != batches.num_items:
+        raise ValueError(
+            f"The data set has {len(dataset)} samples, but the sampler was given the lengths of "
+            f"{batches.num_items}. Give it one length for each sample."
+        )
 
 
 def _mark(batch: Any, is_real: Tensor, label_names: tuple[str, ...]) -> Any:

@@ -102,12 +102,17 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         if num_ranks is not None:
             self._check_size(num_ranks)
 
+    @property
+    def num_items(self) -> int:
+        """Samples of the data set, which the ranks share."""
+        return len(self._bucket_of)
+
     def __len__(self) -> int:
         """Batches of an epoch on each rank."""
         num_ranks, _ = self._ranks()
         self._check_size(num_ranks)
         per_step = self.batch_size * num_ranks
-        return (len(self._bucket_of) + (per_step - 1 if self.fills_last else 0)) // per_step
+        return (self.num_items + (per_step - 1 if self.fills_last else 0)) // per_step
 
     def __iter__(self) -> Iterator[BucketBatch]:
         num_ranks, rank = self._ranks()
@@ -136,7 +141,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         """
         per_step = self.batch_size * num_ranks
         rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
-        total = len(self._bucket_of)
+        total = self.num_items
         items = np.arange(total) if rng is None else rng.permutation(total)
         if not self.fills_last:
             items = items[: total - total % per_step]
@@ -210,9 +215,9 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
 
     def _check_size(self, num_ranks: int) -> None:
         per_step = self.batch_size * num_ranks
-        if not self.fills_last and len(self._bucket_of) < per_step:
+        if not self.fills_last and self.num_items < per_step:
             raise ValueError(
-                f"The data have {len(self._bucket_of)} sample(s), but one batch on each rank "
+                f"The data have {self.num_items} sample(s), but one batch on each rank "
                 f"takes {per_step} (batch_size={self.batch_size} on {num_ranks} rank(s)). "
                 "Use more data, a smaller batch or fewer ranks, or drop_last=False."
             )

@@ -195,6 +195,11 @@ def test_other_batches_than_a_samplers_are_refused(batches):
         BucketDataLoader(Texts(), batches)
 
 
+def test_a_data_set_of_another_size_is_refused():
+    with pytest.raises(ValueError, match=r"data set has 3 samples, but .* the lengths of 90"):
+        _loader(dataset=[{"input_ids": [1]}] * 3)
+
+
 class Predicts(pl.LightningModule):
     def predict_step(self, batch):
         return batch["id"][batch["is_real"]]
