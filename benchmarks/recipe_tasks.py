@@ -1,0 +1,240 @@
+"""What `recipe_throughput.py` trains: three recipes on text that every machine has.
+
+The recipes read it as a user's own files, in the formats of the published data sets. The other side
+gets the very sequences of the recipe's batches, taken out of them, so both train on the same tokens
+with the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import transformers
+from lightning.pytorch import LightningDataModule, LightningModule
+from recipe_sides import Batch, HuggingFaceSide, RecipeSide
+
+from lightning_gaudi.data import embedded_documents
+from recipes.bert_pretraining.data import BertData
+from recipes.bert_pretraining.module import BertPretraining
+from recipes.mrpc.data import MrpcData
+from recipes.mrpc.module import Mrpc
+from recipes.t5_summarization.data import SummarizationData
+from recipes.t5_summarization.module import T5Summarization
+
+VOCAB_SIZE = 4096
+"""For models this narrow: the share of the vocabulary's projection is then that of BERT-base."""
+SIZES = {"hidden_size": 256, "num_layers": 4, "num_heads": 4}
+_IGNORED = -100
+
+
+@dataclass
+class Task(ABC):
+    """A recipe with a small model, and what to compare it with."""
+
+    folder: Path
+    """Where to write text."""
+    dropout: float
+    name: ClassVar[str]
+    title: ClassVar[str]
+    target: ClassVar[float]
+    """Times the tokens a second of the other side."""
+    num_steps: ClassVar[int]
+    """In one timing."""
+    reference_batch_size: ClassVar[int]
+    """So many sequences as the recipe's batches have on average: as many steps an epoch."""
+
+    reference_class: ClassVar[type[transformers.PreTrainedModel]]
+    pad_ids: ClassVar[dict[str, int]] = {}
+    """By name of a tensor, what marks its padding, besides the masks."""
+
+    def sides(self) -> tuple[RecipeSide, HuggingFaceSide]:
+        """Both, with the same sequences and weights."""
+        data = self.data()
+        data.prepare_data()
+        data.setup("fit")
+        module = self.module(data)
+        recipe = RecipeSide(module, data, self.count)
+        rows = list(chain.from_iterable(map(self.rows, recipe.loader())))
+        model = self.reference_model(module)
+        collator = self.collator(data.tokenizer, model)
+        size = self.reference_batch_size
+        return recipe, HuggingFaceSide(model, rows, collator, size, self.count)
+
+    @abstractmethod
+    def data(self) -> LightningDataModule:
+        """The recipe's."""
+
+    @abstractmethod
+    def module(self, data: LightningDataModule) -> LightningModule:
+        """The recipe's."""
+
+    @abstractmethod
+    def rows(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        """The sequences of one of the recipe's batches, one by one and without padding."""
+
+    @abstractmethod
+    def collator(self, tokenizer: Any, model: Any) -> Callable[[list[dict[str, Any]]], Any]:
+        """The stock collator that one would take: it pads to the longest of a batch."""
+
+    def reference_model(self, module: LightningModule) -> transformers.PreTrainedModel:
+        """The recipe's model with its weights, and the attention that transformers prefers."""
+        config = type(module.model.config)(**module.model.config.to_diff_dict())
+        model = self.reference_class(config)
+        missing, _ = model.load_state_dict(module.model.state_dict(), strict=False)
+        assert not missing, missing
+        return model
+
+    def count(self, batch: Batch) -> int:
+        """The tokens of a batch of either side that are not padding."""
+        return int(batch["attention_mask"].sum())
+
+
+class Pretraining(Task):
+    """Masked-language modelling: packed rows, predictions at gathered positions."""
+
+    name, title, target = "bert", "BERT MLM, 512, packed", 2.5
+    num_steps, reference_batch_size = 5, 16
+    # Without the head for pairs, which is not trained.
+    reference_class = transformers.BertForMaskedLM
+
+    def data(self) -> LightningDataModule:
+        return BertData(
+            vocab_size=VOCAB_SIZE,
+            max_seq_length=512,
+            max_predictions_per_seq=80,
+            max_sequences_per_pack=16,
+            batch_size=4,
+        )
+
+    def module(self, data: LightningDataModule) -> LightningModule:
+        return BertPretraining(
+            vocab_size=VOCAB_SIZE, max_seq_length=512, dropout=self.dropout, **SIZES
+        )
+
+    def rows(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        names = ("input_ids", "sequence_ids", "masked_positions", "masked_labels")
+        for ids, numbers, at, labels in zip(*(batch[name] for name in names), strict=True):
+            is_hidden = labels != _IGNORED
+            ids = ids.index_put((at[is_hidden],), labels[is_hidden])
+            for number in range(1, int(numbers.max()) + 1):
+                sequence = ids[numbers == number].tolist()
+                special = [1, *[0] * (len(sequence) - 2), 1]
+                yield {"input_ids": sequence, "special_tokens_mask": special}
+
+    def collator(self, tokenizer: Any, model: Any) -> Callable[[list[dict[str, Any]]], Any]:
+        return transformers.DataCollatorForLanguageModeling(tokenizer)
+
+    def count(self, batch: Batch) -> int:
+        mask = batch["sequence_ids"] if "sequence_ids" in batch else batch["attention_mask"]
+        return int((mask > 0).sum())
+
+
+class Pairs(Task):
+    """Sentences that follow each other, cut at 128 tokens, in buckets."""
+
+    name, title, target = "pairs", "pairs, 128, bucketed", 2.0
+    num_steps, reference_batch_size = 20, 32
+    reference_class = transformers.BertForSequenceClassification
+
+    def data(self) -> LightningDataModule:
+        for split, part in _split(embedded_documents(["torch"])).items():
+            pairs = [
+                pair
+                for document in part
+                for pair in zip(document[::2], document[1::2], strict=False)
+            ]
+            rows = [
+                {"sentence1": first, "sentence2": second, "label": number % 2}
+                for number, (first, second) in enumerate(pairs)
+            ]
+            _write_jsonl(self.folder / f"{split}.jsonl", rows)
+        return MrpcData(
+            source="path",
+            path=str(self.folder),
+            vocab_size=VOCAB_SIZE,
+            batch_size=self.reference_batch_size,
+            max_length=128,
+            num_buckets=8,
+        )
+
+    def module(self, data: LightningDataModule) -> LightningModule:
+        return Mrpc(vocab_size=VOCAB_SIZE, max_length=128, dropout=self.dropout, **SIZES)
+
+    def rows(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        for mask, ids, types, label in zip(
+            *(batch[n] for n in ("attention_mask", "input_ids", "token_type_ids", "labels")),
+            strict=True,
+        ):
+            length = int(mask.sum())
+            yield {
+                "input_ids": ids[:length].tolist(),
+                "token_type_ids": types[:length].tolist(),
+                "attention_mask": [1] * length,
+                "labels": int(label),
+            }
+
+    def collator(self, tokenizer: Any, model: Any) -> Callable[[list[dict[str, Any]]], Any]:
+        return transformers.DataCollatorWithPadding(tokenizer)
+
+
+class Summaries(Task):
+    """The first sentence of a text from the others, which are cut at 512 tokens, in buckets."""
+
+    name, title, target = "summaries", "summaries, 512, bucketed", 2.0
+    num_steps, reference_batch_size = 5, 16
+    reference_class = transformers.T5ForConditionalGeneration
+    pad_ids: ClassVar[dict[str, int]] = {"labels": _IGNORED}
+    max_target_length: ClassVar[int] = 64  # holds 99 % of the first sentences
+
+    def data(self) -> LightningDataModule:
+        for split, part in _split(embedded_documents(["torch"])).items():
+            rows = [
+                {"id": str(number), "article": " ".join(rest), "highlights": first}
+                for number, (first, *rest) in enumerate(part)
+                if rest
+            ]
+            _write_jsonl(self.folder / f"{split}.jsonl", rows)
+        return SummarizationData(
+            source="path",
+            path=str(self.folder),
+            vocab_size=VOCAB_SIZE,
+            batch_size=self.reference_batch_size,
+            max_source_length=512,
+            max_target_length=self.max_target_length,
+            num_buckets=8,
+        )
+
+    def module(self, data: LightningDataModule) -> LightningModule:
+        sizes = {"d_model": 256, "d_kv": 64, "d_ff": 1024, "num_layers": 2, "num_heads": 4}
+        return T5Summarization(vocab_size=VOCAB_SIZE, dropout=self.dropout, **sizes)
+
+    def rows(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        names = ("attention_mask", "input_ids", "labels")
+        for mask, ids, labels in zip(*(batch[name] for name in names), strict=True):
+            source = ids[: int(mask.sum())].tolist()
+            target = labels[labels != _IGNORED].tolist()
+            yield {"input_ids": source, "attention_mask": [1] * len(source), "labels": target}
+
+    def collator(self, tokenizer: Any, model: Any) -> Callable[[list[dict[str, Any]]], Any]:
+        return transformers.DataCollatorForSeq2Seq(tokenizer, model)
+
+    def count(self, batch: Batch) -> int:
+        return super().count(batch) + int((batch["labels"] != _IGNORED).sum())
+
+
+TASKS: tuple[type[Task], ...] = (Pretraining, Pairs, Summaries)
+
+
+def _split(documents: list[list[str]]) -> dict[str, list[list[str]]]:
+    """Nearly all for training: nothing is evaluated here."""
+    return {"train": documents[200:], "validation": documents[:100], "test": documents[100:200]}
+
+
+def _write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
