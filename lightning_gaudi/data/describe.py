@@ -69,15 +69,19 @@ class ShapeReport:
 
     def __str__(self) -> str:
         of = "" if self.num_batches_total is None else f" of {self.num_batches_total}"
+        count = self.num_compilations
+        shapes, times = (
+            ("one shape", "once") if count == 1 else (f"{count} shapes", f"{count} times")
+        )
         lines = [
-            f"{self.num_batches}{of} batches have {self.num_compilations} distinct set(s) of "
-            f"shapes: {self.num_compilations} compilation(s) of each graph that takes a batch."
+            f"{self.num_batches}{of} batches have {shapes}: each graph that takes a batch is "
+            f"compiled {times}."
         ]
         if self.num_batches_total is not None and self.num_batches < self.num_batches_total:
             lines.append("The other batches may have further shapes.")
         for signature, count in self.signatures.most_common(_MAX_ROWS):
-            shapes = ", ".join(f"{name} {list(shape)}" for name, _, shape in signature)
-            lines.append(f"{count:8d} x {shapes}")
+            tensors = (f"{name} {list(shape)}" for name, _, shape in signature)
+            lines.append(f"{count:8d} x {', '.join(tensors)}")
         if (left_out := len(self.signatures) - _MAX_ROWS) > 0:
             lines.append(f"     and {left_out} more")
         for name, share in self.padding.items():

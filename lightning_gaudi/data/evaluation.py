@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ __all__ = ["evaluation_loader"]
 
 
 def evaluation_loader(
-    dataset: Dataset[Any],
+    dataset: Dataset[Any] | Sequence[Any],
     batch_size: int,
     collate_fn: Callable[[list[Any]], Any] = default_collate,
     *,
@@ -27,7 +27,8 @@ def evaluation_loader(
 
     Each sample comes exactly once, in order; with several ranks they take turns, in equally many
     batches. The last batch is filled up with repeated samples, and every batch says by `is_real`
-    which rows count: see `BucketDataLoader`. For buckets, use that loader with a
+    which rows count: see `BucketDataLoader`. Let the samples carry their index where predictions
+    have to be put in order. For buckets, use that loader with a
     `BucketBatchSampler(..., shuffle=False)`.
 
     Args:

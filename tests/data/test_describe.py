@@ -149,12 +149,12 @@ def test_the_report_reads_like_a_table():
         "attention_mask": torch.tensor([[1] * 6 + [0] * 2] * 2),
     }
     assert str(describe([batch] * 3)) == (
-        "3 of 3 batches have 1 distinct set(s) of shapes: "
-        "1 compilation(s) of each graph that takes a batch.\n"
+        "3 of 3 batches have one shape: each graph that takes a batch is compiled once.\n"
         "       3 x input_ids [2, 8], attention_mask [2, 8]\n"
         "   25.0% of input_ids is padding"
     )
     text = str(describe([{"x": torch.ones(size)} for size in range(1, 21)]))
+    assert "have 20 shapes: each graph that takes a batch is compiled 20 times." in text
     assert "and 8 more" in text
     assert "Padding is not known: pass pad_ids" in text
 
@@ -172,7 +172,7 @@ class UsedUp(Stream):
 def test_streams_that_start_anew_are_described():
     report = describe(DataLoader(Stream(), batch_size=None))
     assert (report.num_batches, report.num_batches_total) == (3, None)
-    assert str(report).startswith("3 batches have 1")
+    assert str(report).startswith("3 batches have one shape")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import itertools
+import pickle
 
 import lightning.pytorch as pl
 import numpy as np
@@ -159,6 +160,14 @@ def test_workers_draw_what_seed_and_epoch_decide():
 
     torch.testing.assert_close(noise(1), noise(1))
     assert not torch.equal(noise(1), noise(2))
+
+
+def test_a_copy_for_another_process_goes_on_where_it_stood():
+    loader = _loader()
+    taken = _ids(itertools.islice(loader, 5))
+    sent = _loader()
+    sent.load_state_dict(loader.state_dict())
+    assert taken + _ids(pickle.loads(pickle.dumps(sent))) == _ids(_loader())
 
 
 def test_fabric_takes_it_as_it_is_and_resumes(tmp_path):

@@ -27,6 +27,14 @@ def test_packs_fill_more_than_97_percent():
     assert sum(lengths) / (128 * len(packs)) > 0.97
 
 
+@pytest.mark.parametrize("max_sequences", [3, 8])
+def test_few_sequences_a_pack_fill_it_nearly_as_far_as_they_can(max_sequences):
+    lengths = _lengths(5000, 512)
+    packs = list(pack(lengths, 512, max_sequences=max_sequences))
+    fewest = max(sum(lengths) / 512, len(lengths) / max_sequences)
+    assert len(packs) < 1.12 * fewest
+
+
 def test_same_lengths_give_the_same_packs():
     lengths = _lengths(500, 64)
     assert list(pack(lengths, 64)) == list(pack(iter(lengths), 64))
