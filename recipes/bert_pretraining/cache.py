@@ -120,8 +120,10 @@ def _explained(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is not None and root not in Path(error.filename).parents:
-            raise  # of a file that was read
+        if error.filename is not None:
+            path = Path(error.filename)
+            if root not in (path, *path.parents) and path not in root.parents:
+                raise  # of a file that was read
         raise OSError(
             error.errno or 0,
             f"The prepared data cannot be kept in {root}: {error.strerror or error}. Free some "
