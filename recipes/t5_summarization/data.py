@@ -203,7 +203,8 @@ class SummarizationData(LightningDataModule):
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         """The published one, that of the checkpoint, or one that is learnt now."""
         if self.tokenizer is None:
-            texts = ([row.article, row.highlights] for row in self._rows("train"))
+            prefix = self.hparams["source_prefix"]
+            texts = ([prefix + row.article, row.highlights] for row in self._rows("train"))
             self.tokenizer = train_bpe(texts, self.hparams["vocab_size"])
         return self.tokenizer
 

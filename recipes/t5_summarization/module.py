@@ -210,7 +210,7 @@ class T5Summarization(RecipeModule):
         )
         if model.config.decoder_start_token_id is None:
             model.config.decoder_start_token_id = model.config.pad_token_id
-        return model
+        return model.train()
 
     def _from_nothing(self) -> T5ForConditionalGeneration:
         names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
