@@ -188,8 +188,8 @@ class MrpcData(LightningDataModule):
         workers = settings["num_workers"]
         return BucketDataLoader(
             dataset,
-            batch_sampler=sampler,
-            collate_fn=partial(collate, pad_token_id=self.tokenizer.pad_token_id),
+            sampler,
+            partial(collate, pad_token_id=self.tokenizer.pad_token_id),
             num_workers=workers,
             persistent_workers=workers > 0,
         )

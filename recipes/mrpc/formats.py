@@ -93,9 +93,10 @@ def _read_file(file: Path, split: str) -> Iterator[Pair]:
         rows = list(_ROWS[file.suffix](file))
     except UnicodeDecodeError as error:
         raise ValueError(f"data.path={file} is not UTF-8: {error}. Convert it.") from error
-    found = list(rows[0]) if rows else []
+    if not rows:
+        raise ValueError(f"data.path={file} has no rows. Is it cut short?")
     needed = columns[:2] if split == "test" else columns
-    check_columns(f"data.path={file}", found, needed)
+    check_columns(f"data.path={file}", list(rows[0]), needed)
     return _pairs(rows, columns, split, f"data.path={file}")
 
 

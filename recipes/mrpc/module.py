@@ -22,6 +22,7 @@ from recipes.mrpc.comparison import BaselineComparison
 from recipes.mrpc.scratch import new_model
 
 _IGNORED = -100
+_NUM_LABELS = 2
 
 
 class Mrpc(RecipeModule):
@@ -84,7 +85,7 @@ class Mrpc(RecipeModule):
                 hidden_dropout_prob=0.1 if dropout is None else dropout,
                 attention_probs_dropout_prob=0.1 if dropout is None else dropout,
                 initializer_range=initializer_range,
-                num_labels=2,
+                num_labels=_NUM_LABELS,
                 attn_implementation="sdpa",
             )
             self.model = new_model(config)
@@ -181,19 +182,24 @@ def _pretrained(
             f"data.max_length is {max_length}. Set data.max_length={config.max_position_embeddings}"
             " or less."
         )
-    shares = {} if dropout is None else {"hidden_dropout_prob": dropout}
-    if dropout is not None:
-        shares["attention_probs_dropout_prob"] = dropout
+    has_head = any("SequenceClassification" in name for name in config.architectures or ())
+    if has_head and config.num_labels != _NUM_LABELS:
+        raise ValueError(
+            f"model.name={name} has been fine-tuned for {config.num_labels} labels, and a pair has "
+            f"one of {_NUM_LABELS}. Name the model that it was made from."
+        )
+    shares = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     model = load_pretrained(
         BertForSequenceClassification,
         "model.name",
         name,
-        num_labels=2,
+        num_labels=_NUM_LABELS,
         attn_implementation="sdpa",
-        **shares,
+        **({} if dropout is None else dict.fromkeys(shares, dropout)),
     )
     # Transformers 5 keeps the dtype of the file; weights and their updates are float32 here.
-    return model.float()
+    # It comes in evaluation mode, in which Lightning would leave it: without dropout.
+    return model.float().train()
 
 
 def _additive_mask(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:

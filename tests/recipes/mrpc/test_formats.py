@@ -123,6 +123,12 @@ def test_a_training_file_without_labels_is_refused(tmp_path):
         read_folder(str(tmp_path))
 
 
+def test_a_file_without_rows_is_refused(tmp_path):
+    (tmp_path / "train.tsv").write_text(f"{HEADER}\n")
+    with pytest.raises(ValueError, match=r"train\.tsv has no rows"):
+        read_folder(str(tmp_path))
+
+
 def test_another_encoding_is_named(tmp_path):
     (tmp_path / "train.tsv").write_bytes(f"{HEADER}\n1\t1\t2\tCafé\tBar\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"train\.tsv is not UTF-8.*Convert it"):
@@ -155,7 +161,7 @@ def test_held_out_pairs_leave_the_training_pairs(msr):
 
 
 def test_an_unknown_data_set_says_how_to_go_on(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     message = r"data\.path=nobody/none with data\.subset=mrpc could not be loaded.*data\.source=path"
     with pytest.raises(ValueError, match=message):
         read_hub("nobody/none", "mrpc")
