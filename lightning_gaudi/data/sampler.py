@@ -5,6 +5,7 @@ Shapes: B samples in a batch of one rank.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -176,6 +177,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         counts = np.bincount(self._bucket_of, minlength=len(self.boundaries))
         return {
             "samples in each bucket": dict(zip(self.boundaries, counts.tolist(), strict=True)),
+            "checksum of their buckets": zlib.crc32(self._bucket_of.tobytes()),
             "batch_size": self.batch_size,
             "num_ranks": self._ranks()[0],
             "shuffle": self.shuffle,

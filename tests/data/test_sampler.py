@@ -145,6 +145,13 @@ def test_a_state_of_other_batches_is_refused():
         other.load_state_dict(sampler.state_dict())
 
 
+def test_samples_in_another_order_are_other_batches():
+    sampler = _sampler()
+    list(itertools.islice(sampler, 5))
+    with pytest.raises(ValueError, match="checksum of their buckets was"):
+        _sampler(_lengths()[::-1]).load_state_dict(sampler.state_dict())
+
+
 def test_between_epochs_the_batches_may_change():
     sampler = _sampler()
     sampler.set_epoch(2)
