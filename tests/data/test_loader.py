@@ -19,6 +19,9 @@ class Texts(Dataset):
     def __getitem__(self, index):
         return {"input_ids": [index + 1] * int(LENGTHS[index]), "labels": index % 2, "id": index}
 
+    def __len__(self):
+        return len(LENGTHS)
+
 
 def _loader(shuffle=True, dataset=None, collate_fn=pad_batch, batch_size=4, **settings):
     sampler = BucketBatchSampler(LENGTHS, BOUNDARIES, batch_size, shuffle=shuffle, seed=1)
