@@ -72,9 +72,7 @@ class BucketDataLoader(DataLoader[Any]):
                 f"{type(batch_sampler).__name__}. Give one as the second argument."
             )
         if not isinstance(dataset, _Batches):
-            if isinstance(
-                batch_sampler, BucketBatchSampler
-            ):  # else the one around it, in a new loader
+            if isinstance(batch_sampler, BucketBatchSampler):  # not one that is around it
                 _check_length(dataset, batch_sampler)
             fills = batch_sampler.fills_last
             dataset = _Batches(dataset, collate_fn, with_epoch, tuple(label_names), fills)
