@@ -22,7 +22,7 @@ MARK = "In short:"
 
 _FORMATS = ("csv", "jsonl", "json", "parquet")
 _WORDS = range(4, 11)
-_SENTENCES_PER_ARTICLE = 3
+_SENTENCES_PER_ARTICLE = 2
 _HELD_OUT = 0.05
 
 

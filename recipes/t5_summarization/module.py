@@ -208,7 +208,7 @@ class T5Summarization(RecipeModule):
             dropout_rate=settings["dropout"],
             attn_implementation=_ATTENTION,
         )
-        if model.config.decoder_start_token_id is None:
+        if getattr(model.config, "decoder_start_token_id", None) is None:  # missing on 5.x
             model.config.decoder_start_token_id = model.config.pad_token_id
         return model.train()
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -65,6 +66,12 @@ def test_a_configuration_is_instantiated_as_it_is(path, tiny):
     run = importlib.import_module(f"recipes.{recipe}.__main__").run
     config = yaml.safe_load(path.read_text())
     overrides = _from_the_hub(config, tiny.get(recipe))
+    if "deepspeed" in config["trainer"].get("strategy", "auto"):
+        # Delete once there is a DeepSpeed strategy for HPUs.
+        assert "# NOT YET:" in path.read_text()
+        with pytest.raises(MisconfigurationException, match="strategy='deepspeed_stage_3'"):
+            run(["--config", str(path), *overrides], run=False)
+        overrides.append("--trainer.strategy=ddp")
     # Weights of a real size are neither made nor drawn; tiny ones are read, which needs memory.
     with contextlib.nullcontext() if overrides else torch.device("meta"):
         cli = run(["--config", str(path), *overrides], run=False)

@@ -55,7 +55,9 @@ def test_a_bucket_has_one_shape_and_targets_are_padded_with_ignored(make_data):
         shapes.add(tuple(batch["input_ids"].shape))
         assert batch["labels"].shape == (2, 24)
         assert batch["attention_mask"].shape == batch["input_ids"].shape
-        assert batch["num_tokens"] == batch["attention_mask"].sum() == (batch["input_ids"] > 0).sum()
+        assert (
+            batch["num_tokens"] == batch["attention_mask"].sum() == (batch["input_ids"] > 0).sum()
+        )
         for row in batch["labels"].tolist():
             length = row.index(-100) if -100 in row else 24
             assert row[length - 1] == 1  # </s>
@@ -83,9 +85,7 @@ def test_evaluation_has_each_row_once_and_says_which_rows_only_fill(make_data):
         seen = []
         for batch in loader:
             assert len(batch["input_ids"]) == 3
-            seen += [
-                i for i, real in zip(batch["indices"], batch["is_real"], strict=True) if real
-            ]
+            seen += [i for i, real in zip(batch["indices"], batch["is_real"], strict=True) if real]
             assert (batch["labels"][~batch["is_real"]] == -100).all()
         assert sorted(seen) == list(range(count))
     chosen = data.rows_to_generate("validation")
@@ -158,7 +158,9 @@ def test_rouge_is_that_of_rouge_score_with_a_sentence_a_line():
 
 
 def test_a_missing_folder_says_what_belongs_there_and_how_to_get_it():
-    with pytest.raises(ValueError, match=r"data\.path=/no/folder is not a folder: train\.csv.*hf d"):
+    with pytest.raises(
+        ValueError, match=r"data\.path=/no/folder is not a folder: train\.csv.*hf d"
+    ):
         SummarizationData("path", "/no/folder")
 
 
@@ -178,16 +180,22 @@ def test_a_folder_with_only_a_test_file_can_be_tested_with(tmp_path, pretrained)
 
 def test_wrong_columns_are_refused_by_name(tmp_path):
     (tmp_path / "train.csv").write_text("text,summary\na,b\n")
-    with pytest.raises(ValueError, match=r"train\.csv has no column 'article', 'highlights'. It has"):
+    with pytest.raises(
+        ValueError, match=r"train\.csv has no column 'article', 'highlights'. It has"
+    ):
         SummarizationData("path", str(tmp_path))
     (tmp_path / "validation.csv").write_text("text,summary\na,b\n")
     SummarizationData("path", str(tmp_path), article_column="text", summary_column="summary")
 
 
-@pytest.mark.parametrize(("suffix", "content"), [("jsonl", b"{broken"), ("csv", b"article\n\xff\n")])
+@pytest.mark.parametrize(
+    ("suffix", "content"), [("jsonl", b"{broken"), ("csv", b"article\n\xff\n")]
+)
 def test_a_broken_file_is_refused_with_its_name(tmp_path, suffix, content):
     (tmp_path / f"train.{suffix}").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"train\.{suffix} could not be read as {suffix} \(row 0\)"):
+    with pytest.raises(
+        ValueError, match=rf"train\.{suffix} could not be read as {suffix} \(row 0\)"
+    ):
         SummarizationData("path", str(tmp_path))
 
 

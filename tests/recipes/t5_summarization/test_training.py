@@ -216,7 +216,8 @@ def test_a_lazy_run_compiles_two_graphs_a_bucket_and_never_waits(tmp_path):
                                  max_source_length=160, max_target_length=24, num_buckets=2)
         monitor, speed = GraphMonitor(), TokenThroughput(num_warmup_steps=2)
         path = Path({str(tmp_path)!r})
-        fit("hpu", data, path, num_steps=18, callbacks=[monitor, speed], gradient_checkpointing=True)
+        settings = {{"callbacks": [monitor, speed], "gradient_checkpointing": True}}
+        fit("hpu", data, path, num_steps=18, **settings)
         report = monitor.report
         num_buckets = len({{batch["input_ids"].shape for batch in data.train_dataloader()}})
         print(num_buckets, report.training_graphs, report.graph_compilations["validation"],
