@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from recipes.bert_pretraining import files
 from recipes.bert_pretraining.data import BertData
@@ -147,3 +148,14 @@ def test_a_parquet_file_with_a_damaged_page_is_named(tmp_path):
     files.check(str(file), "text")
     with pytest.raises(ValueError, match=r"x\.parquet cannot be read as parquet"):
         _read(file)
+
+
+def test_training_on_parquet_is_training_on_the_same_text(corpus, tmp_path, make_data):
+    texts = corpus.read_text().split("\n\n")
+    (tmp_path / "parts").mkdir()
+    for number in range(2):
+        part = texts[number * 40 : number * 40 + 40]
+        _parquet(tmp_path / "parts" / f"{number}.parquet", body=part)
+    data = make_data(path=str(tmp_path / "parts"), text_column="body")
+    for ours, expected in zip(data.train_dataloader(), make_data().train_dataloader(), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=0)
