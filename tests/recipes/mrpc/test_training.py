@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from recipes.common.export import export
 from recipes.mrpc.data import MrpcData
+from recipes.mrpc.encoding import EncodedPairs, collate
 from recipes.mrpc.module import Mrpc
 from recipes.mrpc.predictions import SubmissionWriter
 from tests.helpers.process import run_python
@@ -76,10 +77,11 @@ def _undecided() -> Mrpc:
     """A model that says yes to half of the test pairs of the fixtures."""
     seed_everything(0, verbose=False)
     module = Mrpc(**(SMALL | {"initializer_range": 0.5})).eval()
-    data = _fixtures("msr", batch_size=16, num_buckets=1)
+    data = _fixtures("msr")
     data.setup("test")
-    with torch.no_grad():
-        logits = torch.cat([module(batch) for batch in data.test_dataloader()])
+    pairs = EncodedPairs(data.pairs["test"], data.tokenizer, DATA["max_length"])
+    with torch.no_grad():  # not through a loader, which would give each rank its share
+        logits = module(collate(list(pairs), DATA["max_length"], data.tokenizer.pad_token_id))
         leaning = (logits[:, 1] - logits[:, 0]).sort().values
         module.model.classifier.bias[1] -= leaning[7:9].mean()
     return module.train()
