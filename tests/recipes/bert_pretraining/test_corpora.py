@@ -6,10 +6,16 @@ import pytest
 from recipes.bert_pretraining.corpora import open_corpus
 
 
+def _datasets():
+    # ImportError: of a version that does not fit the installed huggingface_hub.
+    reason = "pip install lightning-gaudi[recipes]"
+    return pytest.importorskip("datasets", reason=reason, exc_type=ImportError)
+
+
 @pytest.fixture
 def hub_data_set(tmp_path, monkeypatch) -> str:
     """A data set in a format of the hub's, on this disk."""
-    datasets = pytest.importorskip("datasets", reason="pip install lightning-gaudi[recipes]")
+    datasets = _datasets()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "data set"
     folder.mkdir()
@@ -63,7 +69,7 @@ def test_a_column_that_is_no_text_is_refused(hub_data_set):
 
 
 def test_a_data_set_that_is_not_there_is_refused(tmp_path):
-    pytest.importorskip("datasets", reason="pip install lightning-gaudi[recipes]")
+    _datasets()
     missing = str(tmp_path / "missing")
     expected = r"data\.path=.*missing with data\.subset=en could not be.*data\.source=path"
     with pytest.raises(ValueError, match=expected):

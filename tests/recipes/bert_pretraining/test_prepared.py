@@ -118,28 +118,23 @@ def test_too_few_documents_are_refused(tmp_path):
         prepare(corpus, None, SETTINGS, tmp_path / "cache")
 
 
-def test_the_same_text_gives_the_same_files_in_every_process(corpus, tmp_path):
+def _files(root: Path) -> dict[str, bytes]:
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def test_another_process_makes_the_same_files(corpus, tmp_path):
+    settings = {"path": str(corpus), "vocab_size": 150, "next_sentence": True}
     source = f"""
-        import sys
-        from pathlib import Path
         from recipes.bert_pretraining.data import BertData
-        data = BertData("path", {str(corpus)!r}, cache_dir=sys.argv[1], vocab_size=150,
-                        max_seq_length=48, next_sentence=True)
-        data.prepare_data()
+        BertData("path", cache_dir={str(tmp_path / "there")!r}, **{settings}).prepare_data()
     """
-    for name in "ab":
-        run_python(source, str(tmp_path / name), env=NO_CARD)
-    first, second = (
-        {
-            path.relative_to(tmp_path / name): path.read_bytes()
-            for path in (tmp_path / name).rglob("*")
-            if path.is_file()
-        }
-        for name in "ab"
-    )
-    assert len(first) > 15
-    assert first == second
-    (vocabulary,) = (content for path, content in first.items() if path.name == "tokenizer.json")
+    run_python(source, env=NO_CARD)
+    BertData("path", cache_dir=str(tmp_path / "here"), **settings).prepare_data()
+    here, there = _files(tmp_path / "here"), _files(tmp_path / "there")
+    assert len(here) > 15
+    assert here == there
+    (vocabulary,) = (content for path, content in here.items() if path.endswith("tokenizer.json"))
     assert len(json.loads(json.loads(vocabulary)["tokenizer"])["model"]["vocab"]) == 150
 
 
