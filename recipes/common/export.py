@@ -42,6 +42,7 @@ def export(checkpoint: Path, output: Path) -> None:
         )
     _model(content).save_pretrained(output)
     _tokenizer(content).save_pretrained(output)
+    _name_for_transformers_4(output / "tokenizer_config.json")
 
 
 def _model(content: dict[str, Any]) -> transformers.PreTrainedModel:
@@ -63,6 +64,14 @@ def _tokenizer(content: dict[str, Any]) -> transformers.PreTrainedTokenizerBase:
             return tokenizer_from_state(state)
     name = content[_DATA_SETTINGS]["tokenizer"]
     return load_pretrained(transformers.AutoTokenizer, "data.tokenizer", name)
+
+
+def _name_for_transformers_4(config: Path) -> None:
+    """Name the class of a tokenizer that was trained here as 4 and 5 know it: 5 has a new name."""
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def main(program: str, args: Sequence[str]) -> None:

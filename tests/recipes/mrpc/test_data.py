@@ -142,7 +142,10 @@ def test_wrong_data_are_reported_before_a_card_is_looked_for(tmp_path):
         check=False,
     )
     assert result.returncode == 2
-    assert "train.tsv has no column '#2 String'. It has 'Quality', '#1 ID', '#1 String'" in result.stderr
+    assert (
+        "train.tsv has no column '#2 String'. It has 'Quality', '#1 ID', '#1 String'"
+        in result.stderr
+    )
     assert "Traceback" not in result.stderr
 
 

@@ -49,8 +49,9 @@ def test_the_files_of_glue_hold_the_same_pairs(msr, glue):
 
 def test_quotation_marks_are_characters_like_any_other(msr):
     firsts = [pair.first for pair in msr["train"]]
-    assert '"We will rebuild the bridge before winter," Mayor Ines Calder told reporters' in (
-        firsts[1][:76]
+    assert (
+        '"We will rebuild the bridge before winter," Mayor Ines Calder told reporters'
+        in (firsts[1][:76])
     )
     assert '"It was the longest night of my life, said the captain.' in firsts  # never closed
 
@@ -162,7 +163,9 @@ def test_held_out_pairs_leave_the_training_pairs(msr):
 
 def test_an_unknown_data_set_says_how_to_go_on(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    message = r"data\.path=nobody/none with data\.subset=mrpc could not be loaded.*data\.source=path"
+    message = (
+        r"data\.path=nobody/none with data\.subset=mrpc could not be loaded.*data\.source=path"
+    )
     with pytest.raises(ValueError, match=message):
         read_hub("nobody/none", "mrpc")
 

@@ -1,6 +1,11 @@
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, DistilBertConfig, DistilBertModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertModel,
+)
 
 from recipes.mrpc.module import Mrpc
 from tests.recipes.mrpc.conftest import VOCAB_SIZE
