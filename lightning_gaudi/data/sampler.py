@@ -63,6 +63,9 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         rank: this process among them; None as well.
         drop_last: leave out what does not fill a batch on every rank, rather than fill it up.
             Default: as `shuffle`.
+        multiple_of: with drop_last, batches of an epoch are a multiple of this: of those whose
+            gradients are accumulated. (Lightning ends an epoch with a step on fewer of them, whose
+            gradient is then too small.)
 
     Raises:
         ValueError: for a sample longer than the last boundary, boundaries that do not ascend,
@@ -84,8 +87,9 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         num_ranks: int | None = None,
         rank: int | None = None,
         drop_last: bool | None = None,
+        multiple_of: int = 1,
     ) -> None:
-        check_positive(batch_size=batch_size)
+        check_positive(batch_size=batch_size, multiple_of=multiple_of)
         if (num_ranks is None) != (rank is None):
             raise ValueError(
                 f"num_ranks and rank go together, but are {num_ranks} and {rank}. "
@@ -98,6 +102,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         self._bucket_of = bucket_of_each(lengths, self.boundaries)
         self._num_ranks, self._rank = num_ranks, rank
         self.fills_last = not (shuffle if drop_last is None else drop_last)
+        self.multiple_of = 1 if self.fills_last else multiple_of
         self._counts_itself = True  # a BucketDataLoader counts what was used
         self.progress = EpochProgress()
         if num_ranks is not None:
@@ -113,7 +118,9 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         num_ranks, _ = self._ranks()
         self._check_size(num_ranks)
         per_step = self.batch_size * num_ranks
-        return (self.num_items + (per_step - 1 if self.fills_last else 0)) // per_step
+        if self.fills_last:
+            return -(-self.num_items // per_step)
+        return self.num_items // (per_step * self.multiple_of) * self.multiple_of
 
     def __iter__(self) -> Iterator[BucketBatch]:
         num_ranks, rank = self._ranks()
@@ -145,7 +152,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         total = self.num_items
         items = np.arange(total) if rng is None else rng.permutation(total)
         if not self.fills_last:
-            items = items[: total - total % per_step]
+            items = items[: total - total % (per_step * self.multiple_of)]
         # From the largest bucket to the smallest: a batch across a boundary pads to the larger
         # one, and the batch that must be filled up is among the cheapest.
         items = items[np.argsort(-self._bucket_of[items], kind="stable")]
@@ -183,6 +190,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
             "shuffle": self.shuffle,
             "seed": self.seed,
             "drop_last": not self.fills_last,
+            "multiple_of": self.multiple_of,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -216,10 +224,11 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         return 1, 0
 
     def _check_size(self, num_ranks: int) -> None:
-        per_step = self.batch_size * num_ranks
+        per_step = self.batch_size * num_ranks * self.multiple_of
         if not self.fills_last and self.num_items < per_step:
             raise ValueError(
                 f"The data have {self.num_items} sample(s), but one batch on each rank "
-                f"takes {per_step} (batch_size={self.batch_size} on {num_ranks} rank(s)). "
+                f"takes {per_step} (batch_size={self.batch_size} on {num_ranks} rank(s)"
+                f"{f', times multiple_of={self.multiple_of}' if self.multiple_of > 1 else ''}). "
                 "Use more data, a smaller batch or fewer ranks, or drop_last=False."
             )

@@ -18,6 +18,7 @@ from lightning_gaudi.data import (
     evaluation_loader,
 )
 from recipes.bert_pretraining.corpora import Source, check_source, open_corpus
+from recipes.bert_pretraining.fill_mask import MaskedLines
 from recipes.bert_pretraining.packed import (
     PackedDataset,
     Vocabulary,
@@ -57,6 +58,8 @@ class BertData(LightningDataModule):
         next_sentence: make sentence pairs for next-sentence prediction. Half of them, in every
             epoch the other half, have their second segment exchanged for one of another document.
         validation_share: share of the documents held out for validation, and as much for test.
+        predict_path: for `predict`: a text file in which words are [MASK], a row for each line.
+            None takes the masked text that was held out for the test.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
         seed: of the split, the pairs, the order and the masks.
 
@@ -82,6 +85,7 @@ class BertData(LightningDataModule):
         max_sequences_per_pack: int = 8,
         next_sentence: bool = False,
         validation_share: float = 0.05,
+        predict_path: str | None = None,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
@@ -90,6 +94,11 @@ class BertData(LightningDataModule):
         check_source(
             source, path, packages=packages, text_column=text_column, max_documents=max_documents
         )
+        if predict_path is not None and not Path(predict_path).expanduser().is_file():
+            raise ValueError(
+                f"data.predict_path={predict_path} does not exist. Name a UTF-8 text file in which "
+                "words are replaced by [MASK], or leave it out to take held-out text."
+            )
         _check_sizes(max_seq_length, max_predictions_per_seq, validation_share, next_sentence)
         _check_counts(vocab_size, batch_size, max_sequences_per_pack, num_workers)
         self.row_shape = RowShape(max_seq_length, max_predictions_per_seq, max_sequences_per_pack)
@@ -152,6 +161,14 @@ class BertData(LightningDataModule):
     def test_dataloader(self) -> BucketDataLoader:
         return self._dataloader("test")
 
+    def predict_dataloader(self) -> BucketDataLoader:
+        path = self.hparams["predict_path"]
+        if path is None:
+            return self._dataloader("test")
+        assert self.tokenizer is not None  # `setup` came first
+        rows = MaskedLines(path, self.tokenizer, self.row_shape)
+        return evaluation_loader(rows, self.hparams["batch_size"], collate)
+
     def state_dict(self) -> dict[str, Any]:
         """The tokenizer travels in the checkpoint: without it the weights mean nothing."""
         if not isinstance(self.tokenizer, PreTrainedTokenizerFast):
@@ -211,8 +228,10 @@ class BertData(LightningDataModule):
                 "data.validation_share; with data.next_sentence=true, documents of more than one "
                 "sentence."
             )
-        if len(dataset) < batch_size * num_ranks and is_training:
+        accumulated = self._num_accumulated()
+        if len(dataset) < batch_size * num_ranks * accumulated and is_training:
             on = f" on each of {num_ranks} cards" if num_ranks > 1 else ""
+            on += f", accumulated {accumulated} times" if accumulated > 1 else ""
             raise ValueError(
                 f"The training text fills {len(dataset)} row(s), less than one batch of "
                 f"data.batch_size={batch_size}{on}. Use more text, or a smaller batch."
@@ -223,9 +242,22 @@ class BertData(LightningDataModule):
             return evaluation_loader(dataset, batch_size, collate, label_names=names, **options)
         length = self.row_shape.max_seq_length
         order = BucketBatchSampler(
-            np.full(len(dataset), length), [length], batch_size, shuffle=True, seed=seed
+            np.full(len(dataset), length),
+            [length],
+            batch_size,
+            shuffle=True,
+            seed=seed,
+            multiple_of=accumulated,
         )
         return BucketDataLoader(dataset, order, collate, with_epoch=True, **options)
+
+    def _num_accumulated(self) -> int:
+        """Batches of an optimizer step.
+
+        An epoch has a multiple of it: Lightning ends one with a step on fewer batches otherwise,
+        whose gradient is too small.
+        """
+        return 1 if self.trainer is None else self.trainer.accumulate_grad_batches
 
 
 def _check_sizes(

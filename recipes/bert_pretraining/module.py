@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,11 +15,16 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import BertConfig, BertForPreTraining
 
 from lightning_gaudi.data import block_diagonal_mask
+from recipes.bert_pretraining.fill_mask import FilledMask, candidates, lines
+from recipes.bert_pretraining.initialization import attend_to_equal_words
+from recipes.bert_pretraining.phases import PHASE1_KEY, Phase1
+from recipes.bert_pretraining.sequences import IS_RANDOM
 from recipes.common.optimizers import OptimizerName, Schedule
 from recipes.common.training import RecipeModule, enable_checkpointing
 
 _IGNORED = -100
-_TOTALS = ("mlm_loss", "mlm_correct", "num_predictions", "nsp_loss", "nsp_correct", "num_pairs")
+_MLM_TOTALS = ("mlm_loss", "mlm_correct", "num_predictions")
+_NSP_TOTALS = ("nsp_loss", "nsp_correct", "num_pairs", "num_random")
 
 
 class BertPretraining(RecipeModule):
@@ -30,7 +35,9 @@ class BertPretraining(RecipeModule):
 
     Args:
         vocab_size: number of token embeddings (V).
-        max_seq_length: longest sequence, so number of position embeddings (T).
+        max_seq_length: longest sequence (T).
+        num_positions: position embeddings; None for T. A first phase on short sequences needs as
+            many as the longest of a later phase.
         hidden_size: width (D).
         num_layers: number of encoder layers.
         num_heads: number of attention heads.
@@ -38,6 +45,8 @@ class BertPretraining(RecipeModule):
         dropout: of hidden states and of attention.
         initializer_range: standard deviation of the initial weights; 0.02 suits BERT-base, a
             narrow model learns sooner with more.
+        initialization: bert; or equal_words: attention begins by looking for the same word, a head
+            start for next-sentence prediction in runs of minutes (see `initialization.py`).
         next_sentence: add the loss of next-sentence prediction. Without it the pooler and its
             head are kept, untrained, so that the exported model has the usual form.
         gradient_checkpointing: recompute activations in the backward pass: less memory, about a
@@ -50,6 +59,14 @@ class BertPretraining(RecipeModule):
         weight_decay: of all weights but biases and layer norms.
         betas: decay of the optimizer's averages.
         max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
+        phase1_checkpoint: makes this phase 2: weights and moments of the optimizer come from this
+            file, schedule and steps begin anew (see `phases.py`). required: `fit` wants one. To go
+            on with an interrupted phase 2, give that checkpoint as `--ckpt_path` as well.
+        num_candidates: tokens that `predict` names for each masked one.
+
+    Raises:
+        ValueError: for a model shorter than the sequences, and for a file that is no checkpoint of
+            phase 1 of this model.
     """
 
     progress_loss = "mlm_loss"
@@ -58,12 +75,14 @@ class BertPretraining(RecipeModule):
         self,
         vocab_size: int = 2048,
         max_seq_length: int = 128,
+        num_positions: int | None = None,
         hidden_size: int = 128,
         num_layers: int = 2,
         num_heads: int = 2,
         intermediate_size: int | None = None,
         dropout: float = 0.1,
         initializer_range: float = 0.02,
+        initialization: Literal["bert", "equal_words"] = "bert",
         next_sentence: bool = False,
         gradient_checkpointing: bool = False,
         optimizer: OptimizerName = "adamw",
@@ -73,12 +92,20 @@ class BertPretraining(RecipeModule):
         weight_decay: float = 0.01,
         betas: tuple[float, float] = (0.9, 0.999),
         max_grad_norm: float | None = 1.0,
+        phase1_checkpoint: str | None = None,
+        num_candidates: int = 5,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters()
+        # The weights that a checkpoint holds do not come from phase 1 any more.
+        self.save_hyperparameters(ignore="phase1_checkpoint")
+        if num_positions is not None and num_positions < max_seq_length:
+            raise ValueError(
+                f"model.num_positions={num_positions} is less than data.max_seq_length="
+                f"{max_seq_length}: the last tokens would have no position. Set at least that."
+            )
         config = BertConfig(
             vocab_size=vocab_size,
-            max_position_embeddings=max_seq_length,
+            max_position_embeddings=num_positions or max_seq_length,
             hidden_size=hidden_size,
             num_hidden_layers=num_layers,
             num_attention_heads=num_heads,
@@ -89,12 +116,32 @@ class BertPretraining(RecipeModule):
             attn_implementation="sdpa",
         )
         self.model = BertForPreTraining(config)
+        if initialization == "equal_words":
+            attend_to_equal_words(self.model.bert)
         if gradient_checkpointing:
             enable_checkpointing(self.model)
         if not next_sentence:  # DDP must not wait for gradients that never come
             self.model.bert.pooler.requires_grad_(False)
             self.model.cls.seq_relationship.requires_grad_(False)
         self._totals: Tensor | None = None
+        self._phase1 = Phase1.of(phase1_checkpoint, self)
+
+    def setup(self, stage: str) -> None:
+        """Begin phase 2 with the weights of phase 1."""
+        if stage == "fit" and self._phase1 is not None:
+            self._phase1.load_weights(self)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer and its schedule; in phase 2 with the moments of phase 1."""
+        configured = super().configure_optimizers()
+        if self._phase1 is not None:
+            self._phase1.load_moments(configured["optimizer"])
+        return configured
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what phase it is."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[PHASE1_KEY] = None if self._phase1 is None else self._phase1.path
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Predict the masked tokens, and whether the segments of each sequence belong together.
@@ -121,23 +168,34 @@ class BertPretraining(RecipeModule):
         return token_logits, heads.seq_relationship(pooled)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        """Sum the losses and divide by how many a batch has on average, which is a constant.
+
+        So every prediction weighs the same, in whatever micro-batch or on whatever card it is, and
+        gradient accumulation gives the gradient of the whole batch. (The mean over each batch would
+        give more weight to predictions that have fewer beside them.) Logged is the mean.
+        """
         token_logits, pair_logits = self(batch)
-        losses = {"mlm_loss": _mean_loss(token_logits, batch["masked_labels"])}
+        sums = {"mlm": (*_sum_loss(token_logits, batch["masked_labels"]), "expected_predictions")}
         if pair_logits is not None:
-            losses["nsp_loss"] = _mean_loss(pair_logits, batch["next_sentence_labels"])
-        detached = {name: loss.detach() for name, loss in losses.items()}
-        return {"loss": reduce(torch.add, losses.values()), **detached}
+            labels = batch["next_sentence_labels"]
+            sums["nsp"] = (*_sum_loss(pair_logits, labels), "expected_pairs")
+        loss = reduce(torch.add, (total / batch[name] for total, _, name in sums.values()))
+        means = {
+            f"{name}_loss": (total / count.clamp(min=1)).detach()
+            for name, (total, count, _) in sums.items()
+        }
+        return {"loss": loss, **means}
 
     def on_validation_epoch_start(self) -> None:
-        size = len(_TOTALS) if self.hparams["next_sentence"] else len(_TOTALS) // 2
-        self._totals = torch.zeros(size, device=self.device)
+        self._totals = torch.zeros(len(self._names_of_totals()), device=self.device)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Add up sums, not means: the last batch may hold fewer predictions."""
         token_logits, pair_logits = self(batch)
         sums = _sums(token_logits, batch["masked_labels"])
         if pair_logits is not None:
-            sums += _sums(pair_logits, batch["next_sentence_labels"])
+            labels = batch["next_sentence_labels"]
+            sums += (*_sums(pair_logits, labels), (labels == IS_RANDOM).sum().float())
         assert self._totals is not None
         self._totals += torch.stack(sums)
 
@@ -153,19 +211,37 @@ class BertPretraining(RecipeModule):
     def on_test_epoch_end(self) -> None:
         self._log_totals("test")
 
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[FilledMask]:
+        """The likeliest tokens in each masked place, in the order of the text."""
+        token_logits, _ = self(batch)
+        best = token_logits.float().softmax(dim=-1).topk(self.hparams["num_candidates"])
+        tokenizer = self.trainer.datamodule.tokenizer  # type: ignore[attr-defined]
+        return candidates(batch, best.values, best.indices, tokenizer)
+
+    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Print them; `trainer.predict` returns them too."""
+        print(lines(outputs), flush=True)
+
+    def _names_of_totals(self) -> tuple[str, ...]:
+        return _MLM_TOTALS + (_NSP_TOTALS if self.hparams["next_sentence"] else ())
+
     def _log_totals(self, stage: str) -> None:
         """Read the sums of all processes at once, and log means that live on the host."""
         assert self._totals is not None
-        totals = dict(zip(_TOTALS, self.sum_over_ranks(self._totals), strict=False))
-        pairs = [("mlm", max(totals["num_predictions"], 1.0))]
-        if self.hparams["next_sentence"]:
-            pairs.append(("nsp", max(totals["num_pairs"], 1.0)))
-        for name, count in pairs:
-            for kind in ("loss", "accuracy"):
-                total = totals[f"{name}_loss" if kind == "loss" else f"{name}_correct"]
-                metric = f"{stage}/{name}_{kind}"
-                self.log_on_host({metric: total / count}, prog_bar=metric.endswith("mlm_loss"))
+        sums = dict(zip(self._names_of_totals(), self.sum_over_ranks(self._totals), strict=True))
         self._totals = None
+        count = max(sums["num_predictions"], 1.0)
+        self.log_on_host({f"{stage}/mlm_loss": sums["mlm_loss"] / count}, prog_bar=True)
+        values = {"mlm_accuracy": sums["mlm_correct"] / count}
+        if self.hparams["next_sentence"]:
+            count = max(sums["num_pairs"], 1.0)
+            share = sums["num_random"] / count
+            values["nsp_loss"] = sums["nsp_loss"] / count
+            values["nsp_accuracy"] = sums["nsp_correct"] / count
+            values["nsp_majority"] = max(
+                share, 1 - share
+            )  # always one answer: the accuracy to beat
+        self.log_on_host({f"{stage}/{name}": value for name, value in values.items()})
 
 
 def _gather(hidden: Tensor, positions: Tensor) -> Tensor:
@@ -173,15 +249,15 @@ def _gather(hidden: Tensor, positions: Tensor) -> Tensor:
     return hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
 
 
-def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy over the labels that are not -100."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=_IGNORED)
+def _sum_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the cross-entropies over the labels that are not -100, and their number."""
+    loss = F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=_IGNORED, reduction="sum"
+    )
+    return loss, (labels != _IGNORED).sum()
 
 
 def _sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sum of losses, number of right predictions, number of predictions; all float32."""
-    loss = F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=_IGNORED, reduction="sum"
-    )
-    correct = (logits.argmax(-1) == labels).sum()
-    return loss, correct.float(), (labels != _IGNORED).sum().float()
+    loss, count = _sum_loss(logits, labels)
+    return loss, (logits.argmax(-1) == labels).sum().float(), count.float()

@@ -62,6 +62,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
     ) -> None:
         self.corpus, self.plan = corpus, plan
         self.vocabulary, self.shape, self.seed = vocabulary, shape, seed
+        self._expected_targets = plan.expected_targets(shape)
         self._random_tokens = np.setdiff1d(np.arange(vocabulary.size), vocabulary.special)
 
     def __len__(self) -> int:
@@ -73,13 +74,14 @@ class PackedDataset(Dataset[dict[str, Any]]):
         Returns:
             input_ids, token_type_ids, position_ids, sequence_ids [T]; masked_positions and
             masked_labels [P]; cls_positions and next_sentence_labels [K], all int64 with labels
-            -100 where there is nothing to predict; and the integers num_tokens, num_sequences,
-            which stay on the host.
+            -100 where there is nothing to predict; and numbers that stay on the host: num_tokens,
+            num_sequences, and expected_predictions and expected_pairs, what a row has on average.
         """
         epoch, index = key if isinstance(key, tuple) else (0, key)
         row = self._assemble([] if index < 0 else self._sequences(epoch, index))
         rng = np.random.default_rng((self.seed, epoch, index + 1))
         self._mask(row, rng)
+        row["expected_predictions"], row["expected_pairs"] = self._expected_targets
         return row
 
     def _sequences(self, epoch: int, index: int) -> Iterator[_Sequence]:
@@ -122,8 +124,8 @@ class PackedDataset(Dataset[dict[str, Any]]):
         """Choose at most P tokens to predict and hide them, in place."""
         limit, ids = self.shape.max_predictions_per_seq, row["input_ids"]
         candidates = np.flatnonzero(~np.isin(ids, self.vocabulary.special))
-        wanted = max(1, round(self.shape.mlm_probability * len(candidates)))
-        chosen = np.sort(rng.permutation(candidates)[: min(limit, wanted)])
+        wanted = self.shape.num_predictions(len(candidates))
+        chosen = np.sort(rng.permutation(candidates)[:wanted])
         row["masked_positions"] = np.zeros(limit, np.int64)
         row["masked_labels"] = np.full(limit, NO_LABEL, np.int64)
         row["masked_positions"][: len(chosen)] = chosen

@@ -24,6 +24,11 @@ class RowShape:
     max_sequences_per_pack: int
     mlm_probability: float = 0.15
 
+    def num_predictions(self, num_tokens: int) -> int:
+        """How many of the tokens of a row, special ones not counted, are predicted."""
+        wanted = max(1, round(self.mlm_probability * num_tokens))
+        return min(self.max_predictions_per_seq, wanted)
+
 
 @dataclass(frozen=True)
 class RowPlan:
@@ -71,7 +76,22 @@ class RowPlan:
         start, stop = self.row_starts[row : row + 2]
         return self.packed[start:stop].tolist()
 
+    def expected_targets(self, shape: RowShape) -> tuple[float, float]:
+        """Predictions and sequences of a row, on average over rows from all along the plan."""
+        if not len(self):
+            return 1.0, 1.0
+        rows = np.unique(np.linspace(0, len(self) - 1, _NUM_SAMPLED_ROWS).astype(np.int64))
+        starts, counts = self.row_starts[rows], self.row_starts[rows + 1] - self.row_starts[rows]
+        before = np.cumsum(counts) - counts
+        places = np.arange(counts.sum()) + np.repeat(starts - before, counts)
+        chosen = self.sequences[self.packed[places]]
+        num_tokens = chosen[:, 1] - chosen[:, 0] + chosen[:, 3] - chosen[:, 2]
+        per_row = np.add.reduceat(num_tokens, before).tolist()
+        predictions = [shape.num_predictions(number) for number in per_row]
+        return sum(predictions) / len(rows), int(counts.sum()) / len(rows)
 
+
+_NUM_SAMPLED_ROWS = 4096
 _ARRAYS = ("sequences", "packed", "row_starts", "by_length", "sorted_lengths")
 
 

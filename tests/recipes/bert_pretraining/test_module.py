@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from recipes.bert_pretraining.module import BertPretraining, _mean_loss
+from recipes.bert_pretraining.module import BertPretraining, _sum_loss
 from recipes.bert_pretraining.packed import PackedDataset, collate
 
 SMALL = {
@@ -22,7 +22,11 @@ def _unpack(dataset: PackedDataset, batch: dict) -> dict:
         for number in range(1, int(ids.max()) + 1):
             rows.append(_row_of(dataset, {n: v[b] for n, v in batch.items() if hasattr(v, "shape")},
                                 number))  # fmt: skip
-    return collate(rows)
+    unpacked = collate(rows)
+    # Constants of the data set: they do not depend on how it is packed.
+    for name in ("expected_predictions", "expected_pairs"):
+        unpacked[name] = batch[name]
+    return unpacked
 
 
 def _row_of(dataset: PackedDataset, packed: dict, number: int) -> dict:
@@ -51,17 +55,28 @@ def _losses_and_gradients(module: BertPretraining, batch: dict):
     return outputs, {name: gradient.clone() for name, gradient in gradients.items()}
 
 
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
 @pytest.mark.parametrize("next_sentence", [False, True])
-def test_packed_equals_unpacked(make_data, next_sentence):
+def test_packed_equals_unpacked(make_data, next_sentence, gradient_checkpointing):
     data = make_data(
-        next_sentence=next_sentence, max_seq_length=96, max_predictions_per_seq=15, batch_size=2
+        next_sentence=next_sentence,
+        max_seq_length=96,
+        max_predictions_per_seq=15,
+        max_sequences_per_pack=6,
+        batch_size=4,
     )
     torch.manual_seed(0)
-    module = BertPretraining(**SMALL, next_sentence=next_sentence)
+    module = BertPretraining(
+        **SMALL, next_sentence=next_sentence, gradient_checkpointing=gradient_checkpointing
+    ).train()
     packed = max(data.train_dataloader(), key=lambda batch: batch["num_sequences"])
-    assert packed["num_sequences"] > 2  # rows
+    assert packed["num_sequences"] > 4  # rows
+    labels = packed["next_sentence_labels"]
+    if next_sentence:  # slots of every kind: both labels, and some that hold no sequence
+        assert set(labels.unique().tolist()) == {-100, 0, 1}
     outputs, gradients = _losses_and_gradients(module, packed)
     unpacked = _unpack(data.datasets["train"], packed)
+    assert len(unpacked["input_ids"]) == packed["num_sequences"]
     reference, reference_gradients = _losses_and_gradients(module, unpacked)
     torch.testing.assert_close(outputs, reference, rtol=0, atol=1e-5)
     torch.testing.assert_close(gradients, reference_gradients, rtol=0, atol=1e-5)
@@ -110,12 +125,47 @@ def test_empty_rows_change_neither_loss_nor_gradients(make_data):
     module = BertPretraining(**SMALL)
     dataset = data.datasets["train"]
     alone = _losses_and_gradients(module, collate([dataset[0, 0]]))
-    padded = _losses_and_gradients(module, collate([dataset[0, 0], dataset[0, -1]]))
+    with_empty_row = collate([dataset[0, 0], dataset[0, -1]])
+    with_empty_row["expected_predictions"] /= 2
+    padded = _losses_and_gradients(module, with_empty_row)
     torch.testing.assert_close(alone, padded, rtol=0, atol=1e-6)
 
 
-def test_loss_is_the_mean_over_labels_that_are_there():
+def test_loss_counts_the_labels_that_are_there():
     logits = torch.tensor([[[2.0, 0.0], [0.0, 1.0], [5.0, 5.0]]])
-    expected = -torch.log_softmax(logits[0, :2], dim=-1).diagonal().mean()
-    loss = _mean_loss(logits, torch.tensor([[0, 1, -100]]))
+    expected = -torch.log_softmax(logits[0, :2], dim=-1).diagonal().sum()
+    loss, count = _sum_loss(logits, torch.tensor([[0, 1, -100]]))
     torch.testing.assert_close(loss, expected)
+    assert count == 2
+
+
+def test_losses_are_divided_by_what_a_batch_has_on_average(make_data):
+    data = make_data(next_sentence=True)
+    module = BertPretraining(**SMALL, next_sentence=True)
+    batches = list(data.train_dataloader())
+    names = {"masked_labels": "expected_predictions", "next_sentence_labels": "expected_pairs"}
+    for labels, expected in names.items():
+        counts = [int((batch[labels] >= 0).sum()) for batch in batches]
+        assert len({batch[expected] for batch in batches}) == 1  # else a graph for each
+        assert batches[0][expected] == pytest.approx(sum(counts) / len(counts), rel=0.05)
+    outputs = module.training_step(batches[0], 0)
+    counted = [(batches[0][name] >= 0).sum() / batches[0][names[name]] for name in names]
+    loss = outputs["mlm_loss"] * counted[0] + outputs["nsp_loss"] * counted[1]
+    torch.testing.assert_close(outputs["loss"], loss)
+
+
+def test_equal_words_attend_to_each_other():
+    torch.manual_seed(0)
+    module = BertPretraining(**SMALL, num_heads=1, initialization="equal_words")
+    ids = torch.tensor([[1, 20, 30, 40, 50, 20, 60, 70]])
+    embedded = module.model.bert.embeddings(ids)
+    attention = module.model.bert.encoder.layer[0].attention.self
+    scores = (attention.query(embedded) @ attention.key(embedded).mT)[0].detach()
+    others = [i for i in range(8) if i not in (1, 5)]
+    assert scores[1, 5] > scores[1, others].max()
+
+
+def test_fewer_positions_than_tokens_are_refused():
+    with pytest.raises(ValueError, match=r"model.num_positions=64 is less than .*_seq_length=96"):
+        BertPretraining(**SMALL, num_positions=64)
+    assert BertPretraining(**SMALL, num_positions=128).model.config.max_position_embeddings == 128
