@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lightning_gaudi.data import (
     cache_folder,
     evaluation_loader,
 )
+from recipes.bert_pretraining.checks import check_counts, check_sizes, check_tokenizer
 from recipes.bert_pretraining.corpora import Source, check_source, open_corpus
 from recipes.bert_pretraining.fill_mask import MaskedLines
 from recipes.bert_pretraining.packed import (
@@ -26,11 +26,8 @@ from recipes.bert_pretraining.packed import (
 )
 from recipes.bert_pretraining.prepared import Prepared, Settings, prepare
 from recipes.bert_pretraining.rows import RowShape
-from recipes.bert_pretraining.sequences import num_special_tokens
 from recipes.bert_pretraining.unigram import UnigramReference, unigram_reference
 from recipes.common.tokenization import load_tokenizer, tokenizer_from_state, tokenizer_state
-
-_MIN_VOCAB_SIZE = 8  # five special tokens, and letters
 
 
 class BertData(LightningDataModule):
@@ -99,13 +96,14 @@ class BertData(LightningDataModule):
                 f"data.predict_path={predict_path} does not exist. Name a UTF-8 text file in which "
                 "words are replaced by [MASK], or leave it out to take held-out text."
             )
-        _check_sizes(max_seq_length, max_predictions_per_seq, validation_share, next_sentence)
-        _check_counts(vocab_size, batch_size, max_sequences_per_pack, num_workers)
+        check_sizes(max_seq_length, max_predictions_per_seq, validation_share, next_sentence)
+        check_counts(vocab_size, batch_size, max_sequences_per_pack, num_workers)
         self.row_shape = RowShape(max_seq_length, max_predictions_per_seq, max_sequences_per_pack)
         self.tokenizer: PreTrainedTokenizerBase | None = None
+        self._saved_tokenizer: PreTrainedTokenizerBase | None = None
         self.datasets: dict[str, PackedDataset] = {}
         if tokenizer is not None and _is_folder(tokenizer):
-            self._check_tokenizer(load_tokenizer(tokenizer))
+            check_tokenizer(load_tokenizer(tokenizer), vocab_size)
 
     def prepare_data(self) -> None:
         """Fill the caches, once a machine: downloads, token ids, planned rows."""
@@ -126,12 +124,7 @@ class BertData(LightningDataModule):
         }
 
     def _prepare(self) -> Prepared:
-        settings = self.hparams
-        tokenizer = self.tokenizer
-        if tokenizer is None and settings["tokenizer"]:
-            tokenizer = load_tokenizer(settings["tokenizer"])
-        if tokenizer is not None:
-            self._check_tokenizer(tokenizer)
+        settings, tokenizer = self.hparams, self._known_tokenizer()
         names = ("packages", "subset", "text_column", "max_documents")
         corpus = open_corpus(
             settings["source"], settings["path"], **{name: settings[name] for name in names}
@@ -149,8 +142,23 @@ class BertData(LightningDataModule):
             ),
             Path(folder).expanduser() if folder else cache_folder("tokens"),
         )
-        self._check_tokenizer(prepared.tokenizer)
+        check_tokenizer(prepared.tokenizer, settings["vocab_size"])
         return prepared
+
+    def _known_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """That of the settings or of the checkpoint; None if one has to be trained."""
+        name, saved = self.hparams["tokenizer"], self._saved_tokenizer
+        named = load_tokenizer(name) if name else None
+        if named and saved and named.get_vocab() != saved.get_vocab():
+            raise ValueError(
+                f"The checkpoint was trained with another vocabulary than that of "
+                f"data.tokenizer={name}: its weights mean other tokens. Name the tokenizer that it "
+                "was trained with, or leave data.tokenizer out to take the one in the checkpoint."
+            )
+        known = named or saved
+        if known is not None:
+            check_tokenizer(known, self.hparams["vocab_size"])
+        return known
 
     def train_dataloader(self) -> BucketDataLoader:
         return self._dataloader("train")
@@ -181,22 +189,12 @@ class BertData(LightningDataModule):
         Lightning calls this after `setup`: the text is tokenized again if it has to be.
 
         Raises:
-            ValueError: if data.tokenizer names another one.
+            ValueError: if data.tokenizer names one with another vocabulary, then or in `setup`.
         """
         if "tokenizer" not in state_dict:
             return
-        saved = tokenizer_from_state(state_dict)
-        if self.tokenizer is not None and self.tokenizer.get_vocab() == saved.get_vocab():
-            return
-        if self.hparams["tokenizer"]:
-            raise ValueError(
-                f"The checkpoint was trained with another vocabulary than that of "
-                f"data.tokenizer={self.hparams['tokenizer']}: its weights mean other tokens. Name "
-                "the tokenizer that it was trained with, or leave data.tokenizer out to take the "
-                "one in the checkpoint."
-            )
-        self.tokenizer = saved
-        if self.datasets:
+        saved = self._saved_tokenizer = tokenizer_from_state(state_dict)
+        if self.tokenizer is not None and self.tokenizer.get_vocab() != saved.get_vocab():
             self._make_datasets()
 
     def unigram_reference(self, split: str = "validation") -> UnigramReference:
@@ -208,14 +206,6 @@ class BertData(LightningDataModule):
         kept = np.concatenate(text)
         kept = kept[~np.isin(kept, dataset.vocabulary.special)]
         return unigram_reference(kept, labels[labels >= 0])
-
-    def _check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        if len(tokenizer) > self.hparams["vocab_size"]:
-            raise ValueError(
-                f"The tokenizer has {len(tokenizer)} tokens, but data.vocab_size is "
-                f"{self.hparams['vocab_size']}: the model would have no embedding for the others. "
-                f"Set data.vocab_size={len(tokenizer)}."
-            )
 
     def _dataloader(self, split: str) -> BucketDataLoader:
         is_training, dataset = split == "train", self.datasets[split]
@@ -258,33 +248,6 @@ class BertData(LightningDataModule):
         whose gradient is too small.
         """
         return 1 if self.trainer is None else self.trainer.accumulate_grad_batches
-
-
-def _check_sizes(
-    max_seq_length: int, max_predictions: int, validation_share: float, next_sentence: bool
-) -> None:
-    if max_seq_length <= num_special_tokens(next_sentence) + 4:
-        raise ValueError(f"data.max_seq_length={max_seq_length} leaves no room for text.")
-    wanted = math.ceil(RowShape.mlm_probability * (max_seq_length - 2))
-    if max_predictions < wanted:
-        raise ValueError(
-            f"data.max_predictions_per_seq={max_predictions} is too small: 15 % of "
-            f"data.max_seq_length={max_seq_length} tokens are predicted, so set at least {wanted}."
-        )
-    if not 0 < validation_share < 0.5:
-        raise ValueError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
-
-
-def _check_counts(vocab_size: int, batch_size: int, max_sequences: int, num_workers: int) -> None:
-    lowest = {
-        "vocab_size": (vocab_size, _MIN_VOCAB_SIZE),
-        "batch_size": (batch_size, 1),
-        "max_sequences_per_pack": (max_sequences, 1),
-        "num_workers": (num_workers, 0),
-    }
-    for name, (value, limit) in lowest.items():
-        if value < limit:
-            raise ValueError(f"data.{name}={value} must be at least {limit}.")
 
 
 def _is_folder(tokenizer: str) -> bool:

@@ -182,11 +182,18 @@ def test_the_same_tokenizer_in_a_checkpoint_prepares_nothing_anew(make_data):
 def test_another_tokenizer_than_that_of_the_checkpoint_is_refused(make_data, tmp_path):
     make_data().tokenizer.save_pretrained(tmp_path)
     data = make_data(tokenizer=str(tmp_path))
-    data.load_state_dict(make_data().state_dict())
+    data.load_state_dict(make_data().state_dict())  # the same
+    early = BertData(**data.hparams)
+    early.load_state_dict(make_data().state_dict())
+    early.setup("fit")
     other = make_data()
     other.tokenizer = train_wordpiece([["The quick river."]], 60)
     with pytest.raises(ValueError, match=r"another vocabulary than that of data\.tokenizer="):
         data.load_state_dict(other.state_dict())
+    early = BertData(**data.hparams)
+    early.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match=r"another vocabulary than that of data\.tokenizer="):
+        early.setup("fit")
 
 
 def test_a_tokenizer_of_a_checkpoint_that_is_too_large_is_refused(make_data):
