@@ -54,8 +54,8 @@ class Phase1:
         """
         if self.path == REQUIRED:
             raise ValueError(
-                f"model.phase1_checkpoint={REQUIRED}: this configuration goes on from phase 1. Name "
-                "the last checkpoint of phase 1, or null to begin with random weights."
+                f"model.phase1_checkpoint={REQUIRED}: this configuration goes on from phase 1. "
+                "Name the last checkpoint of phase 1, or null to begin with random weights."
             )
         data = module.trainer.datamodule  # type: ignore[attr-defined]
         data.load_state_dict(self.checkpoint.get(type(data).__qualname__, {}))

@@ -81,7 +81,7 @@ def test_the_vendors_adamw_trains_like_torchs(make_data, tmp_path):
         trainer = _fit(accelerator, make_data(), tmp_path / accelerator, **settings)
         losses[optimizer] = torch.stack(recorded.values)
     assert type(trainer.optimizers[0]).__name__ == "FusedAdamW"
-    assert losses["adamw"][-1] < losses["adamw"][0]
+    assert losses["adamw"][-4:].mean() < losses["adamw"][:4].mean()
     # Its epsilon comes before the bias correction: the first steps differ a little.
     torch.testing.assert_close(losses["fused_adamw"], losses["adamw"], rtol=0, atol=0.01)
 
@@ -137,7 +137,7 @@ def test_export_names_a_checkpoint_that_is_not_there(tmp_path, capsys):
 
 def test_export_refuses_a_checkpoint_of_something_else(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="was not written by `fit` of this recipe"):
+    with pytest.raises(ValueError, match="was not written by `fit` of a recipe"):
         export(tmp_path / "other.ckpt", tmp_path / "export")
 
 
