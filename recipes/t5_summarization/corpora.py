@@ -22,7 +22,8 @@ MARK = "In short:"
 
 _FORMATS = ("csv", "jsonl", "json", "parquet")
 _WORDS = range(4, 11)
-_SENTENCES_PER_ARTICLE = 2
+_MAX_CHARACTERS = 60
+_SENTENCES_PER_ARTICLE = 3
 _HELD_OUT = 0.05
 
 
@@ -172,7 +173,7 @@ def embedded_rows(packages: Sequence[str], split: str, seed: int) -> Iterator[Ro
 
 def _articles(document: Sequence[str], name: str, rng: random.Random) -> Iterator[Row]:
     """Each window of sentences twice, with another one marked."""
-    short = [sentence for sentence in document if len(sentence.split()) in _WORDS]
+    short = [s for s in document if len(s.split()) in _WORDS and len(s) <= _MAX_CHARACTERS]
     for start in range(0, len(short) - 1, _SENTENCES_PER_ARTICLE):
         window = short[start : start + _SENTENCES_PER_ARTICLE]
         for chosen in rng.sample(range(len(window)), min(2, len(window))):

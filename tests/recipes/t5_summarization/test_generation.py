@@ -28,8 +28,11 @@ def model(request):
 def test_summaries_are_those_of_transformers_token_for_token(model):
     ids, mask = _articles()
     # Ends must come up: make the end of the text the favourite of some rows.
-    model.lm_head.weight.data[1] *= 2.5
-    ours = generate(model, ids, mask, NUM_TOKENS)
+    for _ in range(12):
+        ours = generate(model, ids, mask, NUM_TOKENS)
+        if 0 < (ours == 1).any(1).sum() < 12:
+            break
+        model.lm_head.weight.data[1] *= 1.3
     assert ours.shape == (12, NUM_TOKENS)
     num_ended = 0
     for row, length in enumerate(mask.sum(1).tolist()):
