@@ -21,7 +21,7 @@ from recipes.bert_pretraining.sequences import NO_LABEL
 _CONTEXT_TOKENS = 8
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning rebuilds what predict_step returns
 class FilledMask:
     """The candidates for one masked place."""
 
