@@ -115,7 +115,7 @@ def tokenizer_from_json(
     works on both.
     """
     options: dict[str, Any] = dict(special_tokens)
-    if "cls_token" in special_tokens:  # a tokenizer for BERT tells the two sentences of a pair apart
+    if "cls_token" in special_tokens:  # BERT's tell the two sentences of a pair apart
         options["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **options)
 

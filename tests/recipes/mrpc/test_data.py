@@ -102,7 +102,7 @@ def test_test_needs_labels_and_predict_does_not(make_data):
 def test_a_missing_split_is_named(tmp_path):
     (tmp_path / "dev.tsv").write_bytes((FIXTURES / "glue" / "dev.tsv").read_bytes())
     data = MrpcData("path", str(tmp_path))
-    with pytest.raises(ValueError, match="has no train split, but only validation. Add its file"):
+    with pytest.raises(ValueError, match=r"has no train split, but only validation\. Add its file"):
         data.setup("validate")
 
 
@@ -142,10 +142,8 @@ def test_wrong_data_are_reported_before_a_card_is_looked_for(tmp_path):
         check=False,
     )
     assert result.returncode == 2
-    assert (
-        "train.tsv has no column '#2 String'. It has 'Quality', '#1 ID', '#1 String'"
-        in result.stderr
-    )
+    message = "train.tsv has no column '#2 String'. It has 'Quality', '#1 ID', '#1 String'"
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 

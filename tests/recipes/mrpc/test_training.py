@@ -109,17 +109,16 @@ def test_training_on_hpu_gives_the_bits_of_the_cpu(kind, is_pretrained, pretrain
     torch.testing.assert_close(weights["hpu"], weights["cpu"], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("accelerator", ["cpu", "hpu"])
-def test_the_pairs_of_the_fixtures_can_be_learnt_by_heart(accelerator, pretrained, tmp_path):
+def test_the_pairs_of_the_fixtures_can_be_learnt_by_heart(pretrained, tmp_path):
     seed_everything(0, verbose=False)
     folder = str(pretrained)
     data = _fixtures("glue", tokenizer=folder, batch_size=12, num_buckets=1)
-    module = Mrpc(**(SMALL | {"learning_rate": 3e-3}), name=folder, dropout=0.0)
-    trainer = _trainer(accelerator, tmp_path, max_epochs=40, limit_val_batches=0)
+    module = Mrpc(**(SMALL | {"learning_rate": 5e-3}), name=folder, dropout=0.0)
+    trainer = _trainer("hpu", tmp_path, max_epochs=25, limit_val_batches=0)
     trainer.fit(module, data)
     data.pairs["validation"] = data.pairs["train"]
     data._encoded = {}
-    scores = _trainer(accelerator, tmp_path, logger=False).validate(module, data, verbose=False)[0]
+    scores = _trainer("hpu", tmp_path, logger=False).validate(module, data, verbose=False)[0]
     assert scores["val/f1"] > 0.95
 
 
@@ -150,6 +149,21 @@ def test_a_fit_ends_with_the_baselines_beside_the_model(make_data, tmp_path, cap
     printed = capsys.readouterr().out
     assert printed.count("validation: 12 pairs, from") == 1
     assert "The model was measured on 4 of the pairs only." in printed
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
+def test_a_fit_goes_on_within_an_epoch_with_the_same_bits(make_data, tmp_path):
+    losses = {}
+    for name, checkpoint in (("whole", None), ("resumed", tmp_path / "whole" / "step=6.ckpt")):
+        recorded, path = Losses(), tmp_path / name
+        saving = ModelCheckpoint(path, "{step}", every_n_train_steps=6, save_top_k=-1)
+        seed_everything(0, verbose=False)
+        callbacks = [recorded, saving]
+        trainer = _trainer("hpu", path, callbacks=callbacks, logger=False, max_epochs=2)
+        trainer.fit(Mrpc(**SMALL, dropout=0.0), make_data(), ckpt_path=checkpoint)
+        losses[name] = recorded.values
+    assert [len(values) for values in losses.values()] == [18, 12]
+    torch.testing.assert_close(losses["resumed"], losses["whole"][6:], rtol=0, atol=0)
 
 
 def test_losses_are_logged_in_log_steps_and_scores_after_validation(make_data, tmp_path):

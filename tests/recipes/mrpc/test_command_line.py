@@ -1,0 +1,54 @@
+"""The command line: what a wrong setting says, and what the published configurations hold."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import recipes.mrpc
+from recipes.mrpc.__main__ import main
+
+FOLDER = Path(recipes.mrpc.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data.source=path"], "data.source=path needs data.path"),
+        (["--data.source=path", "--data.path=/no/such"], "data.path=/no/such is not a folder"),
+        (["--data.tokenizer=nobody/none"], "data.tokenizer=nobody/none could not be loaded"),
+        (["--model.name=nobody/none"], "model.name=nobody/none could not be loaded"),
+        (["--data.no_such_setting=1"], "no_such_setting"),
+        (["--data.source=disk"], "'embedded'"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_error(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["fit", "--config", str(FOLDER / "simulated.yaml"), *arguments])
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_pretrained_model_without_its_vocabulary_is_one_clear_error(pretrained, capsys):
+    arguments = [f"--model.name={pretrained}", "--data.vocab_size=3000"]
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", str(FOLDER / "simulated.yaml"), *arguments])
+    error = capsys.readouterr().err
+    assert f"model.name={pretrained} has embeddings for 300 tokens" in error
+    assert "data.vocab_size=300" in error
+
+
+@pytest.mark.parametrize(("name", "devices"), [("gaudi_1x", 1), ("gaudi_8x", 8)])
+def test_the_published_configuration_is_what_was_published(name, devices):
+    config = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    data, model, trainer = config["data"], config["model"], config["trainer"]
+    assert model["name"] == data["tokenizer"] == "bert-large-uncased-whole-word-masking"
+    assert (data["path"], data["subset"]) == ("nyu-mll/glue", "mrpc")
+    assert (data["batch_size"], data["max_length"], model["learning_rate"]) == (32, 128, 3e-5)
+    assert (trainer["max_epochs"], trainer["devices"]) == (3, devices)
+    assert trainer["precision"] == "bf16-mixed"
