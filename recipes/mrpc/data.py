@@ -108,8 +108,8 @@ class MrpcData(LightningDataModule):
     def setup(self, stage: str) -> None:
         """Read or make the pairs and learn a tokenizer, the same on every rank."""
         self.pairs = self.pairs or self._read()
-        if self.tokenizer is None:
-            texts = dict.fromkeys(chain.from_iterable(pair[:2] for pair in self._split("train")))
+        if self.tokenizer is None and "train" in self.pairs:
+            texts = dict.fromkeys(chain.from_iterable(pair[:2] for pair in self.pairs["train"]))
             self.tokenizer = train_wordpiece([list(texts)], self.hparams["vocab_size"])
 
     def train_dataloader(self) -> BucketDataLoader:
@@ -140,7 +140,8 @@ class MrpcData(LightningDataModule):
     def baselines(self, split: str) -> Scores:
         """F1 and accuracy of what a model must beat, by name."""
         if split not in self._baselines:
-            self._baselines[split] = baseline_scores(self._split("train"), self._split(split))
+            train = self.pairs.get("train", [])
+            self._baselines[split] = baseline_scores(train, self._split(split))
         return self._baselines[split]
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,6 +187,8 @@ class MrpcData(LightningDataModule):
     def _dataloader(self, split: str) -> BucketDataLoader:
         """Lengths that suit the split: few shapes, and each pair in the smallest that holds it."""
         settings = self.hparams
+        if self.tokenizer is None:  # and none has come with a checkpoint
+            self._split("train")
         if split not in self._encoded:
             pairs = self._split(split)
             self._encoded[split] = EncodedPairs(pairs, self.tokenizer, settings["max_length"])

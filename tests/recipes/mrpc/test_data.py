@@ -99,11 +99,18 @@ def test_test_needs_labels_and_predict_does_not(make_data):
     assert len(list(data.predict_dataloader())) == 4
 
 
-def test_a_missing_split_is_named(tmp_path):
+def test_a_missing_split_is_named_where_it_is_needed(make_data, tmp_path):
     (tmp_path / "dev.tsv").write_bytes((FIXTURES / "glue" / "dev.tsv").read_bytes())
-    data = MrpcData("path", str(tmp_path))
+    data = MrpcData("path", str(tmp_path), vocab_size=VOCAB_SIZE)
+    data.setup("validate")
     with pytest.raises(ValueError, match=r"has no train split, but only validation\. Add its file"):
-        data.setup("validate")
+        data.val_dataloader()
+    # A checkpoint brings the tokenizer, and then no training pairs are needed.
+    data.load_state_dict(make_data().state_dict())
+    assert len(data.val_dataloader()) == 1
+    assert list(data.baselines("validation")) == ["always a paraphrase"]
+    with pytest.raises(ValueError, match=r"has no test split, but only validation"):
+        data.test_dataloader()
 
 
 @pytest.mark.parametrize(
