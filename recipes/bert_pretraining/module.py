@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForPreTraining
 
 from lightning_gaudi.data import block_diagonal_mask
 from recipes.bert_pretraining.fill_mask import FilledMask, candidates, lines
-from recipes.bert_pretraining.initialization import attend_to_equal_words
+from recipes.bert_pretraining.initialization import look_at_one_segment
 from recipes.bert_pretraining.phases import PHASE1_KEY, Phase1
 from recipes.bert_pretraining.sequences import IS_RANDOM
 from recipes.common.optimizers import OptimizerName, Schedule
@@ -45,7 +45,7 @@ class BertPretraining(RecipeModule):
         dropout: of hidden states and of attention.
         initializer_range: standard deviation of the initial weights; 0.02 suits BERT-base, a
             narrow model learns sooner with more.
-        initialization: bert; or equal_words: attention begins by looking for the same word, a head
+        initialization: bert; or segments: two heads begin by looking at one segment each, a head
             start for next-sentence prediction in runs of minutes (see `initialization.py`).
         next_sentence: add the loss of next-sentence prediction. Without it the pooler and its
             head are kept, untrained, so that the exported model has the usual form.
@@ -82,7 +82,7 @@ class BertPretraining(RecipeModule):
         intermediate_size: int | None = None,
         dropout: float = 0.1,
         initializer_range: float = 0.02,
-        initialization: Literal["bert", "equal_words"] = "bert",
+        initialization: Literal["bert", "segments"] = "bert",
         next_sentence: bool = False,
         gradient_checkpointing: bool = False,
         optimizer: OptimizerName = "adamw",
@@ -116,8 +116,8 @@ class BertPretraining(RecipeModule):
             attn_implementation="sdpa",
         )
         self.model = BertForPreTraining(config)
-        if initialization == "equal_words":
-            attend_to_equal_words(self.model.bert)
+        if initialization == "segments":
+            look_at_one_segment(self.model.bert)
         if gradient_checkpointing:
             enable_checkpointing(self.model)
         if not next_sentence:  # DDP must not wait for gradients that never come

@@ -154,15 +154,24 @@ def test_losses_are_divided_by_what_a_batch_has_on_average(make_data):
     torch.testing.assert_close(outputs["loss"], loss)
 
 
-def test_equal_words_attend_to_each_other():
+def test_two_heads_begin_by_looking_at_one_segment_each():
     torch.manual_seed(0)
-    module = BertPretraining(**SMALL, num_heads=1, initialization="equal_words")
-    ids = torch.tensor([[1, 20, 30, 40, 50, 20, 60, 70]])
-    embedded = module.model.bert.embeddings(ids)
+    module = BertPretraining(**SMALL, num_heads=4, initialization="segments")
+    ids = torch.randint(5, 120, (8, 40))
+    segments = (torch.arange(40) >= 20).long().expand(8, -1)
+    embedded = module.model.bert.embeddings(ids, token_type_ids=segments)
     attention = module.model.bert.encoder.layer[0].attention.self
-    scores = (attention.query(embedded) @ attention.key(embedded).mT)[0].detach()
-    others = [i for i in range(8) if i not in (1, 5)]
-    assert scores[1, 5] > scores[1, others].max()
+    query, key = attention.query(embedded), attention.key(embedded)
+    query, key = (x.unflatten(-1, (4, 8)).transpose(1, 2) for x in (query, key))
+    shares = (query @ key.mT / 8**0.5).softmax(-1)[..., 20:].sum(-1).mean((0, 2))
+    assert shares[0] < 0.1
+    assert shares[1] > 0.9
+    assert shares[2:].sub(0.5).abs().max() < 0.2
+
+
+def test_a_single_head_cannot_look_at_two_segments():
+    with pytest.raises(ValueError, match=r"model.initialization=segments .* model.num_heads is 1"):
+        BertPretraining(**SMALL, num_heads=1, initialization="segments")
 
 
 def test_fewer_positions_than_tokens_are_refused():
