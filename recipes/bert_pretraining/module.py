@@ -220,7 +220,7 @@ class BertPretraining(RecipeModule):
 
     def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Print them; `trainer.predict` returns them too."""
-        print(lines(outputs), flush=True)
+        print(f"\n{lines(outputs)}", flush=True)  # not behind the progress bar
 
     def _names_of_totals(self) -> tuple[str, ...]:
         return _MLM_TOTALS + (_NSP_TOTALS if self.hparams["next_sentence"] else ())
