@@ -90,7 +90,9 @@ class T5Summarization(RecipeModule):
         predictions: str = "summaries.jsonl",
     ) -> None:
         super().__init__()
-        self.save_hyperparameters()
+        # Where to write is not part of the model: a checkpoint must not bring its own place.
+        self.save_hyperparameters(ignore=["predictions"])
+        self.predictions = Path(predictions)
         self.model = self._pretrained() if name else self._from_nothing()
         self._check_tokenizer()
         self._totals: Tensor | None = None
@@ -140,13 +142,15 @@ class T5Summarization(RecipeModule):
     def on_predict_epoch_start(self) -> None:
         self._written = []
 
-    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
+        """The numbers of the rows; their summaries are written at the end."""
         self._written.append(self._summarize(batch))
+        return batch["indices"]  # type: ignore[no-any-return]
 
     def on_predict_epoch_end(self) -> None:
         """Write the summaries of all cards to one file, in the order of the rows."""
-        path, rows = Path(self.hparams["predictions"]), self._data().rows_to_generate("test")
-        write_summaries(path, self._read_summaries(), rows, self.trainer.strategy)
+        rows = self._data().rows_to_generate("test")
+        write_summaries(self.predictions, self._read_summaries(), rows, self.trainer.strategy)
 
     def _summarize(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
         """Tokens [B, T] and which rows are real [B], both on the device; and the rows' numbers."""

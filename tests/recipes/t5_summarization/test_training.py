@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from recipes.common.export import export
+from recipes.t5_summarization.__main__ import main
 from recipes.t5_summarization.generation import generate
 from recipes.t5_summarization.module import T5Summarization
 from recipes.t5_summarization.rouge import lead, rouge_sums
@@ -295,3 +296,26 @@ def test_perplexity_of_a_random_model_is_that_of_its_vocabulary(make_data, tmp_p
     recorded = Losses()
     fit("cpu", make_data(), tmp_path, num_steps=2, callbacks=[recorded], dropout=0.0)
     assert recorded.values[0].item() == pytest.approx(math.log(VOCABULARY), rel=0.3)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
+@pytest.mark.filterwarnings("ignore:You are using a custom batch sampler:UserWarning")
+@pytest.mark.filterwarnings("ignore:The 'predict_dataloader' does not have many:UserWarning")
+def test_predict_writes_where_it_is_told_and_not_where_the_checkpoint_was_told(tmp_path):
+    fixtures = ["--data.source=path", f"--data.path={FIXTURES}", "--data.vocab_size=300"]
+    small = ["--data.max_target_length=16", "--data.batch_size=4", "--data.num_generated=0"]
+    common = [*fixtures, *small, "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    common += ["--trainer.enable_model_summary=false", f"--trainer.default_root_dir={tmp_path}"]
+    main(["fit", *common, "--trainer.max_steps=1", f"--model.predictions={tmp_path}/first"])
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    told = ["--ckpt_path", str(checkpoint), f"--model.predictions={tmp_path}/second.jsonl"]
+    main(["predict", *common, *told, "--trainer.logger=false"])
+    assert len((tmp_path / "second.jsonl").read_text().splitlines()) == 4
+    assert not (tmp_path / "first").exists()
+
+
+def test_missing_files_end_the_command_with_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--data.source=path", f"--data.path={tmp_path}/none"])
+    assert ended.value.code == 2
+    assert f"data.path={tmp_path}/none is not a folder" in capsys.readouterr().err.splitlines()[-1]
