@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import BertModel
 
-_POSITION_SCALE, _SEGMENT_SCALE, _VALUE_SCALE, _SHARPNESS = 0.2, 0.3, 2.0, 4.0
+_POSITION_SCALE, _SEGMENT_SCALE, _VALUE_SCALE, _SHARPNESS = 0.2, 0.3, 3.0, 4.0
 
 
 def look_at_one_segment(bert: BertModel) -> None:

@@ -73,3 +73,13 @@ def test_the_first_losses_are_those_recorded(accelerator, tmp_path):
         GOLDEN.write_text(json.dumps(content, indent=2) + "\n")
         recorded = content
     assert losses.values == pytest.approx(recorded["losses"], abs=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_model_tells_next_sentences_from_others(tmp_path):
+    cli = _cli("simulated_nsp", tmp_path, "--trainer.val_check_interval=4000")
+    cli.trainer.fit(cli.model, cli.datamodule)
+    metrics = cli.trainer.callback_metrics
+    assert metrics["val/nsp_majority"] < 0.53
+    assert metrics["val/nsp_accuracy"] >= metrics["val/nsp_majority"] + 0.05
