@@ -14,7 +14,8 @@ help:
 	@echo "make test-all    the whole test suite"
 	@echo "make test-gaudi  on a Gaudi server: the contract tests on its cards (docs/on-a-gaudi.md)"
 	@echo "make lint types  ruff; mypy"
-	@echo "make benchmarks  the simulator against the plain CPU, as ratios"
+	@echo "make benchmarks  the simulator against the plain CPU, and the recipes against"
+	@echo "                 Hugging Face's Trainer, as ratios"
 	@echo "make clean       remove .venv and what runs left behind"
 
 setup:
@@ -50,6 +51,7 @@ benchmarks: setup
 	$(simulate) --cards 1 -- $(python) benchmarks/trainer_overhead.py
 	$(simulate) --cards 2 -- $(python) benchmarks/ddp_step.py
 	$(python) benchmarks/import_cost.py
+	$(python) benchmarks/recipe_throughput.py
 
 clean:
 	rm -rf .venv runs lightning_logs .mypy_cache .pytest_cache .ruff_cache

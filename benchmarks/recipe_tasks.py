@@ -47,8 +47,7 @@ class Task(ABC):
     num_steps: ClassVar[int]
     """In one timing."""
     reference_batch_size: ClassVar[int]
-    """So many sequences as the recipe's batches have on average: as many steps an epoch."""
-
+    """Sequences, about as many as the recipe's batches hold: as many steps an epoch."""
     reference_class: ClassVar[type[transformers.PreTrainedModel]]
     pad_ids: ClassVar[dict[str, int]] = {}
     """By name of a tensor, what marks its padding, besides the masks."""
@@ -139,7 +138,7 @@ class Pairs(Task):
     """Sentences that follow each other, cut at 128 tokens, in buckets."""
 
     name, title, target = "pairs", "pairs, 128, bucketed", 2.0
-    num_steps, reference_batch_size = 20, 32
+    num_steps, reference_batch_size = 30, 32
     reference_class = transformers.BertForSequenceClassification
 
     def data(self) -> LightningDataModule:
@@ -160,7 +159,7 @@ class Pairs(Task):
             vocab_size=VOCAB_SIZE,
             batch_size=self.reference_batch_size,
             max_length=128,
-            num_buckets=8,
+            num_buckets=16,
         )
 
     def module(self, data: LightningDataModule) -> LightningModule:

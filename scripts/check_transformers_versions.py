@@ -5,8 +5,8 @@
 
 transformers of a version, and what it requires at another version than the installed one, goes into
 a folder of its own below --folder, ahead of the installed packages, and is removed again: torch and
-the rest stay as they are. The table says how many fast tests passed: of each property that depends
-on transformers, and of all. What fails says why on stderr.
+the rest stay as they are. The table says how many tests passed of each property that depends on
+transformers, and with --all of all fast tests of the recipes. What fails says why on stderr.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _PROPERTIES = {
     "checkpointing": "checkpointing",
     "own forward pass": "transformers",
     "export": "export",
-    "all": "",
 }
 
 
@@ -42,20 +41,22 @@ def main() -> int:
     parser.add_argument("versions", nargs="*", default=_VERSIONS, metavar="VERSION")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "transformers")
     parser.add_argument("--tests", type=Path, default=_REPOSITORY / "tests" / "recipes")
+    parser.add_argument("--all", action="store_true", help="run all fast tests, not only these")
     options = parser.parse_args()
     folder, tests = options.folder.absolute(), options.tests.absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    words = _PROPERTIES | ({"all": ""} if options.all else {})
     rows = []
     for version in options.versions:
-        rows.append(f"| {' | '.join(_check_version(version, folder, tests))} |")
+        rows.append(f"| {' | '.join(_check_version(version, folder, tests, words))} |")
         print(rows[-1], flush=True)
-    columns = ["transformers", "tokenizers", *_PROPERTIES]
+    columns = ["transformers", "tokenizers", *words]
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     print("\n".join(rows))
     return int(any("failed" in row for row in rows))
 
 
-def _check_version(version: str, folder: Path, tests: Path) -> list[str]:
+def _check_version(version: str, folder: Path, tests: Path, words: dict[str, str]) -> list[str]:
     """The cells of one row."""
     packages = folder / f"transformers-{version}"
     env = os.environ | {
@@ -72,7 +73,7 @@ def _check_version(version: str, folder: Path, tests: Path) -> list[str]:
         found = subprocess.check_output(command, env=env, cwd=folder, text=True).split()
         if found[0] != version:
             raise RuntimeError(f"Wanted transformers {version}, but {found[0]} was imported.")
-        return [*found, *_test(tests, env, folder)]
+        return [*found, *_test(tests, env, folder, list(words.values()))]
     finally:
         shutil.rmtree(packages, ignore_errors=True)
 
@@ -90,12 +91,13 @@ def _install(version: str, packages: Path) -> None:
         subprocess.run([*pip, *target, *missing], check=True)
 
 
-def _test(tests: Path, env: dict[str, str], folder: Path) -> list[str]:
-    """One cell for each property, from one run of the fast tests."""
+def _test(tests: Path, env: dict[str, str], folder: Path, words: list[str]) -> list[str]:
+    """One cell for each word, from one run of the fast tests whose names have one of them."""
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", str(tests), "-q", "-m", "not slow", "--tb=short"]
     command += ["-p", "no:cacheprovider", "--junit-xml", str(report)]
+    command += ["-k", " or ".join(words)] if all(words) else []
     try:
         result = subprocess.run(
             command,
@@ -107,13 +109,13 @@ def _test(tests: Path, env: dict[str, str], folder: Path) -> list[str]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return [f"failed: {_TIMEOUT_S} s are over"] * len(_PROPERTIES)
+        return [f"failed: {_TIMEOUT_S} s are over"] * len(words)
     if result.returncode:
         print(*command, result.stdout, result.stderr, sep="\n", file=sys.stderr)
     if not report.exists():
-        return [f"failed: status {result.returncode}"] * len(_PROPERTIES)
+        return [f"failed: status {result.returncode}"] * len(words)
     outcomes = _outcomes(report)
-    cells = [_cell(outcomes, word) for word in _PROPERTIES.values()]
+    cells = [_cell(outcomes, word) for word in words]
     if result.returncode and "failed" not in cells[-1]:  # a session that broke off
         cells[-1] = f"failed: status {result.returncode}"
     return cells
