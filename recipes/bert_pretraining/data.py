@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import LightningDataModule
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lightning_gaudi.data import (
@@ -27,10 +26,11 @@ from recipes.bert_pretraining.packed import (
 from recipes.bert_pretraining.prepared import Prepared, Settings, prepare
 from recipes.bert_pretraining.rows import RowShape
 from recipes.bert_pretraining.unigram import UnigramReference, unigram_reference
+from recipes.common.data import RecipeData
 from recipes.common.tokenization import load_tokenizer, tokenizer_from_state, tokenizer_state
 
 
-class BertData(LightningDataModule):
+class BertData(RecipeData):
     """Packed rows for masked-language modelling, with or without next-sentence prediction.
 
     Args:
@@ -161,7 +161,7 @@ class BertData(LightningDataModule):
         return known
 
     def train_dataloader(self) -> BucketDataLoader:
-        return self._dataloader("train")
+        return self.resumed(self._dataloader("train"))
 
     def val_dataloader(self) -> BucketDataLoader:
         return self._dataloader("validation")
@@ -179,9 +179,8 @@ class BertData(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The tokenizer travels in the checkpoint: without it the weights mean nothing."""
-        if not isinstance(self.tokenizer, PreTrainedTokenizerFast):
-            return {}
-        return tokenizer_state(self.tokenizer)
+        is_fast = isinstance(self.tokenizer, PreTrainedTokenizerFast)
+        return super().state_dict() | (tokenizer_state(self.tokenizer) if is_fast else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the tokenizer that the checkpoint was trained with.
@@ -191,6 +190,7 @@ class BertData(LightningDataModule):
         Raises:
             ValueError: if data.tokenizer names one with another vocabulary, then or in `setup`.
         """
+        super().load_state_dict(state_dict)
         if "tokenizer" not in state_dict:
             return
         saved = self._saved_tokenizer = tokenizer_from_state(state_dict)

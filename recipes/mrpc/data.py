@@ -7,7 +7,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
-from lightning.pytorch import LightningDataModule
 from transformers import PreTrainedTokenizerBase
 
 from lightning_gaudi.data import (
@@ -16,6 +15,7 @@ from lightning_gaudi.data import (
     embedded_documents,
     optimal_buckets,
 )
+from recipes.common.data import RecipeData
 from recipes.common.tokenization import (
     load_tokenizer,
     tokenizer_from_state,
@@ -30,7 +30,7 @@ from recipes.mrpc.formats import Splits, hold_out, read_folder, read_hub
 _MAX_UNUSED = 127  # vocabularies are padded to multiples of 128 at most
 
 
-class MrpcData(LightningDataModule):
+class MrpcData(RecipeData):
     """Sentence pairs with labels, padded to a few lengths.
 
     Args:
@@ -88,8 +88,6 @@ class MrpcData(LightningDataModule):
         self.pairs: Splits = self._read() if source == "path" else {}
         self._encoded: dict[str, EncodedPairs] = {}
         self._baselines: dict[str, Scores] = {}
-        self._train_loader: BucketDataLoader | None = None
-        self._position: dict[str, Any] | None = None
 
     @property
     def origin(self) -> str:
@@ -113,13 +111,7 @@ class MrpcData(LightningDataModule):
             self.tokenizer = train_wordpiece([list(texts)], self.hparams["vocab_size"])
 
     def train_dataloader(self) -> BucketDataLoader:
-        """The training pairs, from where a checkpoint was saved if one is resumed."""
-        self._train_loader = self._dataloader("train")
-        position, self._position = self._position, None
-        # Not after `validate` of a checkpoint: that resumes nothing.
-        if position is not None and self.trainer is not None and self.trainer.ckpt_path:
-            self._train_loader.load_state_dict(position)
-        return self._train_loader
+        return self.resumed(self._dataloader("train"))
 
     def val_dataloader(self) -> BucketDataLoader:
         return self._dataloader("validation")
@@ -145,20 +137,13 @@ class MrpcData(LightningDataModule):
         return self._baselines[split]
 
     def state_dict(self) -> dict[str, Any]:
-        """A tokenizer that was trained here, and the place in the epoch, travel in the checkpoint.
-
-        Lightning saves the place, too, but does not go back to it where the number of steps was
-        asked for before, as a schedule does (fit_loop.py: setup_data returns at once). Delete once
-        test_a_fit_goes_on_within_an_epoch_with_the_same_bits passes without.
-        """
-        state = {} if self.hparams["tokenizer"] else tokenizer_state(self.tokenizer)
-        if self._train_loader is not None:
-            state["train_loader"] = self._train_loader.state_dict()
-        return state
+        """A tokenizer that was trained here travels in the checkpoint, as the place does."""
+        is_trained = not self.hparams["tokenizer"]
+        return super().state_dict() | (tokenizer_state(self.tokenizer) if is_trained else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the tokenizer that the checkpoint was trained with, and its place in the epoch."""
-        self._position = state_dict.get("train_loader")
+        super().load_state_dict(state_dict)
         if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
             self.tokenizer = tokenizer_from_state(state_dict)
             self._encoded = {}

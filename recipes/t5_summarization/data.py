@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -19,6 +18,7 @@ from lightning_gaudi.data import (
     optimal_buckets,
     pad_batch,
 )
+from recipes.common.data import RecipeData
 from recipes.common.tokenization import (
     T5_TOKENS,
     load_tokenizer,
@@ -44,7 +44,7 @@ IGNORED = -100
 _MIN_LENGTH = 8
 
 
-class SummarizationData(LightningDataModule):
+class SummarizationData(RecipeData):
     """Articles padded to one of a few lengths, summaries to one.
 
     Args:
@@ -141,7 +141,7 @@ class SummarizationData(LightningDataModule):
         return self.datasets[split]
 
     def train_dataloader(self) -> BucketDataLoader:
-        return self._loader(self.dataset("train"), shuffle=True)
+        return self.resumed(self._loader(self.dataset("train"), shuffle=True))
 
     def val_dataloader(self) -> list[BucketDataLoader]:
         return self._evaluation_loaders("validation")
@@ -154,13 +154,13 @@ class SummarizationData(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """A vocabulary that was learnt travels in the checkpoint: the weights mean nothing else."""
-        is_learnt = not self.hparams["tokenizer"]
-        if not is_learnt or not isinstance(self.tokenizer, PreTrainedTokenizerFast):
-            return {}
-        return tokenizer_state(self.tokenizer)
+        is_fast = isinstance(self.tokenizer, PreTrainedTokenizerFast)
+        is_learnt = is_fast and not self.hparams["tokenizer"]
+        return super().state_dict() | (tokenizer_state(self.tokenizer) if is_learnt else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the vocabulary that the checkpoint was trained with."""
+        super().load_state_dict(state_dict)
         if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
             self.tokenizer = tokenizer_from_state(state_dict)
 

@@ -1,0 +1,46 @@
+"""What the DataModules of all recipes do alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+
+from lightning_gaudi.data import BucketDataLoader
+
+_POSITION = "train_loader"
+
+
+class RecipeData(LightningDataModule):
+    """Abstract: training goes on within an epoch where the checkpoint was saved.
+
+    A subclass returns `self.resumed(loader)` from `train_dataloader`, and adds what else belongs in
+    the checkpoint to `state_dict` and `load_state_dict` of this class.
+
+    Lightning saves the place of the loader, too, but does not go back to it where the length of the
+    run was asked for before, as a schedule does under `trainer.max_epochs`: it makes the loader
+    then, and loads states only when it makes one (lightning/pytorch/loops/fit_loop.py, setup_data).
+    Delete this once it loads them in either case.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._train_loader: BucketDataLoader | None = None
+        self._position: dict[str, Any] | None = None
+
+    def resumed(self, loader: BucketDataLoader) -> BucketDataLoader:
+        """The training loader, at the place of the checkpoint if one is resumed."""
+        self._train_loader = loader
+        position, self._position = self._position, None
+        # Not after `validate` of a checkpoint: that resumes nothing.
+        if position is not None and self.trainer is not None and self.trainer.ckpt_path:
+            loader.load_state_dict(position)
+        return loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the epoch, once there is a training loader."""
+        return {} if self._train_loader is None else {_POSITION: self._train_loader.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember the place for the training loader, which is made after this."""
+        self._position = state_dict.get(_POSITION)
