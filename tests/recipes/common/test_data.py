@@ -35,7 +35,7 @@ class _Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint:UserWarning")
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("length", [{"max_epochs": 2}, {"max_steps": 2 * NUM_BATCHES}])
 def test_training_goes_on_with_the_next_batch(asks, length, tmp_path):
