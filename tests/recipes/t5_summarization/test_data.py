@@ -119,11 +119,11 @@ def test_the_vocabulary_survives_a_checkpoint(make_data):
 
 
 def test_the_same_rows_give_the_same_vocabulary_in_every_process():
-    data = SummarizationData("path", str(FIXTURES), vocab_size=200)
+    data = SummarizationData("path", str(FIXTURES), vocab_size=200, batch_size=4)
     data.train_dataloader()
     source = f"""
         from recipes.t5_summarization.data import SummarizationData
-        data = SummarizationData("path", {str(FIXTURES)!r}, vocab_size=200)
+        data = SummarizationData("path", {str(FIXTURES)!r}, vocab_size=200, batch_size=4)
         data.train_dataloader()
         print(data.state_dict()["tokenizer"])
     """
@@ -242,7 +242,7 @@ def test_the_hub_without_its_package_names_the_extra(monkeypatch):
 def test_a_data_set_of_the_hub_gives_its_rows(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="pip install lightning-gaudi[recipes]")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    data = SummarizationData("hub", str(FIXTURES), vocab_size=200)
+    data = SummarizationData("hub", str(FIXTURES), vocab_size=200, batch_size=4)
     assert [row.id for row in data.dataset("test").rows] == [row.id for row in _rows("test")]
 
 
