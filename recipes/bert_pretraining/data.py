@@ -218,7 +218,7 @@ class BertData(RecipeData):
                 "data.validation_share; with data.next_sentence=true, documents of more than one "
                 "sentence."
             )
-        accumulated = self._num_accumulated()
+        accumulated = self.num_accumulated
         if len(dataset) < batch_size * num_ranks * accumulated and is_training:
             on = f" on each of {num_ranks} cards" if num_ranks > 1 else ""
             on += f", accumulated {accumulated} times" if accumulated > 1 else ""
@@ -240,14 +240,6 @@ class BertData(RecipeData):
             multiple_of=accumulated,
         )
         return BucketDataLoader(dataset, order, collate, with_epoch=True, **options)
-
-    def _num_accumulated(self) -> int:
-        """Batches of an optimizer step.
-
-        An epoch has a multiple of it: Lightning ends one with a step on fewer batches otherwise,
-        whose gradient is too small.
-        """
-        return 1 if self.trainer is None else self.trainer.accumulate_grad_batches
 
 
 def _is_folder(tokenizer: str) -> bool:

@@ -60,6 +60,9 @@ def run(
         warnings.filterwarnings("ignore", "LightningCLI's args parameter", UserWarning)
         # What validation logs is summed over all processes before.
         warnings.filterwarnings("ignore", ".*sync_dist=True", UserWarning)
+        # For prediction too, the loaders of the recipes give each sample once, on any number of
+        # ranks.
+        warnings.filterwarnings("ignore", "You are using a custom batch sampler", UserWarning)
         return RecipeCLI(
             module_class,
             data_class,

@@ -28,6 +28,14 @@ class RecipeData(LightningDataModule):
         self._train_loader: BucketDataLoader | None = None
         self._position: dict[str, Any] | None = None
 
+    @property
+    def num_accumulated(self) -> int:
+        """Batches of an optimizer step, of which an epoch has a whole number of times.
+
+        Lightning ends an epoch with a step on fewer batches otherwise, whose gradient is too small.
+        """
+        return 1 if self.trainer is None else self.trainer.accumulate_grad_batches
+
     def resumed(self, loader: BucketDataLoader) -> BucketDataLoader:
         """The training loader, at the place of the checkpoint if one is resumed."""
         self._train_loader = loader

@@ -1,4 +1,4 @@
-"""Tokenizers: WordPiece and Unigram vocabularies of our own, and published ones."""
+"""Tokenizers: WordPiece and byte-pair vocabularies of our own, and published ones."""
 
 from __future__ import annotations
 
@@ -82,25 +82,6 @@ def train_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrained
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=list(T5_TOKENS.values()), show_progress=False
-    )
-    tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
-    return tokenizer_from_json(tokenizer.to_str(), T5_TOKENS)
-
-
-def train_unigram(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn a lower-case Unigram vocabulary of at most `vocab_size` entries, as T5 has.
-
-    The special tokens have T5's ids: <pad> 0, </s> 1, <unk> 2.
-    """
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(T5_TOKENS.values()),
-        unk_token=T5_TOKENS["unk_token"],
-        show_progress=False,
     )
     tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
     return tokenizer_from_json(tokenizer.to_str(), T5_TOKENS)

@@ -189,6 +189,7 @@ class MrpcData(RecipeData):
             settings["batch_size"],
             shuffle=split == "train",
             seed=settings["seed"],
+            multiple_of=self.num_accumulated,
         )
         workers = settings["num_workers"]
         return BucketDataLoader(

@@ -185,7 +185,12 @@ class SummarizationData(RecipeData):
         batch_size, workers = settings["batch_size"], settings["num_workers"]
         boundaries = optimal_buckets(lengths, settings["num_buckets"])
         sampler = BucketBatchSampler(
-            lengths, boundaries, batch_size, shuffle=shuffle, seed=settings["seed"]
+            lengths,
+            boundaries,
+            batch_size,
+            shuffle=shuffle,
+            seed=settings["seed"],
+            multiple_of=self.num_accumulated,
         )
         return BucketDataLoader(
             rows,

@@ -209,3 +209,14 @@ def test_a_sample_longer_than_the_largest_bucket_is_refused():
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         _sampler(**settings)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_epoch_of_training_is_a_multiple_of_accumulated_batches(num_ranks):
+    lengths = [1 + index % 9 for index in range(101)]
+    settings = {"shuffle": True, "num_ranks": num_ranks, "rank": 0, "multiple_of": 4}
+    sampler = BucketBatchSampler(lengths, [4, 9], 3, **settings)
+    assert len(sampler) == len(list(sampler)) == 101 // (3 * num_ranks * 4) * 4
+    # In evaluation nothing is left out for it.
+    evaluation = BucketBatchSampler(lengths, [4, 9], 3, **(settings | {"shuffle": False}))
+    assert len(evaluation) == -(-101 // (3 * num_ranks))

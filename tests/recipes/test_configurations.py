@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from lightning_gaudi import HPUAccelerator
-from recipes.common.tokenization import train_unigram, train_wordpiece
+from recipes.common.tokenization import train_bpe, train_wordpiece
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
@@ -43,7 +43,7 @@ def tiny(tmp_path_factory) -> dict[str, str]:
     train_wordpiece(WORDS, 60).save_pretrained(folders["mrpc"])
     t5 = T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
     T5ForConditionalGeneration(t5).save_pretrained(folders["t5_summarization"])
-    train_unigram(WORDS, 60).save_pretrained(folders["t5_summarization"])
+    train_bpe(WORDS, 60).save_pretrained(folders["t5_summarization"])
     return {name: str(folder) for name, folder in folders.items()}
 
 

@@ -2,7 +2,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from recipes.common.hub import check_columns, load_hub_dataset, load_pretrained
-from recipes.common.tokenization import load_tokenizer, train_unigram
+from recipes.common.tokenization import load_tokenizer, train_bpe
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +29,6 @@ def test_missing_columns_are_named_beside_those_that_are_there():
 
 
 def test_a_tokenizer_without_the_special_tokens_is_refused(tmp_path):
-    train_unigram([["some words"] * 9], 20).save_pretrained(tmp_path)
+    train_bpe([["some words"] * 9], 20).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has no cls_token, sep_token, mask_token: .* for BERT"):
         load_tokenizer(str(tmp_path))

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModel, BertConfig, BertForSequenceClassification
 
 from recipes.common.export import export, main
-from recipes.common.tokenization import tokenizer_state, train_unigram, train_wordpiece
+from recipes.common.tokenization import tokenizer_state, train_bpe, train_wordpiece
 from recipes.common.training import RecipeModule
 from tests.helpers.tiny import QUIET
 
@@ -116,8 +116,8 @@ def test_export_says_what_a_checkpoint_lacks(tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_unigram_tokenizer_has_the_special_tokens_of_t5():
-    tokenizer = train_unigram([["the red house", "the green house"] * 20], 30)
+def test_a_byte_pair_tokenizer_has_the_special_tokens_of_t5():
+    tokenizer = train_bpe([["the red house", "the green house"] * 20], 30)
     assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
     ids = tokenizer("the green house", add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids) == "the green house"

@@ -1,0 +1,69 @@
+"""The first losses of each recipe's `simulated.yaml` are those that were recorded.
+
+The text differs between versions of Python and torch, so the record says with which it was made.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from lightning.pytorch.callbacks import Callback
+
+from lightning_gaudi.data import embedded_fingerprint
+from tests.helpers.recipes import quiet_cli
+
+GOLDEN = Path(__file__).with_name("golden_losses.json")
+RECORD = "LIGHTNING_GAUDI_RECORD_GOLDEN"
+NUM_STEPS, TOLERANCE = 20, 1e-4
+OVERRIDES = {
+    "bert_pretraining": (),
+    # One rewriting of each sentence, not six, is made six times as fast.
+    "mrpc": ("--data.pairs_per_sentence=1",),
+    "t5_summarization": (),
+}
+
+
+class FirstLosses(Callback):
+    """Keep the losses of the first steps, and stop there; the schedule stays as it is."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.values.append(float(outputs["loss"]))
+        trainer.should_stop = len(self.values) >= NUM_STEPS
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "text": embedded_fingerprint(("torch",)),
+        "torch": torch.__version__.split("+")[0],
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+    }
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "hpu"])
+@pytest.mark.parametrize("recipe", OVERRIDES)
+def test_the_first_losses_are_those_recorded(recipe, accelerator, tmp_path):
+    golden = json.loads(GOLDEN.read_text())
+    versions, recording = _versions(), RECORD in os.environ
+    if versions != golden["versions"] and not recording:
+        pytest.skip(
+            f"{GOLDEN.name} was recorded with {golden['versions']}, here are {versions}. To record "
+            f"anew, run this file with {RECORD}=1 and -n 0."
+        )
+    arguments = [f"--trainer.accelerator={accelerator}", "--trainer.limit_val_batches=0"]
+    cli = quiet_cli(recipe, tmp_path, *arguments, *OVERRIDES[recipe])
+    losses = FirstLosses()
+    cli.trainer.callbacks.append(losses)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    assert len(losses.values) == NUM_STEPS
+    if recording and accelerator == "cpu":
+        golden = {**golden, "versions": versions, recipe: losses.values}
+        GOLDEN.write_text(json.dumps(golden, indent=2) + "\n")
+    assert losses.values == pytest.approx(golden[recipe], abs=TOLERANCE)
