@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -12,6 +13,8 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from recipes.common import export
 from recipes.common.training import RecipeModule
+
+_FOUND_BY_LIGHTNING = ("best", "last", "hpc", "registry")
 
 
 class RecipeCLI(LightningCLI):
@@ -33,6 +36,7 @@ class RecipeCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Data first, then model, then Trainer: a wrong setting ends before a card is acquired."""
         try:
+            _check_checkpoint(self._get(self.config, "ckpt_path"))
             super().instantiate_classes()
         except ValueError as error:
             self.parser.error(str(error), error)
@@ -73,6 +77,16 @@ def run(
             auto_configure_optimizers=False,
             **options,
         )
+
+
+def _check_checkpoint(path: str | None) -> None:
+    """Refuse a file that is not there; words such as `last`, and URLs, are Lightning's to read."""
+    if path is None or path in _FOUND_BY_LIGHTNING or ":" in path or Path(path).exists():
+        return
+    raise ValueError(
+        f"--ckpt_path {path} does not exist. Name a .ckpt file that `fit` wrote (below "
+        "trainer.default_root_dir or the first logger's folder), or leave it out."
+    )
 
 
 def main(program: str, run: Callable[[ArgsType], Any], args: Sequence[str] | None = None) -> None:
