@@ -1,10 +1,14 @@
-"""The command line of a recipe, without its loggers, callbacks and progress bar."""
+"""The command line of a recipe without what a test does not look at, and the losses of a run."""
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
 from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 ROOT = Path(__file__).parents[2] / "recipes"
 
@@ -28,3 +32,19 @@ def quiet_cli(recipe: str, path: Path, *arguments: str, config: str = "simulated
         ],
         run=False,
     )
+
+
+class Losses(Callback):
+    """The loss of every step, from dropout that is the same on every device."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        # On the CPU the initial weights came from the generator that dropout uses now.
+        torch.manual_seed(1)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.values.append(outputs["loss"].detach().cpu())

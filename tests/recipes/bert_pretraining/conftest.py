@@ -48,14 +48,6 @@ def _sentence(rng: random.Random) -> str:
     return f" {rng.choice(VERBS)} ".join(words).capitalize() + "."
 
 
-@pytest.fixture(autouse=True)
-def _command_line(monkeypatch):
-    """LightningCLI compares its arguments with the command line, here pytest's."""
-    monkeypatch.setattr("sys.argv", ["python"])
-    # Lightning 2.6.6 calls functions that jsonargparse 4.53 has renamed.
-    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-
-
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """A text file of 80 documents of one to eight sentences."""

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from transformers import AutoModel, AutoTokenizer
 
@@ -13,20 +13,9 @@ from recipes.bert_pretraining.__main__ import main
 from recipes.bert_pretraining.module import BertPretraining
 from recipes.common.export import export
 from tests.helpers.process import run_python
+from tests.helpers.recipes import Losses
 
 SMALL = {"vocab_size": 120, "max_seq_length": 48, "hidden_size": 32, "learning_rate": 1e-3}
-
-
-class Losses(Callback):
-    def __init__(self):
-        self.values = []
-
-    def on_train_start(self, trainer, pl_module):
-        # On the CPU the initial weights came from the generator that dropout uses now.
-        torch.manual_seed(1)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.values.append(outputs["loss"].detach().cpu())
 
 
 def _fit(accelerator, data, path: Path, num_steps=12, callbacks=(), accumulate=1, **settings):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -15,6 +15,7 @@ from recipes.mrpc.encoding import EncodedPairs, collate
 from recipes.mrpc.module import Mrpc
 from recipes.mrpc.predictions import SubmissionWriter
 from tests.helpers.process import run_python
+from tests.helpers.recipes import Losses
 from tests.helpers.trainers import run_trainers
 from tests.recipes.mrpc.conftest import FIXTURES, VOCAB_SIZE
 
@@ -29,18 +30,6 @@ DATA = {"vocab_size": VOCAB_SIZE, "max_length": 96, "num_buckets": 2, "batch_siz
 pytestmark = pytest.mark.filterwarnings(
     "ignore:You are using a custom batch sampler:UserWarning", "ignore:.*sync_dist=True:UserWarning"
 )
-
-
-class Losses(Callback):
-    def __init__(self):
-        self.values = []
-
-    def on_train_start(self, trainer, pl_module):
-        # On the CPU the initial weights came from the generator that dropout uses now.
-        torch.manual_seed(1)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.values.append(outputs["loss"].detach().cpu())
 
 
 def _trainer(accelerator, path: Path, callbacks=(), **settings) -> Trainer:

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -17,6 +17,7 @@ from recipes.t5_summarization.generation import generate
 from recipes.t5_summarization.module import T5Summarization
 from recipes.t5_summarization.rouge import lead, rouge_sums
 from tests.helpers.process import run, run_python
+from tests.helpers.recipes import Losses
 from tests.recipes.t5_summarization.conftest import FIXTURES, VOCABULARY
 
 SMALL = {
@@ -27,18 +28,6 @@ SMALL = {
     "max_target_length": 24,
     "learning_rate": 1e-3,
 }
-
-
-class Losses(Callback):
-    def __init__(self):
-        self.values = []
-
-    def on_train_start(self, trainer, pl_module):
-        # On the CPU the initial weights came from the generator that dropout uses now.
-        torch.manual_seed(1)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.values.append(outputs["loss"].detach().cpu())
 
 
 def trainer_for(accelerator, path, num_steps=6, callbacks=(), **settings) -> Trainer:
