@@ -129,7 +129,24 @@ def make_optimizer(
     settings: dict[str, Any] = {"lr": learning_rate, "betas": tuple(betas), "eps": _EPSILON}
     if name in CLIPS_ITSELF:
         settings["max_grad_norm"] = max_grad_norm
-    return _optimizer_class(name)(parameter_groups(module, weight_decay), **settings)
+    optimizer = _optimizer_class(name)(parameter_groups(module, weight_decay), **settings)
+    if name.startswith("fused_"):
+        _allocate_averages(optimizer)
+    return optimizer
+
+
+def _allocate_averages(optimizer: torch.optim.Optimizer) -> None:
+    """Make the averages that the vendor's kernels make in their first step.
+
+    In lazy mode that step would be another graph for each group of parameters: twice as many
+    compilations.
+    Source: hpex.optimizers.FusedAdamW and FusedLamb, Gaudi PyTorch bridge 1.19.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            averages = {n: torch.zeros_like(parameter) for n in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": 0, **averages}
+    vendor.mark_step()  # else the first forward and backward pass is another graph, too
 
 
 def _optimizer_class(name: OptimizerName) -> Callable[..., torch.optim.Optimizer]:
