@@ -238,9 +238,8 @@ class BertPretraining(RecipeModule):
             share = sums["num_random"] / count
             values["nsp_loss"] = sums["nsp_loss"] / count
             values["nsp_accuracy"] = sums["nsp_correct"] / count
-            values["nsp_majority"] = max(
-                share, 1 - share
-            )  # always one answer: the accuracy to beat
+            # Of always the same answer: the accuracy to beat.
+            values["nsp_majority"] = max(share, 1 - share)
         self.log_on_host({f"{stage}/{name}": value for name, value in values.items()})
 
 

@@ -81,15 +81,14 @@ class Lamb(torch.optim.Optimizer):
     def _update(self, weight: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[weight]
         if not state:
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), weight * 0
+            state.update(_zero_averages(weight))
         beta1, beta2 = group["betas"]
         average = state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
         square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         correction1, correction2 = (1 - beta ** group["step"] for beta in (beta1, beta2))
-        direction = (average / correction1) / ((square / correction2).sqrt() + group["eps"])
-        step = direction.mul_(1.0)
+        step = (average / correction1) / ((square / correction2).sqrt() + group["eps"])
         if group["weight_decay"]:
-            step = direction.add(weight, alpha=group["weight_decay"])
+            step = step.add(weight, alpha=group["weight_decay"])
             weight_norm, step_norm = map(torch.linalg.vector_norm, (weight, step))
             has_norms = (weight_norm > 0) & (step_norm > 0)
             step = step * torch.where(has_norms, weight_norm / step_norm, 1.0)
@@ -144,9 +143,13 @@ def _allocate_averages(optimizer: torch.optim.Optimizer) -> None:
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            averages = {n: torch.zeros_like(parameter) for n in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[parameter] = {"step": 0, **averages}
+            optimizer.state[parameter] = {"step": 0, **_zero_averages(parameter)}
     vendor.mark_step()  # else the first forward and backward pass is another graph, too
+
+
+def _zero_averages(parameter: nn.Parameter) -> dict[str, Tensor]:
+    """Those of the gradient and of its square, before the first step."""
+    return {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
 
 
 def _optimizer_class(name: OptimizerName) -> Callable[..., torch.optim.Optimizer]:
