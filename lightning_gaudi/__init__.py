@@ -15,9 +15,16 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .accelerator import HPUAccelerator
     from .checkpoint import HPUCheckpointIO
-    from .precision import HPUPrecisionPlugin
+    from .precision import HPUDeepSpeedPrecision, HPUFSDPPrecision, HPUPrecisionPlugin
     from .profiler import HPUProfiler
-    from .strategies import HPUDDPStrategy, HPUParallelStrategy, SingleHPUStrategy
+    from .strategies import (
+        HPUDDPStrategy,
+        HPUDeepSpeedStrategy,
+        HPUFSDPStrategy,
+        HPUModelParallelStrategy,
+        HPUParallelStrategy,
+        SingleHPUStrategy,
+    )
 
     HPU_AVAILABLE: bool
 
@@ -25,6 +32,11 @@ __all__ = [
     "HPUAccelerator",
     "HPUCheckpointIO",
     "HPUDDPStrategy",
+    "HPUDeepSpeedPrecision",
+    "HPUDeepSpeedStrategy",
+    "HPUFSDPPrecision",
+    "HPUFSDPStrategy",
+    "HPUModelParallelStrategy",
     "HPUParallelStrategy",
     "HPUPrecisionPlugin",
     "HPUProfiler",
@@ -37,6 +49,11 @@ _HOMES = {
     "HPUAccelerator": ".accelerator",
     "HPUCheckpointIO": ".checkpoint",
     "HPUDDPStrategy": ".strategies",
+    "HPUDeepSpeedPrecision": ".precision",
+    "HPUDeepSpeedStrategy": ".strategies",
+    "HPUFSDPPrecision": ".precision",
+    "HPUFSDPStrategy": ".strategies",
+    "HPUModelParallelStrategy": ".strategies",
     "HPUParallelStrategy": ".strategies",
     "HPUPrecisionPlugin": ".precision",
     "HPUProfiler": ".profiler",

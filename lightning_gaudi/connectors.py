@@ -22,7 +22,6 @@ ROOM = seam.Room(
     precision_plugin="_precision_plugin_flag",
     accelerators=AcceleratorRegistry,
     accelerator=HPUAccelerator,
-    precision=HPUPrecisionPlugin,
     strategies=FORMS,
 )
 

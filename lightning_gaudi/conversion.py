@@ -10,9 +10,12 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi.reparent import reparent
 
-from .distributed import DEVICE, checked_backend
+from .distributed import DEVICE
 
-NAMES = "'auto', 'hpu_ddp', 'hpu_single', a 'ddp' name of Lightning's"
+NAMES = (
+    "'auto', 'hpu_ddp', 'hpu_deepspeed', 'hpu_fsdp', 'hpu_single', or one of Lightning's names "
+    "that begin with 'ddp', 'deepspeed' or 'fsdp'"
+)
 """What may be passed as strategy, for messages."""
 
 
@@ -30,7 +33,9 @@ class Forms(NamedTuple):
     ddp: type[Any]
     """Ours for several."""
     of: Mapping[type[Any], type[Any]]
-    """Each of Lightning's that has a form, and the form."""
+    """Each of Lightning's that has a form, and the form: all of ours."""
+    precisions: Mapping[type[Any], type[Any]]
+    """The same for precision plugins that belong to a strategy."""
 
 
 def to_hpu_strategy(strategy: Any, forms: Forms) -> Any:
@@ -54,14 +59,12 @@ def to_hpu_strategy(strategy: Any, forms: Forms) -> Any:
             f"strategy={typed} does not train on accelerator='hpu' in this version. Pass {NAMES}, "
             f"or derive your strategy from {home}.{forms.ddp.__name__} or {forms.single.__name__}."
         )
-    found = forms.registry.get(strategy) if isinstance(strategy, str) else strategy
-    if not issubclass(kind, forms.base):
-        reparent(found, base, forms.of[base])
-    if isinstance(found, forms.ddp):
-        checked_backend(found._process_group_backend)
-        check_start_method(found._start_method, typed)
-    elif isinstance(found, forms.single):
-        found._root_device = DEVICE
+    ours = kind if issubclass(kind, forms.base) else forms.of[base]
+    ours.check_installed()
+    if isinstance(strategy, str):
+        strategy = forms.registry.get(strategy)
+    found = reparent(strategy, base, ours)
+    found.become_hpu(typed)
     return found
 
 

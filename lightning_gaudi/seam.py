@@ -35,7 +35,7 @@ from lightning_gaudi import vendor
 from .conversion import NAMES, Forms, refuse_interactive, to_hpu_strategy
 from .distributed.cluster import mpi_environment
 from .fabric.accelerator import HPUAccelerator
-from .fabric.precision import HPUPrecision, check_precision_plugin, unsupported
+from .fabric.precision import to_hpu_precision, unsupported
 
 MARK = "_lightning_gaudi_is_patched"
 """The attribute of what has been patched."""
@@ -64,7 +64,6 @@ class Room(NamedTuple):
     accelerators: Any
     """Lightning's registry of accelerators by name."""
     accelerator: type[HPUAccelerator]
-    precision: type[HPUPrecision]
     strategies: Forms
 
 
@@ -78,8 +77,8 @@ def patch_connector(module: ModuleType, room: Room) -> None:
         warn_of_missing(module, missing)
         return
     room.accelerator.register_accelerators(room.accelerators)
-    room.strategies.single.register_strategies(room.strategies.registry)
-    room.strategies.ddp.register_strategies(room.strategies.registry)
+    for strategy in room.strategies.of.values():
+        strategy.register_strategies(room.strategies.registry)
     for name, wrap in METHODS.items():
         setattr(connector, name, wrap(getattr(connector, name), room))
     vendor.repair_if_imported()
@@ -222,8 +221,8 @@ def _wrap_init_precision(original: Callable[[Any], Any], room: Room) -> Any:
             return original(self)
         plugin = getattr(self, room.precision_plugin)
         if plugin is None:
-            return room.precision(getattr(self, room.precision_name))
-        check_precision_plugin(plugin)
+            return self.strategy.precision_kind(getattr(self, room.precision_name))
+        to_hpu_precision(plugin, room.strategies.precisions)
         return original(self)
 
     return init_precision

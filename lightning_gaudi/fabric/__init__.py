@@ -2,13 +2,25 @@
 
 from ..checkpoint import HPUCheckpointIO
 from .accelerator import HPUAccelerator
-from .precision import HPUPrecision
-from .strategies import HPUDDPStrategy, HPUParallelStrategy, SingleHPUStrategy
+from .precision import HPUDeepSpeedPrecision, HPUFSDPPrecision, HPUPrecision
+from .strategies import (
+    HPUDDPStrategy,
+    HPUDeepSpeedStrategy,
+    HPUFSDPStrategy,
+    HPUModelParallelStrategy,
+    HPUParallelStrategy,
+    SingleHPUStrategy,
+)
 
 __all__ = [
     "HPUAccelerator",
     "HPUCheckpointIO",
     "HPUDDPStrategy",
+    "HPUDeepSpeedPrecision",
+    "HPUDeepSpeedStrategy",
+    "HPUFSDPPrecision",
+    "HPUFSDPStrategy",
+    "HPUModelParallelStrategy",
     "HPUParallelStrategy",
     "HPUPrecision",
     "SingleHPUStrategy",

@@ -9,7 +9,6 @@ from lightning.fabric.utilities import throughput
 
 from .. import seam
 from .accelerator import HPUAccelerator
-from .precision import HPUPrecision
 from .strategies.conversion import FORMS
 from .throughput import patch_throughput
 
@@ -19,7 +18,6 @@ ROOM = seam.Room(
     precision_plugin="_precision_instance",
     accelerators=ACCELERATOR_REGISTRY,
     accelerator=HPUAccelerator,
-    precision=HPUPrecision,
     strategies=FORMS,
 )
 

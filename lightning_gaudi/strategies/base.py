@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
@@ -21,6 +22,7 @@ from lightning_gaudi.tied_weights import kept_tied
 
 from ..checkpoint import HPUCheckpointIO, restore_rng_state
 from ..checkpoint.rng import KEY as RNG_STATE
+from ..precision import HPUPrecisionPlugin
 
 
 class HPUStrategy(Strategy):
@@ -29,15 +31,33 @@ class HPUStrategy(Strategy):
     In the vendor's lazy mode a training step is two graphs, cut after backward and after the
     optimizer's step, and each step of an evaluation is one. In eager mode nothing is cut.
 
-    It comes second: `class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy)`. Python then lets
-    an instance of the first become one of ours, and Lightning's `super()` calls arrive here.
+    It comes second, as in `class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy)`, or first as
+    the base of what several of ours override alike (see `parallel`). Both extend `Strategy`: Python
+    lets an instance of Lightning's become one of ours only then.
     """
+
+    precision_kind: type[Precision] = HPUPrecisionPlugin
+    """The plugin that computes in the precision asked for by name."""
 
     # States of the device's generator: a checkpoint's, and what the sanity check shall not change.
     # Class attributes, since an instance of Lightning's own strategy may have become one of ours.
     _rng_state_at_start: Tensor | list[Tensor] | None = None
     _rng_state_before_check: Tensor | None = None
     _has_remains = False
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raise if a library is absent or too old; called before one is made for a name."""
+
+    def become_hpu(self, typed: str) -> None:
+        """Check the arguments of what Lightning or the user has made, before it is used on an HPU.
+
+        Args:
+            typed: The strategy as the user typed it.
+
+        Raises:
+            MisconfigurationException: An HPU cannot honour one.
+        """
 
     @property
     @override

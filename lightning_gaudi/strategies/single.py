@@ -54,6 +54,12 @@ class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
         )
 
     @override
+    def become_hpu(self, typed: str) -> None:
+        """Put it on the HPU: Lightning's may be on the CPU by default."""
+        super().become_hpu(typed)
+        self._root_device = DEVICE
+
+    @override
     def setup_environment(self) -> None:
         """Choose the card, then prepare it."""
         check_alone(self.cluster_environment)

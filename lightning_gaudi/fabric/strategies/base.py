@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins import CheckpointIO, Precision
 from lightning.fabric.strategies.strategy import Strategy
 from lightning.fabric.utilities.types import Optimizable
 from torch import Tensor
@@ -20,18 +20,36 @@ from lightning_gaudi import vendor
 from lightning_gaudi.tied_weights import kept_tied
 
 from ...checkpoint import HPUCheckpointIO
+from ..precision import HPUPrecision
 
 
 class HPUStrategy(Strategy):
     """The base of our strategies for Fabric, beside the one of Lightning's that each extends.
 
     In the vendor's lazy mode a training step is two graphs, cut after backward and after the
-    optimizer's step. In eager mode nothing is cut. It comes second, as the Trainer's does.
+    optimizer's step. In eager mode nothing is cut. It comes second or first, as the Trainer's does.
     """
+
+    precision_kind: type[Precision] = HPUPrecision
+    """The plugin that computes in the precision asked for by name."""
 
     # Parameters -> what moves of modules have put in their place. A class attribute, since an
     # instance of Lightning's own strategy may have become one of ours.
     _replaced: MutableMapping[Tensor, Parameter] | None = None
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raise if a library is absent or too old; called before one is made for a name."""
+
+    def become_hpu(self, typed: str) -> None:
+        """Check the arguments of what Lightning or the user has made, before it is used on an HPU.
+
+        Args:
+            typed: The strategy as the user typed it.
+
+        Raises:
+            MisconfigurationException: An HPU cannot honour one.
+        """
 
     @property
     @override

@@ -65,6 +65,12 @@ class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
         self._card = card
 
     @override
+    def become_hpu(self, typed: str) -> None:
+        """Put it on the HPU: Lightning's may be on the CPU by default."""
+        super().become_hpu(typed)
+        self._root_device = DEVICE
+
+    @override
     def module_to_device(self, module: Module) -> None:
         """Move the module, with its tied weights tied."""
         check_alone(self.cluster_environment)

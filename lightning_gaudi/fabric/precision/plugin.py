@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, cast, get_args
 
@@ -16,6 +16,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi.autocast_ops import check_op_lists
+from lightning_gaudi.reparent import reparent
 
 PrecisionName = Literal["32-true", "bf16-mixed", "bf16-true"]
 SUPPORTED: tuple[str, ...] = get_args(PrecisionName)
@@ -109,6 +110,23 @@ class HPUPrecision(Precision):
     @property
     def _holds_bf16(self) -> bool:
         return self.precision == "bf16-true"
+
+
+def to_hpu_precision(plugin: Precision, forms: Mapping[type[Any], type[Any]]) -> None:
+    """Turn a precision plugin that the user passed into its form for the HPU, or check it.
+
+    Args:
+        plugin: Any; it stays the user's object.
+        forms: Each of Lightning's that belongs to a strategy, and its form.
+
+    Raises:
+        MisconfigurationException: It does not do on an HPU what it says.
+    """
+    for base, ours in forms.items():
+        if isinstance(plugin, base):
+            reparent(plugin, base, ours).become_hpu()
+            return
+    check_precision_plugin(plugin)
 
 
 def check_precision_plugin(plugin: Precision) -> None:

@@ -1,0 +1,16 @@
+"""`HPUFSDPStrategy`: models larger than a card, in shards (FSDP)."""
+
+from __future__ import annotations
+
+from lightning.fabric.strategies.fsdp import FSDPStrategy
+
+from ..precision import HPUFSDPPrecision
+from .parallel import RankedHPUStrategy
+
+
+class HPUFSDPStrategy(RankedHPUStrategy, FSDPStrategy):
+    """Models larger than a card, in shards (FSDP): `Fabric(strategy="hpu_fsdp")`."""
+
+    strategy_name = "hpu_fsdp"
+
+    precision_kind = HPUFSDPPrecision

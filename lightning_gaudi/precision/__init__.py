@@ -1,0 +1,7 @@
+"""The precisions that Gaudi computes in, for the Trainer."""
+
+from .deepspeed import HPUDeepSpeedPrecision
+from .fsdp import HPUFSDPPrecision
+from .plugin import HPUPrecisionPlugin
+
+__all__ = ["HPUDeepSpeedPrecision", "HPUFSDPPrecision", "HPUPrecisionPlugin"]
