@@ -52,7 +52,10 @@ def test_traceback_shows_the_real_file_and_line() -> None:
     with pytest.raises(Exception, match="16-mixed") as raised:
         mirror.HPUPrecisionPlugin("16-mixed")
     frame = traceback.extract_tb(raised.value.__traceback__)[-1]
-    assert frame.filename == importlib.import_module("lightning_gaudi.fabric.precision").__file__
+    assert (
+        frame.filename
+        == importlib.import_module("lightning_gaudi.fabric.precision.plugin").__file__
+    )
     assert frame.line is not None
     assert frame.line.startswith("raise MisconfigurationException(")
 

@@ -74,11 +74,14 @@ def _private_imports(module: ModuleType, family: families.Family) -> Iterator[An
 
 
 def _overridden(ours: type, family: families.Family) -> dict[str, Any]:
+    """What `ours` overrides, itself or through a base of ours that comes before Lightning's."""
     found = {}
-    for name in vars(ours):
+    is_ours = [base for base in ours.__mro__ if base.__module__.startswith(f"{family.ours}.")]
+    for name in {name: None for base in is_ours for name in vars(base)}:
         bases = [base for base in ours.__mro__ if name in vars(base)]
         theirs = [b for b in bases if b.__module__.startswith((family.trainer, family.fabric))]
-        function = _function(vars(theirs[0])[name]) if theirs else None
+        is_overridden = bases[0] in is_ours and theirs
+        function = _function(vars(theirs[0])[name]) if is_overridden else None
         if function is not None and _does_something(function):
             found[f"{_short(theirs[0].__module__)}.{theirs[0].__qualname__}.{name}"] = function
     return found

@@ -15,7 +15,16 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 
-from lightning_gaudi import HPUDDPStrategy, HPUParallelStrategy, SingleHPUStrategy
+from lightning_gaudi import (
+    HPUDDPStrategy,
+    HPUDeepSpeedStrategy,
+    HPUFSDPPrecision,
+    HPUFSDPStrategy,
+    HPUModelParallelStrategy,
+    HPUParallelStrategy,
+    HPUPrecisionPlugin,
+    SingleHPUStrategy,
+)
 from lightning_gaudi.reparent import reparent
 from tests.helpers.tiny import hpu_trainer
 
@@ -85,7 +94,8 @@ def test_a_users_subclass_overrides_ours_as_it_overrode_lightnings() -> None:
     assert strategy.mine == 3
     assert strategy._ddp_kwargs == {"find_unused_parameters": True}
     methods = [kind.__name__ for kind in type(strategy).__mro__]
-    assert methods[:4] == ["HPUUserDDP", "UserDDP", "HPUDDPStrategy", "DDPStrategy"]
+    assert methods[:3] == ["HPUUserDDP", "UserDDP", "HPUDDPStrategy"]
+    assert methods.index("RankedHPUStrategy") < methods.index("DDPStrategy")
 
 
 def test_a_users_subclass_survives_pickling() -> None:
@@ -115,12 +125,40 @@ def test_parallel_is_another_name_of_ddp() -> None:
     assert HPUParallelStrategy is HPUDDPStrategy
 
 
+SHARDING = [name for name in StrategyRegistry if name.startswith(("deepspeed", "fsdp"))]
+
+
+@pytest.mark.parametrize("name", SHARDING)
+def test_every_name_of_a_sharding_strategy_becomes_ours_and_keeps_its_meaning(name: str) -> None:
+    strategy = hpu_trainer(strategy=name, devices=2).strategy
+    assert type(strategy) is (HPUFSDPStrategy if "fsdp" in name else HPUDeepSpeedStrategy)
+    arguments = StrategyRegistry[name]["init_params"]
+    if "stage" in arguments:
+        assert strategy.config["zero_optimization"]["stage"] == arguments["stage"]
+    if "cpu_offload" in arguments:
+        assert strategy.cpu_offload.offload_params
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "precision"),
+    [
+        (FSDPStrategy(), HPUFSDPStrategy, HPUFSDPPrecision),
+        (ModelParallelStrategy(), HPUModelParallelStrategy, HPUPrecisionPlugin),
+    ],
+)
+def test_an_instance_of_a_sharding_strategy_becomes_ours(
+    strategy: Any, kind: type, precision: type
+) -> None:
+    trainer = hpu_trainer(strategy=strategy, devices=2, precision="bf16-true")
+    assert trainer.strategy is strategy
+    assert type(strategy) is kind
+    assert type(trainer.precision_plugin) is precision
+
+
 @pytest.mark.parametrize(
     ("strategy", "typed"),
     [
-        ("deepspeed", "'deepspeed'"),
-        ("deepspeed_stage_3", "'deepspeed_stage_3'"),
-        ("fsdp", "'fsdp'"),
+        ("xla", "'xla'"),
         (SingleDeviceStrategy("meta"), "SingleDeviceStrategy(device='meta')"),
     ],
 )
@@ -128,13 +166,7 @@ def test_what_cannot_be_mapped_is_refused_as_typed(strategy: Any, typed: str) ->
     with pytest.raises(MisconfigurationException) as raised:
         hpu_trainer(strategy=strategy)
     assert f"strategy={typed} does not train on accelerator='hpu'" in str(raised.value)
-    assert "Pass 'auto', 'hpu_ddp', 'hpu_single'" in str(raised.value)
-
-
-@pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy])
-def test_sharding_instances_are_refused(kind: type) -> None:
-    with pytest.raises(MisconfigurationException, match=rf"strategy={kind.__name__}\(\) does not"):
-        hpu_trainer(strategy=kind(), devices=2)
+    assert "Pass 'auto', 'hpu_ddp', 'hpu_deepspeed'" in str(raised.value)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "cpu:gloo"])
