@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from lightning.pytorch.plugins.precision.fsdp import FSDPPrecision
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_gaudi.sharding.clipping import clip_norm
+
+from ..fabric.precision.fsdp import HPUShardedPrecision
 
 
-class HPUFSDPPrecision(FSDPPrecision):
-    """How numbers are held and computed on an HPU with FSDP."""
+class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
+    """How numbers are held and computed on an HPU with FSDP: `Trainer(precision=...)`."""
 
-    def become_hpu(self) -> None:
-        """Check what the user passed, before it is used on an HPU."""
+    # A class attribute, since an instance of Lightning's own plugin may have become one of ours.
+    model: Module | None = None
+    """What is in shards; the strategy sets it."""
+
+    @override
+    def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
+        """Clip by the norm of the optimizer's gradients over the shards of all ranks."""
+        assert self.model is not None
+        clip_norm(self.model, optimizer, clip_val)

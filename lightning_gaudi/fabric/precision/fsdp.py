@@ -2,11 +2,96 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import Precision
 from lightning.fabric.plugins.precision.fsdp import FSDPPrecision
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.distributed.fsdp import MixedPrecision
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from typing_extensions import override
+
+from lightning_gaudi.autocast_ops import check_op_lists
+
+from .plugin import unsupported
+
+_DTYPES = {
+    "32-true": torch.float32,
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+    "16-mixed": torch.float16,
+    "16-true": torch.float16,
+}
 
 
-class HPUFSDPPrecision(FSDPPrecision):
-    """How numbers are held and computed on an HPU with FSDP."""
+class HPUShardedPrecision(Precision):
+    """What the Trainer's `HPUFSDPPrecision` and Fabric's do alike.
+
+    - `"32-true"`: all in fp32.
+    - `"bf16-mixed"`: shards and optimizer in fp32; weights are gathered, and gradients reduced, in
+      bf16; operations under the vendor's autocast.
+    - `"bf16-true"`: shards, optimizer, gradients and operations in bf16. No fp32 copy is kept.
+    - `"16-mixed"`, `"16-true"`: the same in fp16, where the card can; the former scales the loss.
+    """
+
+    # Set by the FSDPPrecision of Lightning's that each of ours extends.
+    precision: Any
+    scaler: ShardedGradScaler | None
+    _desired_input_dtype: torch.dtype
+
+    def __init__(self, precision: str = "32-true", scaler: ShardedGradScaler | None = None) -> None:
+        """Choose the precision.
+
+        Args:
+            precision: One of the above; `"32"` is short for `"32-true"`, `"bf16"` for
+                `"bf16-mixed"`, `"16"` for `"16-mixed"`.
+            scaler: Scales the loss of `"16-mixed"`; one for the HPU by default.
+
+        Raises:
+            MisconfigurationException: FSDP has no such precision, or it takes no scaler.
+            ValueError: A file with autocast's operations would silently not be obeyed.
+        """
+        name = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}.get(precision, precision)
+        if name not in _DTYPES:
+            raise MisconfigurationException(unsupported(f"precision={precision!r}"))
+        if scaler is not None and name != "16-mixed":
+            raise MisconfigurationException(
+                f"{type(self).__name__}(precision={precision!r}, scaler=...) scales no loss. Leave "
+                "scaler out, or pass precision='16-mixed'."
+            )
+        # Not Lightning's, whose scaler is for CUDA and which warns where there is none.
+        self.precision = name
+        self.scaler = scaler
+        self._desired_input_dtype = _DTYPES[name] if name.endswith("true") else torch.float32
+        self.become_hpu()
 
     def become_hpu(self) -> None:
-        """Check what the user passed, before it is used on an HPU."""
+        """Have it autocast and scale on the HPU, also if Lightning or the user has made it.
+
+        Raises:
+            ValueError: A file with autocast's operations would silently not be obeyed.
+        """
+        if self.precision.endswith("mixed"):
+            check_op_lists()
+        # Lightning's is for CUDA. A scaler of the user's own is for the HPU, or disabled.
+        if self.precision == "16-mixed" and getattr(self.scaler, "_device", "cuda") == "cuda":
+            self.scaler = ShardedGradScaler(device="hpu")
+
+    @property
+    def mixed_precision_config(self) -> MixedPrecision:
+        """What FSDP gathers weights, reduces gradients and holds buffers in."""
+        dtype = _DTYPES[self.precision]
+        return MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
+
+    @override
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """The model's forward: autocast on the HPU, or the dtype of the weights by default."""
+        if self.precision.endswith("mixed"):
+            return torch.autocast("hpu", dtype=_DTYPES[self.precision], cache_enabled=False)
+        return self.tensor_init_context()
+
+
+class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
+    """How numbers are held and computed on an HPU with FSDP."""

@@ -1,0 +1,1 @@
+"""Models in shards: what the strategies that have them do alike."""
