@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi.tied_weights import kept_tied
+from lightning_gaudi.sharding import dtensors
 
 from .parallel import RankedHPUStrategy
 
@@ -19,7 +25,24 @@ class HPUModelParallelStrategy(RankedHPUStrategy, ModelParallelStrategy):
         self._connect()
 
     @override
-    def model_to_device(self) -> None:
-        """Move what is not sharded, with its tied weights tied."""
-        with kept_tied(self.model):
-            super().model_to_device()
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Set up the model, and have gradients clipped by the norm over all shards."""
+        super().setup(trainer)
+        _clip_shards(self.precision_plugin)
+
+
+def _clip_shards(plugin: Precision) -> None:
+    """Have a precision plugin clip DTensors of any meshes, unless it has a way of its own."""
+    kind, this = type(plugin), plugin
+    if kind.clip_grad_by_norm is Precision.clip_grad_by_norm:
+        this.clip_grad_by_norm = partial(_clip_by_norm, plugin)  # type: ignore[method-assign]
+    if kind.clip_grad_by_value is Precision.clip_grad_by_value:
+        this.clip_grad_by_value = partial(_clip_by_value, plugin)  # type: ignore[method-assign]
+
+
+def _clip_by_norm(plugin: Precision, optimizer: Optimizer, clip_val: float) -> None:
+    dtensors.clip_norm(plugin.main_params(optimizer), clip_val)
+
+
+def _clip_by_value(plugin: Precision, optimizer: Optimizer, clip_val: float) -> None:
+    dtensors.clip_value(plugin.main_params(optimizer), clip_val)
