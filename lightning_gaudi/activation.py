@@ -36,6 +36,9 @@ _FABRIC_PATCHES = {
 # The compiler that `torch.compile` uses by default: see `compile`.
 _INDUCTOR = "torch._inductor.compile_fx"
 
+# DeepSpeed's accelerator, which changes torch for the whole process: see `deepspeed_import`.
+_DEEPSPEED = "deepspeed.accelerator.hpu_accelerator"
+
 # Modules that have been imported but not patched yet.
 _waiting: list[ModuleType] = []
 
@@ -70,6 +73,7 @@ def _targets() -> dict[str, tuple[str, str, str]]:
     """Names of the modules to patch -> our package of the same family, module, function."""
     return {
         _INDUCTOR: (families.LIGHTNING.ours, "compile", "patch_inductor"),
+        _DEEPSPEED: (families.LIGHTNING.ours, "deepspeed_import", "patch_accelerator"),
     } | {
         f"{package}.{module}": (family.ours, ours, function)
         for family in families.FAMILIES

@@ -29,6 +29,7 @@ MIRRORED = (
     "checkpoint",
     "connectors",
     "conversion",
+    "deepspeed",
     "devices",
     "distributed",
     "fabric",

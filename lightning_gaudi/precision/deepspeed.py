@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import lightning.pytorch as pl
 from lightning.pytorch.plugins.precision.deepspeed import DeepSpeedPrecision
+from torch import Tensor
+from typing_extensions import override
 
 
 class HPUDeepSpeedPrecision(DeepSpeedPrecision):
@@ -10,3 +15,14 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
 
     def become_hpu(self) -> None:
         """Check what the user passed, before it is used on an HPU."""
+
+    @override
+    def backward(  # type: ignore[override]
+        self, tensor: Tensor, model: pl.LightningModule, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Compute the gradients of a loss that Lightning has divided by the accumulated steps.
+
+        DeepSpeed would divide it once more.
+        """
+        kwargs.setdefault("scale_wrt_gas", False)
+        super().backward(tensor, model, optimizer, *args, **kwargs)

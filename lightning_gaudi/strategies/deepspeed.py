@@ -2,15 +2,120 @@
 
 from __future__ import annotations
 
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
 
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies.deepspeed import remove_module_hooks
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_gaudi import deepspeed_import
+
+from .. import distributed
+from ..deepspeed import engine, library
 from ..precision import HPUDeepSpeedPrecision
 from .parallel import RankedHPUStrategy
 
 
 class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
-    """Models larger than a card, through DeepSpeed's ZeRO: `Trainer(strategy="hpu_deepspeed")`."""
+    """Models larger than a card, through DeepSpeed's ZeRO: `Trainer(strategy="hpu_deepspeed")`.
+
+    Every `deepspeed` name and `DeepSpeedStrategy` instance becomes one on accelerator "hpu" and
+    keeps its arguments, which are those of Lightning's `DeepSpeedStrategy`.
+    """
 
     strategy_name = "hpu_deepspeed"
 
     precision_kind = HPUDeepSpeedPrecision
+
+    # A class attribute, since an instance of Lightning's own strategy may have become one of ours.
+    _variables: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make one; see Lightning's `DeepSpeedStrategy` for the arguments."""
+        self.check_installed()
+        library.load()
+        super().__init__(*args, **kwargs)
+
+    @classmethod
+    @override
+    def check_installed(cls) -> None:
+        """Raise if DeepSpeed is absent or too old."""
+        library.check_installed("strategy='deepspeed'")
+
+    @override
+    def become_hpu(self, typed: str) -> None:
+        """Check what the user passed, and that DeepSpeed computes on the HPU."""
+        super().become_hpu(typed)
+        library.load()
+
+    @override
+    def setup_environment(self) -> None:
+        """Choose this rank's card, prepare it, then connect all ranks."""
+        assert self.parallel_devices is not None
+        distributed.select_card(self.parallel_devices, self.local_rank)
+        self._variables = (*self._variables, *deepspeed_import.set_variables())
+        # Not DeepSpeedStrategy's: it refuses what is not a GPU.
+        super(DeepSpeedStrategy, self).setup_environment()
+
+    @override
+    def setup_distributed(self) -> None:
+        """Connect all ranks over HCCL, and DeepSpeed with them."""
+        self._connect()
+        self._set_node_environment_variables()
+        library.connect(self._timeout)
+
+    @property
+    @override
+    def handles_gradient_accumulation(self) -> bool:
+        """False: Lightning tells DeepSpeed which step ends an accumulation.
+
+        DeepSpeed's own count goes on from one epoch into the next, where Lightning starts anew: the
+        steps would be taken in the middle of what Lightning accumulates.
+        """
+        return False
+
+    @contextmanager
+    @override
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        """Nothing: DeepSpeed knows when to reduce; see `training_step`."""
+        yield
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        """One step, after which DeepSpeed reduces gradients if it ends an accumulation."""
+        assert self.lightning_module is not None
+        is_last = not self.lightning_module.trainer.fit_loop._should_accumulate()
+        self.deepspeed_engine.set_gradient_accumulation_boundary(is_last)
+        return super().training_step(*args, **kwargs)
+
+    @override
+    def _setup_model_and_optimizer(
+        self, model: Module, optimizer: Optimizer | None, lr_scheduler: Any = None
+    ) -> tuple[Any, Optimizer]:
+        assert isinstance(self.config, dict)
+        return engine.make_engine(
+            model, self.config, optimizer=optimizer, lr_scheduler=lr_scheduler
+        )
+
+    @override
+    def _initialize_deepspeed_inference(self, model: Module) -> None:
+        assert isinstance(self.config, dict)
+        remove_module_hooks(model)
+        self.model = engine.make_inference_engine(model, self.config)
+
+    @override
+    def _set_deepspeed_activation_checkpointing(self) -> None:
+        assert isinstance(self.config, dict)
+        engine.configure_checkpointing(self.config)
+
+    @override
+    def teardown(self) -> None:
+        """Move the model to the CPU, and take back what the vendor's bridge was told."""
+        super().teardown()
+        deepspeed_import.unset_variables(list(self._variables))
+        self._variables = ()

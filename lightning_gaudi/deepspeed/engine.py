@@ -1,0 +1,99 @@
+"""DeepSpeed's engine, which holds model and optimizer in shards and trains them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from . import library
+
+_CARD = 0
+"""The index of the card: a process drives one, which it sees as `hpu:0`."""
+
+
+def make_engine(
+    model: Module,
+    config: dict[str, Any],
+    *,
+    optimizer: Optimizer | None = None,
+    lr_scheduler: Any = None,
+) -> tuple[Any, Any]:
+    """An engine that trains `model`.
+
+    Args:
+        model: Its parameters that require gradients are trained.
+        config: DeepSpeed's settings.
+        optimizer: None where `config` names one.
+        lr_scheduler: Of torch's, for `optimizer`.
+
+    Returns:
+        The engine, and DeepSpeed's optimizer around `optimizer` or the configured one.
+    """
+    engine, wrapped, _, _ = library.load().initialize(
+        args=Namespace(device_rank=_CARD),
+        config=config,
+        model=model,
+        model_parameters=[each for each in model.parameters() if each.requires_grad],
+        optimizer=optimizer,
+        lr_scheduler=lr_scheduler,
+        dist_init_required=False,
+    )
+    return engine, wrapped
+
+
+def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
+    """An engine that evaluates `model`, in shards under ZeRO-3.
+
+    Args:
+        model: Its hooks of a former engine are gone.
+        config: DeepSpeed's settings for training.
+    """
+    names = ["fp16", "bf16"]
+    if is_stage_3(config):
+        names += ["zero_optimization", "zero_allow_untested_optimizer"]
+    chosen = {name: config[name] for name in names if name in config}
+    engine, _, _, _ = library.load().initialize(
+        args=Namespace(device_rank=_CARD),
+        config={"train_micro_batch_size_per_gpu": 1, **chosen},
+        model=model,
+        model_parameters=[],
+        dist_init_required=False,
+    )
+    return engine
+
+
+def is_stage_3(config: Mapping[str, Any]) -> bool:
+    """Whether parameters too are in shards."""
+    stage = (config.get("zero_optimization") or {}).get("stage")
+    return bool(stage == 3)
+
+
+_ACTIVATION_KEYS = {
+    "partition_activations": "partition_activations",
+    "contiguous_memory_optimization": "contiguous_checkpointing",
+    "number_checkpoints": "num_checkpoints",
+    "cpu_checkpointing": "checkpoint_in_cpu",
+    "synchronize_checkpoint_boundary": "synchronize",
+    "profile": "profile",
+}
+"""Keys of `activation_checkpointing`, and DeepSpeed's arguments that they are for."""
+
+
+def configure_checkpointing(config: Mapping[str, Any]) -> None:
+    """Tell `deepspeed.checkpointing` the settings of activation checkpointing, all of them.
+
+    Lightning drops the number of checkpoints and the synchronization at their boundaries
+    (2.5.6 to 2.6.6, `_set_deepspeed_activation_checkpointing`).
+    """
+    settings = config.get("activation_checkpointing")
+    if settings:
+        arguments = {
+            argument: settings[key]
+            for key, argument in _ACTIVATION_KEYS.items()
+            if settings.get(key) is not None
+        }
+        library.load().checkpointing.configure(mpu_=None, **arguments)
