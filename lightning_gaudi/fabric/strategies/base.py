@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -112,10 +112,14 @@ class HPUStrategy(Strategy):
         before = dict(module.named_parameters())
         with kept_tied(module):
             module.to(self.root_device)
+        self._note_replaced(before, module)
+
+    def _note_replaced(self, before: Mapping[str, Parameter], module: Module) -> None:
+        """Note which parameters are in the places of those that the module had `before`."""
         if self._replaced is None:
             self._replaced = WeakTensorKeyDictionary()
         for name, parameter in module.named_parameters():
-            if parameter is not before[name]:
+            if name in before and parameter is not before[name]:
                 self._replaced[before[name]] = parameter
 
     def _on_hpu(self, parameter: Tensor) -> Tensor:
