@@ -1,0 +1,118 @@
+"""Put a folder in the place of another, or of a file, at once or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+_EXCHANGE = 2  # RENAME_EXCHANGE of <linux/fs.h>
+_HERE = -100  # AT_FDCWD of <fcntl.h>
+_NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+
+def temporary_for(target: Path) -> Path:
+    """Where to build what shall become `target`: beside it, the same path each time.
+
+    So the next save clears what a killed one left. The name is not the target's, so that nobody
+    who looks for checkpoints by name finds it.
+    """
+    digest = hashlib.sha256(target.name.encode()).hexdigest()[:32]
+    return target.with_name(f".saving-{digest}.tmp")
+
+
+def prepare(target: Path) -> Path:
+    """Make an empty folder to build `target` in; clear or complete what a killed save left."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    recover(target)
+    temporary = temporary_for(target)
+    remove(temporary)
+    temporary.mkdir()
+    return temporary
+
+
+def put_in_place(temporary: Path, target: Path) -> None:
+    """Make `temporary` the target; until then, and after a failure, the target is what it was.
+
+    Args:
+        temporary: A file or folder on the same file system, complete and on disk.
+        target: A file, a folder, or nothing yet.
+    """
+    try:
+        temporary.replace(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+            raise
+        if not _exchange(temporary, target):
+            _replace_in_two_steps(temporary, target)
+            temporary = _aside(target)
+        sync(target.parent)
+        remove(temporary)
+    sync(target.parent)
+
+
+def recover(target: Path) -> None:
+    """Put back what was at `target` if a save was killed between the two steps of replacing it.
+
+    That can only happen where the file system cannot exchange two names.
+    """
+    aside = _aside(target)
+    if not os.path.lexists(aside):
+        return
+    if os.path.lexists(target):
+        remove(aside)
+    else:
+        aside.replace(target)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder and all that is in it, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(folder: Path) -> None:
+    """Bring a folder's names to disk; file systems that cannot do this are left alone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _aside(target: Path) -> Path:
+    return temporary_for(target).with_suffix(".old")
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two names at once; False where the system or the file system cannot."""
+    # Python has no function for it.
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NOT_HERE:
+        return False
+    raise OSError(code, os.strerror(code), str(second))
+
+
+def _replace_in_two_steps(temporary: Path, target: Path) -> None:
+    aside = _aside(target)
+    target.replace(aside)
+    try:
+        temporary.replace(target)
+    except BaseException:
+        aside.replace(target)
+        raise

@@ -1,0 +1,202 @@
+"""Checkpoints in shards: folders to which each rank has written its part (torch's DCP).
+
+They are laid out as Lightning does it: `.metadata` says which tensors there are and where, files
+`__RANK_0.distcp` have the parts, and `meta.pt` has all that is no state of a model or an optimizer.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+METADATA = ".metadata"
+REST = "meta.pt"
+_ADVICE = "Use another checkpoint, or copy it again from where it was saved."
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether there is a folder of shards, be it complete or not."""
+    return path.is_dir() and any((path / name).is_file() for name in (METADATA, REST))
+
+
+def load_rest(folder: Path, *, weights_only: bool) -> dict[str, Any]:
+    """What a folder of shards has beside the states of models and optimizers.
+
+    Args:
+        folder: The checkpoint.
+        weights_only: As for `torch.load`.
+
+    Raises:
+        ValueError: The file is missing or truncated.
+    """
+    path = folder / REST
+    if not path.is_file():
+        raise ValueError(f"The checkpoint {folder} has no {REST}: it is incomplete. {_ADVICE}")
+    try:
+        rest: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=weights_only)
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}). {_ADVICE}") from error
+    return rest
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """What a folder of shards holds, after a look at each file: is it there and long enough?
+
+    Raises:
+        ValueError: A file is missing or truncated; it is named.
+    """
+    path = folder / METADATA
+    if not path.is_file():
+        raise ValueError(
+            f"The checkpoint {folder} has no {METADATA}, which tells where its tensors are: it is "
+            f"incomplete. {_ADVICE}"
+        )
+    try:
+        metadata: Metadata = FileSystemReader(folder).read_metadata()
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, ValueError) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}). {_ADVICE}") from error
+    needed: dict[str, int] = {}
+    for part in metadata.storage_data.values():
+        end = part.offset + part.length
+        needed[part.relative_path] = max(needed.get(part.relative_path, 0), end)
+    problems = [problem for name in sorted(needed) if (problem := _check(folder / name, needed))]
+    if problems:
+        raise ValueError(f"The checkpoint {folder} is incomplete: {'; '.join(problems)}. {_ADVICE}")
+    return metadata
+
+
+def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Tensor]:
+    """The weights of a checkpoint in shards, whole, by their names in the model.
+
+    One process reads it, whatever number of ranks has saved it, and needs no HPU.
+
+    Args:
+        folder: A checkpoint that the Trainer or Fabric has saved.
+        key: The model's, where Fabric has saved it under another name than "model".
+
+    Returns:
+        Tensors on the CPU, in the precision they were saved in.
+
+    Raises:
+        ValueError: There is no such checkpoint, a file of it is missing or truncated, or `key` is
+            not there.
+    """
+    metadata = _opened(folder)
+    models = _model_keys(metadata)
+    key = key or next((name for name in ("state_dict", "model") if name in models), None)
+    if key not in models:
+        raise ValueError(
+            f"The checkpoint {folder} has no model {key or 'state_dict'!r}: it has "
+            f"{', '.join(map(repr, models)) or 'none'}. Name one of these."
+        )
+    state: dict[str, Tensor] = _load_whole(folder, metadata, lambda path: path[0] == key)[key]
+    return state
+
+
+def load_full_checkpoint(folder: str | Path, *, weights_only: bool = False) -> dict[str, Any]:
+    """A checkpoint in shards as the one file that the Trainer or Fabric would have saved instead.
+
+    Args:
+        folder: The checkpoint.
+        weights_only: As for `torch.load`, for what is neither a model nor an optimizer.
+
+    Returns:
+        What `torch.load` gives of a full checkpoint: tensors on the CPU. Optimizers name their
+        parameters, which torch's `load_state_dict` takes as well as numbers.
+
+    Raises:
+        ValueError: There is no such checkpoint, or a file of it is missing or truncated.
+    """
+    metadata = _opened(folder)
+    rest = load_rest(Path(folder), weights_only=weights_only)
+    checkpoint = _load_whole(folder, metadata, lambda path: True)
+    for state in checkpoint.values():
+        if isinstance(state, dict) and "param_groups" in state:
+            state.setdefault("state", {})  # empty ones leave no trace in a folder
+    if "pytorch-lightning_version" in rest:
+        return _as_trainers(checkpoint) | rest
+    return checkpoint | rest
+
+
+def _as_trainers(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """With the names that the Trainer's full checkpoints have."""
+    optimizers = [name for name in checkpoint if name.startswith("optimizer_")]
+    optimizers.sort(key=lambda name: int(name.removeprefix("optimizer_")))
+    states = [checkpoint.pop(name) for name in optimizers]
+    if "model" in checkpoint:  # FSDP's name for it
+        checkpoint["state_dict"] = checkpoint.pop("model")
+    return checkpoint | ({"optimizer_states": states} if states else {})
+
+
+def _opened(folder: str | Path) -> Metadata:
+    if not is_sharded(Path(folder)):
+        raise ValueError(
+            f"{folder} is no checkpoint in shards: it has neither {METADATA} nor {REST}. Pass the "
+            "folder that the Trainer or Fabric has saved."
+        )
+    return read_metadata(Path(folder))
+
+
+def _model_keys(metadata: Metadata) -> list[str]:
+    """The names of the states that are not those of optimizers."""
+    second: dict[str, set[Any]] = {}
+    for path in (metadata.planner_data or {}).values():
+        second.setdefault(path[0], set()).add(path[1] if len(path) > 1 else None)
+    return [name for name, below in second.items() if "param_groups" not in below]
+
+
+def _load_whole(
+    folder: str | Path, metadata: Metadata, wanted: Callable[[tuple[Any, ...]], bool]
+) -> dict[str, Any]:
+    """Read what is wanted by its path, into CPU memory, in this process alone."""
+    paths = {key: path for key, path in metadata.planner_data.items() if wanted(path)}
+    flat: dict[str, Any] = {key: _empty(metadata.state_dict_metadata[key]) for key in paths}
+    reader = FileSystemReader(folder)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(flat, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+    whole: dict[str, Any] = {}
+    for key, path in paths.items():
+        _place(whole, path, flat[key])
+    return whole
+
+
+def _empty(stored: Any) -> Any:
+    if isinstance(stored, TensorStorageMetadata):
+        return torch.empty(stored.size, dtype=stored.properties.dtype)
+    return None
+
+
+def _place(root: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+    """Put a value where its path of keys and positions leads."""
+    container: Any = root
+    for key, following in zip(path, [*path[1:], None], strict=True):
+        if isinstance(container, list):
+            container.extend([None] * (key + 1 - len(container)))
+        if following is None:
+            container[key] = value
+            return
+        inner = container[key] if isinstance(container, list) else container.get(key)
+        if inner is None:
+            inner = container[key] = [] if isinstance(following, int) else {}
+        container = inner
+
+
+def _check(path: Path, needed: dict[str, int]) -> str | None:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    size = path.stat().st_size
+    if size < needed[path.name]:
+        return f"{path.name} is truncated: {size} bytes of {needed[path.name]}"
+    return None
