@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch.nn import Module
@@ -33,16 +35,43 @@ def make_engine(
     Returns:
         The engine, and DeepSpeed's optimizer around `optimizer` or the configured one.
     """
-    engine, wrapped, _, _ = library.load().initialize(
-        args=Namespace(device_rank=_CARD),
-        config=config,
-        model=model,
-        model_parameters=[each for each in model.parameters() if each.requires_grad],
-        optimizer=optimizer,
-        lr_scheduler=lr_scheduler,
-        dist_init_required=False,
-    )
+    package = library.load()
+    with _without_trial_step():
+        engine, wrapped, _, _ = package.initialize(
+            args=Namespace(device_rank=_CARD),
+            config=config,
+            model=model,
+            model_parameters=[each for each in model.parameters() if each.requires_grad],
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            dist_init_required=False,
+        )
     return engine, wrapped
+
+
+@contextmanager
+def _without_trial_step() -> Iterator[None]:
+    """Keep DeepSpeed from stepping the optimizer before there are gradients.
+
+    In half precision and stage 0 it does, to have the optimizer's states allocated: a step with
+    gradients of zero that Adam counts as its first, and that decays the weights. All later losses
+    were other ones than with stages 1 to 3. Delete once `initialize_optimizer_states` of these
+    classes takes no step (deepspeed 0.19.8: `runtime/fp16/{fused,unfused}_optimizer.py`).
+    """
+    name = "initialize_optimizer_states"
+    home = "deepspeed.runtime.fp16"
+    kinds = [
+        importlib.import_module(f"{home}.fused_optimizer").FP16_Optimizer,
+        importlib.import_module(f"{home}.unfused_optimizer").FP16_UnfusedOptimizer,
+    ]
+    originals = {kind: vars(kind)[name] for kind in kinds if name in vars(kind)}
+    for kind in originals:
+        setattr(kind, name, lambda self: None)
+    try:
+        yield
+    finally:
+        for kind, original in originals.items():
+            setattr(kind, name, original)
 
 
 def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
