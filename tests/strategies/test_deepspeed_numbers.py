@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor
 
 from tests.helpers.trainers import run_trainers
-from tests.strategies.sharded_cases import CASES, Case, LateStack, Stack, global_losses, loader
+from tests.strategies.sharded_cases import CASES, Case, LateStack, Stack, global_losses
 
 STAGES = (0, 1, 2, 3)
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
