@@ -20,6 +20,7 @@ from .group import (
     is_connected,
     reduce,
 )
+from .together import on_rank_zero, raise_together
 
 __all__ = [
     "BACKEND",
@@ -34,6 +35,8 @@ __all__ = [
     "gather_objects",
     "init_process_group",
     "is_connected",
+    "on_rank_zero",
+    "raise_together",
     "reduce",
     "select_card",
     "sync_buffers",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.strategies.deepspeed import remove_module_hooks
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -16,7 +18,9 @@ from typing_extensions import override
 from lightning_gaudi import deepspeed_import
 
 from .. import distributed
-from ..deepspeed import engine, library
+from ..checkpoint.rng import KEY as RNG_STATE
+from ..deepspeed import checkpoint as sharded
+from ..deepspeed import engine, library, weights
 from ..precision import HPUDeepSpeedPrecision
 from .parallel import RankedHPUStrategy
 
@@ -112,6 +116,62 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     def _set_deepspeed_activation_checkpointing(self) -> None:
         assert isinstance(self.config, dict)
         engine.configure_checkpointing(self.config)
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
+    ) -> None:
+        """Save a checkpoint in shards, a folder; see `deepspeed.checkpoint.save`."""
+        if storage_options is not None:
+            raise TypeError(
+                f"DeepSpeed has no use for storage_options={storage_options!r}. Leave them out."
+            )
+        extras = {
+            name: value
+            for name, value in checkpoint.items()
+            if name not in ("state_dict", "optimizer_states")
+        }
+        sharded.save(
+            self.deepspeed_engine,
+            self.broadcast(filepath),
+            {**extras, RNG_STATE: self._rng_state()},
+            exclude_frozen=self.exclude_frozen_parameters,
+        )
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: _PATH, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a checkpoint in shards, or one of any other strategy, whose weights come next."""
+        assert self.lightning_module is not None
+        path = self.broadcast(checkpoint_path)
+        is_fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+        if not sharded.is_in_shards(path):
+            return sharded.load_whole(
+                path, self.checkpoint_io, is_fitting=is_fitting, weights_only=weights_only
+            )
+        checkpoint = sharded.load(
+            self.deepspeed_engine,
+            path,
+            with_optimizer=is_fitting,
+            strict=self.lightning_module.strict_loading,
+            weights_only=weights_only,
+        )
+        if is_fitting:
+            self._rng_state_at_start = checkpoint.get(RNG_STATE)
+        return checkpoint
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load whole weights; those in shards have been loaded with their checkpoint."""
+        if "state_dict" in checkpoint:
+            weights.load_weights(self.deepspeed_engine, checkpoint["state_dict"], strict=strict)
+
+    @property
+    @override
+    def lightning_restore_optimizer(self) -> bool:
+        """False: DeepSpeed's optimizer has been loaded with its checkpoint."""
+        return False
 
     @override
     def teardown(self) -> None:

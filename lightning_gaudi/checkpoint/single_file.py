@@ -1,0 +1,63 @@
+"""One file out of a checkpoint in shards: of safetensors, or one that `torch.load` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .atomic import write_atomically
+from .cpu_tensors import save_as_cpu_tensors
+
+SUFFIXES = (".safetensors", ".ckpt", ".pt")
+"""What the name of such a file may end with."""
+
+
+def check_output(output: Path) -> None:
+    """Refuse a name that does not say which kind of file it shall be.
+
+    Raises:
+        ValueError: It ends with no suffix of `SUFFIXES`.
+    """
+    if output.suffix not in SUFFIXES:
+        raise ValueError(
+            f"{output} ends with {output.suffix!r}, which is no kind of checkpoint. Pass "
+            f"{output.stem}.safetensors for the weights alone, or {output.stem}.ckpt for a "
+            "checkpoint of Lightning's."
+        )
+
+
+def write_single_file(checkpoint: Mapping[str, Any], weights: str, output: Path) -> None:
+    """Write a checkpoint; until it is complete, `output` keeps what it had.
+
+    Args:
+        checkpoint: All of it, with tensors on the CPU.
+        weights: The key of the model's state dict in it, which is all that safetensors hold.
+        output: Ends with `.safetensors`, or with `.ckpt` or `.pt` for what `torch.load` reads.
+
+    Raises:
+        OSError: It cannot be written.
+        ValueError: Its name does not say what it shall be.
+    """
+    check_output(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.suffix != ".safetensors":
+        write_atomically(output, lambda file: save_as_cpu_tensors(dict(checkpoint), file))
+        return
+    from safetensors.torch import save_file
+
+    # Each name gets its values: a strict load_state_dict wants all names of tied weights.
+    tensors = _untied(checkpoint[weights])
+    write_atomically(output, lambda file: save_file(tensors, file.name, {"format": "pt"}))
+
+
+def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in weights.items():
+        storage = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.contiguous() if storage not in seen else tensor.clone().contiguous()
+        seen.add(storage)
+    return result
