@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from .folders import put_in_place
+
 
 def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Have `write` fill a file beside `target`, bring it to disk, then put it in target's place.
@@ -28,7 +30,7 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
             write(file)  # type: ignore[arg-type]
             raw.flush()
             os.fsync(raw.fileno())
-        temporary.replace(target)
+        put_in_place(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         # torch's writer reports a failed write as a RuntimeError of its own.
@@ -36,7 +38,6 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
         if isinstance(cause, OSError):
             raise _explain(cause, target, file.num_bytes if file else 0) from error
         raise
-    _sync_directory(target.parent)
 
 
 class _Recording:
@@ -71,17 +72,3 @@ def _explain(cause: OSError, target: Path, num_bytes: int) -> OSError:
         f"{free}.{kept} Free some space or save elsewhere."
     )
     return OSError(cause.errno, message)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Bring the new name to disk; file systems that cannot do this are left alone."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)

@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, _load, get_filesystem
 from lightning.fabric.utilities.types import _PATH
@@ -16,6 +17,7 @@ from typing_extensions import override
 
 from .atomic import write_atomically
 from .cpu_tensors import save_as_cpu_tensors
+from .sharded import check_replaceable, is_sharded, load_full_checkpoint
 
 
 class HPUCheckpointIO(TorchCheckpointIO):
@@ -25,7 +27,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Save `checkpoint`; until it is complete, `path` keeps what it had.
+        """Save `checkpoint`; until it is complete, `path` keeps what it had, be it in shards.
 
         Args:
             checkpoint: The state of the model and the Trainer; tensors on any device.
@@ -43,6 +45,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
             )
         if _is_local_file_protocol(path):
             target = Path(get_filesystem(path)._strip_protocol(str(path)))
+            check_replaceable(target)
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, lambda file: save_as_cpu_tensors(checkpoint, file))
             return
@@ -60,23 +63,61 @@ class HPUCheckpointIO(TorchCheckpointIO):
         """Load a checkpoint, onto the CPU unless told otherwise.
 
         Args:
-            path: A local path, or a URL that fsspec knows.
-            map_location: As for `torch.load`.
+            path: A local path, or a URL that fsspec knows; also a folder of shards, which is then
+                read whole.
+            map_location: As for `torch.load`; shards are read onto the CPU.
             weights_only: As for `torch.load`. The default is what other accelerators have, and is
                 passed on explicitly, since the vendor's lazy mode makes another of None.
 
         Raises:
             FileNotFoundError: There is no such file.
+            ValueError: A file of a folder of shards is missing or truncated.
         """
         if not get_filesystem(path).exists(path):
             raise FileNotFoundError(f"There is no checkpoint at {path}. Check `ckpt_path`.")
         if weights_only is None:
-            weights_only = _default_weights_only(path)
+            weights_only = default_weights_only(path)
+        if _is_local_file_protocol(path) and is_sharded(Path(path)):
+            return load_full_checkpoint(path, weights_only=weights_only)
         checkpoint: dict[str, Any] = _load(path, map_location, weights_only=weights_only)
         return checkpoint
 
 
-def _default_weights_only(path: _PATH) -> bool:
+def open_mapped(path: _PATH, *, weights_only: bool) -> dict[str, Any]:
+    """Load a checkpoint whose tensors stay in their file until they are used, if it is local.
+
+    So the processes of a machine have one copy of it in memory together.
+
+    Args:
+        path: A local path, or a URL that fsspec knows.
+        weights_only: As for `torch.load`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no checkpoint, or a truncated one.
+    """
+    if not _is_local_file_protocol(path):
+        return HPUCheckpointIO().load_checkpoint(path, "cpu", weights_only)
+    if not Path(path).exists():
+        raise FileNotFoundError(f"There is no checkpoint at {path}. Check the path.")
+    if Path(path).is_dir():
+        raise ValueError(
+            f"{path} is a folder, and none of shards that torch's DCP has saved. Pass the path of "
+            "a checkpoint; `lightning-gaudi consolidate` makes a file of one of DeepSpeed's."
+        )
+    try:
+        checkpoint: dict[str, Any] = torch.load(
+            path, map_location="cpu", mmap=True, weights_only=weights_only
+        )
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"{path} is no checkpoint, or truncated or damaged ({error}). Use another one, or copy "
+            "it again from where it was saved."
+        ) from error
+    return checkpoint
+
+
+def default_weights_only(path: _PATH) -> bool:
     """What Lightning and torch make of `weights_only=None` in `torch.load`, explicitly."""
     # Lightning before 2.6 trusts all checkpoints, later ones those it is given an address of.
     asked = "weights_only" in signature(TorchCheckpointIO.load_checkpoint).parameters

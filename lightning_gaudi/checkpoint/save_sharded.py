@@ -18,7 +18,7 @@ from .. import distributed
 from ..distributed.together import on_rank_zero
 from .cpu_tensors import save_as_cpu_tensors
 from .folders import prepare, put_in_place, remove, sync, temporary_for
-from .sharded import REST, is_sharded
+from .sharded import REST, check_replaceable
 
 
 def save_sharded(path: str | Path, shards: dict[str, Any], rest: dict[str, Any]) -> None:
@@ -59,14 +59,6 @@ def _begin(target: Path) -> None:
         prepare(target)
     except OSError as error:
         raise _explain(target, {0: error}) from error
-
-
-def check_replaceable(target: Path) -> None:
-    """Refuse to put a checkpoint in the place of a folder that is none, unless it is empty."""
-    if target.is_dir() and not is_sharded(target) and any(target.iterdir()):
-        raise IsADirectoryError(
-            errno.EISDIR, f"{target} is a folder, and no checkpoint. Save to another path."
-        )
 
 
 def _finish(temporary: Path, target: Path, rest: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ They are laid out as Lightning does it: `.metadata` says which tensors there are
 
 from __future__ import annotations
 
+import errno
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.storage import StorageReader
 
 METADATA = ".metadata"
 REST = "meta.pt"
@@ -25,6 +28,14 @@ _ADVICE = "Use another checkpoint, or copy it again from where it was saved."
 def is_sharded(path: Path) -> bool:
     """Whether there is a folder of shards, be it complete or not."""
     return path.is_dir() and any((path / name).is_file() for name in (METADATA, REST))
+
+
+def check_replaceable(target: Path) -> None:
+    """Refuse to put a checkpoint in the place of a folder that is none, unless it is empty."""
+    if target.is_dir() and not is_sharded(target) and any(target.iterdir()):
+        raise IsADirectoryError(
+            errno.EISDIR, f"{target} is a folder, and no checkpoint. Save to another path."
+        )
 
 
 def load_rest(folder: Path, *, weights_only: bool) -> dict[str, Any]:
@@ -90,14 +101,16 @@ def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Ten
             not there.
     """
     metadata = _opened(folder)
-    models = _model_keys(metadata)
+    models, _ = names(metadata)
     key = key or next((name for name in ("state_dict", "model") if name in models), None)
     if key not in models:
         raise ValueError(
             f"The checkpoint {folder} has no model {key or 'state_dict'!r}: it has "
             f"{', '.join(map(repr, models)) or 'none'}. Name one of these."
         )
-    state: dict[str, Tensor] = _load_whole(folder, metadata, lambda path: path[0] == key)[key]
+    state: dict[str, Tensor] = read_whole(
+        FileSystemReader(folder), metadata, lambda path: path[0] == key
+    )[key]
     return state
 
 
@@ -117,7 +130,7 @@ def load_full_checkpoint(folder: str | Path, *, weights_only: bool = False) -> d
     """
     metadata = _opened(folder)
     rest = load_rest(Path(folder), weights_only=weights_only)
-    checkpoint = _load_whole(folder, metadata, lambda path: True)
+    checkpoint = read_whole(FileSystemReader(folder), metadata, lambda path: True)
     for state in checkpoint.values():
         if isinstance(state, dict) and "param_groups" in state:
             state.setdefault("state", {})  # empty ones leave no trace in a folder
@@ -145,52 +158,43 @@ def _opened(folder: str | Path) -> Metadata:
     return read_metadata(Path(folder))
 
 
-def _model_keys(metadata: Metadata) -> list[str]:
-    """The names of the states that are not those of optimizers."""
-    second: dict[str, set[Any]] = {}
+def names(metadata: Metadata) -> tuple[list[str], list[str]]:
+    """The names under which a checkpoint has models, and those of its optimizers."""
+    below: dict[str, set[Any]] = {}
     for path in (metadata.planner_data or {}).values():
-        second.setdefault(path[0], set()).add(path[1] if len(path) > 1 else None)
-    return [name for name, below in second.items() if "param_groups" not in below]
+        below.setdefault(str(path[0]), set()).update(path[1:2])
+    models = [name for name, found in below.items() if "param_groups" not in found]
+    return models, [name for name in below if name not in models]
 
 
-def _load_whole(
-    folder: str | Path, metadata: Metadata, wanted: Callable[[tuple[Any, ...]], bool]
+def read_whole(
+    reader: StorageReader, metadata: Metadata, wanted: Callable[[tuple[Any, ...]], bool]
 ) -> dict[str, Any]:
-    """Read what is wanted by its path, into CPU memory, in this process alone."""
+    """Read parts of a checkpoint into CPU memory, in this process alone.
+
+    Args:
+        reader: Of the checkpoint.
+        metadata: The checkpoint's.
+        wanted: Tells by its path of keys and positions whether a value is wanted.
+
+    Returns:
+        The values in the dicts and lists that they were saved in.
+    """
     paths = {key: path for key, path in metadata.planner_data.items() if wanted(path)}
-    flat: dict[str, Any] = {key: _empty(metadata.state_dict_metadata[key]) for key in paths}
-    reader = FileSystemReader(folder)
+    values = {key: _empty(metadata.state_dict_metadata[key]) for key in paths}
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(flat, metadata, is_coordinator=True)
+    planner.set_up_planner(values, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     plan = reader.prepare_local_plan(planner.create_local_plan())
     (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
     reader.read_data(planner.finish_plan(plan), planner).wait()
-    whole: dict[str, Any] = {}
-    for key, path in paths.items():
-        _place(whole, path, flat[key])
-    return whole
+    return unflatten_state_dict(values, paths)
 
 
 def _empty(stored: Any) -> Any:
     if isinstance(stored, TensorStorageMetadata):
         return torch.empty(stored.size, dtype=stored.properties.dtype)
     return None
-
-
-def _place(root: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
-    """Put a value where its path of keys and positions leads."""
-    container: Any = root
-    for key, following in zip(path, [*path[1:], None], strict=True):
-        if isinstance(container, list):
-            container.extend([None] * (key + 1 - len(container)))
-        if following is None:
-            container[key] = value
-            return
-        inner = container[key] if isinstance(container, list) else container.get(key)
-        if inner is None:
-            inner = container[key] = [] if isinstance(following, int) else {}
-        container = inner
 
 
 def _check(path: Path, needed: dict[str, int]) -> str | None:

@@ -1,0 +1,162 @@
+"""`ShardedHPUStrategy`: checkpoints of models in shards, whoever has sharded them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from ..checkpoint import states
+from ..checkpoint.folders import recover
+from ..checkpoint.io import default_weights_only, open_mapped
+from ..checkpoint.rng import KEY as RNG_STATE
+from ..checkpoint.save_sharded import save_sharded
+from ..checkpoint.sharded import is_sharded, load_rest, names, read_metadata
+from ..distributed.together import on_rank_zero
+from .parallel import RankedHPUStrategy
+
+
+class ShardedHPUStrategy(RankedHPUStrategy):
+    """The base of the strategies with models in shards: how they save and load these.
+
+    A checkpoint is a folder to which each rank writes its part, or a single file, which any other
+    strategy can load too. Either can be loaded whatever the strategy and the number of cards that
+    it was saved with.
+    """
+
+    model_key: str
+    """The name of the model in a folder of shards; Lightning has one for each strategy."""
+
+    @property
+    def saves_shards(self) -> bool:
+        """Whether checkpoints are folders of shards."""
+        raise NotImplementedError
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The model's shards on this rank, or all of it on rank 0; see `saves_shards`."""
+        assert self.model is not None
+        return states.model_state(self.model, full=not self.saves_shards)
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """An optimizer's shards on this rank, or all of it on rank 0 as torch has it."""
+        assert self.model is not None
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer.optimizer
+        state = states.optimizer_state(self.model, optimizer, full=not self.saves_shards)
+        return state if self.saves_shards else states.numbered(state)
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Nothing: `load_checkpoint` has loaded it."""
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Nothing: `load_checkpoint` has loaded it."""
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
+    ) -> None:
+        """Save a folder of shards, or a single file; until it is complete, the old one stays.
+
+        Args:
+            checkpoint: What the Trainer has gathered.
+            filepath: A local path; for a single file also a URL that fsspec knows.
+            storage_options: Not supported.
+
+        Raises:
+            TypeError: `storage_options` are given.
+            IsADirectoryError: `filepath` is a folder with something else in it.
+            OSError: It cannot be written.
+        """
+        if storage_options is not None:
+            raise TypeError(
+                f"Checkpoints of models in shards have no use for {storage_options=}. Leave them "
+                "out."
+            )
+        checkpoint[RNG_STATE] = self._rng_state()
+        path = self.broadcast(filepath)
+        if self.saves_shards:
+            optimizers = checkpoint.pop("optimizer_states", [])
+            shards = {self.model_key: checkpoint.pop("state_dict")}
+            shards |= {_name(number): state for number, state in enumerate(optimizers)}
+            save_sharded(path, shards, checkpoint)
+        elif self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(checkpoint, path)
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: _PATH, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load the model, and the optimizers where fitting resumes, from any kind of checkpoint.
+
+        Args:
+            checkpoint_path: A folder of shards or a single file, from whichever strategy.
+            weights_only: As for `torch.load`.
+
+        Returns:
+            What else the checkpoint has.
+
+        Raises:
+            FileNotFoundError: There is nothing.
+            ValueError: A file is missing or truncated, or does not fit the model or an optimizer.
+        """
+        path = self.broadcast(checkpoint_path)
+        if weights_only is None:
+            weights_only = default_weights_only(path)
+        folder = Path(path)
+        on_rank_zero(lambda: recover(folder))
+        if is_sharded(folder):
+            models, optimizers = names(read_metadata(folder))
+            checkpoint = load_rest(folder, weights_only=weights_only)
+            self._load_states(folder, models[0] if models else self.model_key, optimizers)
+        else:
+            checkpoint = open_mapped(path, weights_only=weights_only)
+            if "state_dict" not in checkpoint:
+                raise ValueError(
+                    f"{path} is no checkpoint of a Trainer: it has no 'state_dict'. Load it in "
+                    "configure_model, or pass a Trainer's."
+                )
+            parts = {
+                _name(number): state
+                for number, state in enumerate(checkpoint.pop("optimizer_states", []))
+            }
+            parts["state_dict"] = checkpoint.pop("state_dict")
+            self._load_states(parts, "state_dict", [*parts][:-1])
+        if self._is_fitting:
+            self._rng_state_at_start = checkpoint.get(RNG_STATE)
+        return checkpoint
+
+    def _load_states(self, source: Path | dict[str, Any], model_key: str, saved: list[str]) -> None:
+        assert self.model is not None
+        assert self.lightning_module is not None
+        optimizers = self.optimizers if self._is_fitting else []
+        if len(saved) > len(optimizers) > 0:
+            raise ValueError(
+                f"The checkpoint has the states of {len(saved)} optimizers, and this run has "
+                f"{len(optimizers)}. Configure as many as when it was saved."
+            )
+        states.load_states(
+            source,
+            {model_key: self.model},
+            {_name(number): optimizer for number, optimizer in enumerate(optimizers)},
+            strict=self.lightning_module.strict_loading,
+        )
+
+    @property
+    def _is_fitting(self) -> bool:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+
+
+def _name(number: int) -> str:
+    """An optimizer's name in a folder of shards, as Lightning has it."""
+    return f"optimizer_{number}"
