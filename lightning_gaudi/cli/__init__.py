@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from lightning_gaudi._version import __version__
-from lightning_gaudi.cli import simulate
+from lightning_gaudi.cli import consolidate, simulate
 
 __all__ = ["main"]
 
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     simulate.add_parser(subparsers)
+    consolidate.add_parser(subparsers)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         options.error(f"unrecognized arguments: {' '.join(unknown)}; a command is written after --")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from collections import UserDict
 from collections.abc import Iterator, Mapping
@@ -129,7 +128,8 @@ def _materialized(weights: Weights) -> dict[str, Any]:
     made: dict[int, Any] = {}
     for name, lazy in weights.data.items():
         if id(lazy) not in made:
-            made[id(lazy)] = copy.deepcopy(weights[name])
+            value = weights[name]
+            made[id(lazy)] = value.detach().clone() if isinstance(value, Tensor) else value
     return {name: made[id(lazy)] for name, lazy in weights.data.items()}
 
 

@@ -94,6 +94,8 @@ def _write(file: IO[bytes], tag: str) -> None:
 
 def _explain(path: Path) -> str:
     """Why there is no `latest`, and what to do."""
+    if path.is_file() and not (path.parent.parent / LATEST).is_file():
+        return "it is one file, and needs no shards put together."
     for parent in path.parents[:2]:
         if (parent / LATEST).is_file():
             return f"it is a part of one. Pass {parent}."

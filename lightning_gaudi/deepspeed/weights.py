@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn import Module
 
 from . import library
@@ -71,9 +72,22 @@ def _load_layers(module: Module, weights: Mapping[str, Any], *, strict: bool) ->
 
 def _load_masters(module: Module, weights: Mapping[str, Any]) -> None:
     """Load what the optimizer steps, in fp32, which the model's own may have lost."""
-    from deepspeed.utils import safe_set_full_fp32_param
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
     for name, parameter in module.named_parameters():
-        is_stepped = hasattr(parameter, "_z3_optimizer") or hasattr(parameter, "_hp_mapping")
-        if is_stepped and parameter.requires_grad and name in weights:
+        if not parameter.requires_grad or name not in weights:
+            continue
+        if hasattr(parameter, "_z3_optimizer"):
+            # Not the function for all of it: it fails where a shard ends with padding
+            # (deepspeed 0.19.8, `set_full_hp_param`). Use that one once it does not.
+            safe_set_local_fp32_param(parameter, _shard(parameter, weights[name].float()))
+        elif hasattr(parameter, "_hp_mapping"):
             safe_set_full_fp32_param(parameter, weights[name].float())
+
+
+def _shard(parameter: Any, value: Tensor) -> Tensor:
+    """This rank's part of a parameter's values, of shape (size of a shard,)."""
+    size = parameter.ds_tensor.numel()
+    start = dist.get_rank(parameter.ds_process_group) * size
+    part = value.flatten()[start : start + size]
+    return nn.functional.pad(part, (0, size - part.numel()))

@@ -20,8 +20,11 @@ from lightning_gaudi import deepspeed_import
 from .. import distributed
 from ..checkpoint.rng import KEY as RNG_STATE
 from ..deepspeed import checkpoint as sharded
-from ..deepspeed import engine, library, weights
+from ..deepspeed import config as settings
+from ..deepspeed import engine, library, optimizers, weights
+from ..deepspeed.keys import check_keys
 from ..precision import HPUDeepSpeedPrecision
+from ..precision.deepspeed import check_precision
 from .parallel import RankedHPUStrategy
 
 
@@ -36,8 +39,9 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
 
     precision_kind = HPUDeepSpeedPrecision
 
-    # A class attribute, since an instance of Lightning's own strategy may have become one of ours.
+    # Class attributes, since an instance of Lightning's own strategy may have become one of ours.
     _variables: tuple[str, ...] = ()
+    _given_config: dict[str, Any] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Make one; see Lightning's `DeepSpeedStrategy` for the arguments."""
@@ -56,6 +60,43 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         """Check what the user passed, and that DeepSpeed computes on the HPU."""
         super().become_hpu(typed)
         library.load()
+        assert isinstance(self.config, dict)
+        check_keys(self.config)
+
+    @override
+    def _load_config(self, config: Any) -> dict[str, Any] | None:
+        return settings.read(config, self.DEEPSPEED_ENV_VAR)
+
+    @override
+    def _init_config_if_needed(self) -> None:
+        # Anew for each run: another Trainer with the same strategy may accumulate otherwise.
+        assert isinstance(self.config, dict)
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        check_precision(self.precision_plugin)
+        if self._given_config is None:
+            self._given_config = self.config
+        self.config = settings.complete(
+            self._given_config,
+            settings.Settings(
+                precision=self.precision_plugin.precision,
+                world_size=self.world_size,
+                accumulated=trainer.accumulate_grad_batches,
+                clip_val=trainer.gradient_clip_val,
+                micro_batch_size=self._auto_select_batch_size,
+                num_steps=lambda: trainer.estimated_stepping_batches,
+                fp16={name: getattr(self, name) for name in settings.LOSS_SCALING},
+            ),
+        )
+        optimizers.check(self.config)
+
+    @override
+    def _auto_select_batch_size(self) -> int:
+        # Lightning fails where the loader, or its sampler, has no size of batches.
+        assert self.lightning_module is not None
+        source = self.lightning_module.trainer.fit_loop._data_source
+        loader = source.dataloader() if source.is_defined() else None
+        return getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 1
 
     @override
     def setup_environment(self) -> None:
@@ -146,17 +187,18 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         assert self.lightning_module is not None
         path = self.broadcast(checkpoint_path)
         is_fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
-        if not sharded.is_in_shards(path):
-            return sharded.load_whole(
+        if sharded.is_in_shards(path):
+            checkpoint = sharded.load(
+                self.deepspeed_engine,
+                path,
+                with_optimizer=is_fitting,
+                strict=self.lightning_module.strict_loading,
+                weights_only=weights_only,
+            )
+        else:
+            checkpoint = sharded.load_whole(
                 path, self.checkpoint_io, is_fitting=is_fitting, weights_only=weights_only
             )
-        checkpoint = sharded.load(
-            self.deepspeed_engine,
-            path,
-            with_optimizer=is_fitting,
-            strict=self.lightning_module.strict_loading,
-            weights_only=weights_only,
-        )
         if is_fitting:
             self._rng_state_at_start = checkpoint.get(RNG_STATE)
         return checkpoint

@@ -1,0 +1,84 @@
+"""`lightning-gaudi consolidate`: one file out of a checkpoint in shards."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_DESCRIPTION = """\
+Write the checkpoint that DeepSpeed, FSDP or tensor parallel saved in shards, a folder, to
+one file, for any strategy and any machine. No HPU is needed, and all of the model has to
+fit in this machine's memory. Of DeepSpeed's, the fp32 masters are taken; it does not keep
+the optimizer."""
+_EPILOG = """\
+examples:
+  lightning-gaudi consolidate last.ckpt model.safetensors   the weights alone
+  lightning-gaudi consolidate last.ckpt whole.ckpt          for load_from_checkpoint and
+                                                            Trainer.test(ckpt_path=...)
+
+The checkpoint has to be one that you trust: loading it can run code that it holds."""
+
+
+def add_parser(subparsers: _Subparsers) -> None:
+    """Add the `consolidate` command."""
+    parser = subparsers.add_parser(
+        "consolidate",
+        help="write a checkpoint in shards to one file",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the checkpoint")
+    parser.add_argument(
+        "output", type=Path, metavar="OUTPUT", help="ends with .safetensors, .ckpt or .pt"
+    )
+    parser.set_defaults(run=_run, error=parser.error)
+
+
+def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    if command:
+        options.error(f"unrecognized arguments after --: {' '.join(command)}")
+    # DeepSpeed looks for an accelerator when it is imported, and none is needed.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        consolidate(options.folder, options.output)
+    except (OSError, ValueError, ImportError) as error:
+        print(f"lightning-gaudi: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.output}: {options.output.stat().st_size / 2**20:.1f} MiB")
+    return 0
+
+
+def consolidate(folder: Path, output: Path) -> None:
+    """Write a checkpoint in shards to one file; until it is complete, `output` is as it was.
+
+    Args:
+        folder: What a strategy of DeepSpeed's, or one of torch's shards, has saved.
+        output: Ends with `.safetensors` for the weights alone, or with `.ckpt` or `.pt` for all
+            that was saved but DeepSpeed's optimizer.
+
+    Raises:
+        ImportError: DeepSpeed has saved it, and is not installed.
+        OSError: There is no such checkpoint, a file of it is missing, or `output` cannot be
+            written.
+        ValueError: A file is damaged, or `output` has another suffix.
+    """
+    from lightning_gaudi.checkpoint import sharded
+    from lightning_gaudi.checkpoint.single_file import check_output, write_single_file
+
+    check_output(output)
+    if not sharded.is_sharded(folder):
+        from lightning_gaudi.deepspeed.consolidate import consolidated
+
+        write_single_file(*consolidated(folder), output)
+    elif output.suffix == ".safetensors":
+        write_single_file({"model": sharded.load_full_state(folder)}, "model", output)
+    else:
+        write_single_file(sharded.load_full_checkpoint(folder), "state_dict", output)
