@@ -166,6 +166,13 @@ def device_name() -> str:
     return str(package().hpu.get_device_name())
 
 
+def is_fp16_supported() -> bool:
+    """Whether the card computes in float16, as all but the first do; acquires it."""
+    from habana_frameworks.torch.utils.experimental import _is_fp16_supported  # noqa: TID251
+
+    return bool(_is_fp16_supported())
+
+
 def memory_stats() -> dict[str, int]:
     """The allocator's figures under the vendor's names, in bytes where they are sizes.
 

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from lightning_gaudi.sharding.clipping import clip_norm
 
+from ..distributed.fsdp import is_in_shards
 from ..fabric.precision.fsdp import HPUShardedPrecision
 
 
@@ -18,6 +19,11 @@ class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
     # A class attribute, since an instance of Lightning's own plugin may have become one of ours.
     model: Module | None = None
     """What is in shards; the strategy sets it."""
+
+    @override
+    def convert_module(self, module: Module) -> Module:
+        """Bring the weights into the precision they are held in, unless they are in shards."""
+        return module if is_in_shards(module) else super().convert_module(module)
 
     @override
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:

@@ -2,40 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import FSDPStrategy
-from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import Module
 from typing_extensions import override
 
 from .. import distributed
+from ..distributed import fsdp
 from ..precision import HPUFSDPPrecision
-from .parallel import RankedHPUStrategy
+from .sharded import ShardedHPUStrategy
 
 
-class HPUFSDPStrategy(RankedHPUStrategy, FSDPStrategy):
-    """Models larger than a card, in shards (FSDP): `Trainer(strategy="hpu_fsdp")`."""
+class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
+    """Models larger than a card, in shards (FSDP): `Trainer(strategy="hpu_fsdp")`.
+
+    `"fsdp"`, `"fsdp_cpu_offload"` and every `FSDPStrategy` instance become one on accelerator "hpu"
+    and keep their arguments. It takes those of Lightning's `FSDPStrategy`.
+
+    Other than Lightning's, it clips gradients by their norm; a model may be evaluated or trained
+    again after a run, in the shards that it is left in; and `HYBRID_SHARD` without a mesh shards
+    over the cards of each node that train.
+    """
 
     strategy_name = "hpu_fsdp"
 
+    model_key = "model"
+
     precision_kind = HPUFSDPPrecision
+
+    @override
+    def become_hpu(self, typed: str) -> None:
+        """Check what the user passed: how it is sharded, and how checkpoints are saved."""
+        super().become_hpu(typed)
+        fsdp.check_arguments(typed, self.kwargs, self.sharding_strategy, self._state_dict_type)
 
     @override
     def setup_environment(self) -> None:
         """Choose this rank's card, prepare it, then connect all ranks over HCCL."""
         assert self.parallel_devices is not None
         assert self.accelerator is not None
-        # Not Lightning's, which gives the process group a device and meshes to "cuda".
+        # Not Lightning's, which gives the process group a device and makes meshes of CUDA devices.
         distributed.select_card(self.parallel_devices, self.local_rank)
         self.accelerator.setup_device(self.root_device)
+        fsdp.check_fp16(self.precision_plugin.precision, self.mixed_precision)
         self._connect()
-        mesh = self.kwargs.get("device_mesh")
-        if isinstance(mesh, tuple):
-            self.kwargs["device_mesh"] = init_device_mesh("hpu", mesh)
+        fsdp.complete(
+            self.kwargs,
+            self.sharding_strategy,
+            num_nodes=self.num_nodes,
+            num_cards=self.num_processes,
+        )
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Put the model into shards, and have its gradients clipped there."""
-        super().setup(trainer)
+        """Put the model into shards, unless it is, and have its gradients clipped there."""
+        with self._keeping_batch_norms(fsdp.is_in_shards(self.model)):
+            super().setup(trainer)
         plugin = self.precision_plugin
         if isinstance(plugin, HPUFSDPPrecision):
             plugin.model = self.model
+
+    @override
+    def _setup_model(self, model: Module) -> Module:
+        settings = {
+            "precision": self.precision_plugin.precision,
+            "mixed_precision": self.mixed_precision,
+            "cpu_offload": self.cpu_offload,
+            "sharding_strategy": self.sharding_strategy,
+        }
+        root = fsdp.earlier_root(model, settings)
+        if root is None:
+            root = super()._setup_model(model)
+            if root is not model:
+                fsdp.keep_root(model, root, settings)
+        return root
+
+    @override
+    def teardown(self) -> None:
+        """Leave the model in its shards, synchronized batch norms included."""
+        with self._keeping_batch_norms(True):
+            super().teardown()
+
+    @contextmanager
+    def _keeping_batch_norms(self, is_kept: bool) -> Iterator[None]:
+        """Keep Lightning from exchanging layers whose weights are in shards by then."""
+        exchange = self._layer_sync
+        if is_kept:
+            self._layer_sync = None
+        try:
+            yield
+        finally:
+            self._layer_sync = exchange
+
+    @property
+    @override
+    def saves_shards(self) -> bool:
+        """As the argument `state_dict_type` says."""
+        return self._state_dict_type == "sharded"

@@ -30,10 +30,14 @@ class HPUShardedPrecision(Precision):
     """What the Trainer's `HPUFSDPPrecision` and Fabric's do alike.
 
     - `"32-true"`: all in fp32.
-    - `"bf16-mixed"`: shards and optimizer in fp32; weights are gathered, and gradients reduced, in
-      bf16; operations under the vendor's autocast.
-    - `"bf16-true"`: shards, optimizer, gradients and operations in bf16. No fp32 copy is kept.
+    - `"bf16-mixed"`: as with other strategies: weights, buffers and optimizer in fp32, operations
+      in the dtype that the vendor's autocast lists say. Gradients travel in bf16.
+    - `"bf16-true"`: all in bf16; no fp32 copy of the weights is kept.
     - `"16-mixed"`, `"16-true"`: the same in fp16, where the card can; the former scales the loss.
+
+    Lightning 2.6 gathers the weights of `"bf16-mixed"` in bf16, 2.5 in fp32. In bf16, operations
+    that autocast keeps in fp32 get rounded weights and inputs, and regressions rounded targets.
+    Whoever wants the smaller messages all the same passes the strategy `mixed_precision`.
     """
 
     # Set by the FSDPPrecision of Lightning's that each of ours extends.
@@ -83,7 +87,14 @@ class HPUShardedPrecision(Precision):
     def mixed_precision_config(self) -> MixedPrecision:
         """What FSDP gathers weights, reduces gradients and holds buffers in."""
         dtype = _DTYPES[self.precision]
+        if self.precision.endswith("mixed"):
+            return MixedPrecision(reduce_dtype=dtype)
         return MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
+
+    @override
+    def module_init_context(self) -> AbstractContextManager[Any]:
+        """New weights have the precision of the shards."""
+        return self.tensor_init_context()
 
     @override
     def forward_context(self) -> AbstractContextManager[Any]:

@@ -2,15 +2,84 @@
 
 from __future__ import annotations
 
+import torch
 from lightning.fabric.strategies.fsdp import FSDPStrategy
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
 
+from lightning_gaudi.sharding.clipping import clip_norm
+
+from ...distributed import fsdp
 from ..precision import HPUFSDPPrecision
 from .parallel import RankedHPUStrategy
 
 
 class HPUFSDPStrategy(RankedHPUStrategy, FSDPStrategy):
-    """Models larger than a card, in shards (FSDP): `Fabric(strategy="hpu_fsdp")`."""
+    """Models larger than a card, in shards (FSDP): `Fabric(strategy="hpu_fsdp")`.
+
+    `"fsdp"`, `"fsdp_cpu_offload"` and every `FSDPStrategy` instance become one on accelerator "hpu"
+    and keep their arguments. It takes those of Lightning's `FSDPStrategy`.
+    """
 
     strategy_name = "hpu_fsdp"
 
     precision_kind = HPUFSDPPrecision
+
+    @override
+    def become_hpu(self, typed: str) -> None:
+        """Check what the user passed: how it is sharded, and how checkpoints are saved."""
+        super().become_hpu(typed)
+        fsdp.check_arguments(
+            typed, self._fsdp_kwargs, self.sharding_strategy, self._state_dict_type
+        )
+
+    @override
+    def setup_environment(self) -> None:
+        """Choose this rank's card, prepare it, then connect all ranks over HCCL."""
+        # Lightning would make a mesh of CUDA devices.
+        mesh = self._fsdp_kwargs.pop("device_mesh", None)
+        super().setup_environment()
+        fsdp.check_fp16(self.precision.precision, self.mixed_precision)
+        if mesh is not None:
+            self._fsdp_kwargs["device_mesh"] = mesh
+        fsdp.complete(
+            self._fsdp_kwargs,
+            self.sharding_strategy,
+            num_nodes=self.num_nodes,
+            num_cards=self.num_processes,
+        )
+
+    @override
+    def clip_gradients_norm(
+        self,
+        module: Module,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Tensor:
+        """Clip by the norm of the optimizer's gradients over the shards of all ranks.
+
+        Args:
+            module: What `setup` gave for the model.
+            optimizer: Of some of its parameters.
+            max_norm: In units of the gradients.
+            norm_type: The p of the norm; may be infinite.
+            error_if_nonfinite: Raise if the norm is infinite or no number; waits for the device.
+
+        Returns:
+            The norm before clipping, of shape ().
+
+        Raises:
+            RuntimeError: It is not finite.
+        """
+        self.precision.unscale_gradients(optimizer)
+        norm = clip_norm(module, optimizer, max_norm, norm_type)
+        if error_if_nonfinite and not torch.isfinite(norm):
+            raise RuntimeError(
+                f"The gradients' norm of order {norm_type} is {norm.item()}, so they cannot be "
+                "clipped. Pass error_if_nonfinite=False to go on with them all the same."
+            )
+        return norm

@@ -1,0 +1,183 @@
+"""The arguments of FSDP on HPUs: refused, or completed, where torch would silently go wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
+from torch.nn import Module
+
+from lightning_gaudi import vendor
+
+
+def check_arguments(
+    typed: str, arguments: dict[str, Any], sharding: ShardingStrategy, state_dict_type: str
+) -> None:
+    """Check what the user passed, as soon as it is known that it is for HPUs.
+
+    Args:
+        typed: The strategy as the user typed it.
+        arguments: Those of FullyShardedDataParallel.
+        sharding: `sharding_strategy` of the strategy.
+        state_dict_type: That of the strategy.
+
+    Raises:
+        MisconfigurationException: An HPU, or FSDP, cannot honour it.
+    """
+    # Source: Intel Gaudi documentation, "Using Fully Sharded Data Parallel (FSDP)"; limitations of
+    # FSDP in lightning-habana 1.7.
+    if vendor.is_lazy():
+        raise MisconfigurationException(
+            f"strategy={typed} trains in the vendor's eager mode only, but this process is in lazy "
+            "mode. Set PT_HPU_LAZY_MODE=0, or pass strategy='deepspeed_stage_3'."
+        )
+    if "device_id" in arguments:
+        raise MisconfigurationException(
+            f"FSDPStrategy(device_id={arguments['device_id']!r}): the strategy gives each process "
+            "its card. Leave device_id out, and choose cards by Trainer(devices=...)."
+        )
+    if state_dict_type not in ("full", "sharded"):
+        raise MisconfigurationException(
+            f"FSDPStrategy(state_dict_type={state_dict_type!r}) is no kind of checkpoint. Pass "
+            "'full' for one file, or 'sharded' for a folder with a file of each rank."
+        )
+    if (mesh := arguments.get("device_mesh")) is not None:
+        _check_mesh(mesh, sharding)
+
+
+def complete(
+    arguments: dict[str, Any], sharding: ShardingStrategy, *, num_nodes: int, num_cards: int
+) -> None:
+    """Make the mesh, now that all ranks are connected, and have copies of shards start alike.
+
+    Args:
+        arguments: Those of FullyShardedDataParallel; changed in place.
+        sharding: `sharding_strategy` of the strategy.
+        num_nodes: That of the Trainer.
+        num_cards: The cards of each node.
+
+    Raises:
+        MisconfigurationException: The mesh has not as many cards as there are.
+    """
+    mesh = arguments.get("device_mesh")
+    if mesh is None and arguments.get("process_group") is None:
+        # Without one a HYBRID_SHARD would take all cards of the machine, whether or not they train,
+        # and shards would come in checkpoints as torch's ShardedTensors, which can be loaded with
+        # CUDA only (2.13, `ShardedTensor.to` and its `device`), not as DTensors.
+        mesh = (num_nodes, num_cards) if _is_hybrid(sharding) else (num_nodes * num_cards,)
+        _check_mesh(mesh, sharding)
+    if mesh is not None:
+        arguments["device_mesh"] = _make_mesh(mesh)
+    if _is_hybrid(sharding) or sharding is ShardingStrategy.NO_SHARD:
+        # Else each keeps the random weights that its own process has drawn.
+        arguments.setdefault("sync_module_states", True)
+
+
+def check_fp16(precision: str, config: MixedPrecision | None) -> None:
+    """Refuse half precision where the card has none; acquires the card if it is asked for.
+
+    Args:
+        precision: The name that was passed, such as `"16-mixed"`.
+        config: `mixed_precision` of the strategy.
+
+    Raises:
+        MisconfigurationException: The card does not compute in it.
+    """
+    if precision.startswith("16"):
+        setting, instead = f"precision={precision!r}", f"precision='bf{precision}'"
+    elif config is not None and torch.float16 in (config.param_dtype, config.reduce_dtype):
+        setting, instead = "FSDPStrategy(mixed_precision=...) with torch.float16", "torch.bfloat16"
+    else:
+        return
+    if not vendor.is_fp16_supported():
+        raise MisconfigurationException(
+            f"{setting} needs a card that computes in float16, which {vendor.device_name()} does "
+            f"not. Pass {instead}, or use another card."
+        )
+
+
+def _is_hybrid(sharding: ShardingStrategy) -> bool:
+    return "HYBRID" in sharding.name
+
+
+def _check_mesh(mesh: tuple[int, ...] | DeviceMesh, sharding: ShardingStrategy) -> None:
+    sizes = tuple(mesh.mesh.shape) if isinstance(mesh, DeviceMesh) else tuple(mesh)
+    typed = f"FSDPStrategy(device_mesh={sizes}, sharding_strategy={sharding.name!r})"
+    if isinstance(mesh, DeviceMesh) and mesh.device_type != "hpu":
+        raise MisconfigurationException(
+            f"{typed} is a mesh of {mesh.device_type!r} devices. Pass its sizes alone, or a mesh "
+            "from init_device_mesh('hpu', ...)."
+        )
+    if _is_hybrid(sharding) != (len(sizes) == 2) or len(sizes) > 2:
+        # torch would shard over the first axis, and average nothing over the second.
+        raise MisconfigurationException(
+            f"{typed}: two sizes, of copies and of shards, go with 'HYBRID_SHARD' and with nothing "
+            "else. Pass sharding_strategy='HYBRID_SHARD' and two sizes, or leave device_mesh out."
+        )
+    if _is_hybrid(sharding) and sizes[1] == 1:
+        # torch would average no gradients at all (2.13, `fsdp/_init_utils.py`).
+        raise MisconfigurationException(
+            f"{typed} leaves each card a whole copy, since the last size is that of the cards that "
+            "share one. Pass a larger one, or strategy='ddp'."
+        )
+
+
+def _make_mesh(mesh: tuple[int, ...] | DeviceMesh) -> DeviceMesh:
+    if not isinstance(mesh, DeviceMesh):
+        num_cards = torch.Size(mesh).numel()
+        _check_size(tuple(mesh), num_cards)
+        return init_device_mesh("hpu", tuple(mesh))
+    _check_size(tuple(mesh.mesh.shape), mesh.size())
+    return mesh
+
+
+def _check_size(sizes: tuple[int, ...], num_cards: int) -> None:
+    if num_cards != dist.get_world_size():
+        raise MisconfigurationException(
+            f"FSDPStrategy(device_mesh={sizes}) is of {num_cards} cards, but devices and num_nodes "
+            f"ask for {dist.get_world_size()}. Pass sizes whose product is that."
+        )
+
+
+_ROOT = "_lightning_gaudi_fsdp"
+"""The attribute of a model with what an earlier run has wrapped it in, and how."""
+
+
+def earlier_root(model: Module, settings: dict[str, Any]) -> Module | None:
+    """What an earlier run of this process has wrapped `model` in, or None if it is whole.
+
+    A model stays in shards after a run. Lightning would take what is wrapped in it for the user's
+    own, and leave out the layers that were sharded with the whole (2.6.6, `strategies/fsdp.py`).
+
+    Args:
+        model: The user's.
+        settings: How it is to be sharded now, by the names that a user knows.
+
+    Raises:
+        MisconfigurationException: It was sharded in another way.
+    """
+    if _ROOT not in vars(model):
+        return None
+    root, before = vars(model)[_ROOT]
+    for name, value in settings.items():
+        if value != before[name]:
+            raise MisconfigurationException(
+                f"This model was put into shards with {name}={before[name]!r} by an earlier run, "
+                f"and now has {name}={value!r}. Pass the same, or load a checkpoint into a new one."
+            )
+    found: Module = root
+    return found
+
+
+def is_in_shards(model: Module | None) -> bool:
+    """Whether an earlier run of this process has put the model into shards."""
+    return model is not None and _ROOT in vars(model)
+
+
+def keep_root(model: Module, root: Module, settings: dict[str, Any]) -> None:
+    """Have `earlier_root` find it; the model's state dict does not."""
+    vars(model)[_ROOT] = (root, settings)
