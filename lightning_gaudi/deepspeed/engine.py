@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from . import library
+from . import library, memory, optimizers
 
 _CARD = 0
 """The index of the card: a process drives one, which it sees as `hpu:0`."""
@@ -36,16 +37,19 @@ def make_engine(
         The engine, and DeepSpeed's optimizer around `optimizer` or the configured one.
     """
     package = library.load()
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    config, optimizer = optimizers.take_vendors(config, optimizer, parameters)
     with _without_trial_step():
         engine, wrapped, _, _ = package.initialize(
             args=Namespace(device_rank=_CARD),
-            config=config,
+            config=memory.with_fitting_buckets(config, model, dist.get_world_size()),
             model=model,
-            model_parameters=[each for each in model.parameters() if each.requires_grad],
+            model_parameters=parameters,
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
             dist_init_required=False,
         )
+    memory.share_equal_copies(engine.optimizer)
     return engine, wrapped
 
 
@@ -99,6 +103,11 @@ def is_stage_3(config: Mapping[str, Any]) -> bool:
     """Whether parameters too are in shards."""
     stage = (config.get("zero_optimization") or {}).get("stage")
     return bool(stage == 3)
+
+
+def is_in_shards(model: Module) -> bool:
+    """Whether the model was made under ZeRO-3 and holds none of its weights whole."""
+    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
 _ACTIVATION_KEYS = {

@@ -1,0 +1,79 @@
+"""What DeepSpeed allocates on a card beside a model's states, kept in proportion to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+LIGHTNINGS_BUCKET = 200_000_000
+"""The elements in a bucket of gradients where the user has no setting.
+
+Source: Lightning 2.5.6 to 2.6.6, `DeepSpeedStrategy(reduce_bucket_size=...)`.
+"""
+
+_SHARDS_PER_BUCKET = 4
+"""How many buckets a card's share of the gradients fills, where it is not the user who says."""
+
+
+def with_fitting_buckets(config: dict[str, Any], model: Module, world_size: int) -> dict[str, Any]:
+    """The settings, with no larger a bucket of gradients than the model has use for.
+
+    DeepSpeed allocates the whole bucket, in ZeRO-3 for good: 763 MiB in fp32 with Lightning's
+    default, whatever the model's size. What the user has set stays.
+
+    Args:
+        config: DeepSpeed's settings; not changed.
+        model: Its parameters may be in shards.
+        world_size: The number of cards.
+    """
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, dict) or zero.get("reduce_bucket_size") != LIGHTNINGS_BUCKET:
+        return config
+    sizes = [_num_elements(each) for each in model.parameters() if each.requires_grad]
+    share = sum(sizes) // (_SHARDS_PER_BUCKET * world_size)
+    config = deepcopy(config)
+    config["zero_optimization"]["reduce_bucket_size"] = min(
+        LIGHTNINGS_BUCKET, max(share, *sizes, 1)
+    )
+    return config
+
+
+def share_equal_copies(optimizer: Any) -> None:
+    """Have ZeRO-3's master weights be the weights, where both are in fp32 on the card.
+
+    DeepSpeed means to do so, but compares a tensor's device with the device's name, which are never
+    equal: each card held its share of the weights twice. Delete once it compares devices
+    (deepspeed 0.19.8, `runtime/zero/stage3.py`, `_create_fp32_partitions`).
+
+    Args:
+        optimizer: DeepSpeed's, of any stage.
+    """
+    weights = getattr(optimizer, "fp16_partitioned_groups_flat", ())
+    masters = getattr(optimizer, "fp32_partitioned_groups_flat", ())
+    for weight, master in _pairs(weights, masters):
+        if _is_copy(weight, master):
+            master.data = weight.data
+
+
+def _pairs(weights: Iterable[Any], masters: Iterable[Any]) -> list[tuple[Tensor, Tensor]]:
+    pairs = zip(weights, masters, strict=False)
+    return [pair for pair in pairs if all(isinstance(each, Tensor) for each in pair)]
+
+
+def _is_copy(weight: Tensor, master: Tensor) -> bool:
+    same = (weight.dtype, weight.device, weight.shape) == (
+        master.dtype,
+        master.device,
+        master.shape,
+    )
+    return same and weight.dtype == torch.float32
+
+
+def _num_elements(parameter: Tensor) -> int:
+    """Of the whole parameter; DeepSpeed's shards say how many that are."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
