@@ -6,20 +6,50 @@ from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.device_dtype_mixin import _update_properties
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gaudi.sharding import dtensors
 
-from .parallel import RankedHPUStrategy
+from ..distributed.model_parallel import check_parallelized, check_sizes, move_whole
+from .sharded import ShardedHPUStrategy
 
 
-class HPUModelParallelStrategy(RankedHPUStrategy, ModelParallelStrategy):
+class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
     """FSDP2, tensor parallelism, or both, as the model defines."""
 
     strategy_name = "hpu_model_parallel"
+
+    model_key = "state_dict"
+
+    @property
+    @override
+    def saves_shards(self) -> bool:
+        """As the argument `save_distributed_checkpoint` says."""
+        return self._save_distributed_checkpoint
+
+    @override
+    def _configure_launcher(self) -> None:
+        check_sizes(self)
+        super()._configure_launcher()
+
+    @override
+    def setup_environment(self) -> None:
+        """Connect all ranks and make their mesh, if the module is one that can use it."""
+        if not is_overridden("configure_model", self.lightning_module):
+            raise MisconfigurationException(
+                f"ModelParallelStrategy parallelizes what {type(self.lightning_module).__name__}."
+                "configure_model() does, but there is no such method. Define it, and apply torch's "
+                "fully_shard or parallelize_module there to layers, with self.device_mesh; or pass "
+                "strategy='fsdp', which shards any module."
+            )
+        super().setup_environment()
 
     def _setup_distributed(self) -> None:
         self._connect()
@@ -27,8 +57,19 @@ class HPUModelParallelStrategy(RankedHPUStrategy, ModelParallelStrategy):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         """Set up the model, and have gradients clipped by the norm over all shards."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            assert self.model is not None
+            where = f"{type(self.lightning_module).__name__}.configure_model()"
+            check_parallelized(self.model, self.device_mesh, where)
         super().setup(trainer)
         _clip_shards(self.precision_plugin)
+
+    @override
+    def model_to_device(self) -> None:
+        """Move what is not sharded."""
+        assert self.model is not None
+        move_whole(self.model, self.root_device)
+        _update_properties(self.model, device=self.root_device)
 
 
 def _clip_shards(plugin: Precision) -> None:
