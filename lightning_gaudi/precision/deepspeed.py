@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.plugins.precision.deepspeed import DeepSpeedPrecision
 from torch import Tensor
 from typing_extensions import override
+
+from lightning_gaudi import vendor
 
 
 class HPUDeepSpeedPrecision(DeepSpeedPrecision):
@@ -26,3 +30,21 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
         """
         kwargs.setdefault("scale_wrt_gas", False)
         super().backward(tensor, model, optimizer, *args, **kwargs)
+
+
+def check_precision(plugin: Precision) -> None:
+    """Refuse a precision that DeepSpeed cannot compute in on this card; acquires the card.
+
+    Raises:
+        MisconfigurationException: The plugin would bypass DeepSpeed, or the card knows no fp16.
+    """
+    if not isinstance(plugin, DeepSpeedPrecision):
+        raise MisconfigurationException(
+            f"plugins={type(plugin).__name__}() would compute gradients without DeepSpeed. Leave "
+            "it out, or pass HPUDeepSpeedPrecision()."
+        )
+    if plugin.precision.startswith("16") and not vendor.is_fp16_supported():
+        raise MisconfigurationException(
+            f"precision={plugin.precision!r} is not supported by this card, a "
+            f"{vendor.device_name()}. Pass precision='bf16-{plugin.precision.partition('-')[2]}'."
+        )

@@ -1,0 +1,233 @@
+"""DeepSpeed's settings: read from where the user has them, and completed from the Trainer's.
+
+A setting that both have must be the same in both. `"auto"`, as Hugging Face's Trainer writes it,
+takes what Lightning has, or DeepSpeed's default where that is about sizes of buckets.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from .presets import PRESETS
+
+Config = dict[str, Any]
+_AUTO = "auto"
+LOSS_SCALING = (
+    "loss_scale",
+    "initial_scale_power",
+    "loss_scale_window",
+    "hysteresis",
+    "min_loss_scale",
+)
+"""Arguments of Lightning's strategies that are DeepSpeed's settings of fp16."""
+
+_SECTION_OF = {"bf16-mixed": "bf16", "bf16-true": "bf16", "16-mixed": "fp16", "16-true": "fp16"}
+
+
+def read(config: str | os.PathLike[str] | Mapping[str, Any] | None, variable: str) -> Config | None:
+    """The settings, as a dict of their own.
+
+    Args:
+        config: A dict, the path of a JSON or YAML file, the name of a preset, or None.
+        variable: The variable of the environment that names a file or preset where `config` is
+            None.
+
+    Returns:
+        None where there are none.
+
+    Raises:
+        FileNotFoundError: There is neither such a file nor such a preset.
+        ValueError: The file does not hold a dict, or holds one key twice.
+    """
+    source = f"{variable}=" if config is None else "config="
+    config = os.environ.get(variable) if config is None else config
+    if config is None:
+        return None
+    if isinstance(config, Mapping):
+        return copy.deepcopy(dict(config))
+    if str(config) in PRESETS:
+        return copy.deepcopy(PRESETS[str(config)])
+    path = Path(config)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{source}{str(config)!r} is neither a file nor a preset. Pass the path of a JSON or "
+            f"YAML file, or one of {', '.join(map(repr, PRESETS))}."
+        )
+    return _parse(path, f"{source}{str(config)!r}")
+
+
+def _parse(path: Path, typed: str) -> Config:
+    text = path.read_text()
+    try:
+        if path.suffix in (".yaml", ".yml"):
+            found = yaml.load(text, _Loader)
+        else:
+            found = json.loads(text, object_pairs_hook=_without_twins)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{typed} cannot be read: {error}. Correct the file.") from error
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"{typed} holds a {type(found).__name__}. DeepSpeed's settings are a dict: "
+            "{'zero_optimization': {'stage': 3}}, for example."
+        )
+    return found
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> Config:
+    names = [name for name, _ in pairs]
+    twins = sorted({name for name in names if names.count(name) > 1})
+    if twins:
+        raise ValueError(f"{', '.join(map(repr, twins))} is there twice")
+    return dict(pairs)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads 1e-5 as the number it is: YAML 1.1 wants a point in it, and makes it a string."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Config:
+        _without_twins([(self.construct_object(key, deep=True), None) for key, _ in node.value])
+        found: Config = super().construct_mapping(node, deep)
+        return found
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What Lightning knows, and DeepSpeed's settings have to agree with."""
+
+    precision: str
+    """Such as `"bf16-mixed"`."""
+    world_size: int
+    accumulated: int | None = None
+    """`accumulate_grad_batches`; None in Fabric, where the loop or the settings accumulate."""
+    clip_val: float | None = None
+    """`gradient_clip_val`."""
+    micro_batch_size: Callable[[], int] = lambda: 1
+    """Samples in a rank's batch; asked for only where the settings do not say."""
+    num_steps: Callable[[], int | float] | None = None
+    """Steps of the optimizer in the whole training; asked for only where a scheduler needs it."""
+    fp16: Mapping[str, Any] = field(default_factory=dict)
+    """How losses are scaled in fp16."""
+
+
+def complete(config: Mapping[str, Any], settings: Settings) -> Config:
+    """The settings with what Lightning adds to them.
+
+    Args:
+        config: As the user gave them; not changed.
+        settings: Lightning's.
+
+    Raises:
+        MisconfigurationException: Both set the same thing, to different values.
+        ValueError: `"auto"` stands where Lightning has nothing to put.
+    """
+    found = copy.deepcopy(dict(config))
+    _set_accumulation(found, settings)
+    _set_clipping(found, settings)
+    _set_batch_sizes(found, settings)
+    _set_precision(found, settings)
+    _set_schedule(found, settings)
+    zero = found.get("zero_optimization")
+    if isinstance(zero, dict):
+        found["zero_optimization"] = {k: v for k, v in zero.items() if v != _AUTO}
+    return found
+
+
+def _given(config: Mapping[str, Any], name: str) -> Any:
+    """What the user set `name` to; None where that is nothing, or `"auto"`."""
+    value = config.get(name)
+    return None if value == _AUTO else value
+
+
+def _set_accumulation(config: Config, settings: Settings) -> None:
+    name, ours = "gradient_accumulation_steps", settings.accumulated
+    given = _given(config, name)
+    if None not in (given, ours) and given != ours:
+        raise MisconfigurationException(
+            f"{name}={given} in DeepSpeed's settings, but accumulate_grad_batches={ours} in the "
+            f"Trainer's. Remove the former, and pass Trainer(accumulate_grad_batches={given}) if "
+            "that is what you want."
+        )
+    config[name] = given or ours or 1
+
+
+def _set_clipping(config: Config, settings: Settings) -> None:
+    name, ours = "gradient_clipping", settings.clip_val
+    given = _given(config, name)
+    if given is not None and ours is not None and given != ours:
+        raise MisconfigurationException(
+            f"{name}={given} in DeepSpeed's settings, but gradient_clip_val={ours} in the "
+            "Trainer's. Set one of them."
+        )
+    config[name] = next((value for value in (given, ours) if value is not None), 0.0)
+
+
+def _set_batch_sizes(config: Config, settings: Settings) -> None:
+    whole, part = "train_batch_size", "train_micro_batch_size_per_gpu"
+    global_size = _given(config, whole)
+    config.pop(whole, None)
+    num_parts = config["gradient_accumulation_steps"] * settings.world_size
+    size = _given(config, part)
+    if size is None:
+        is_known = global_size is not None and global_size % num_parts == 0
+        size = global_size // num_parts if is_known else settings.micro_batch_size()
+    config[part] = size
+    if global_size is not None and global_size != size * num_parts:
+        raise MisconfigurationException(
+            f"{whole}={global_size} in DeepSpeed's settings, but {settings.world_size} cards with "
+            f"{size} samples each and {config['gradient_accumulation_steps']} accumulated batches "
+            f"make {size * num_parts}. Remove it, or change {part}, accumulate_grad_batches or the "
+            "number of cards."
+        )
+
+
+def _set_precision(config: Config, settings: Settings) -> None:
+    wanted = _SECTION_OF.get(settings.precision)
+    for name in ("bf16", "fp16"):
+        section = dict(config.get(name) or {})
+        given = _given(section, "enabled")
+        if given is not None and bool(given) != (name == wanted):
+            raise MisconfigurationException(
+                f"{name}={{'enabled': {given}}} in DeepSpeed's settings, but precision="
+                f"{settings.precision!r} in Lightning's. Remove the former, or pass "
+                f"precision={_other_precision(name, given=bool(given))}."
+            )
+        if name == wanted:
+            defaults = settings.fp16 if name == "fp16" else {}
+            config[name] = {**defaults, **section, "enabled": True}
+        elif name in config:
+            config[name] = {**section, "enabled": False}
+
+
+def _other_precision(name: str, *, given: bool) -> str:
+    if not given:
+        return "'32-true'"
+    return "'bf16-mixed'" if name == "bf16" else "'16-mixed'"
+
+
+def _set_schedule(config: Config, settings: Settings) -> None:
+    for name in ("optimizer", "scheduler"):
+        params = (config.get(name) or {}).get("params") or {}
+        for key in [key for key, value in params.items() if value == _AUTO]:
+            if name == "scheduler" and key == "total_num_steps" and settings.num_steps is not None:
+                params[key] = settings.num_steps()
+                continue
+            raise ValueError(
+                f"{name}.params.{key}='auto' in DeepSpeed's settings is for Hugging Face's "
+                f"Trainer; Lightning has no such setting. Write a number, or remove {name!r} and "
+                "return it from configure_optimizers."
+            )
