@@ -74,12 +74,21 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _norm_on(mesh: DeviceMesh | None, gradients: list[Tensor], norm_type: float) -> Tensor:
-    norm = get_total_norm(gradients, norm_type)
-    if not isinstance(norm, DTensor):
+    if mesh is None:
+        return get_total_norm(gradients, norm_type)
+    norms = [_on_card(torch.linalg.vector_norm(each, norm_type)) for each in gradients]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _on_card(norm: Tensor) -> Tensor:
+    """Offloaded gradients are on the CPU, but their ranks are connected by the cards."""
+    assert isinstance(norm, DTensor)
+    mesh = norm.device_mesh
+    if norm.device.type == mesh.device_type:
         return norm
-    assert mesh is not None
-    # Offloaded gradients are on the CPU, but the ranks of their mesh are connected by their cards.
-    return norm.to(mesh.device_type).full_tensor()
+    # `norm.to` would first reduce it over the ranks.
+    return DTensor.from_local(norm.to_local().to(mesh.device_type), mesh, norm.placements)
 
 
 def _local(gradient: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.device_dtype_mixin import _update_properties

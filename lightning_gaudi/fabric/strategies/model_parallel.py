@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, MutableMapping
 
 from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
 from lightning_gaudi.sharding import dtensors
 
+from ...distributed.model_parallel import check_parallelized, check_sizes, move_whole
 from .parallel import RankedHPUStrategy
+
+_MAKE_LATER = (
+    "Set the model up first, and make the optimizer from what that returns: "
+    "model = fabric.setup_module(model), optimizer = fabric.setup_optimizers(...)."
+)
 
 
 class HPUModelParallelStrategy(RankedHPUStrategy, ModelParallelStrategy):
@@ -20,13 +27,59 @@ class HPUModelParallelStrategy(RankedHPUStrategy, ModelParallelStrategy):
 
     strategy_name = "hpu_model_parallel"
 
+    # Parameters that modules had before they were parallelized, and have no more -> their names.
+    _lost: MutableMapping[Tensor, str] | None = None
+
+    @override
+    def _configure_launcher(self) -> None:
+        check_sizes(self)
+        super()._configure_launcher()
+
     @override
     def setup_module(self, module: Module) -> Module:
-        """Parallelize the module; an optimizer that was made before goes on with its shards."""
+        """Parallelize the module and move the rest of it.
+
+        An optimizer that was made for it before goes on with its shards.
+
+        Raises:
+            MisconfigurationException: `parallelize_fn` has parallelized nothing.
+        """
         before = dict(module.named_parameters())
-        module = super().setup_module(module)
-        self._note_replaced(before, module)
-        return module
+        parallel = super().setup_module(module)
+        check_parallelized(parallel, self.device_mesh, "parallelize_fn")
+        move_whole(parallel, self.root_device)
+        self._note_replaced(before, parallel)
+        self._note_lost(before, parallel)
+        return parallel
+
+    def _note_lost(self, before: Mapping[str, Tensor], module: Module) -> None:
+        if self._lost is None:
+            self._lost = WeakTensorKeyDictionary()
+        now = dict(module.named_parameters(remove_duplicate=False))
+        for name, parameter in before.items():
+            if name not in now:
+                self._lost[parameter] = name
+
+    @override
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Have the optimizer step the shards, also if it was made before them.
+
+        Raises:
+            ValueError: It was, and holds weights that the model has not got any more, or states.
+        """
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        lost = self._lost or {}
+        if names := [lost[parameter] for parameter in held if parameter in lost]:
+            raise ValueError(
+                f"The optimizer was made for the model's {names[0]!r}, which parallelize_fn has "
+                f"renamed or removed. {_MAKE_LATER}"
+            )
+        if any(self._on_hpu(parameter) is not parameter for parameter in optimizer.state):
+            raise ValueError(
+                "The optimizer has states for whole weights, but parallelize_fn has put shards in "
+                f"their place. {_MAKE_LATER} Load its states from a checkpoint then."
+            )
+        return super().setup_optimizer(optimizer)
 
     @override
     def clip_gradients_norm(
