@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
@@ -29,6 +29,7 @@ from torch.distributed.fsdp import (
     ShardedStateDictConfig,
     StateDictType,
 )
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -70,6 +71,13 @@ def optimizer_state(model: Module, optimizer: Optimizer, *, full: bool) -> State
         if state:
             state["state"] = {}
     return state
+
+
+def is_in_shards(value: object) -> TypeGuard[Module]:
+    """Whether it is a model that FSDP, FSDP2 or tensor parallelism has put into shards."""
+    return isinstance(value, Module) and (
+        _is_wrapped(value) or any(isinstance(weight, DTensor) for weight in value.parameters())
+    )
 
 
 def _is_wrapped(model: Module) -> bool:

@@ -13,10 +13,10 @@ from lightning_gaudi.sharding.clipping import clip_norm
 
 from ...distributed import fsdp
 from ..precision import HPUFSDPPrecision
-from .parallel import RankedHPUStrategy
+from .sharded import ShardedHPUStrategy
 
 
-class HPUFSDPStrategy(RankedHPUStrategy, FSDPStrategy):
+class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
     """Models larger than a card, in shards (FSDP): `Fabric(strategy="hpu_fsdp")`.
 
     `"fsdp"`, `"fsdp_cpu_offload"` and every `FSDPStrategy` instance become one on accelerator "hpu"
@@ -26,6 +26,12 @@ class HPUFSDPStrategy(RankedHPUStrategy, FSDPStrategy):
     strategy_name = "hpu_fsdp"
 
     precision_kind = HPUFSDPPrecision
+
+    @property
+    @override
+    def saves_shards(self) -> bool:
+        """As the argument `state_dict_type` says."""
+        return self._state_dict_type == "sharded"
 
     @override
     def become_hpu(self, typed: str) -> None:

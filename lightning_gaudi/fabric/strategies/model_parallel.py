@@ -14,7 +14,7 @@ from typing_extensions import override
 from lightning_gaudi.sharding import dtensors
 
 from ...distributed.model_parallel import check_parallelized, check_sizes, move_whole
-from .parallel import RankedHPUStrategy
+from .sharded import ShardedHPUStrategy
 
 _MAKE_LATER = (
     "Set the model up first, and make the optimizer from what that returns: "
@@ -22,13 +22,19 @@ _MAKE_LATER = (
 )
 
 
-class HPUModelParallelStrategy(RankedHPUStrategy, ModelParallelStrategy):
+class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
     """FSDP2, tensor parallelism, or both, as the model defines."""
 
     strategy_name = "hpu_model_parallel"
 
     # Parameters that modules had before they were parallelized, and have no more -> their names.
     _lost: MutableMapping[Tensor, str] | None = None
+
+    @property
+    @override
+    def saves_shards(self) -> bool:
+        """As the argument `save_distributed_checkpoint` says."""
+        return self._save_distributed_checkpoint
 
     @override
     def _configure_launcher(self) -> None:

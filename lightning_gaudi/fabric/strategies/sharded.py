@@ -1,0 +1,165 @@
+"""`ShardedHPUStrategy`: Fabric's checkpoints of models in shards, whoever has sharded them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.strategies.strategy import (
+    _apply_filter,
+    _validate_keys_for_strict_loading,
+)
+from lightning.fabric.utilities.load import _move_state_into
+from lightning.fabric.utilities.types import _PATH, _Stateful
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from ...checkpoint import states
+from ...checkpoint.folders import recover
+from ...checkpoint.io import default_weights_only, open_mapped
+from ...checkpoint.save_sharded import save_sharded
+from ...checkpoint.sharded import is_sharded, load_rest, names, read_metadata
+from ...distributed.together import on_rank_zero
+from .parallel import RankedHPUStrategy
+
+_Filter = Mapping[str, Callable[[str, Any], bool]]
+
+
+class ShardedHPUStrategy(RankedHPUStrategy):
+    """The base of the strategies with models in shards: how they save and load these.
+
+    A checkpoint is a folder to which each rank writes its part, or a single file, which any other
+    strategy can load too. Either can be loaded whatever the strategy and the number of cards that
+    it was saved with.
+    """
+
+    @property
+    def saves_shards(self) -> bool:
+        """Whether checkpoints are folders of shards."""
+        raise NotImplementedError
+
+    @override
+    def save_checkpoint(
+        self,
+        path: _PATH,
+        state: dict[str, Any],
+        storage_options: Any | None = None,
+        filter: _Filter | None = None,
+    ) -> None:
+        """Save a folder of shards, or a single file; until it is complete, the old one stays.
+
+        Args:
+            path: A local path; for a single file also a URL that fsspec knows.
+            state: One model in shards, optimizers of it, and whatever else, by name.
+            storage_options: Not supported.
+            filter: For names in `state`, which of its items to save.
+
+        Raises:
+            TypeError: `storage_options` are given.
+            ValueError: There is not just one model in shards.
+            IsADirectoryError: `path` is a folder with something else in it.
+            OSError: It cannot be written.
+        """
+        if storage_options is not None:
+            raise TypeError(
+                f"Checkpoints of models in shards have no use for {storage_options=}. Leave them "
+                "out."
+            )
+        path = self.broadcast(path)
+        key, model = _only_model(state)
+        full, filters = not self.saves_shards, dict(filter or {})
+        shards: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
+        for name, value in state.items():
+            if name == key:
+                _apply_filter(name, filters, states.model_state(model, full=full), shards)
+            elif isinstance(value, Optimizer):
+                found = states.optimizer_state(model, value, full=full)
+                _apply_filter(name, filters, found, shards)
+            else:
+                found = value.state_dict() if isinstance(value, _Stateful) else value
+                _apply_filter(name, filters, found, rest)
+        if self.saves_shards:
+            save_sharded(path, shards, rest)
+        elif self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(shards | rest, path)
+
+    @override
+    def load_checkpoint(
+        self,
+        path: _PATH,
+        state: Module | Optimizer | dict[str, Any] | None = None,
+        strict: bool = True,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Load a model in shards, and what else is asked for, from any kind of checkpoint.
+
+        Args:
+            path: A folder of shards or a single file, from whichever strategy.
+            state: What to load into, by name: one model in shards, optimizers of it, and whatever
+                else. Or a model alone, from a file that is a state dict, or from a folder.
+            strict: Whether the checkpoint must have all names in `state`, and those of the model.
+            weights_only: As for `torch.load`.
+
+        Returns:
+            What the checkpoint has beside `state`.
+
+        Raises:
+            FileNotFoundError: There is nothing.
+            KeyError: A name in `state` is not in the checkpoint.
+            NotImplementedError: `state` is an optimizer alone.
+            ValueError: There is not just one model in shards; a file is missing or truncated, or
+                does not fit the model or an optimizer.
+        """
+        if isinstance(state, Optimizer):
+            raise NotImplementedError(
+                "An optimizer in shards is loaded together with its model: pass "
+                "state={'model': ..., 'optimizer': ...}."
+            )
+        path = self.broadcast(path)
+        if weights_only is None:
+            weights_only = default_weights_only(path)
+        folder = Path(path)
+        on_rank_zero(lambda: recover(folder))
+        if isinstance(state, Module):
+            _load_model(path, state, strict, weights_only)
+            return {}
+        key, model = _only_model(state or {})
+        assert state is not None
+        optimizers = {name: value for name, value in state.items() if isinstance(value, Optimizer)}
+        source: Path | dict[str, Any]
+        if is_sharded(folder):
+            source, rest = folder, load_rest(folder, weights_only=weights_only)
+        else:
+            rest = open_mapped(path, weights_only=weights_only)
+            source = {name: rest.pop(name) for name in (key, *optimizers) if name in rest}
+        others = state.keys() - {key, *optimizers}
+        _validate_keys_for_strict_loading(others, rest.keys(), strict=strict)
+        states.load_states(source, {key: model}, optimizers, strict=strict)
+        _move_state_into(source=rest, destination=state, keys=others)
+        return rest
+
+
+def _load_model(path: _PATH, model: Module, strict: bool, weights_only: bool) -> None:
+    folder = Path(path)
+    if is_sharded(folder):
+        (key, *_), _ = names(read_metadata(folder))
+        states.load_states(folder, {key: model}, {}, strict=strict)
+        return
+    weights = open_mapped(path, weights_only=weights_only)
+    states.load_states({"model": weights}, {"model": model}, {}, strict=strict)
+
+
+def _only_model(state: Mapping[str, Any]) -> tuple[str, Module]:
+    """The one model in shards, and its name."""
+    models = [(name, value) for name, value in state.items() if states.is_in_shards(value)]
+    if len(models) != 1:
+        found = ", ".join(repr(name) for name, _ in models) or "none"
+        raise ValueError(
+            "A checkpoint of a model in shards has one such model, as in state={'model': model, "
+            f"...}}, with what Fabric.setup gave for it; found {found} in {[*state]}. Pass one, "
+            "and save each to a path of its own."
+        )
+    return models[0]
