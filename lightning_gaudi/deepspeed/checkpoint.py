@@ -78,28 +78,35 @@ def is_in_shards(path: _PATH) -> bool:
 
 
 def load_whole(
-    path: _PATH, files: CheckpointIO, *, is_fitting: bool, weights_only: bool | None
+    engine: Any, path: _PATH, files: CheckpointIO, *, is_fitting: bool, weights_only: bool | None
 ) -> dict[str, Any]:
-    """Load a checkpoint that another strategy has saved, or that was consolidated.
+    """Read a checkpoint that another strategy has saved, or that was consolidated.
 
     Args:
+        engine: DeepSpeed's; a new optimizer gets the learning rate that its schedule is at.
         path: A file, or a folder of torch's shards.
         files: What reads files.
         is_fitting: Whether training is to go on from it.
         weights_only: As for `torch.load`.
 
     Returns:
-        The checkpoint with all weights, on the CPU.
+        The checkpoint with all weights, on the CPU, still to be loaded.
     """
+    if _is_local_file_protocol(path) and local_folder(path).is_dir():
+        checkpoint = load_full_checkpoint(local_folder(path), weights_only=bool(weights_only))
+    else:
+        options = {} if weights_only is None else {"weights_only": weights_only}
+        checkpoint = files.load_checkpoint(path, **options)
     if is_fitting:
         rank_zero_warn(
             f"The checkpoint {path} was not saved by DeepSpeed: its weights and the progress of "
             "its training are restored, but its optimizer is not, and starts anew."
         )
-    if _is_local_file_protocol(path) and local_folder(path).is_dir():
-        return load_full_checkpoint(local_folder(path), weights_only=bool(weights_only))
-    options = {} if weights_only is None else {"weights_only": weights_only}
-    return files.load_checkpoint(path, **options)
+        for schedule in checkpoint.get("lr_schedulers", [])[:1]:
+            rates = schedule.get("_last_lr", [])
+            for group, rate in zip(engine.optimizer.param_groups, rates, strict=False):
+                group["lr"] = rate
+    return checkpoint
 
 
 def load(

@@ -197,7 +197,11 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
             )
         else:
             checkpoint = sharded.load_whole(
-                path, self.checkpoint_io, is_fitting=is_fitting, weights_only=weights_only
+                self.deepspeed_engine,
+                path,
+                self.checkpoint_io,
+                is_fitting=is_fitting,
+                weights_only=weights_only,
             )
         if is_fitting:
             self._rng_state_at_start = checkpoint.get(RNG_STATE)
