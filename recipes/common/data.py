@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lightning_gaudi.data import BucketDataLoader
 
@@ -35,6 +36,18 @@ class RecipeData(LightningDataModule):
         Lightning ends an epoch with a step on fewer batches otherwise, whose gradient is too small.
         """
         return 1 if self.trainer is None else self.trainer.accumulate_grad_batches
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """`num_ranks` and `rank` of a sampler, where ranks share samples in another way than usual.
+
+        Under tensor parallelism several ranks compute on the same samples.
+        """
+        strategy = None if self.trainer is None else self.trainer.strategy
+        if not isinstance(strategy, ModelParallelStrategy):
+            return {}
+        shares = strategy.distributed_sampler_kwargs
+        return {"num_ranks": shares["num_replicas"], "rank": shares["rank"]}
 
     def resumed(self, loader: BucketDataLoader) -> BucketDataLoader:
         """The training loader, at the place of the checkpoint if one is resumed."""

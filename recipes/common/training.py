@@ -8,6 +8,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import (
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    Strategy,
+)
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -64,6 +70,7 @@ class RecipeModule(LightningModule):
                 f"trainer.gradient_clip_val is {self.trainer.gradient_clip_val}. Leave it out, and "
                 "set model.max_grad_norm."
             )
+        _check_takes_shards(settings["optimizer"], self.trainer.strategy)
         optimizer = make_optimizer(
             settings["optimizer"],
             self,
@@ -90,9 +97,13 @@ class RecipeModule(LightningModule):
         Raises:
             ValueError: naming the settings in which the models differ.
         """
-        theirs, ours = checkpoint.get("state_dict", {}), self.state_dict()
-        differing = [name for name, weight in ours.items() if _shape(theirs, name) != weight.shape]
-        if theirs and differing:
+        if not (theirs := checkpoint.get("state_dict")):
+            return  # a strategy has loaded them in parts, and compared them then
+        ours = self.state_dict(keep_vars=True)
+        # ZeRO-3 leaves an empty weight where it has cut one up, and notes its shape.
+        shapes = {name: getattr(weight, "ds_shape", weight.shape) for name, weight in ours.items()}
+        differing = [name for name, shape in shapes.items() if _shape(theirs, name) != shape]
+        if differing:
             raise ValueError(
                 f"The checkpoint holds another model than the one that is configured: "
                 f"{_difference(checkpoint, self.model.config.to_dict()) or differing[0]}. Start "
@@ -118,6 +129,16 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
     """
     new = getattr(model, "activation_checkpointing_enable", None)
     (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
+def _check_takes_shards(name: str, strategy: Strategy) -> None:
+    """Refuse optimizers that are wrong on a part of a weight, or do not know DTensors."""
+    is_sharded = isinstance(strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy)
+    if is_sharded and name != "adamw":
+        raise ValueError(
+            f"model.optimizer={name} updates whole weights, but trainer.strategy is "
+            f"{type(strategy).__name__}, which cuts them up. Use model.optimizer=adamw."
+        )
 
 
 def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:

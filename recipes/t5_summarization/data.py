@@ -191,6 +191,7 @@ class SummarizationData(RecipeData):
             shuffle=shuffle,
             seed=settings["seed"],
             multiple_of=self.num_accumulated,
+            **self.ranks,
         )
         return BucketDataLoader(
             rows,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import T5ForConditionalGeneration
 
+from recipes.t5_summarization.sharding import gathered
 from recipes.t5_summarization.stacks import causal_bias, encode, padding_bias, to_logits
 
 _Pair = tuple[Tensor, Tensor]
@@ -42,15 +43,27 @@ def generate(
     Returns:
         [B, T], int64: the tokens up to the end of each summary, then padding.
     """
-    config, rows = model.config, len(input_ids)
     encoded = encode(model, input_ids, mask)
+    with gathered(model.decoder):
+        return _decode_greedily(model, encoded, mask, num_tokens, end_step)
+
+
+def _decode_greedily(
+    model: T5ForConditionalGeneration,
+    encoded: Tensor,
+    mask: Tensor,
+    num_tokens: int,
+    end_step: Callable[[], None],
+) -> Tensor:
+    """[B, T] tokens from [B, S, D] and the mask [B, S]."""
+    config, rows = model.config, len(mask)
     encoded_bias = padding_bias(mask)
     cross = [_keys_and_values(block.layer[1].EncDecAttention, encoded) for block in _blocks(model)]
     past = [tuple(_empty(keys, num_tokens) for keys in pair) for pair in cross]
     bias = causal_bias(model.decoder, num_tokens)
-    position = input_ids.new_zeros(1)
-    token = input_ids.new_full((rows, 1), config.decoder_start_token_id)
-    tokens = input_ids.new_full((rows, num_tokens), config.pad_token_id)
+    position = mask.new_zeros(1, dtype=torch.int64)
+    token = torch.full_like(position, config.decoder_start_token_id).repeat(rows, 1)
+    tokens = token.new_full((rows, num_tokens), config.pad_token_id)
     has_ended = torch.zeros_like(token, dtype=torch.bool)
     end_step()
     for _ in range(num_tokens):

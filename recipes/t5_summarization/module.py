@@ -22,6 +22,7 @@ from recipes.common.tokenization import T5_TOKENS, load_tokenizer
 from recipes.common.training import RecipeModule
 from recipes.t5_summarization.data import IGNORED, SummarizationData
 from recipes.t5_summarization.generation import generate
+from recipes.t5_summarization.sharding import shard
 from recipes.t5_summarization.stacks import decode, encode
 from recipes.t5_summarization.summaries import score_summaries, write_summaries
 
@@ -98,6 +99,11 @@ class T5Summarization(RecipeModule):
         self._totals: Tensor | None = None
         self._written: list[tuple[Tensor, Tensor, list[int]]] = []
 
+    def configure_model(self) -> None:
+        """Cut the model up where `ModelParallelStrategy` asks for it; see `sharding.py`."""
+        if self.device_mesh is not None:
+            shard(self, self.model, self.device_mesh)
+
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """[B, T, V] logits of the summaries' tokens, each from the article and those before it."""
         recompute = self.hparams["gradient_checkpointing"] and self.training
@@ -125,7 +131,7 @@ class T5Summarization(RecipeModule):
             assert self._totals is not None
             self._totals += torch.stack(_sum_of_losses(self(batch), batch["labels"]))
         else:
-            self._written.append(self._summarize(batch))
+            self._written.append(self.summarize(batch))
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val", "validation")
@@ -144,7 +150,7 @@ class T5Summarization(RecipeModule):
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
         """The numbers of the rows; their summaries are written at the end."""
-        self._written.append(self._summarize(batch))
+        self._written.append(self.summarize(batch))
         return batch["indices"]  # type: ignore[no-any-return]
 
     def on_predict_epoch_end(self) -> None:
@@ -152,7 +158,7 @@ class T5Summarization(RecipeModule):
         rows = self._data().rows_to_generate("test")
         write_summaries(self.predictions, self._read_summaries(), rows, self.trainer.strategy)
 
-    def _summarize(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
+    def summarize(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
         """Tokens [B, T] and which rows are real [B], both on the device; and the rows' numbers."""
         cut = vendor.mark_step if self.device.type == "hpu" else lambda: None
         length = self.hparams["max_target_length"]

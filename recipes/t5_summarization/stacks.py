@@ -10,12 +10,32 @@ Shapes: B rows, S source tokens, T target tokens, D hidden, H heads, V vocabular
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import T5ForConditionalGeneration
+from transformers.models.t5.modeling_t5 import T5Block
 
 _LOWEST = torch.finfo(torch.bfloat16).min  # finite in float32 too
+
+
+class StaticBlock(T5Block):  # type: ignore[misc]
+    """A block whose forward pass is the one of this file.
+
+    For what acts when a block is called, as sharding does: `block.__class__ = StaticBlock`.
+    """
+
+    def forward(
+        self,
+        hidden: Tensor,
+        bias: Tensor,
+        encoded: Tensor | None = None,
+        encoded_bias: Tensor | None = None,
+    ) -> Tensor:
+        """[B, tokens, D] from [B, tokens, D]; see `encode` and `decode`."""
+        return _block(self, hidden, bias, encoded, encoded_bias)
 
 
 def encode(
@@ -102,12 +122,16 @@ def _run(
     recompute: bool = False,
 ) -> Tensor:
     hidden = stack.dropout(embedded)
+    # Where all is bfloat16, and not only what autocast makes so, the biases must be, too.
+    bias = bias.to(hidden.dtype)
+    encoded_bias = None if encoded_bias is None else encoded_bias.to(hidden.dtype)
     for block in stack.block:
-        inputs = (block, hidden, bias, encoded, encoded_bias)
+        forward = block if isinstance(block, StaticBlock) else partial(_block, block)
+        inputs = (hidden, bias, encoded, encoded_bias)
         hidden = (
-            checkpoint(_block, *inputs, use_reentrant=False, preserve_rng_state=True)
+            checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=True)
             if recompute
-            else _block(*inputs)
+            else forward(*inputs)
         )
     result: Tensor = stack.dropout(stack.final_layer_norm(hidden))
     return result

@@ -57,8 +57,9 @@ def write_summaries(
     parts[strategy.global_rank].write_text(json.dumps(summaries), "utf-8")
     strategy.barrier("summaries")
     if strategy.is_global_zero:
-        merged = sorted(pair for part in parts for pair in json.loads(part.read_text("utf-8")))
-        objects = [{"id": rows[index].id, "summary": text} for index, text in merged]
+        # Under tensor parallelism several ranks write the same summaries.
+        merged = dict(pair for part in parts for pair in json.loads(part.read_text("utf-8")))
+        objects = [{"id": rows[index].id, "summary": merged[index]} for index in sorted(merged)]
         path.write_text("".join(json.dumps(each) + "\n" for each in objects), "utf-8")
         for part in parts:
             part.unlink()

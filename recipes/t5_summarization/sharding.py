@@ -1,0 +1,115 @@
+"""T5 in parts: tensor parallelism within a block (TP), and blocks in shards (FSDP2), or both.
+
+`ModelParallelStrategy` makes the mesh and calls the LightningModule's `configure_model`, which
+calls `shard` here. Under tensor parallelism each card has some heads of every attention and a part
+of every feed-forward layer; embeddings, layer norms and what goes from block to block are whole on
+each. Under FSDP2 each card keeps a part of every weight, and gathers a block when it is computed.
+
+Shapes: H heads, F width of the feed-forward layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from transformers import T5Config, T5ForConditionalGeneration
+
+from recipes.t5_summarization.stacks import StaticBlock
+
+_BY_OUTPUT = ("q", "k", "v", "wi", "wi_0", "wi_1")
+"""Layers of which each card computes some of the outputs: those of its heads."""
+_BY_INPUT = ("o", "wo")
+"""Layers of which each card takes these as inputs; the sum over the cards is the output."""
+
+
+def shard(module: LightningModule, model: T5ForConditionalGeneration, mesh: DeviceMesh) -> None:
+    """Cut the model up, in place; doing it again is harmless.
+
+    Args:
+        module: holds the model, and everything else that is trained.
+        model: on any device; what is cut is moved to that of the mesh, one block at a time.
+        mesh: with the axes data_parallel and tensor_parallel.
+
+    Raises:
+        ValueError: the heads or the feed-forward layers do not divide among the cards.
+    """
+    blocks = [block for stack in (model.encoder, model.decoder) for block in stack.block]
+    if isinstance(blocks[0], StaticBlock):
+        return
+    for block in blocks:
+        block.__class__ = StaticBlock
+    if mesh["tensor_parallel"].size() > 1:
+        _check_divides(model.config, mesh["tensor_parallel"].size())
+        for block in blocks:
+            _split_block(block, mesh["tensor_parallel"])
+    if mesh["data_parallel"].size() > 1:
+        _shard_blocks(module, model, blocks, mesh["data_parallel"])
+
+
+@contextmanager
+def gathered(stack: nn.Module) -> Iterator[None]:
+    """Keep all blocks of a stack whole on each card, where FSDP2 has cut them up.
+
+    A token of a summary needs every block: gathered for each token, they would take longer to
+    transfer than to compute.
+    """
+    units = [block for block in stack.block if isinstance(block, FSDPModule)]
+    for unit in units:
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.reshard()
+
+
+def _check_divides(config: T5Config, num_cards: int) -> None:
+    for name in ("num_heads", "d_ff"):
+        size = getattr(config, name)
+        if size % num_cards:
+            raise ValueError(
+                f"tensor_parallel_size={num_cards} does not divide the model's {name}={size}. "
+                "Give each card equally many."
+            )
+
+
+def _split_block(block: nn.Module, mesh: DeviceMesh) -> None:
+    """Give each card H / cards heads and F / cards units of a block."""
+    styles: dict[str, ParallelStyle] = {}
+    for name, part in block.named_modules():
+        last = name.rpartition(".")[-1]
+        if last in _BY_OUTPUT or last == "relative_attention_bias":
+            styles[name] = ColwiseParallel()
+        elif last in _BY_INPUT:
+            styles[name] = RowwiseParallel()
+        if hasattr(part, "n_heads"):
+            part.n_heads //= mesh.size()
+            part.inner_dim //= mesh.size()
+    parallelize_module(block, mesh, styles)
+
+
+def _shard_blocks(
+    module: LightningModule,
+    model: T5ForConditionalGeneration,
+    blocks: list[nn.Module],
+    mesh: DeviceMesh,
+) -> None:
+    """Cut each block up, and the rest as one."""
+    for stack in (model.encoder, model.decoder):
+        # Asked for before and beside its block: see `stacks.relative_bias`.
+        fully_shard(stack.block[0].layer[0].SelfAttention.relative_attention_bias, mesh=mesh)
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    register_fsdp_forward_method(module, "summarize")
