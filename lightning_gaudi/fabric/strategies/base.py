@@ -85,10 +85,7 @@ class HPUStrategy(Strategy):
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Have the optimizer step the parameters on the HPU, also if it was made before them."""
-        for group in optimizer.param_groups:
-            group["params"] = [self._on_hpu(parameter) for parameter in group["params"]]
-        for parameter in [*optimizer.state]:
-            optimizer.state[self._on_hpu(parameter)] = optimizer.state.pop(parameter)
+        self._follow(optimizer)
         return super().setup_optimizer(optimizer)
 
     @override
@@ -121,6 +118,13 @@ class HPUStrategy(Strategy):
         for name, parameter in module.named_parameters():
             if name in before and parameter is not before[name]:
                 self._replaced[before[name]] = parameter
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        """Have the optimizer hold the parameters that are in the places of its own."""
+        for group in optimizer.param_groups:
+            group["params"] = [self._on_hpu(parameter) for parameter in group["params"]]
+        for parameter in [*optimizer.state]:
+            optimizer.state[self._on_hpu(parameter)] = optimizer.state.pop(parameter)
 
     def _on_hpu(self, parameter: Tensor) -> Tensor:
         return (self._replaced or {}).get(parameter, parameter)

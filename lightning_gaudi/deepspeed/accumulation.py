@@ -1,0 +1,131 @@
+"""Gradients of several batches for one step, in a loop that is the user's own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+ATTRIBUTE = "_lightning_gaudi_accumulation"
+"""Where engines and their optimizers have their `Accumulation`."""
+
+
+class Accumulation:
+    """What one of DeepSpeed's engines is told of the loop around it.
+
+    The loop accumulates: it divides its loss, and steps once for several batches. Or DeepSpeed
+    does, with `gradient_accumulation_steps` in its configuration: it divides, and the loop steps
+    after each batch, mostly in vain.
+    """
+
+    def __init__(self, engine: Any, optimizer: Any) -> None:
+        """Take part in the steps of an engine.
+
+        Args:
+            engine: DeepSpeed's; it is not kept alive.
+            optimizer: Its optimizer, whose `zero_grad` keeps what DeepSpeed accumulates.
+        """
+        self._engine = weakref.ref(engine)
+        self._num_steps: int = engine.gradient_accumulation_steps()
+        self._num_backwards = 0
+        self._is_last = True
+        self._has_reduced = False
+        self._is_stepping = False
+        for each in (engine, optimizer):
+            setattr(each, ATTRIBUTE, self)
+        if self._num_steps > 1:
+            _keep_gradients(optimizer)
+
+    @contextmanager
+    def of(self, *, is_last: bool) -> Generator[None, None, None]:
+        """A batch whose gradients are reduced if it `is_last`, and kept if it is not.
+
+        Raises:
+            MisconfigurationException: DeepSpeed accumulates.
+        """
+        if self._num_steps > 1:
+            raise MisconfigurationException(
+                f"DeepSpeed's configuration has gradient_accumulation_steps={self._num_steps}, but "
+                "Fabric.no_backward_sync() accumulates, too. Leave one of them out: without it in "
+                "the configuration, the loop divides its loss and steps once for several batches."
+            )
+        self._mark(is_last=is_last)
+        try:
+            yield
+        finally:
+            self._mark(is_last=True)
+
+    def _mark(self, *, is_last: bool) -> None:
+        self._is_last = is_last
+        self._found_engine.set_gradient_accumulation_boundary(is_last)
+
+    def note_backward(self) -> None:
+        """Count a backward that is about to be.
+
+        Raises:
+            MisconfigurationException: DeepSpeed would go wrong without a word.
+        """
+        self._num_backwards += 1
+        if self._num_steps > 1 and self._num_backwards > 1:
+            raise MisconfigurationException(
+                f"DeepSpeed's configuration has gradient_accumulation_steps={self._num_steps}, "
+                "but there was a second backward before optimizer.step(). Call it after each: "
+                "DeepSpeed counts them and steps when it is time. Or leave the setting out."
+            )
+        # Stage 0 adds up what is reduced, and stage 3 its shards of it.
+        stage = self._found_engine.zero_optimization_stage()
+        if self._has_reduced and stage in (1, 2):
+            raise MisconfigurationException(
+                "There was a second backward before optimizer.step(), of which ZeRO stage "
+                f"{stage} keeps the last alone. Put each batch but the last into `with "
+                "fabric.no_backward_sync(model):`, its forward and its backward."
+            )
+        self._has_reduced = self._is_last
+
+    def step(self) -> None:
+        """Have DeepSpeed step, or count that it need not yet.
+
+        Raises:
+            MisconfigurationException: The last gradients have not been reduced.
+        """
+        if self._num_backwards and not self._has_reduced:
+            raise MisconfigurationException(
+                "optimizer.step() follows a backward in Fabric.no_backward_sync(), whose gradients "
+                "are not those of all ranks. Leave the last batch before a step out of it."
+            )
+        self._num_backwards = 0
+        self._has_reduced = False
+        self._is_stepping = True
+        try:
+            self._found_engine.step()
+        finally:
+            self._is_stepping = False
+
+    @property
+    def _found_engine(self) -> Any:
+        engine = self._engine()
+        assert engine is not None
+        return engine
+
+    @property
+    def _keeps_gradients(self) -> bool:
+        """Whether DeepSpeed has accumulated what it has not stepped by yet."""
+        is_within = self._num_backwards > 0 or self._found_engine.micro_steps % self._num_steps > 0
+        return is_within and not self._is_stepping
+
+
+def _keep_gradients(optimizer: Any) -> None:
+    """Have the optimizer's `zero_grad`, which a loop calls after each step, wait for a real one."""
+    kind: Any = type(optimizer)
+
+    # `self` may be Fabric's wrapper, which takes methods from the class of what it wraps.
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not getattr(self, ATTRIBUTE)._keeps_gradients:
+            kind.zero_grad(self, *args, **kwargs)
+
+    optimizer.__class__ = type(
+        kind.__name__, (kind,), {"__module__": kind.__module__, "zero_grad": zero_grad}
+    )
