@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,11 +12,10 @@ from torch import Tensor, nn
 
 from tests.strategies.sharded_cases import loader, make_net
 
-MAX_NORM = 0.3
 
-
-def two_cards(**settings: Any) -> Fabric:
-    fabric = Fabric(**{"accelerator": "hpu", "devices": 2, **settings})
+def cards(num: int = 2, **settings: Any) -> Fabric:
+    """Fabric on several cards, launched."""
+    fabric = Fabric(**{"accelerator": "hpu", "devices": num, **settings})
     fabric.launch()
     return fabric
 
@@ -37,27 +37,32 @@ def train(
     max_norm: float | None = None,
     is_scheduled: bool = False,
     syncs_each: bool = False,
+    zeros_first: bool = False,
 ) -> list[float]:
-    """The loss of each step on this rank; see `sharded_cases` for the samples.
+    """The loss of each batch on this rank; see `sharded_cases` for the samples.
 
     Args:
-        fabric: Launched, of two ranks.
+        fabric: Launched.
         make: Makes the model, within `Fabric.init_module` if that is not `make_net`.
         make_optimizer: Makes its optimizer.
         accumulate: Batches for each step of the optimizer.
         max_norm: Of the gradients, for a strategy that clips when it is told.
         is_scheduled: Halve the learning rate every second step of the optimizer.
         syncs_each: Reduce the gradients of each batch, also where they are accumulated.
+        zeros_first: Zero the gradients before a step and not after it.
     """
     net = make()
     optimizer = make_optimizer(net)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if is_scheduled else None
     net, optimizer, *_ = fabric.setup(net, optimizer, scheduler=scheduler)
     losses: list[Tensor] = []
-    for step, batch in enumerate(loader(fabric.global_rank, 2)):
+    for step, batch in enumerate(loader(fabric.global_rank, fabric.world_size)):
         features, targets = fabric.to_device(batch)
         is_last = (step + 1) % accumulate == 0
-        with fabric.no_backward_sync(net, enabled=not is_last and not syncs_each):
+        if zeros_first:
+            optimizer.zero_grad()
+        is_apart = accumulate > 1 and not syncs_each
+        with fabric.no_backward_sync(net, enabled=not is_last) if is_apart else nullcontext():
             loss = (net(features) - targets).pow(2).mean()
             fabric.backward(loss / accumulate)
         losses.append(loss.detach())
@@ -65,7 +70,49 @@ def train(
             if max_norm is not None:
                 fabric.clip_gradients(net, optimizer, max_norm=max_norm)
             optimizer.step()
-            optimizer.zero_grad()
+            if not zeros_first:
+                optimizer.zero_grad()
             if scheduler is not None:
+                scheduler.step()
+    return [loss.item() for loss in losses]
+
+
+def train_masters(
+    fabric: Fabric,
+    *,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+    accumulate: int = 1,
+    max_norm: float | None = None,
+    is_scheduled: bool = False,
+) -> list[float]:
+    """What ZeRO in bf16 is, without ZeRO: weights in bf16, and an fp32 copy that is trained.
+
+    Args:
+        fabric: Launched, in bf16-true.
+        make_optimizer: See `train`, as of all others.
+    """
+    module = make_net()
+    net = fabric.setup_module(module)
+    masters = nn.ParameterList([weight.detach().float() for weight in module.parameters()])
+    optimizer = make_optimizer(masters)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    losses: list[Tensor] = []
+    for step, batch in enumerate(loader(fabric.global_rank, fabric.world_size)):
+        features, targets = fabric.to_device(batch)
+        is_last = (step + 1) % accumulate == 0
+        with fabric.no_backward_sync(net, enabled=not is_last):
+            loss = (net(features) - targets).pow(2).mean()
+            fabric.backward(loss / accumulate)
+        losses.append(loss.detach())
+        if is_last:
+            for weight, master in zip(module.parameters(), masters, strict=True):
+                assert weight.grad is not None
+                master.grad, weight.grad = weight.grad.float(), None
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_(masters, max_norm)
+            optimizer.step()
+            for weight, master in zip(module.parameters(), masters, strict=True):
+                weight.data.copy_(master.data)
+            if is_scheduled:
                 scheduler.step()
     return [loss.item() for loss in losses]
