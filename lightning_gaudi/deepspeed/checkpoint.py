@@ -15,6 +15,7 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_fil
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from .. import distributed
 from ..checkpoint.atomic import write_atomically
@@ -232,12 +233,23 @@ def _load_divided_anew(engine: Any, found: Shards, *, strict: bool) -> None:
         distributed.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
-    # It leaves out buffers and frozen parameters, and in stage 3 gives each group of parameters
-    # the settings of the first (deepspeed 0.19.8). Delete this once it does not.
+    _complete(engine, found, strict=strict)
+
+
+def _complete(engine: Any, found: Shards, *, strict: bool) -> None:
+    """Load what DeepSpeed's universal checkpoint leaves out or mixes up (deepspeed 0.19.8).
+
+    Delete this once it restores buffers and frozen parameters, gives each group of parameters its
+    own settings in stage 3 instead of the first one's, and each of them a count of steps of its
+    own there: torch's optimizers would count each step once for each group.
+    """
     load_weights(engine, consolidate.weights(found), strict=strict)
-    groups = universal.param_groups(found)
-    for group, saved in zip(engine.optimizer.optimizer.param_groups, groups, strict=True):
+    optimizer = engine.optimizer.optimizer
+    for group, saved in zip(optimizer.param_groups, universal.param_groups(found), strict=True):
         group.update(saved)
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].clone()
 
 
 class _Record:
