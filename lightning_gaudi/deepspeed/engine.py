@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from . import library, memory, optimizers
+from . import library, memory, optimizers, reuse
 
 _CARD = 0
 """The index of the card: a process drives one, which it sees as `hpu:0`."""
@@ -37,6 +37,7 @@ def make_engine(
         The engine, and DeepSpeed's optimizer around `optimizer` or the configured one.
     """
     package = library.load()
+    reuse.prepare(model)
     parameters = [each for each in model.parameters() if each.requires_grad]
     config, optimizer = optimizers.take_vendors(config, optimizer, parameters)
     with _without_trial_step():
@@ -50,6 +51,7 @@ def make_engine(
             dist_init_required=False,
         )
     memory.share_equal_copies(engine.optimizer)
+    reuse.note(model, engine)
     return engine, wrapped
 
 
@@ -82,13 +84,14 @@ def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
     """An engine that evaluates `model`, in shards under ZeRO-3.
 
     Args:
-        model: Its hooks of a former engine are gone.
+        model: Its weights may be in shards already.
         config: DeepSpeed's settings for training.
     """
     names = ["fp16", "bf16"]
     if is_stage_3(config):
         names += ["zero_optimization", "zero_allow_untested_optimizer"]
     chosen = {name: config[name] for name in names if name in config}
+    reuse.prepare(model)
     engine, _, _, _ = library.load().initialize(
         args=Namespace(device_rank=_CARD),
         config={"train_micro_batch_size_per_gpu": 1, **chosen},
@@ -96,6 +99,7 @@ def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
         model_parameters=[],
         dist_init_required=False,
     )
+    reuse.note(model, engine)
     return engine
 
 

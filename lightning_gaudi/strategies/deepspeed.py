@@ -8,7 +8,6 @@ from typing import Any
 
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import DeepSpeedStrategy
-from lightning.pytorch.strategies.deepspeed import remove_module_hooks
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch.nn import Module
@@ -150,7 +149,6 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     @override
     def _initialize_deepspeed_inference(self, model: Module) -> None:
         assert isinstance(self.config, dict)
-        remove_module_hooks(model)
         self.model = engine.make_inference_engine(model, self.config)
 
     @override
@@ -196,13 +194,9 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
                 weights_only=weights_only,
             )
         else:
-            checkpoint = sharded.load_whole(
-                self.deepspeed_engine,
-                path,
-                self.checkpoint_io,
-                is_fitting=is_fitting,
-                weights_only=weights_only,
-            )
+            checkpoint = sharded.read_whole(path, self.checkpoint_io, weights_only=weights_only)
+            if is_fitting:
+                sharded.begin_anew(self.deepspeed_engine, path, checkpoint)
         if is_fitting:
             self._rng_state_at_start = checkpoint.get(RNG_STATE)
         return checkpoint
