@@ -164,6 +164,10 @@ def load_states(
     for key, optimizer in optimizers.items():
         state = {**states[key], "param_groups": groups[key]}
         set_optimizer_state_dict(module, optimizer, state, options=options)
+        for group, saved in zip(optimizer.param_groups, groups[key], strict=True):
+            # torch gives the settings of a group without parameters to another one, and leaves it
+            # none (2.13, `_split_optim_state_dict`).
+            group.update({name: value for name, value in saved.items() if name != "params"})
 
 
 def _named(key: str, state: Any, made: Mapping[str, Any]) -> Any:
