@@ -6,17 +6,55 @@ files of their own, which any number of ranks divide among themselves.
 
 from __future__ import annotations
 
+import shutil
+import uuid
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import distributed
 from . import shards as _shards
-from .consolidate import quiet
+from .consolidate import quiet, weights
 from .shards import Shards
+from .weights import load_weights
 
 _AVERAGES = frozenset({"step", "exp_avg", "exp_avg_sq"})
 """What an optimizer may keep of a parameter, for DeepSpeed to convert it."""
+
+
+def load(engine: Any, found: Shards, *, strict: bool) -> None:
+    """Load a checkpoint that another number of ranks has saved, with its optimizer.
+
+    All ranks call it.
+
+    Args:
+        engine: DeepSpeed's, which trains.
+        found: Of any stage but 0.
+        strict: Whether the names of its weights must be those of the model.
+
+    Raises:
+        OSError: There is no space for its universal form beside it.
+        ValueError: The optimizer keeps something else than Adam's averages.
+    """
+    distributed.on_rank_zero(lambda: check(found, dist.get_world_size()))
+    name = distributed.broadcast_object(f".universal-{uuid.uuid4().hex}.tmp")
+    temporary = found.folder / name
+    try:
+        distributed.on_rank_zero(lambda: convert(found, temporary))
+        engine._config.load_universal_checkpoint = True
+        engine.load_checkpoint(
+            str(temporary), tag=found.tag, load_lr_scheduler_states=False, load_module_strict=strict
+        )
+    finally:
+        engine._config.load_universal_checkpoint = False
+        distributed.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+    _complete(engine, found, strict=strict)
 
 
 def check(shards: Shards, num_ranks: int) -> None:
@@ -82,3 +120,19 @@ def _optimizer_state(shards: Shards) -> dict[str, Any]:
     # By this name in stage 3.
     found: dict[str, Any] = state.get("optimizer_state_dict") or state["base_optimizer_state"]
     return found
+
+
+def _complete(engine: Any, found: Shards, *, strict: bool) -> None:
+    """Load what DeepSpeed's universal checkpoint leaves out or mixes up (deepspeed 0.19.8).
+
+    Delete this once it restores buffers and frozen parameters, gives each group of parameters its
+    own settings in stage 3 instead of the first one's, and each of them a count of steps of its
+    own there: torch's optimizers would count each step once for each group.
+    """
+    load_weights(engine, weights(found), strict=strict)
+    optimizer = engine.optimizer.optimizer
+    for group, saved in zip(optimizer.param_groups, param_groups(found), strict=True):
+        group.update(saved)
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].clone()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from lightning.fabric.strategies.deepspeed import DeepSpeedStrategy
 from lightning.fabric.strategies.strategy import _BackwardSyncControl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.types import _PATH
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -17,8 +18,9 @@ from typing_extensions import override
 from lightning_gaudi import deepspeed_import, vendor
 
 from ... import distributed
+from ...deepspeed import checkpoint as sharded
 from ...deepspeed import config as settings
-from ...deepspeed import engine, library
+from ...deepspeed import engine, library, objects, weights
 from ...deepspeed.accumulation import ATTRIBUTE, Accumulation
 from ...deepspeed.keys import check_keys
 from ...deepspeed.optimizers import check as check_optimizer
@@ -199,6 +201,66 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         """
         vendor.seed_if_due()
         return super().module_init_context(empty_init)
+
+    @override
+    def save_checkpoint(
+        self,
+        path: _PATH,
+        state: dict[str, Any],
+        storage_options: Any | None = None,
+        filter: dict[str, Callable[[str, Any], bool]] | None = None,
+    ) -> None:
+        """Save objects by their names, the model and its optimizer in shards: a folder.
+
+        Args:
+            path: A local folder.
+            state: The objects; one is the model.
+            storage_options: Not supported.
+            filter: Not supported.
+        """
+        objects.save(
+            self.broadcast(path),
+            state,
+            lambda others: self._convert_stateful_objects_in_state(others, filter={}),
+            exclude_frozen=self.exclude_frozen_parameters,
+            storage_options=storage_options,
+            filter=filter,
+        )
+
+    @override
+    def load_checkpoint(
+        self, path: _PATH, state: Any = None, strict: bool = True, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load objects in place, from a checkpoint in shards or from one of any other strategy.
+
+        Args:
+            path: A local folder in the first case.
+            state: The objects by name, or one of them.
+            strict: Whether the checkpoint must have all of them.
+            weights_only: As for `torch.load`; shards cannot be loaded with True.
+
+        Returns:
+            What else the checkpoint has.
+        """
+        path = self.broadcast(path)
+        options: Any = {"strict": strict, "weights_only": weights_only}
+        if sharded.is_in_shards(path):
+            return objects.load(path, state, **options)
+
+        def load_model(module: Module, found: Mapping[str, Any]) -> None:
+            self.load_module_state_dict(module, found, strict=strict)
+
+        return objects.load_whole(path, state, self.checkpoint_io, load_model, **options)
+
+    @override
+    def load_module_state_dict(
+        self, module: Module, state_dict: Mapping[str, Any], strict: bool = True
+    ) -> None:
+        """Load whole weights into a model, be it in shards."""
+        if objects.is_engine(module):
+            weights.load_weights(module, state_dict, strict=strict)
+        else:
+            super().load_module_state_dict(module, state_dict, strict=strict)  # type: ignore[arg-type]
 
     @override
     def clip_gradients_norm(self, *args: Any, **kwargs: Any) -> Any:
