@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
+
+from lightning_gaudi.tied_weights import kept_tied
 
 from . import library, memory, optimizers, reuse
 
@@ -40,7 +42,7 @@ def make_engine(
     reuse.prepare(model)
     parameters = [each for each in model.parameters() if each.requires_grad]
     config, optimizer = optimizers.take_vendors(config, optimizer, parameters)
-    with _without_trial_step():
+    with _without_trial_step(), _kept_tied(model, config):
         engine, wrapped, _, _ = package.initialize(
             args=Namespace(device_rank=_CARD),
             config=memory.with_fitting_buckets(config, model, dist.get_world_size()),
@@ -92,15 +94,21 @@ def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
         names += ["zero_optimization", "zero_allow_untested_optimizer"]
     chosen = {name: config[name] for name in names if name in config}
     reuse.prepare(model)
-    engine, _, _, _ = library.load().initialize(
-        args=Namespace(device_rank=_CARD),
-        config={"train_micro_batch_size_per_gpu": 1, **chosen},
-        model=model,
-        model_parameters=[],
-        dist_init_required=False,
-    )
+    with _kept_tied(model, config):
+        engine, _, _, _ = library.load().initialize(
+            args=Namespace(device_rank=_CARD),
+            config={"train_micro_batch_size_per_gpu": 1, **chosen},
+            model=model,
+            model_parameters=[],
+            dist_init_required=False,
+        )
     reuse.note(model, engine)
     return engine
+
+
+def _kept_tied(model: Module, config: Mapping[str, Any]) -> AbstractContextManager[None]:
+    # DeepSpeed moves the model to the card; ZeRO-3 knows tied weights by the shards they share.
+    return nullcontext() if is_stage_3(config) else kept_tied(model)
 
 
 def is_stage_3(config: Mapping[str, Any]) -> bool:

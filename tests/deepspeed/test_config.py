@@ -16,6 +16,7 @@ from lightning_gaudi.deepspeed.presets import PRESETS
 
 VARIABLE = "PL_DEEPSPEED_CONFIG_PATH"
 CONFIG = {"zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
+WAITLESS = {"throughput": {"synchronized": False}}
 YAML = """
 zero_optimization:
   stage: 3
@@ -91,6 +92,7 @@ def test_lightnings_settings_are_added() -> None:
         "gradient_clipping": 0.5,
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True},
+        "timers": WAITLESS,
     }
 
 
@@ -139,6 +141,7 @@ def test_auto_takes_lightnings_value() -> None:
         "fp16": {"enabled": False, "loss_scale": 0},
         "zero_optimization": {"stage": 2},
         "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 70}},
+        "timers": WAITLESS,
     }
     assert config["scheduler"]["params"]["total_num_steps"] == "auto"
 

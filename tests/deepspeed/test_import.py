@@ -64,7 +64,7 @@ def test_our_import_leaves_torch_and_the_environment_as_they_are() -> None:
 
 def test_deepspeed_for_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    with pytest.raises(MisconfigurationException, match="DS_ACCELERATOR=cpu .* Unset"):
+    with pytest.raises(MisconfigurationException, match=r"DS_ACCELERATOR=cpu .* Unset"):
         library.load()
 
 
