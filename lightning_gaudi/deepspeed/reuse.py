@@ -7,10 +7,11 @@ CPU what is not in shards.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
-from torch.nn import Module
+from torch.nn import Module, functional
 
 from ..distributed import DEVICE
 
@@ -39,3 +40,14 @@ def prepare(model: Module) -> None:
 def note(model: Module, engine: Any) -> None:
     """Remember the engine that a model goes through."""
     _engines[model] = weakref.ref(engine)
+
+
+def restore_linear() -> None:
+    """Put back torch's `linear`, for which ZeRO-3 sets one of its own, in the whole process.
+
+    With that one, tensor parallelism fails in inference mode. The next engine of ZeRO-3 sets it
+    again (deepspeed 0.19.8, `runtime/zero/partition_parameters.py`). Delete once it takes it back.
+    """
+    module = sys.modules.get("deepspeed.runtime.zero.partition_parameters")
+    if module is not None and functional.linear is module.zero3_linear_wrap:
+        functional.linear = module.InsertPostInitMethodToModuleSubClasses.linear_bk
