@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -21,7 +20,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from lightning_gaudi import HPUAccelerator
+from lightning_gaudi import (
+    HPUAccelerator,
+    HPUDDPStrategy,
+    HPUDeepSpeedStrategy,
+    HPUModelParallelStrategy,
+    SingleHPUStrategy,
+)
 from recipes.common.tokenization import train_bpe, train_wordpiece
 
 ROOT = Path(__file__).parents[2]
@@ -60,24 +65,29 @@ def _from_the_hub(config: dict[str, Any], folder: str | None) -> list[str]:
     return overrides
 
 
+def _strategy(trainer: dict[str, Any]) -> type:
+    """What trains with these settings."""
+    strategy = trainer.get("strategy", "auto")
+    if strategy == "auto":
+        return HPUDDPStrategy if trainer["devices"] > 1 else SingleHPUStrategy
+    if isinstance(strategy, str):
+        return HPUDeepSpeedStrategy
+    return HPUModelParallelStrategy
+
+
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=_name)
 def test_a_configuration_is_instantiated_as_it_is(path, tiny):
     recipe = path.parent.name
     run = importlib.import_module(f"recipes.{recipe}.__main__").run
     config = yaml.safe_load(path.read_text())
     overrides = _from_the_hub(config, tiny.get(recipe))
-    if "deepspeed" in config["trainer"].get("strategy", "auto"):
-        # Delete once there is a DeepSpeed strategy for HPUs.
-        assert "# NOT YET:" in path.read_text()
-        with pytest.raises(MisconfigurationException, match="strategy='deepspeed_stage_3'"):
-            run(["--config", str(path), *overrides], run=False)
-        overrides.append("--trainer.strategy=ddp")
     # Weights of a real size are neither made nor drawn; tiny ones are read, which needs memory.
     with contextlib.nullcontext() if overrides else torch.device("meta"):
         cli = run(["--config", str(path), *overrides], run=False)
     assert isinstance(cli.trainer.accelerator, HPUAccelerator)
     assert cli.trainer.num_devices == config["trainer"]["devices"]
     assert cli.trainer.precision == config["trainer"]["precision"]
+    assert isinstance(cli.trainer.strategy, _strategy(config["trainer"]))
     for name in cli.links:
         assert cli.model.hparams[name] == cli.datamodule.hparams[name]
 
