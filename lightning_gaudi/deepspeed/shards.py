@@ -6,6 +6,7 @@ ZeRO-3 has a file of the model's state for each rank, the other stages have one.
 
 from __future__ import annotations
 
+import pickle
 import re
 import zipfile
 from pathlib import Path
@@ -85,10 +86,11 @@ def load(path: Path) -> dict[str, Any]:
 
 def _is_whole(path: Path) -> bool:
     """Whether a file has its end: that of a zip file lists what is in it."""
+    if zipfile.is_zipfile(path):
+        return True
+    # DeepSpeed can be told to write pickles instead. Of those only the start is looked at.
     with path.open("rb") as file:
-        start = file.read(2)
-    # DeepSpeed can be told to write what is no zip file; of that only nothing at all is noticed.
-    return zipfile.is_zipfile(path) if start == b"PK" else bool(start)
+        return file.read(1) == pickle.PROTO
 
 
 def _saved_by(version: Path, names: list[str]) -> tuple[int, bool]:

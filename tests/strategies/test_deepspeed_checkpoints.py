@@ -55,7 +55,7 @@ def _random() -> Rich:
 
 
 def _ddp(rank: int, folder: Path) -> tuple[dict[str, Tensor], list[float], float]:
-    """What ZeRO must come to: DDP's weights, its losses with a new optimizer, and its evaluation."""
+    """What ZeRO must come to: weights of DDP, its losses with a new optimizer, its evaluation."""
     model = _random()
     _, trainer = fit(rank, 2, model, max_epochs=1, strategy="ddp")
     trainer.save_checkpoint(folder / "ddp.ckpt")
