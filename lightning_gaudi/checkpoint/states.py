@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.fsdp import (
+    FlatParameter,
     FullOptimStateDictConfig,
     FullStateDictConfig,
     FullyShardedDataParallel,
@@ -39,6 +41,9 @@ from .sharded import read_metadata
 from .whole_reader import WholeReader
 
 State = dict[str, Any]
+
+_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What FSDP and activation checkpointing put into the names of modules."""
 
 
 def model_state(model: Module, *, full: bool) -> State:
@@ -59,18 +64,48 @@ def model_state(model: Module, *, full: bool) -> State:
 
 def optimizer_state(model: Module, optimizer: Optimizer, *, full: bool) -> State:
     """The state of an optimizer, by the names of its parameters; see `model_state`."""
+    state: State
     if _is_wrapped(model):
         with _offloading(model, full):
-            return FullyShardedDataParallel.optim_state_dict(model, optimizer)
+            state = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+        return _unflattened(model, optimizer, state)
     # torch lets an optimizer without states make some by a step with zeros: the next real step
     # would be its second. `get_optimizer_state_dict` of torch 2.13; delete once it leaves no trace.
     has_stepped = bool(optimizer.state)
-    state: State = dict(get_optimizer_state_dict(model, optimizer, options=_options(full)))
+    state = dict(get_optimizer_state_dict(model, optimizer, options=_options(full)))
     if not has_stepped:
         optimizer.state.clear()
         if state:
             state["state"] = {}
     return state
+
+
+def _unflattened(model: Module, optimizer: Optimizer, state: State) -> State:
+    """A state of flat parameters, as if each had always been the several that it is made of.
+
+    They come in the order that they would have without FSDP, by which other strategies tell them;
+    and with a count of steps each, for they have one together, which another run would advance
+    once for each of them.
+    """
+    parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if not state or not any(isinstance(weight, FlatParameter) for weight in parameters):
+        return state
+    names = [_without_wrappers(name) for name, _ in model.named_modules()]
+    modules = {name: number for number, name in enumerate(names)}
+    for group in state["param_groups"]:
+        group["params"] = sorted(group["params"], key=lambda name: modules[name.rpartition(".")[0]])
+    for entry in state["state"].values():
+        counts = {name: value for name, value in entry.items() if _is_scalar(value)}
+        entry.update({name: value.clone() for name, value in counts.items()})
+    return state
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def is_in_shards(value: object) -> TypeGuard[Module]:
@@ -146,7 +181,9 @@ def load_states(
     options = StateDictOptions(strict=False)
     weights = get_model_state_dict(module, options=options)
     made: dict[str, State] = {
-        key: dict(get_optimizer_state_dict(module, optimizer, options=options))
+        key: _unflattened(
+            module, optimizer, dict(get_optimizer_state_dict(module, optimizer, options=options))
+        )
         for key, optimizer in optimizers.items()
     }
     if isinstance(source, Path):
