@@ -10,10 +10,11 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
+from lightning_gaudi import vendor
 from lightning_gaudi.tied_weights import kept_tied
 
 _NUM_NAMES = 3
@@ -46,6 +47,22 @@ def check_sizes(strategy: Any) -> None:
             f"needs {num_data} x {num_tensors} = {num_data * num_tensors} cards, but devices and "
             f"num_nodes give {num_cards}. Pass sizes whose product is {num_cards}; 'auto' is the "
             "number of nodes for data_parallel_size, of a node's devices for tensor_parallel_size."
+        )
+
+
+def check_eager(module: Module) -> None:
+    """Refuse FSDP2 in the vendor's lazy mode; tensor parallelism alone goes in either.
+
+    Source: Intel Gaudi documentation, "Using Fully Sharded Data Parallel (FSDP)": eager mode, with
+    or without torch.compile. FSDP2 frees and refills the storage of weights as FSDP does.
+
+    Raises:
+        MisconfigurationException: A layer is in shards, and operations only gather in a graph.
+    """
+    if vendor.is_lazy() and any(isinstance(child, FSDPModule) for child in module.modules()):
+        raise MisconfigurationException(
+            "fully_shard works in the vendor's eager mode only, but this process is in lazy mode. "
+            "Set PT_HPU_LAZY_MODE=0, or apply parallelize_module alone."
         )
 
 

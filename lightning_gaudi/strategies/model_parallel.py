@@ -16,7 +16,12 @@ from typing_extensions import override
 
 from lightning_gaudi.sharding import dtensors
 
-from ..distributed.model_parallel import check_parallelized, check_sizes, move_whole
+from ..distributed.model_parallel import (
+    check_eager,
+    check_parallelized,
+    check_sizes,
+    move_whole,
+)
 from .sharded import ShardedHPUStrategy
 
 
@@ -56,8 +61,9 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         """Set up the model, and have gradients clipped by the norm over all shards."""
+        assert self.model is not None
+        check_eager(self.model)
         if trainer.state.fn == TrainerFn.FITTING:
-            assert self.model is not None
             where = f"{type(self.lightning_module).__name__}.configure_model()"
             check_parallelized(self.model, self.device_mesh, where)
         super().setup(trainer)

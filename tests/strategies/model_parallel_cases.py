@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -58,16 +58,17 @@ def parallelize_sequences(net: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential
     tensors = mesh["tensor_parallel"]
     for block in net[:-1]:
         parallelize_module(block, tensors, _SEQUENCES)
-    for module, before, after in (
-        (net[0], Replicate(), Shard(0)),
-        (net[-1], Shard(0), Replicate()),
-    ):
-        # A plain tensor: what residuals are added to is one.
-        plan = PrepareModuleInput(
-            input_layouts=before, desired_input_layouts=after, use_local_output=True
-        )
-        parallelize_module(module, tensors, plan)
+    _exchange(net[0], tensors, Replicate(), Shard(0))
+    _exchange(net[-1], tensors, Shard(0), Replicate())
     return net
+
+
+def _exchange(module: nn.Module, mesh: DeviceMesh, before: Placement, after: Placement) -> None:
+    """Have the module's input redistributed; it stays a plain tensor, as residuals are."""
+    plan = PrepareModuleInput(
+        input_layouts=before, desired_input_layouts=after, use_local_output=True
+    )
+    parallelize_module(module, mesh, plan)
 
 
 in_bf16 = partial(

@@ -13,7 +13,12 @@ from typing_extensions import override
 
 from lightning_gaudi.sharding import dtensors
 
-from ...distributed.model_parallel import check_parallelized, check_sizes, move_whole
+from ...distributed.model_parallel import (
+    check_eager,
+    check_parallelized,
+    check_sizes,
+    move_whole,
+)
 from .sharded import ShardedHPUStrategy
 
 _MAKE_LATER = (
@@ -52,6 +57,7 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
         """
         before = dict(module.named_parameters())
         parallel = super().setup_module(module)
+        check_eager(parallel)
         check_parallelized(parallel, self.device_mesh, "parallelize_fn")
         move_whole(parallel, self.root_device)
         self._note_replaced(before, parallel)
