@@ -8,7 +8,9 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.plugins.precision.deepspeed import DeepSpeedPrecision
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gaudi import vendor
@@ -16,6 +18,10 @@ from lightning_gaudi import vendor
 
 class HPUDeepSpeedPrecision(DeepSpeedPrecision):
     """How numbers are held and computed on an HPU with DeepSpeed."""
+
+    # A class attribute, since an instance of Lightning's own plugin may have become one of ours.
+    gradient_clipping: float = 0.0
+    """The norm that DeepSpeed clips gradients to, or 0; the strategy sets it."""
 
     def become_hpu(self) -> None:
         """Check what the user passed, before it is used on an HPU."""
@@ -30,6 +36,26 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
         """
         kwargs.setdefault("scale_wrt_gas", False)
         super().backward(tensor, model, optimizer, *args, **kwargs)
+
+    @override
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        clip_val: int | float = 0.0,
+        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+    ) -> None:
+        """Leave it to DeepSpeed, which clips when it steps.
+
+        Raises:
+            MisconfigurationException: It has not been told to, or to another norm.
+        """
+        if clip_val and clip_val != self.gradient_clipping:
+            raise MisconfigurationException(
+                f"clip_gradients(gradient_clip_val={clip_val}) has no effect with DeepSpeed, which "
+                f"clips to gradient_clipping={self.gradient_clipping} when it steps. Set that: "
+                "Trainer(gradient_clip_val=...), or in manual optimization DeepSpeedStrategy("
+                "config={'gradient_clipping': ...})."
+            )
 
 
 def check_precision(plugin: Precision) -> None:

@@ -20,8 +20,9 @@ from .. import distributed
 from ..checkpoint.rng import KEY as RNG_STATE
 from ..deepspeed import checkpoint as sharded
 from ..deepspeed import config as settings
-from ..deepspeed import engine, library, optimizers, weights
+from ..deepspeed import engine, library, offload, optimizers, reuse, weights
 from ..deepspeed.keys import check_keys
+from ..deepspeed.manual import stepped_by_user, tell_boundary
 from ..precision import HPUDeepSpeedPrecision
 from ..precision.deepspeed import check_precision
 from .parallel import RankedHPUStrategy
@@ -61,6 +62,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         library.load()
         assert isinstance(self.config, dict)
         check_keys(self.config)
+        offload.check(self.config)
 
     @override
     def _load_config(self, config: Any) -> dict[str, Any] | None:
@@ -88,6 +90,8 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
             ),
         )
         optimizers.check(self.config)
+        if isinstance(self.precision_plugin, HPUDeepSpeedPrecision):
+            self.precision_plugin.gradient_clipping = self.config["gradient_clipping"]
 
     @override
     def _auto_select_batch_size(self) -> int:
@@ -103,6 +107,8 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         assert self.parallel_devices is not None
         distributed.select_card(self.parallel_devices, self.local_rank)
         self._variables = (*self._variables, *deepspeed_import.set_variables())
+        assert isinstance(self.config, dict)
+        offload.prepare(self.config)
         # Not DeepSpeedStrategy's: it refuses what is not a GPU.
         super(DeepSpeedStrategy, self).setup_environment()
 
@@ -134,7 +140,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         """One step, after which DeepSpeed reduces gradients if it ends an accumulation."""
         assert self.lightning_module is not None
         is_last = not self.lightning_module.trainer.fit_loop._should_accumulate()
-        self.deepspeed_engine.set_gradient_accumulation_boundary(is_last)
+        tell_boundary(self.deepspeed_engine, is_last=is_last)
         return super().training_step(*args, **kwargs)
 
     @override
@@ -142,9 +148,10 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         self, model: Module, optimizer: Optimizer | None, lr_scheduler: Any = None
     ) -> tuple[Any, Optimizer]:
         assert isinstance(self.config, dict)
-        return engine.make_engine(
-            model, self.config, optimizer=optimizer, lr_scheduler=lr_scheduler
-        )
+        assert self.lightning_module is not None
+        is_manual = not self.lightning_module.automatic_optimization
+        config = stepped_by_user(self.config) if is_manual else self.config
+        return engine.make_engine(model, config, optimizer=optimizer, lr_scheduler=lr_scheduler)
 
     @override
     def _initialize_deepspeed_inference(self, model: Module) -> None:
@@ -215,7 +222,8 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
 
     @override
     def teardown(self) -> None:
-        """Move the model to the CPU, and take back what the vendor's bridge was told."""
+        """Move the model to the CPU, and take back what concerns the whole process."""
         super().teardown()
+        reuse.restore_linear()
         deepspeed_import.unset_variables(list(self._variables))
         self._variables = ()

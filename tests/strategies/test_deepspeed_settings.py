@@ -68,6 +68,27 @@ class ScheduledStack(Stack):
         scheduler.step()
 
 
+class ManualStack(Stack):
+    """That steps by itself, after every other batch."""
+
+    def __init__(self, clip_val: float | None = None) -> None:
+        super().__init__("sgd")
+        self.automatic_optimization = False
+        self.clip_val = clip_val
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx) / 2)
+        if batch_idx % 2:
+            optimizer = self.optimizers()
+            if self.clip_val is not None:
+                self.clip_gradients(optimizer, self.clip_val, "norm")
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 class CheckpointedStack(Stack):
     """Whose blocks keep no activations."""
 
@@ -96,6 +117,9 @@ def _train(rank: int) -> dict[Any, Any]:
             strategy = HPUDeepSpeedStrategy(config=_config(stage, **settings))
             found[name, stage] = _fit(model, strategy=strategy)
         found["fp16", stage] = _fit(strategy=DeepSpeedStrategy(stage=stage), precision="16-mixed")
+    for name in ("ddp", 0, 1, 2, 3):
+        strategy = "ddp" if name == "ddp" else DeepSpeedStrategy(stage=name)
+        found["manual", name] = _fit(ManualStack(), strategy=strategy)
     found["checkpointed"] = _checkpointed()
     found["evaluated"] = _evaluated()
     found["reused"] = _reused()
@@ -209,6 +233,7 @@ ERRORS: dict[str, Callable[[], Any]] = {
     "decay": _with(_optimizer("Adam", adam_w_mode=False)),
     "by value": _with({}, gradient_clip_val=0.5, gradient_clip_algorithm="value"),
     "plugin": _with({}, plugins=[HPUPrecisionPlugin("bf16-mixed")]),
+    "clip_gradients": lambda: _fit(ManualStack(0.3), strategy="deepspeed_stage_2"),
     "fp16": _fp16_on_the_first_generation,
 }
 MESSAGES = {
@@ -220,6 +245,7 @@ MESSAGES = {
     "decay": "ValueError: optimizer.params has weight_decay=0.01 and adam_w_mode=False",
     "by value": "MisconfigurationException: DeepSpeed does not support clipping gradients by value",
     "plugin": "MisconfigurationException: plugins=HPUPrecisionPlugin() would compute gradients",
+    "clip_gradients": "MisconfigurationException: clip_gradients(gradient_clip_val=0.3) has no",
     "fp16": "MisconfigurationException: precision='16-true' is not supported by this card, a GAUDI",
 }
 
@@ -252,6 +278,14 @@ def test_optimizers_and_schedules_train_as_with_ddp(
     found: dict[Any, Any], name: str, expected: str, tolerance: float, stage: int
 ) -> None:
     _near(found[name, stage], found[expected], tolerance)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_manual_optimization_may_step_after_several_batches(
+    found: dict[Any, Any], stage: int
+) -> None:
+    """DeepSpeed takes each backward for the last, and throws away those before (stages 1, 2)."""
+    _near(found["manual", stage], found["manual", "ddp"], 1e-6)
 
 
 @pytest.mark.parametrize("stage", STAGES)
