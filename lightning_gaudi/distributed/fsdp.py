@@ -8,7 +8,11 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
 from torch.nn import Module
 
 from lightning_gaudi import vendor
@@ -97,6 +101,51 @@ def check_fp16(precision: str, config: MixedPrecision | None) -> None:
         raise MisconfigurationException(
             f"{setting} needs a card that computes in float16, which {vendor.device_name()} does "
             f"not. Pass {instead}, or use another card."
+        )
+
+
+def check_wrapped(model: Module) -> None:
+    """Refuse a model that its user has wrapped in parts, and has left a part out of.
+
+    Args:
+        model: One with FullyShardedDataParallel in it.
+
+    Raises:
+        MisconfigurationException: Each rank would train such a part for itself, on its CPU.
+    """
+    wrapped = {
+        parameter
+        for root in FullyShardedDataParallel.fsdp_modules(model, root_only=True)
+        for parameter in root.parameters()
+    }
+    left_out = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter not in wrapped
+    ]
+    if left_out:
+        raise MisconfigurationException(
+            f"This model wraps layers for FSDP itself, but not {', '.join(left_out[:5])}"
+            f"{', ...' if len(left_out) > 5 else ''}. Wrap what holds these too, or none: the "
+            "strategy then wraps all."
+        )
+
+
+def check_optimization(is_automatic: bool) -> None:
+    """Refuse to step optimizers by hand where the whole LightningModule is in shards.
+
+    Args:
+        is_automatic: `automatic_optimization` of the module.
+
+    Raises:
+        MisconfigurationException: Backward would run within the forward of what is sharded.
+    """
+    if not is_automatic:
+        raise MisconfigurationException(
+            "With automatic_optimization=False, backward runs in training_step, and so within the "
+            "forward of the module that FSDP has in shards, which torch refuses. Wrap its layers "
+            "alone, in configure_model with torch.distributed.fsdp.wrap.wrap, or pass "
+            "strategy='ddp'."
         )
 
 

@@ -78,6 +78,10 @@ class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
             root = super()._setup_model(model)
             if root is not model:
                 fsdp.keep_root(model, root, settings)
+        fsdp.check_wrapped(root)
+        module = self.lightning_module
+        if module is not None and root is not model and module.trainer.training:
+            fsdp.check_optimization(module.automatic_optimization)
         return root
 
     @override

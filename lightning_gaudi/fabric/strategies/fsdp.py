@@ -58,6 +58,17 @@ class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
         )
 
     @override
+    def setup_module(self, module: Module) -> Module:
+        """Put the module into shards, unless its user has.
+
+        Raises:
+            MisconfigurationException: Its user has, but left a part out.
+        """
+        wrapped = super().setup_module(module)
+        fsdp.check_wrapped(wrapped)
+        return wrapped
+
+    @override
     def clip_gradients_norm(
         self,
         module: Module,
