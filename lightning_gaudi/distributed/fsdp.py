@@ -73,7 +73,8 @@ def complete(
         # and shards would come in checkpoints as torch's ShardedTensors, which can be loaded with
         # CUDA only (2.13, `ShardedTensor.to` and its `device`), not as DTensors.
         mesh = (num_nodes, num_cards) if _is_hybrid(sharding) else (num_nodes * num_cards,)
-        _check_mesh(mesh, sharding)
+        if num_nodes > 1:
+            _check_mesh(mesh, sharding)
     if mesh is not None:
         arguments["device_mesh"] = _make_mesh(mesh)
     if _is_hybrid(sharding) or sharding is ShardingStrategy.NO_SHARD:
