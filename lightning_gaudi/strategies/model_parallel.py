@@ -26,7 +26,15 @@ from .sharded import ShardedHPUStrategy
 
 
 class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
-    """FSDP2, tensor parallelism, or both, as the model defines."""
+    """FSDP2, tensor parallelism, or both, as `LightningModule.configure_model` applies them.
+
+    Every `ModelParallelStrategy` becomes one on accelerator "hpu" and keeps its arguments;
+    `Trainer(strategy="hpu_model_parallel")` has the defaults. It differs from Lightning's in that
+
+    - gradients of several meshes, and those beside plain tensors, are clipped together;
+    - shards that FSDP2 offloads (`CPUOffloadPolicy`) stay on the CPU;
+    - models that nothing parallelizes are refused, weights that no rank averages are named.
+    """
 
     strategy_name = "hpu_model_parallel"
 

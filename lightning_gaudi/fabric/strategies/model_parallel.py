@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 
 from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning.fabric.strategies.registry import _StrategyRegistry
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -28,7 +29,15 @@ _MAKE_LATER = (
 
 
 class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
-    """FSDP2, tensor parallelism, or both, as the model defines."""
+    """FSDP2, tensor parallelism, or both, as `parallelize_fn(module, device_mesh)` applies them.
+
+    Every `ModelParallelStrategy` becomes one on accelerator "hpu" and keeps its arguments. There is
+    no name to pass instead, since it needs that function. It differs from Lightning's in that
+
+    - an optimizer made before `Fabric.setup` trains the shards (there it trains nothing);
+    - modules that are left whole are moved to the card;
+    - gradients of several meshes, and those beside plain tensors, are clipped together.
+    """
 
     strategy_name = "hpu_model_parallel"
 
@@ -118,3 +127,8 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
         """Clip each element."""
         self.precision.unscale_gradients(optimizer)
         dtensors.clip_value(self.precision.main_params(optimizer), clip_val)
+
+    @classmethod
+    @override
+    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+        """Nothing: by a name it would have no `parallelize_fn`."""
