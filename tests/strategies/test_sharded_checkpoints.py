@@ -1,0 +1,216 @@
+"""Models in shards go on from any checkpoint, whoever saved it, as if nothing had interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gaudi.checkpoint.sharded import is_sharded, load_full_checkpoint, load_full_state
+from tests.helpers.tiny import QUIET
+from tests.helpers.trainers import run_trainers
+from tests.strategies.sharded_cases import global_losses, loader
+from tests.strategies.sharded_checkpoint_cases import (
+    NUM_BATCHES,
+    STRATEGIES,
+    Resumable,
+    evaluate,
+    fit,
+)
+
+FLAT = ("fsdp_flat_full", "fsdp_flat_shards")
+SOURCES = (
+    "ddp",
+    "fsdp_full",
+    "fsdp_shards",
+    "fsdp2_full",
+    "fsdp2_shards",
+    "tensor_full",
+    "tensor_shards",
+)
+TARGETS = {
+    2: ("ddp", "fsdp_full", "fsdp2_shards", "tensor_full"),
+    4: ("ddp", "fsdp_hybrid_shards", "fsdp2_full", "mesh_shards"),
+    1: ("ddp", "fsdp_shards", "fsdp2_full"),
+}
+"""Strategies that load what two cards have saved, by number of cards."""
+
+Pairs = dict[int, list[tuple[str, str]]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained."""
+
+    resumed: tuple[str, ...]
+    """Strategies that go on from their own checkpoints."""
+    pairs: Pairs
+    """Who has saved, and who loads that, by the number of cards that load it."""
+
+
+PLANS = {
+    "quick": Plan(
+        ("fsdp_full", "fsdp_shards", "fsdp2_full", "fsdp2_shards", "tensor_shards"),
+        {
+            2: [
+                ("ddp", "fsdp_full"),
+                ("fsdp_full", "fsdp2_shards"),
+                ("fsdp_shards", "ddp"),
+                ("fsdp2_full", "tensor_full"),
+                ("fsdp2_shards", "fsdp_full"),
+                ("tensor_shards", "fsdp2_shards"),
+                ("tensor_full", "ddp"),
+            ],
+            4: [("fsdp_shards", "mesh_shards"), ("fsdp2_shards", "fsdp_hybrid_shards")],
+            1: [("tensor_shards", "ddp"), ("fsdp2_shards", "fsdp_shards")],
+        },
+    ),
+    "all": Plan(
+        tuple(
+            name
+            for name in STRATEGIES
+            if name != "ddp" and not name.startswith(("mesh", "fsdp_hybrid"))
+        ),
+        {num: list(product(SOURCES, targets)) for num, targets in TARGETS.items()},
+    ),
+}
+
+Facts = dict[Any, Any]
+
+
+def _save(rank: int, folder: Path, plan: Plan) -> Facts:
+    """Two epochs in one go, and the first one saved; then all that loads it on two cards."""
+    facts: Facts = {"ddp": fit("ddp", 2, 2)[0]}
+    for name in SOURCES:
+        _, trainer = fit(name, 2, 1)
+        trainer.save_checkpoint(folder / name)
+    for name in plan.resumed:
+        settings: Any = {"dropout": 0.3, "is_grouped": name not in FLAT}
+        _, trainer = fit(name, 2, 1, **settings)
+        trainer.save_checkpoint(folder / "dropout")  # in the place of the former one
+        resumed = fit(name, 2, 2, folder / "dropout", **settings)[0]
+        facts["resumed", name] = fit(name, 2, 2, **settings)[0][NUM_BATCHES:], resumed
+    return facts | _flat(folder) | _load(rank, folder, plan, 2)
+
+
+def _flat(folder: Path) -> Facts:
+    """From and to one flat parameter for each layer, with the optimizer in one group."""
+    facts: Facts = {"flat": fit("ddp", 2, 2, is_grouped=False)[0][NUM_BATCHES:]}
+    for source, target in ((FLAT[0], "ddp"), (FLAT[1], "ddp"), ("ddp", FLAT[0])):
+        _, trainer = fit(source, 2, 1, is_grouped=False)
+        trainer.save_checkpoint(folder / "flat")
+        facts["flat", source] = fit(target, 2, 2, folder / "flat", is_grouped=False)[0]
+    return facts
+
+
+def _load(rank: int, folder: Path, plan: Plan, num_ranks: int) -> Facts:
+    facts: Facts = {}
+    for source, target in plan.pairs[num_ranks]:
+        facts[source, target] = fit(target, num_ranks, 2, folder / source)[0]
+    for target in dict(plan.pairs[num_ranks]).values():
+        facts["test", target] = evaluate(target, num_ranks, folder / "fsdp_shards")
+    return facts
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a plan."""
+
+    plan: Plan
+    folder: Path
+    """Of the checkpoints."""
+    found: dict[int, list[Facts]]
+    """What each rank found, by the number of ranks; two have saved the checkpoints."""
+
+    @property
+    def expected(self) -> Tensor:
+        """The losses of the second epoch."""
+        return global_losses([facts["ddp"] for facts in self.found[2]])[NUM_BATCHES:]
+
+
+@pytest.fixture(
+    scope="module", params=["quick", pytest.param("all", marks=pytest.mark.slow)], name="run"
+)
+def _run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    plan = PLANS[request.param]
+    folder, results = tmp_path_factory.mktemp("saved"), tmp_path_factory.mktemp("found")
+    found = {2: run_trainers(_save, results, folder, plan, num_ranks=2, timeout=300)}
+    for num in (4, 1):
+        found[num] = run_trainers(_load, results, folder, plan, num, num_ranks=num)
+    return Run(plan, folder, found)
+
+
+def test_resumed_losses_are_those_of_the_uninterrupted_run(run: Run) -> None:
+    """To the bit, with the dropout that each rank would have drawn."""
+    for name in run.plan.resumed:
+        for facts in run.found[2]:
+            uninterrupted, resumed = facts["resumed", name]
+            assert resumed == uninterrupted, name
+            assert len(resumed) == NUM_BATCHES
+
+
+@pytest.mark.parametrize("num_ranks", TARGETS)
+def test_any_strategy_goes_on_from_any_checkpoint(run: Run, num_ranks: int) -> None:
+    """Off by no more than the strategies are among themselves."""
+    for pair in run.plan.pairs[num_ranks]:
+        found = global_losses([facts[pair] for facts in run.found[num_ranks]])
+        torch.testing.assert_close(found, run.expected, rtol=0, atol=1e-6, msg=str(pair))
+
+
+@pytest.mark.parametrize("source", [*FLAT, "ddp"])
+def test_flat_parameters_keep_their_optimizer_states_apart(run: Run, source: str) -> None:
+    for facts in run.found[2]:
+        assert facts["flat", source] == pytest.approx(facts["flat"], abs=1e-6, rel=0)
+
+
+@pytest.mark.parametrize("num_ranks", TARGETS)
+def test_shards_are_tested_as_they_are(run: Run, num_ranks: int) -> None:
+    model = Resumable()
+    model.load_state_dict(load_full_state(run.folder / "fsdp_shards"))
+    with torch.no_grad():
+        parts = [model.net(batch[0]) - batch[1] for batch in loader(0, 1, NUM_BATCHES)]
+    expected = torch.cat(parts).pow(2).mean().item()
+    for target in dict(run.plan.pairs[num_ranks]).values():
+        losses = [facts["test", target] for facts in run.found[num_ranks]]
+        assert sum(losses) / num_ranks == pytest.approx(expected, abs=1e-6), target
+
+
+@pytest.mark.parametrize("name", ["fsdp_shards", "fsdp2_shards"])
+def test_consolidated_weights_are_those_of_ddp(run: Run, name: str) -> None:
+    assert is_sharded(run.folder / name)
+    expected = torch.load(run.folder / "ddp", weights_only=False)["state_dict"]
+    found = load_full_state(run.folder / name)
+    assert found.keys() == expected.keys()
+    for key, weight in expected.items():
+        assert torch.equal(found[key], weight), key
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_cpu_goes_on_from_any_checkpoint(run: Run, tmp_path: Path, name: str) -> None:
+    """From a folder once it is a file."""
+    path = run.folder / name
+    if is_sharded(path):
+        torch.save(load_full_checkpoint(path), tmp_path / "whole.ckpt")
+        path = tmp_path / "whole.ckpt"
+    model = Resumable()
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=2, **QUIET)
+    trainer.fit(model, loader(0, 1, NUM_BATCHES), ckpt_path=path)
+    found = torch.stack(model.losses).double()
+    torch.testing.assert_close(found, run.expected, rtol=0, atol=1e-6)
+
+
+def test_file_of_shards_is_that_of_ddp(run: Run) -> None:
+    """The optimizer's numbers, groups and settings too."""
+    expected = torch.load(run.folder / "ddp", weights_only=False)
+    for name in ("fsdp_full", "fsdp2_full"):
+        found = torch.load(run.folder / name, weights_only=False)
+        assert found.keys() == expected.keys()
+        (mine,), (other,) = found["optimizer_states"], expected["optimizer_states"]
+        assert mine["param_groups"] == other["param_groups"]
+        torch.testing.assert_close(mine["state"], other["state"], rtol=0, atol=1e-7)
