@@ -36,6 +36,8 @@ class Accumulation:
         self._is_stepping = False
         for each in (engine, optimizer):
             setattr(each, ATTRIBUTE, self)
+        # The loop may call it itself.
+        engine.step = self.step
         if self._num_steps > 1:
             _keep_gradients(optimizer)
 
@@ -85,7 +87,7 @@ class Accumulation:
             )
         self._has_reduced = self._is_last
 
-    def step(self) -> None:
+    def step(self, *args: Any, **kwargs: Any) -> None:
         """Have DeepSpeed step, or count that it need not yet.
 
         Raises:
@@ -100,7 +102,7 @@ class Accumulation:
         self._has_reduced = False
         self._is_stepping = True
         try:
-            self._found_engine.step()
+            type(self._found_engine).step(self._found_engine, *args, **kwargs)
         finally:
             self._is_stepping = False
 

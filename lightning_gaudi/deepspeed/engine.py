@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_gaudi.tied_weights import kept_tied
 
-from . import library, memory, optimizers, reuse
+from . import library, memory, offload, optimizers, reuse
 
 _CARD = 0
 """The index of the card: a process drives one, which it sees as `hpu:0`."""
@@ -41,6 +41,7 @@ def make_engine(
     package = library.load()
     reuse.prepare(model)
     parameters = [each for each in model.parameters() if each.requires_grad]
+    offload.check_optimizer(config, optimizer)
     config, optimizer = optimizers.take_vendors(config, optimizer, parameters)
     with _without_trial_step(), _kept_tied(model, config):
         engine, wrapped, _, _ = package.initialize(

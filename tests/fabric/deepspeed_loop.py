@@ -24,6 +24,13 @@ def adamw(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=1e-2)
 
 
+def cpu_adamw(net: nn.Module) -> torch.optim.Optimizer:
+    """DeepSpeed's, on the CPU."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    return DeepSpeedCPUAdam(net.parameters(), lr=1e-2, weight_decay=1e-2)
+
+
 def sgd(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=0.05)
 
@@ -80,20 +87,26 @@ def train(
 def train_masters(
     fabric: Fabric,
     *,
+    device: str = "hpu",
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
     accumulate: int = 1,
     max_norm: float | None = None,
     is_scheduled: bool = False,
 ) -> list[float]:
-    """What ZeRO in bf16 is, without ZeRO: weights in bf16, and an fp32 copy that is trained.
+    """What ZeRO in bf16, or with its optimizer on the CPU, is without ZeRO.
+
+    The weights have a copy in fp32, which is trained.
 
     Args:
-        fabric: Launched, in bf16-true.
+        fabric: Launched, in bf16-true or 32-true.
+        device: Of the copy.
         make_optimizer: See `train`, as of all others.
     """
     module = make_net()
     net = fabric.setup_module(module)
-    masters = nn.ParameterList([weight.detach().float() for weight in module.parameters()])
+    masters = nn.ParameterList(
+        [weight.detach().float().to(device) for weight in module.parameters()]
+    )
     optimizer = make_optimizer(masters)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     losses: list[Tensor] = []
@@ -107,7 +120,7 @@ def train_masters(
         if is_last:
             for weight, master in zip(module.parameters(), masters, strict=True):
                 assert weight.grad is not None
-                master.grad, weight.grad = weight.grad.float(), None
+                master.grad, weight.grad = weight.grad.float().to(device), None
             if max_norm is not None:
                 nn.utils.clip_grad_norm_(masters, max_norm)
             optimizer.step()

@@ -20,7 +20,7 @@ from lightning_gaudi import deepspeed_import, vendor
 from ... import distributed
 from ...deepspeed import checkpoint as sharded
 from ...deepspeed import config as settings
-from ...deepspeed import engine, library, objects, weights
+from ...deepspeed import engine, library, objects, offload, weights
 from ...deepspeed.accumulation import ATTRIBUTE, Accumulation
 from ...deepspeed.keys import check_keys
 from ...deepspeed.optimizers import check as check_optimizer
@@ -63,6 +63,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         library.load()
         assert isinstance(self.config, dict)
         check_keys(self.config)
+        offload.check(self.config)
         self._backward_sync_control = _SyncControl()
 
     @override
@@ -72,6 +73,8 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         distributed.select_card(self.parallel_devices, self.local_rank)
         # Fabric has no end at which they could be unset.
         deepspeed_import.set_variables()
+        assert isinstance(self.config, dict)
+        offload.prepare(self.config)
         # Not DeepSpeedStrategy's: it refuses what is not a GPU.
         super(DeepSpeedStrategy, self).setup_environment()
 
