@@ -27,8 +27,13 @@ def export(checkpoint: Path, output: Path) -> None:
         output: the folder to write, made if it is not there.
 
     Raises:
-        ValueError: if there is no such checkpoint, or no recipe wrote it.
+        ValueError: if there is no such checkpoint, it is in shards, or no recipe wrote it.
     """
+    if checkpoint.is_dir():
+        raise ValueError(
+            f"--checkpoint {checkpoint} is a folder of shards. Make one file of it first: "
+            f"lightning-gaudi consolidate {checkpoint} {checkpoint.stem}-whole.ckpt"
+        )
     if not checkpoint.is_file():
         raise ValueError(
             f"--checkpoint {checkpoint} does not exist. Name a .ckpt file that `fit` wrote."

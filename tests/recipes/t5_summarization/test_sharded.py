@@ -1,0 +1,184 @@
+"""The configurations for models larger than a card train a small T5 as DDP does, on two cards.
+
+Each is the YAML of the recipe, with a tiny model, two cards and float32; all in one start.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch.distributed.tensor import DTensor
+from transformers import T5ForConditionalGeneration
+
+from lightning_gaudi.cli.consolidate import consolidate
+from recipes.common.export import export
+from tests.helpers.recipes import Losses, quiet_cli
+from tests.helpers.trainers import run_trainers
+from tests.recipes.t5_summarization.conftest import FIXTURES
+
+NUM_STEPS, SAVED_AT = 6, 3
+SIZE = "--trainer.strategy.init_args."
+CONFIGURATIONS = {
+    "ddp": ("t5_3b_bf16_8x", "--data.batch_size=2", "--model.optimizer=adamw"),
+    "zero3": ("t5_3b_deepspeed_8x", "--data.batch_size=2"),
+    "fsdp2": ("t5_3b_fsdp2_8x", "--data.batch_size=2", f"{SIZE}data_parallel_size=2"),
+    "tensor_parallel": (
+        "t5_3b_tensor_parallel_8x",
+        "--data.batch_size=4",
+        f"{SIZE}tensor_parallel_size=2",
+    ),
+}
+SHARDED = [name for name in CONFIGURATIONS if name != "ddp"]
+
+
+class Held(Callback):
+    """How many weights a card holds, after training."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        parts = [getattr(weight, "ds_tensor", weight) for weight in pl_module.parameters()]
+        whole = [part.to_local() if isinstance(part, DTensor) else part for part in parts]
+        self.num_weights = sum(part.numel() for part in whole)
+
+
+def _cli(name: str, path: Path, pretrained: str, *overrides: str) -> Any:
+    """Data, model and Trainer of a configuration, made small."""
+    config, *own = CONFIGURATIONS[name]
+    seed_everything(0, verbose=False)
+    return quiet_cli(
+        "t5_summarization",
+        path,
+        *(f"--model.name={pretrained}", f"--data.tokenizer={pretrained}", "--data.subset=null"),
+        *("--data.source=path", f"--data.path={FIXTURES}", "--data.num_workers=0"),
+        *("--data.max_source_length=96", "--data.max_target_length=12", "--data.num_buckets=2"),
+        *("--model.dropout=0", "--model.warmup_steps=0"),
+        *("--trainer.devices=2", "--trainer.precision=32-true", "--trainer.max_epochs=-1"),
+        *(f"--trainer.max_steps={NUM_STEPS}", f"--trainer.val_check_interval={SAVED_AT}"),
+        *("--trainer.check_val_every_n_epoch=null", "--data.num_generated=4"),
+        f"--model.predictions={path / name}.jsonl",
+        *(*own, *overrides),
+        config=config,
+    )
+
+
+def _fit(cli: Any, *callbacks: Callback, resume: Path | None = None) -> list[float]:
+    """The loss of each step on this rank."""
+    losses = Losses()
+    cli.trainer.callbacks += [losses, *callbacks]
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=resume)
+    return [value.item() for value in losses.values]
+
+
+def _train(rank: int, path: Path, pretrained: str) -> dict[str, Any]:
+    return {name: _train_one(name, path, pretrained) for name in CONFIGURATIONS}
+
+
+def _train_one(name: str, path: Path, pretrained: str) -> dict[str, Any]:
+    """What a configuration computes: whole, resumed, for prediction, in its own precision."""
+    cli, held = _cli(name, path, pretrained), Held()
+    saver = ModelCheckpoint(path / name, every_n_train_steps=SAVED_AT, save_top_k=-1)
+    losses = _fit(cli, saver, held)
+    logged = {key: value.item() for key, value in cli.trainer.callback_metrics.items()}
+    saved = _saved(path, name)
+    resumed = _fit(_cli(name, path, pretrained, "--data.num_generated=0"), resume=saved)
+    cli = _cli(name, path, pretrained)
+    cli.trainer.predict(cli.model, cli.datamodule, False, saved)
+    short = (f"--trainer.max_steps={SAVED_AT}", "--trainer.limit_val_batches=0")
+    bf16 = _fit(_cli(name, path, pretrained, "--trainer.precision=bf16-mixed", *short))
+    found = {"losses": losses, "logged": logged, "resumed": resumed, "bf16": bf16}
+    return {**found, "num_weights": held.num_weights}
+
+
+def _saved(path: Path, name: str) -> Path:
+    return path / name / f"epoch=0-step={SAVED_AT}.ckpt"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: Any, pretrained: str) -> list[dict[str, Any]]:
+    """What the two ranks found, by configuration."""
+    path = tmp_path_factory.mktemp("sharded")
+    found = run_trainers(_train, path, path, pretrained, timeout=280)
+    for name in CONFIGURATIONS:
+        lines = (path / f"{name}.jsonl").read_text().splitlines()
+        found[0][name]["summaries"] = [json.loads(line) for line in lines]
+        found[0][name]["checkpoint"] = _saved(path, name)
+    return found
+
+
+def _losses(ranks: list[dict[str, Any]], name: str, run: str = "losses") -> torch.Tensor:
+    """Of each step, on the batch of both cards together."""
+    return torch.tensor([rank[name][run] for rank in ranks], dtype=torch.float64).mean(0)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_losses_are_those_of_ddp(ranks: list[dict[str, Any]], name: str) -> None:
+    expected = _losses(ranks, "ddp")
+    assert len(expected) == NUM_STEPS
+    torch.testing.assert_close(_losses(ranks, name), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_evaluation_and_summaries_are_those_of_ddp(ranks: list[dict[str, Any]], name: str) -> None:
+    logged, expected = ranks[0][name]["logged"], ranks[0]["ddp"]["logged"]
+    names = {key for key in expected if not key.endswith("distinct")}
+    assert {"val/loss", "val/rougeL", "val/lead1_rougeL"} <= names <= set(logged)
+    for key in names:
+        assert logged[key] == pytest.approx(expected[key], abs=1e-5), key
+    summaries = ranks[0]["ddp"]["summaries"]
+    assert len({line["summary"] for line in summaries}) > 2
+    assert ranks[0][name]["summaries"] == summaries
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_resumed_run_goes_on_with_the_same_bits(ranks: list[dict[str, Any]], name: str) -> None:
+    for rank in ranks:
+        assert rank[name]["resumed"] == rank[name]["losses"][SAVED_AT:]
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_losses_in_bf16_are_those_of_ddp_but_for_its_rounding(
+    ranks: list[dict[str, Any]], name: str
+) -> None:
+    """With weights in float32; only DeepSpeed computes layer norms and residuals in bfloat16."""
+    expected = _losses(ranks, "ddp", "bf16")
+    assert not torch.equal(expected, _losses(ranks, "ddp")[:SAVED_AT])
+    torch.testing.assert_close(_losses(ranks, name, "bf16"), expected, rtol=0, atol=3e-3)
+
+
+def test_a_card_holds_its_part_of_the_weights(ranks: list[dict[str, Any]], pretrained: str) -> None:
+    model = T5ForConditionalGeneration.from_pretrained(pretrained)
+    sizes = {name: weight.numel() for name, weight in model.named_parameters()}
+    total = sum(sizes.values())
+    whole = sum(size for name, size in sizes.items() if "norm" in name or "shared" in name)
+    expected = {
+        "ddp": total,
+        "zero3": total / 2,
+        "fsdp2": total / 2,
+        "tensor_parallel": whole + (total - whole) / 2,
+    }
+    for rank in ranks:
+        assert {name: rank[name]["num_weights"] for name in CONFIGURATIONS} == expected
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_consolidated_checkpoint_is_exported(
+    ranks: list[dict[str, Any]], tmp_path: Path, pretrained: str, name: str
+) -> None:
+    folder = ranks[0][name]["checkpoint"]
+    with pytest.raises(ValueError, match=f"is a folder of shards.* consolidate {folder} "):
+        export(folder, tmp_path)
+    consolidate(folder, tmp_path / "whole.ckpt")
+    export(tmp_path / "whole.ckpt", tmp_path / name)
+    export(ranks[0]["ddp"]["checkpoint"], tmp_path / "ddp")
+    ours, expected, untrained = (
+        T5ForConditionalGeneration.from_pretrained(path).state_dict()
+        for path in (tmp_path / name, tmp_path / "ddp", pretrained)
+    )
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+    moved = [(expected[key] - untrained[key]).abs().max() for key in expected]
+    assert min(moved) > 1e-4  # of 3 steps of at most 1e-4
