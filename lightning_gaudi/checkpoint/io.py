@@ -79,6 +79,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
             weights_only = default_weights_only(path)
         if _is_local_file_protocol(path) and is_sharded(Path(path)):
             return load_full_checkpoint(path, weights_only=weights_only)
+        _refuse_folder(path)
         checkpoint: dict[str, Any] = _load(path, map_location, weights_only=weights_only)
         return checkpoint
 
@@ -100,11 +101,7 @@ def open_mapped(path: _PATH, *, weights_only: bool) -> dict[str, Any]:
         return HPUCheckpointIO().load_checkpoint(path, "cpu", weights_only)
     if not Path(path).exists():
         raise FileNotFoundError(f"There is no checkpoint at {path}. Check the path.")
-    if Path(path).is_dir():
-        raise ValueError(
-            f"{path} is a folder, and none of shards that torch's DCP has saved. Pass the path of "
-            "a checkpoint; `lightning-gaudi consolidate` makes a file of one of DeepSpeed's."
-        )
+    _refuse_folder(path)
     try:
         checkpoint: dict[str, Any] = torch.load(
             path, map_location="cpu", mmap=True, weights_only=weights_only
@@ -124,3 +121,11 @@ def default_weights_only(path: _PATH) -> bool:
     if not asked or str(path).startswith("http"):
         return False
     return os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0") not in ("1", "y", "yes", "true")
+
+
+def _refuse_folder(path: _PATH) -> None:
+    if _is_local_file_protocol(path) and Path(path).is_dir():
+        raise ValueError(
+            f"{path} is a folder, and none of shards that torch's DCP has saved. Pass the path of "
+            "a checkpoint; `lightning-gaudi consolidate` makes a file of one of DeepSpeed's."
+        )

@@ -12,7 +12,8 @@ from lightning.fabric.utilities.types import _PATH
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from .. import distributed
-from ..checkpoint.sharded import is_sharded, load_full_checkpoint
+from ..checkpoint import HPUCheckpointIO
+from ..checkpoint.sharded import is_sharded
 from . import consolidate, shards, universal
 from .saving import local_folder, save
 from .shards import Shards
@@ -44,7 +45,7 @@ def read_whole(path: _PATH, files: CheckpointIO, *, weights_only: bool | None) -
         The checkpoint with all weights, on the CPU, still to be loaded.
     """
     if _is_local_file_protocol(path) and local_folder(path).is_dir():
-        return load_full_checkpoint(local_folder(path), weights_only=bool(weights_only))
+        files = HPUCheckpointIO()
     options = {} if weights_only is None else {"weights_only": weights_only}
     return files.load_checkpoint(path, **options)
 

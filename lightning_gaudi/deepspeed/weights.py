@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
 from torch.nn import Module
 
 from . import library
@@ -36,6 +37,7 @@ def load_weights(engine: Any, weights: Mapping[str, Any], *, strict: bool) -> No
     if hasattr(engine.optimizer, "refresh_fp32_params"):
         engine.optimizer.refresh_fp32_params()
     _load_masters(module, weights)
+    _load_whole_masters(engine, weights)
 
 
 def _is_in_shards(parameter: Tensor) -> bool:
@@ -83,6 +85,25 @@ def _load_masters(module: Module, weights: Mapping[str, Any]) -> None:
             safe_set_local_fp32_param(parameter, _shard(parameter, weights[name].float()))
         elif hasattr(parameter, "_hp_mapping"):
             safe_set_full_fp32_param(parameter, weights[name].float())
+
+
+def _load_whole_masters(engine: Any, weights: Mapping[str, Any]) -> None:
+    """The same for stage 0 in half precision, where each rank has all of them."""
+    optimizer, names = engine.optimizer, {}
+    for name, parameter in engine.module.named_parameters():
+        names[parameter] = name
+    masters = getattr(optimizer, "fp32_groups", None)
+    if masters is None:
+        flat = getattr(optimizer, "fp32_groups_flat", [])
+        groups = zip(flat, getattr(optimizer, "fp16_groups", []), strict=False)
+        masters = [
+            _unflatten_dense_tensors(each, group)  # type: ignore[no-untyped-call]
+            for each, group in groups
+        ]
+    for group, held in zip(getattr(optimizer, "fp16_groups", []), masters, strict=False):
+        for parameter, master in zip(group, held, strict=True):
+            if names.get(parameter) in weights:
+                master.detach().copy_(weights[names[parameter]])
 
 
 def _shard(parameter: Any, value: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -172,11 +173,13 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
             raise TypeError(
                 f"DeepSpeed has no use for storage_options={storage_options!r}. Leave them out."
             )
-        extras = {
-            name: value
-            for name, value in checkpoint.items()
-            if name not in ("state_dict", "optimizer_states")
-        }
+        states = ("state_dict", "optimizer_states")
+        if "optimizer_states" not in checkpoint:
+            rank_zero_warn(
+                "save_weights_only=True makes no smaller checkpoint: DeepSpeed's shards have the "
+                "weights with the optimizer. `lightning-gaudi consolidate` takes them out."
+            )
+        extras = {name: value for name, value in checkpoint.items() if name not in states}
         sharded.save(
             self.deepspeed_engine,
             self.broadcast(filepath),

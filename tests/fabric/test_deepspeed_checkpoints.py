@@ -12,6 +12,7 @@ from lightning.fabric.strategies import DeepSpeedStrategy
 from torch import nn
 
 from lightning_gaudi.cli.consolidate import consolidate
+from lightning_gaudi.deepspeed.consolidate import consolidated
 from tests.fabric.deepspeed_loop import adamw, cards
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import loader, make_net
@@ -109,6 +110,7 @@ def _load_whole(rank: int, folder: Path, found: dict[str, Any], stage: int) -> N
     found["from_ddp"] = _loss(fabric, state["net"])
     fabric.load_raw(home, state["net"])
     found["raw"] = _loss(fabric, state["net"])
+    found["masters"] = _masters(folder, stage)
     found["errors"] = [
         _message(fabric.load, folder / "ddp.ckpt", state),
         _message(fabric.load, home, {"step": 0}),
@@ -119,6 +121,21 @@ def _load_whole(rank: int, folder: Path, found: dict[str, Any], stage: int) -> N
         _message(fabric.load, home, state, weights_only=True),
         _message(fabric.save, "memory://x", {"net": state["net"]}),
     ]
+
+
+def _masters(folder: Path, stage: int) -> dict[str, torch.Tensor]:
+    """What an optimizer in bf16 steps, after weights in fp32 were loaded."""
+    fabric = cards(strategy=DeepSpeedStrategy(stage=stage), precision="bf16-true")
+    state = _set_up(fabric)
+    fabric.load(folder / "ddp.ckpt", {"net": state["net"]})
+    if stage > 0:
+        fabric.save(folder / f"{stage}-bf16.ckpt", {"net": state["net"]})
+        return consolidated(folder / f"{stage}-bf16.ckpt")[0]["net"]
+    optimizer = state["optimizer"].optimizer
+    names = {each: name for name, each in state["net"].module.named_parameters()}
+    groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+    pairs = [pair for group in groups for pair in zip(*group, strict=True)]
+    return {names[weight]: master.detach().cpu() for weight, master in pairs}
 
 
 def _message(function: Any, *args: Any, **kwargs: Any) -> str:
@@ -168,6 +185,15 @@ def test_weights_alone_can_be_loaded_from_shards_and_from_ddp(
     for rank in ranks:
         assert rank[stage][source] == rank["ddp"][0]
         assert rank[stage]["left"] == ["average", "optimizer", "step"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_masters_in_bf16_are_the_weights_in_fp32(ranks: Any, stage: int) -> None:
+    _, expected = ranks[0]["ddp"]
+    found = ranks[0][stage]["masters"]
+    assert found.keys() == expected.keys()
+    for name, each in expected.items():
+        assert torch.equal(found[name], each), name
 
 
 @pytest.mark.parametrize(

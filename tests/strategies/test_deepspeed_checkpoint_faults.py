@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,12 @@ def _fail(rank: int, folder: Path) -> dict[Any, Any]:
         found[stage, "damage"] = _load_damaged(rank, folder, home, stage, DAMAGES[stage])
         for name, settings in _refused(home).items():
             found[stage, name] = _message(fit, rank, 2, Rich(), ckpt_path=home, **settings)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer.save_checkpoint(folder / "weights", weights_only=True)
+        fit(rank, 2, Rich(), max_epochs=1, strategy="ddp")[1].save_checkpoint(folder / "ddp.ckpt")
+        fit(rank, 2, Rich(), ckpt_path=f"{folder}/ddp.ckpt", **zero(2))
+    found["warnings"] = [str(each.message) for each in warned]
     found["remote"] = _message(trainer.save_checkpoint, "memory://x")
     found["options"] = _message(trainer.save_checkpoint, folder / "x", storage_options={})
     found["part"] = _message(evaluate, rank, 2, f"{folder}/2/checkpoint", **zero(2))
@@ -177,6 +184,14 @@ def test_what_deepspeed_cannot_go_on_with_is_refused(
 def test_a_path_that_is_no_checkpoint_is_refused(ranks: Any, kind: str, text: str) -> None:
     for rank in ranks:
         assert text in rank[kind]
+
+
+@pytest.mark.parametrize(
+    "text", ["save_weights_only=True makes no smaller", "ddp.ckpt was not saved by DeepSpeed"]
+)
+def test_rank_zero_warns_of_what_is_not_kept(ranks: Any, text: str) -> None:
+    assert len([each for each in ranks[0]["warnings"] if text in each]) == 1
+    assert not [each for each in ranks[1]["warnings"] if text in each]
 
 
 def _save(rank: int, home: Path, *, kills: bool) -> None:
