@@ -13,7 +13,8 @@ from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import CASES, Case, LateStack, Stack, global_losses
 
 STAGES = (0, 1, 2, 3)
-PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+IN_BF16 = [*((stage, "bf16-mixed") for stage in STAGES), (3, "bf16-true")]
+TRAININGS = [*((stage, "32-true") for stage in STAGES), *IN_BF16]
 NUM_RANKS = (2, pytest.param(4, marks=pytest.mark.slow))
 UNEVEN = Case("sgd", {"accumulate_grad_batches": 4, "max_epochs": 2, "gradient_clip_val": 0.3})
 """Ten batches in windows of four: each epoch ends with one of two."""
@@ -65,16 +66,15 @@ def _train(rank: int, num_ranks: int) -> Losses:
         losses[name, "ddp"] = case.fit(num_ranks, strategy="ddp")[0]
         settings = {"strategy": "ddp", "precision": "bf16-true", "gradient_clip_val": None}
         losses[name, "bf16"] = case.fit(num_ranks, model=MasterStack(case), **settings)[0]
-        for stage in STAGES:
-            for precision in PRECISIONS:
-                losses[name, stage, precision] = case.fit(
-                    num_ranks, strategy=DeepSpeedStrategy(stage=stage), precision=precision
-                )[0]
+        for stage, precision in TRAININGS:
+            losses[name, stage, precision] = case.fit(
+                num_ranks, strategy=DeepSpeedStrategy(stage=stage), precision=precision
+            )[0]
         losses[name, "late"] = case.fit(
             num_ranks, model=LateStack(case.optimizer), strategy="deepspeed_stage_3"
         )[0]
     losses["uneven", "ddp"] = UNEVEN.fit(num_ranks, strategy="ddp")[0]
-    for stage in STAGES:
+    for stage in (1, 3):
         losses["uneven", stage] = UNEVEN.fit(num_ranks, strategy=DeepSpeedStrategy(stage=stage))[0]
     return losses
 
@@ -85,7 +85,8 @@ def losses(request: pytest.FixtureRequest, tmp_path_factory: Any) -> dict[tuple[
     found = run_trainers(
         _train, tmp_path_factory.mktemp("ranks"), request.param, num_ranks=request.param
     )
-    return {key: global_losses([rank[key] for rank in found]) for key in found[0]}
+    losses = {key: global_losses([rank[key] for rank in found]) for key in found[0]}
+    return {**losses, ("ranks",): torch.arange(request.param)}
 
 
 def _assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -101,15 +102,19 @@ def test_losses_are_those_of_ddp(
     _assert_near(losses[name, stage, "32-true"], losses[name, "ddp"], 1e-6)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS[1:])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "precision"), IN_BF16)
 @pytest.mark.parametrize("name", CASES)
 def test_losses_in_bf16_are_those_of_ddp_in_bf16_with_masters_in_fp32(
     losses: dict[tuple[Any, ...], Tensor], name: str, stage: int, precision: str
 ) -> None:
-    """The same bits, but where ZeRO reduces what DDP has summed before: rounded another way."""
+    """The same bits, but where sums are rounded another way.
+
+    ZeRO-2 and 3 reduce each batch of an accumulation, and with more than two ranks the order in
+    which gradients are added is not DDP's.
+    """
     is_reduced_in_parts = stage > 1 and name != "adamw"
-    tolerance = 3e-3 if is_reduced_in_parts else 0.0
+    is_ordered = len(losses["ranks",]) > 2
+    tolerance = 3e-3 if is_reduced_in_parts or is_ordered else 0.0
     _assert_near(losses[name, stage, precision], losses[name, "bf16"], tolerance)
 
 
@@ -120,7 +125,7 @@ def test_layers_made_in_shards_train_alike(
     _assert_near(losses[name, "late"], losses[name, "ddp"], 1e-6)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [1, 3])
 def test_an_epoch_may_end_within_an_accumulation(
     losses: dict[tuple[Any, ...], Tensor], stage: int
 ) -> None:

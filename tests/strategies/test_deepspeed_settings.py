@@ -20,6 +20,9 @@ from tests.strategies.sharded_cases import CASES, LateStack, Stack, ValidatedSta
 
 CASE = CASES["adamw"]
 STAGES = (0, 3)
+MANUAL_STAGES = (1, 2)
+REUSED = (0, 2, 3, "late")
+EVALUATED = ("stage 3", "late")
 ADAMW = {"lr": 1e-2, "weight_decay": 1e-2}
 SCHEDULE = {
     "warmup_min_lr": 0.0, "warmup_max_lr": 1e-2, "warmup_num_steps": 3, "warmup_type": "linear",
@@ -117,7 +120,7 @@ def _train(rank: int) -> dict[Any, Any]:
             strategy = HPUDeepSpeedStrategy(config=_config(stage, **settings))
             found[name, stage] = _fit(model, strategy=strategy)
         found["fp16", stage] = _fit(strategy=DeepSpeedStrategy(stage=stage), precision="16-mixed")
-    for name in ("ddp", 0, 1, 2, 3):
+    for name in ("ddp", *MANUAL_STAGES):
         strategy = "ddp" if name == "ddp" else DeepSpeedStrategy(stage=name)
         found["manual", name] = _fit(ManualStack(), strategy=strategy)
     found["checkpointed"] = _checkpointed()
@@ -157,13 +160,13 @@ def _checkpointed() -> dict[str, Any]:
 
 
 def _reused() -> dict[Any, list[float]]:
-    """One model that is evaluated, fitted twice and evaluated between: losses of all of it."""
+    """One model that is fitted twice and evaluated between: losses of all of it."""
     found: dict[Any, list[float]] = {}
     case = CASES["sgd_accumulated_clipped_scheduled"]
-    for name in ("ddp", 0, 2, 3, "late"):
+    for name in ("ddp", *REUSED):
         model = LateStack("sgd") if name == "late" else ValidatedStack("sgd")
         losses = []
-        for run in ("test", "fit", "test", "fit"):
+        for run in ("fit", "test", "fit"):
             stage = 3 if name == "late" else name
             strategy = "ddp" if name == "ddp" else DeepSpeedStrategy(stage=stage)
             trainer = _trainer(strategy, max_epochs=1, **case.settings)
@@ -190,8 +193,10 @@ def _trainer(strategy: Any, **settings: Any) -> pl.Trainer:
 def _evaluated() -> dict[str, Any]:
     """Evaluation without training, of a model whose strategy was never asked to train."""
     found: dict[str, Any] = {}
-    for name in ("ddp", "stage 0", "stage 3", "late"):
-        strategy = "ddp" if name == "ddp" else DeepSpeedStrategy(config=_bare(name))
+    # As users write it: without `zero_allow_untested_optimizer`.
+    bare = {"zero_optimization": {"stage": 3}}
+    for name in ("ddp", *EVALUATED):
+        strategy = "ddp" if name == "ddp" else DeepSpeedStrategy(config=bare)
         model = LateStack() if name == "late" else ValidatedStack()
         trainer = _trainer(strategy)
         data = loader(trainer.global_rank, 2, 2)
@@ -200,11 +205,6 @@ def _evaluated() -> dict[str, Any]:
         assert predictions is not None
         found[name] = metrics["test_loss"], torch.cat([each.cpu() for each in predictions])
     return found
-
-
-def _bare(name: str) -> dict[str, Any]:
-    """As users write it: without `zero_allow_untested_optimizer`."""
-    return {"zero_optimization": {"stage": 0 if name == "stage 0" else 3}}
 
 
 def _error(make: Callable[[], Any]) -> str:
@@ -280,11 +280,11 @@ def test_optimizers_and_schedules_train_as_with_ddp(
     _near(found[name, stage], found[expected], tolerance)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", MANUAL_STAGES)
 def test_manual_optimization_may_step_after_several_batches(
     found: dict[Any, Any], stage: int
 ) -> None:
-    """DeepSpeed takes each backward for the last, and throws away those before (stages 1, 2)."""
+    """DeepSpeed takes each backward for the last, and throws away those before."""
     _near(found["manual", stage], found["manual", "ddp"], 1e-6)
 
 
@@ -305,7 +305,7 @@ def test_the_bridges_variables_are_set_while_deepspeed_trains(found: dict[Any, A
     assert set(found["checkpointed"]["after"].values()) == {None}
 
 
-@pytest.mark.parametrize("name", ["stage 0", "stage 3", "late"])
+@pytest.mark.parametrize("name", EVALUATED)
 def test_evaluation_needs_no_optimizer(found: dict[Any, Any], name: str) -> None:
     """ZeRO-3's raised a KeyError without `zero_allow_untested_optimizer`."""
     (loss, predictions), (expected, others) = found["evaluated"][name], found["evaluated"]["ddp"]
@@ -313,7 +313,7 @@ def test_evaluation_needs_no_optimizer(found: dict[Any, Any], name: str) -> None
     torch.testing.assert_close(predictions, others, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [0, 2, 3, "late"])
+@pytest.mark.parametrize("name", REUSED)
 def test_a_model_goes_through_several_runs(found: dict[Any, Any], name: int | str) -> None:
     """DeepSpeed's hooks of a run would reduce gradients once more in the next."""
     assert found["reused"][name] == pytest.approx(found["reused"]["ddp"], abs=1e-6)
