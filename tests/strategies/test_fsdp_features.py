@@ -11,6 +11,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import wrap
 
@@ -26,6 +27,7 @@ from tests.strategies.sharded_cases import (
     Block,
     LateStack,
     Stack,
+    ValidatedStack,
     global_losses,
     loader,
     make_net,
@@ -139,11 +141,14 @@ def _rank(rank: int) -> Found:
         "clipped_value": _weights("clipped_value"),
         "batch norm": _normalized_twice(rank, accelerator="hpu", devices=2, strategy="fsdp"),
         "unseeded": _unseeded(rank),
+        "validated": {name: _validated(rank, name) for name in ("hpu_ddp", "fsdp")},
         "runs": {name: _runs(rank, name) for name in ("hpu_ddp", "fsdp")},
         "other family": _other_family(rank),
         "errors": {
             "by hand": _error(ByHand, "fsdp"),
             "unfinished": _error(Unfinished, "fsdp"),
+            "mesh of 3": _error(Stack, FSDPStrategy(device_mesh=(3,))),
+            "mesh of cpus": _error(Stack, FSDPStrategy(device_mesh=init_device_mesh("cpu", (2,)))),
         },
     }
 
@@ -197,6 +202,17 @@ def _unseeded(rank: int) -> Tensor:
     model = Unseeded()
     CASES["adamw"].fit(NUM_RANKS, model=model, strategy=FSDPStrategy(sharding_strategy="NO_SHARD"))
     return torch.cat([weight.detach().flatten() for weight in model.parameters()]).cpu()
+
+
+def _validated(rank: int, strategy: str) -> list[float]:
+    """In a fit, after it, and of the first weights."""
+    model, data = ValidatedStack(), loader(rank, NUM_RANKS)
+    settings = {"accelerator": "hpu", "devices": NUM_RANKS, "strategy": strategy, **QUIET}
+    trainer = pl.Trainer(**settings, max_epochs=2, use_distributed_sampler=False)
+    first = trainer.validate(model, data, verbose=False)[0]["val_loss"]
+    trainer.fit(model, data, data)
+    in_fit = trainer.callback_metrics["val_loss"].item()
+    return [first, in_fit, trainer.validate(model, data, verbose=False)[0]["val_loss"]]
 
 
 def _runs(rank: int, strategy: str) -> Found:
@@ -282,6 +298,13 @@ def test_copies_start_as_rank_zero_does(ranks: list[Found]) -> None:
     assert torch.equal(ranks[0]["unseeded"], ranks[1]["unseeded"])
 
 
+def test_validation_is_that_of_ddp(ranks: list[Found]) -> None:
+    for found in ranks:
+        first, in_fit, after = found["validated"]["fsdp"]
+        assert [first, in_fit, after] == pytest.approx(found["validated"]["hpu_ddp"], abs=1e-6)
+        assert after == in_fit < 0.5 * first
+
+
 def test_model_goes_on_in_its_shards_in_other_trainers(ranks: list[Found]) -> None:
     for found in ranks:
         assert found["runs"]["fsdp"]["losses"] == found["runs"]["hpu_ddp"]["losses"]
@@ -307,3 +330,11 @@ def test_stepping_by_hand_needs_layers_in_shards(ranks: list[Found]) -> None:
 def test_layer_left_out_is_named(ranks: list[Found]) -> None:
     message = ranks[0]["errors"]["unfinished"]
     assert "but not net.1.norm.weight, net.1.norm.bias, net.1.up.weight, net.1.up.bias" in message
+
+
+def test_mesh_of_other_devices_is_refused(ranks: list[Found]) -> None:
+    errors = ranks[0]["errors"]
+    number = "device_mesh=(3,)) is of 3 cards, but devices and num_nodes ask for 2"
+    assert number in errors["mesh of 3"]
+    kind = "device_mesh=(2,), sharding_strategy='FULL_SHARD') is a mesh of 'cpu' devices"
+    assert kind in errors["mesh of cpus"]
