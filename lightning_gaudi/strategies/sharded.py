@@ -139,7 +139,7 @@ class ShardedHPUStrategy(RankedHPUStrategy):
         assert self.model is not None
         assert self.lightning_module is not None
         optimizers = self.optimizers if self._is_fitting else []
-        if len(saved) > len(optimizers) > 0:
+        if saved and optimizers and len(saved) != len(optimizers):
             raise ValueError(
                 f"The checkpoint has the states of {len(saved)} optimizers, and this run has "
                 f"{len(optimizers)}. Configure as many as when it was saved."
