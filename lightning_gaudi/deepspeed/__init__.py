@@ -1,7 +1,9 @@
 """DeepSpeed on the HPU: what the strategies of the Trainer and of Fabric do alike.
 
-`library` imports DeepSpeed and connects it, `config` reads and completes its settings, `presets`
-holds published ones, and `engine` makes the engine that trains or evaluates.
+`library` imports DeepSpeed and connects it. `config` reads and completes its settings, `keys` looks
+for unknown ones, `presets` holds published ones, and `optimizers` makes what they name. `engine`
+makes the engine that trains or evaluates, `reuse` takes a model from one to the next, and `manual`
+and `accumulation` tell it when to step.
 """
 
 # It imports Lightning, and that our strategies, which import the modules here: before any of them

@@ -43,6 +43,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     # Class attributes, since an instance of Lightning's own strategy may have become one of ours.
     _variables: tuple[str, ...] = ()
     _given_config: dict[str, Any] | None = None
+    _configured_for: tuple[Any, ...] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Make one; see Lightning's `DeepSpeedStrategy` for the arguments."""
@@ -75,6 +76,15 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         assert isinstance(self.config, dict)
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
+        run = (
+            trainer,
+            trainer.state.fn,
+            trainer.accumulate_grad_batches,
+            trainer.gradient_clip_val,
+        )
+        if run == self._configured_for:
+            return
+        self._configured_for = run
         check_precision(self.precision_plugin)
         if self._given_config is None:
             self._given_config = self.config
@@ -96,10 +106,13 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
 
     @override
     def _auto_select_batch_size(self) -> int:
-        # Lightning fails where the loader, or its sampler, has no size of batches.
+        # Lightning fails where the loader, or its sampler, has no size of batches, and makes a
+        # loader for training where nothing is trained.
         assert self.lightning_module is not None
-        source = self.lightning_module.trainer.fit_loop._data_source
-        loader = source.dataloader() if source.is_defined() else None
+        trainer = self.lightning_module.trainer
+        source = trainer.fit_loop._data_source
+        is_fitting = trainer.state.fn == TrainerFn.FITTING
+        loader = source.dataloader() if is_fitting and source.is_defined() else None
         return getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 1
 
     @override

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.plugins.precision.deepspeed import DeepSpeedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lightning_gaudi import HPUDeepSpeedStrategy, HPUPrecisionPlugin, vendor
 from tests.helpers.tiny import QUIET
@@ -71,6 +72,16 @@ class ScheduledStack(Stack):
         scheduler.step()
 
 
+class LoadingStack(Stack):
+    """With its own data, whose loader knows no size of batches."""
+
+    num_loaders = 0
+
+    def train_dataloader(self) -> Any:
+        self.num_loaders += 1
+        return DataLoader([[*batch] for batch in loader(0, 1, 2)], batch_size=None)
+
+
 class ManualStack(Stack):
     """That steps by itself, after every other batch."""
 
@@ -123,6 +134,7 @@ def _train(rank: int) -> dict[Any, Any]:
     for name in ("ddp", *MANUAL_STAGES):
         strategy = "ddp" if name == "ddp" else DeepSpeedStrategy(stage=name)
         found["manual", name] = _fit(ManualStack(), strategy=strategy)
+    found["loaders"] = _loaders()
     found["checkpointed"] = _checkpointed()
     found["evaluated"] = _evaluated()
     found["reused"] = _reused()
@@ -144,6 +156,20 @@ def _cases() -> list[tuple[str, Stack, dict[str, Any]]]:
 
 def _fit(model: Stack | None = None, **settings: Any) -> list[float]:
     return CASE.fit(2, model=model, **settings)[0]
+
+
+def _loaders() -> list[int]:
+    """How often a test, and a fit, make a loader for training."""
+    counts = []
+    for run in ("test", "fit"):
+        model = LoadingStack()
+        trainer = _trainer("deepspeed_stage_2", max_epochs=1)
+        if run == "fit":
+            trainer.fit(model)
+        else:
+            trainer.test(model, loader(0, 1, 2), verbose=False)
+        counts.append(model.num_loaders)
+    return counts
 
 
 def _checkpointed() -> dict[str, Any]:
@@ -298,6 +324,11 @@ def test_fp16_learns(found: dict[Any, Any], stage: int) -> None:
 def test_every_key_of_activation_checkpointing_arrives(found: dict[Any, Any]) -> None:
     _near(found["checkpointed"]["losses"], found["ddp"], 1e-6)
     assert found["checkpointed"]["seen"] == (3, True)
+
+
+def test_loaders_without_a_size_of_batches_train(found: dict[Any, Any]) -> None:
+    """And only where there is training; a second loader is asked for the size of its batches."""
+    assert found["loaders"] == [0, 2]
 
 
 def test_the_bridges_variables_are_set_while_deepspeed_trains(found: dict[Any, Any]) -> None:
