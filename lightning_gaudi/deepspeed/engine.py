@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_gaudi.tied_weights import kept_tied
 
-from . import library, memory, offload, optimizers, reuse
+from . import library, memory, offload, optimizers, placing, reuse
 
 _CARD = 0
 """The index of the card: a process drives one, which it sees as `hpu:0`."""
@@ -40,6 +40,7 @@ def make_engine(
     """
     package = library.load()
     reuse.prepare(model)
+    placing.move(model, optimizer)
     parameters = [each for each in model.parameters() if each.requires_grad]
     offload.check_optimizer(config, optimizer)
     config, optimizer = optimizers.take_vendors(config, optimizer, parameters)
@@ -95,6 +96,7 @@ def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
         names += ["zero_optimization", "zero_allow_untested_optimizer"]
     chosen = {name: config[name] for name in names if name in config}
     reuse.prepare(model)
+    placing.move(model)
     with _kept_tied(model, config):
         engine, _, _, _ = library.load().initialize(
             args=Namespace(device_rank=_CARD),
