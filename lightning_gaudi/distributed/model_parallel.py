@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -16,6 +18,8 @@ from torch.nn import Module
 
 from lightning_gaudi import vendor
 from lightning_gaudi.tied_weights import kept_tied
+
+from .group import gather_objects
 
 _NUM_NAMES = 3
 """How many weights a message names."""
@@ -125,3 +129,40 @@ def move_whole(module: Module, device: torch.device) -> None:
         module._apply(  # type: ignore[no-untyped-call]
             lambda each: each if isinstance(each, DTensor) else each.to(device)
         )
+
+
+@torch.no_grad()
+def start_alike(module: Module, mesh: DeviceMesh) -> None:
+    """Give all copies of a weight or buffer the values of the first: ranks may have drawn others.
+
+    torch has that done by DistributedDataParallel alone: with parallelize_module a norm that stays
+    whole would be another on each card.
+
+    Args:
+        module: Parallelized, and on its devices.
+        mesh: With the axes "data_parallel" and "tensor_parallel".
+    """
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        # An offloaded shard is on the CPU, but its ranks are connected by their cards.
+        copy = local.to(mesh.device_type).contiguous()
+        for axis in (mesh["data_parallel"], mesh["tensor_parallel"]):
+            if axis.size() > 1 and not _spans(tensor, axis):
+                group = axis.get_group()
+                dist.broadcast(copy, dist.get_global_rank(group, 0), group)
+        if copy is not local:
+            local.copy_(copy)
+
+
+def draw_alike(mesh: DeviceMesh) -> None:
+    """Have the ranks that share layers draw the same numbers, as for dropout on whole activations.
+
+    They do unless the user has seeded them apart; then those of the first of them are taken.
+
+    Args:
+        mesh: With an axis "tensor_parallel".
+    """
+    states = gather_objects(vendor.get_rng_state())
+    first = states[int(mesh["tensor_parallel"].mesh.flatten()[0])]
+    if not torch.equal(first, states[dist.get_rank()]):
+        vendor.set_rng_state(first)

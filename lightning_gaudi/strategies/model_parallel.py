@@ -20,7 +20,9 @@ from ..distributed.model_parallel import (
     check_eager,
     check_parallelized,
     check_sizes,
+    draw_alike,
     move_whole,
+    start_alike,
 )
 from .sharded import ShardedHPUStrategy
 
@@ -33,6 +35,7 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
 
     - gradients of several meshes, and those beside plain tensors, are clipped together;
     - shards that FSDP2 offloads (`CPUOffloadPolicy`) stay on the CPU;
+    - copies of weights that stay whole start alike, and ranks that share layers draw alike;
     - models that nothing parallelizes are refused, weights that no rank averages are named.
     """
 
@@ -79,10 +82,17 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
 
     @override
     def model_to_device(self) -> None:
-        """Move what is not sharded."""
+        """Move what is not sharded, and have all copies of it start alike."""
         assert self.model is not None
         move_whole(self.model, self.root_device)
         _update_properties(self.model, device=self.root_device)
+        start_alike(self.model, self.device_mesh)
+
+    @override
+    def on_train_start(self) -> None:
+        """Have ranks that share layers draw the same random numbers."""
+        super().on_train_start()
+        draw_alike(self.device_mesh)
 
 
 def _clip_shards(plugin: Precision) -> None:

@@ -51,6 +51,13 @@ def on_meta(net: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
         return parallelize(nn.Sequential(*blocks, nn.Linear(NUM_FEATURES, 1)), mesh)
 
 
+def drawn_apart(net: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
+    """Weights, and random numbers from here on, that no two ranks have alike."""
+    torch.manual_seed(100 + torch.distributed.get_rank())
+    blocks = [Block() for _ in range(NUM_BLOCKS)]
+    return parallelize(nn.Sequential(*blocks, nn.Linear(NUM_FEATURES, 1)), mesh)
+
+
 def without_the_head(net: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
     for block in net[:-1]:
         fully_shard(block, mesh=mesh["data_parallel"])
@@ -70,6 +77,16 @@ class Whole(Callback):
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class Dropping(Parallel):
+    """With dropout on activations that all ranks have whole; targets are left out."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        dropped = nn.functional.dropout(self.net[:-1](batch[0]), 0.3)
+        loss = self.net[-1](dropped).pow(2).mean()
+        self.losses.append(loss.detach().clone())
+        return loss
 
 
 class Manual(Stack):
@@ -162,8 +179,12 @@ def _work(rank: int) -> dict[str, Any]:
         whole = Whole()
         losses = Layout(layout.data, layout.tensors, on_meta).fit(CLIPPED, callbacks=[whole])[0]
         found["meta", name] = losses, whole.devices, whole.weights
+        apart = Layout(layout.data, layout.tensors, drawn_apart)
+        losses = apart.fit(CLIPPED, callbacks=[whole := Whole()])[0]
+        found["apart", name] = losses, whole.devices, whole.weights
         found["manual", name] = layout.fit(Case("sgd"), kind=ManualParallel)[0]
     found["manual", "ddp"] = Case("sgd").fit(2, model=Manual("sgd"), strategy="ddp")[0]
+    found["dropped"] = Layout(1, 2, drawn_apart).fit(CLIPPED, kind=Dropping)[0]
     plugin = MixedPrecision("bf16-mixed", device="hpu")
     found["plugin"] = LAYOUTS["tensors"].fit(CLIPPED, plugins=[plugin])[0]
     found["named"] = LAYOUTS["tensors"].fit(CLIPPED, precision="bf16-mixed")[0]
@@ -195,20 +216,25 @@ def test_ranks_that_share_layers_get_the_same_samples(ranks: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_weights_on_meta_are_made_on_the_cards_in_shards(ranks: list[Any], name: str) -> None:
+@pytest.mark.parametrize("made", ["meta", "apart"])
+def test_weights_made_on_meta_or_otherwise_on_each_rank_are_one_model(
+    ranks: list[Any], made: str, name: str
+) -> None:
     """All ranks have parts of the same random weights, and train as one process with these."""
-    _, devices, weights = ranks[0]["meta", name]
+    _, devices, weights = ranks[0][made, name]
     assert devices == {"hpu:0"}
     for key, weight in weights.items():
-        assert torch.equal(weight, ranks[1]["meta", name][2][key]), key
+        assert torch.equal(weight, ranks[1][made, name][2][key]), key
     assert 0.05 < weights["0.up.weight"].std() < 0.25  # uniform up to 1/4
     reference = Stack("sgd")
     reference.net.load_state_dict(weights)
     expected = CLIPPED.fit(1, model=reference, accelerator="cpu", rank=0)[0]
-    found = [ranks[0]["meta", name][0]]
-    if name == "fsdp2":
-        found.append(ranks[1]["meta", name][0])
+    found = [rank[made, name][0] for rank in ranks]
     torch.testing.assert_close(global_losses(found), global_losses([expected]), rtol=0, atol=1e-6)
+
+
+def test_ranks_that_share_layers_drop_the_same(ranks: list[Any]) -> None:
+    assert ranks[0]["dropped"] == ranks[1]["dropped"]
 
 
 def test_manual_optimization_clips_each_element(ranks: list[Any]) -> None:

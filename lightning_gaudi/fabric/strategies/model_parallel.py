@@ -18,7 +18,9 @@ from ...distributed.model_parallel import (
     check_eager,
     check_parallelized,
     check_sizes,
+    draw_alike,
     move_whole,
+    start_alike,
 )
 from .sharded import ShardedHPUStrategy
 
@@ -35,7 +37,7 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
     no name to pass instead, since it needs that function. It differs from Lightning's in that
 
     - an optimizer made before `Fabric.setup` trains the shards (there it trains nothing);
-    - modules that are left whole are moved to the card;
+    - modules that are left whole are moved to the card, and start alike on all;
     - gradients of several meshes, and those beside plain tensors, are clipped together.
     """
 
@@ -69,6 +71,8 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
         check_eager(parallel)
         check_parallelized(parallel, self.device_mesh, "parallelize_fn")
         move_whole(parallel, self.root_device)
+        start_alike(parallel, self.device_mesh)
+        draw_alike(self.device_mesh)
         self._note_replaced(before, parallel)
         self._note_lost(before, parallel)
         return parallel
