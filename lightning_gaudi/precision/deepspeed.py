@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi import vendor
+from ..fabric.precision.deepspeed import check_precision as check_for_card
 
 
 class HPUDeepSpeedPrecision(DeepSpeedPrecision):
@@ -64,13 +64,4 @@ def check_precision(plugin: Precision) -> None:
     Raises:
         MisconfigurationException: The plugin would bypass DeepSpeed, or the card knows no fp16.
     """
-    if not isinstance(plugin, DeepSpeedPrecision):
-        raise MisconfigurationException(
-            f"plugins={type(plugin).__name__}() would compute gradients without DeepSpeed. Leave "
-            "it out, or pass HPUDeepSpeedPrecision()."
-        )
-    if plugin.precision.startswith("16") and not vendor.is_fp16_supported():
-        raise MisconfigurationException(
-            f"precision={plugin.precision!r} is not supported by this card, a "
-            f"{vendor.device_name()}. Pass precision='bf16-{plugin.precision.partition('-')[2]}'."
-        )
+    check_for_card(plugin, DeepSpeedPrecision)
