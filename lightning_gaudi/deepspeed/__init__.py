@@ -4,6 +4,10 @@
 for unknown ones, `presets` holds published ones, and `optimizers` makes what they name. `engine`
 makes the engine that trains or evaluates, `reuse` takes a model from one to the next, and `manual`
 and `accumulation` tell it when to step.
+
+`saving` and `checkpoint` save and load, `objects` for Fabric. `tags` and `shards` know the files,
+`weights` loads whole ones into shards, `consolidate` makes them whole, and `universal` divides them
+among another number of ranks.
 """
 
 # It imports Lightning, and that our strategies, which import the modules here: before any of them
