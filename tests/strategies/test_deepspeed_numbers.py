@@ -16,8 +16,11 @@ STAGES = (0, 1, 2, 3)
 IN_BF16 = [*((stage, "bf16-mixed") for stage in STAGES), (3, "bf16-true")]
 TRAININGS = [*((stage, "32-true") for stage in STAGES), *IN_BF16]
 NUM_RANKS = (2, pytest.param(4, marks=pytest.mark.slow))
-UNEVEN = Case("sgd", {"accumulate_grad_batches": 4, "max_epochs": 2, "gradient_clip_val": 0.3})
-"""Ten batches in windows of four: each epoch ends with one of two."""
+UNEVEN = Case("sgd", {"accumulate_grad_batches": 4, "max_epochs": 2})
+"""Ten batches in windows of four: each epoch ends with one of two.
+
+Without clipping, which would hide gradients that are divided twice.
+"""
 Losses = dict[tuple[Any, ...], list[float]]
 
 
@@ -129,5 +132,8 @@ def test_layers_made_in_shards_train_alike(
 def test_an_epoch_may_end_within_an_accumulation(
     losses: dict[tuple[Any, ...], Tensor], stage: int
 ) -> None:
-    """As with DDP the step is taken there; DeepSpeed's own count would go on to the next epoch."""
+    """As with DDP the step is taken there; DeepSpeed's own count would go on to the next epoch.
+
+    And gradients are divided by the number of batches once: DeepSpeed would do so again.
+    """
     _assert_near(losses["uneven", stage], losses["uneven", "ddp"], 1e-6)
