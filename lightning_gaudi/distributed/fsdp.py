@@ -33,7 +33,7 @@ def check_arguments(
         MisconfigurationException: An HPU, or FSDP, cannot honour it.
     """
     # Source: Intel Gaudi documentation, "Using Fully Sharded Data Parallel (FSDP)"; limitations of
-    # FSDP in lightning-habana 1.7.
+    # FSDP in the documentation of lightning-habana, `advanced.rst`.
     if vendor.is_lazy():
         raise MisconfigurationException(
             f"strategy={typed} trains in the vendor's eager mode only, but this process is in lazy "
