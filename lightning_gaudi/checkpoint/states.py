@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from torch import Tensor
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -34,6 +37,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from .. import distributed
 from .fitting import Saved
@@ -196,7 +200,7 @@ def load_states(
     for key in made:
         states[key] = {"state": checkpoint.fit_optimizer(key, made[key]["state"])}
     group = distributed.cpu_group() if distributed.is_connected() else None
-    load(states, storage_reader=reader, process_group=group)
+    load(states, storage_reader=reader, planner=_Planner(), process_group=group)
     set_model_state_dict(module, states[name], options=options)
     for key, optimizer in optimizers.items():
         state = {**states[key], "param_groups": groups[key]}
@@ -205,6 +209,22 @@ def load_states(
             # torch gives the settings of a group without parameters to another one, and leaves it
             # none (2.13, `_split_optim_state_dict`).
             group.update({name: value for name, value in saved.items() if name != "params"})
+
+
+class _Planner(DefaultLoadPlanner):
+    """Without the materialization of what is on the meta device, for nothing of it is here.
+
+    For that torch asks each tensor for its device, which a ShardedTensor without a part on this
+    rank takes to be a CUDA device (2.13, `_init_state_dict`). FSDP makes these without a mesh.
+    """
+
+    @override
+    def set_up_planner(
+        self, state_dict: State, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        super().set_up_planner({}, metadata, is_coordinator)
+        self.original_state_dict = state_dict
+        self.state_dict, self.mappings = flatten_state_dict(state_dict)
 
 
 def _named(key: str, state: Any, made: Mapping[str, Any]) -> Any:
