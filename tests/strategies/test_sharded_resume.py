@@ -14,11 +14,13 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import FSDPStrategy as OldFSDPStrategy
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from lightning_gaudi.checkpoint.sharded import is_sharded
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
-from tests.strategies.sharded_cases import NUM_FEATURES, make_net
+from tests.strategies.sharded_cases import NUM_FEATURES, Block, make_net
 from tests.strategies.sharded_checkpoint_cases import (
     NUM_BATCHES,
     Resumable,
@@ -40,6 +42,42 @@ class _Partly(Resumable):
     def __init__(self, *, is_parallel: bool) -> None:
         super().__init__(is_parallel=is_parallel)
         self.unused = nn.Linear(NUM_FEATURES, 4)
+
+
+class _Tied(Resumable):
+    """With one weight in two layers."""
+
+    def __init__(self, *, is_parallel: bool) -> None:
+        super().__init__(is_parallel=is_parallel)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            first, last = (nn.Linear(NUM_FEATURES, NUM_FEATURES, bias=False) for _ in range(2))
+        last.weight = first.weight
+        self.net = nn.Sequential(first, *self.net[:-1], last, self.net[-1])
+
+    def configure_model(self) -> None:
+        if self.is_parallel:
+            mesh = self.device_mesh["data_parallel"]
+            for block in self.net[1:-2]:
+                fully_shard(block, mesh=mesh)
+            fully_shard(self.net, mesh=mesh)
+
+
+class _Wrapped(Resumable):
+    """Wrapped by the user, without the mesh that the strategy would have made."""
+
+    def __init__(self, *, is_parallel: bool) -> None:
+        super().__init__()
+
+    def configure_model(self) -> None:
+        if not isinstance(self.net, FullyShardedDataParallel):
+            device = torch.device("hpu", 0)
+            self.net = FullyShardedDataParallel(
+                self.net,
+                auto_wrap_policy=ModuleWrapPolicy({Block}),
+                device_id=device,
+                use_orig_params=True,
+            )
 
 
 class _Adversarial(Resumable):
@@ -100,8 +138,7 @@ def _kinds(rank: int, folder: Path) -> Facts:
     for name in NAMES:
         data, path = part_of(name, rank, NUM_RANKS), folder / "kind"
         is_parallel = name == "fsdp2_shards"
-        kinds = (_Partly, _Adversarial) if is_parallel else (_Partly,)  # FSDP optimizes by itself
-        for kind in kinds:
+        for kind in (_Partly, _Tied, _Adversarial if is_parallel else _Wrapped):
             facts[kind.__name__, name] = _go_on(
                 lambda n=name, **settings: trainer_of(n, NUM_RANKS, **settings),
                 lambda k=kind, p=is_parallel: k(is_parallel=p),
@@ -208,12 +245,17 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("_Adversarial", NAMES[1]), *product(("_Partly", *PRECISIONS), NAMES)]
+    ("kind", "name"),
+    [
+        ("_Wrapped", NAMES[0]),
+        ("_Adversarial", NAMES[1]),
+        *product(("_Partly", "_Tied", *PRECISIONS), NAMES),
+    ],
 )
 def test_resumed_losses_are_those_of_the_uninterrupted_run(
     ranks: list[Facts], kind: str, name: str
 ) -> None:
-    """With parameters never stepped, with two optimizers, and in bf16."""
+    """Wrapped by the user, with two optimizers, parameters never stepped, tied ones, in bf16."""
     for facts in ranks:
         uninterrupted, resumed = facts[kind, name]
         assert resumed == uninterrupted
