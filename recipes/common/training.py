@@ -70,7 +70,7 @@ class RecipeModule(LightningModule):
                 f"trainer.gradient_clip_val is {self.trainer.gradient_clip_val}. Leave it out, and "
                 "set model.max_grad_norm."
             )
-        _check_takes_shards(settings["optimizer"], self.trainer.strategy)
+        _check_takes_shards(settings["optimizer"], settings["weight_decay"], self.trainer.strategy)
         optimizer = make_optimizer(
             settings["optimizer"],
             self,
@@ -131,13 +131,19 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
     (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
-def _check_takes_shards(name: str, strategy: Strategy) -> None:
-    """Refuse optimizers that are wrong on a part of a weight, or do not know DTensors."""
+def _check_takes_shards(name: str, weight_decay: float, strategy: Strategy) -> None:
+    """Refuse what is wrong on a part of a weight, or does not know DTensors."""
     is_sharded = isinstance(strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy)
     if is_sharded and name != "adamw":
         raise ValueError(
             f"model.optimizer={name} updates whole weights, but trainer.strategy is "
             f"{type(strategy).__name__}, which cuts them up. Use model.optimizer=adamw."
+        )
+    if isinstance(strategy, FSDPStrategy) and weight_decay:
+        raise ValueError(
+            f"model.weight_decay={weight_decay} leaves out biases and norms, but under "
+            f"{type(strategy).__name__} all weights look like them: flat. Use "
+            "trainer.strategy=deepspeed_stage_3, or model.weight_decay=0."
         )
 
 

@@ -47,10 +47,10 @@ def shard(module: LightningModule, model: T5ForConditionalGeneration, mesh: Devi
     blocks = [block for stack in (model.encoder, model.decoder) for block in stack.block]
     if isinstance(blocks[0], StaticBlock):
         return
+    _check_divides(model.config, mesh["tensor_parallel"].size())
     for block in blocks:
         block.__class__ = StaticBlock
     if mesh["tensor_parallel"].size() > 1:
-        _check_divides(model.config, mesh["tensor_parallel"].size())
         for block in blocks:
             _split_block(block, mesh["tensor_parallel"])
     if mesh["data_parallel"].size() > 1:

@@ -62,11 +62,11 @@ def main():
     fabric = Fabric(accelerator="gpu", devices=2, strategy="deepspeed_stage_3")
     fabric.launch()
     loader, val = fabric.setup_dataloaders(
-        DataLoader(make_dataset(128, seed=1), batch_size=8, shuffle=True, drop_last=True),
+        DataLoader(make_dataset(64, seed=1), batch_size=8, shuffle=True, drop_last=True),
         DataLoader(make_dataset(32, seed=2), batch_size=8),
     )
     model = Model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     model, optimizer = fabric.setup(model, optimizer)
 
     train(fabric, model, optimizer, loader, num_epochs=2)

@@ -77,11 +77,11 @@ def main():
     fabric = Fabric(accelerator="gpu", devices=2, strategy=strategy)
     fabric.launch()
     loader, val = fabric.setup_dataloaders(
-        DataLoader(make_dataset(128, seed=1), batch_size=16, shuffle=True, drop_last=True),
+        DataLoader(make_dataset(64, seed=1), batch_size=16, shuffle=True, drop_last=True),
         DataLoader(make_dataset(32, seed=2), batch_size=16),
     )
     model = fabric.setup_module(Model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     optimizer = fabric.setup_optimizers(optimizer)
 
     train(fabric, model, optimizer, loader, num_epochs=2)

@@ -61,13 +61,13 @@ class Classifier(pl.LightningModule):
         self.log("test_loss", F.cross_entropy(self.model(x), y), sync_dist=True)
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=4e-3)
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
 def main():
     pl.seed_everything(42)
-    train = DataLoader(make_dataset(128, seed=1), batch_size=8, shuffle=True, drop_last=True)
+    train = DataLoader(make_dataset(64, seed=1), batch_size=8, shuffle=True, drop_last=True)
     val = DataLoader(make_dataset(32, seed=2), batch_size=8)
     model = Classifier()
     checkpoint = ModelCheckpoint(monitor="val_loss")

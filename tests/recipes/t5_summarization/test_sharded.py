@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch.distributed.tensor import DTensor
 from transformers import T5ForConditionalGeneration
 
 from lightning_gaudi.cli.consolidate import consolidate
 from recipes.common.export import export
+from recipes.t5_summarization.module import T5Summarization
+from recipes.t5_summarization.sharding import shard
 from tests.helpers.recipes import Losses, quiet_cli
 from tests.helpers.trainers import run_trainers
 from tests.recipes.t5_summarization.conftest import FIXTURES
 
-NUM_STEPS, SAVED_AT = 6, 3
+NUM_STEPS, SAVED_AT = 4, 2
 SIZE = "--trainer.strategy.init_args."
 CONFIGURATIONS = {
     "ddp": ("t5_3b_bf16_8x", "--data.batch_size=2", "--model.optimizer=adamw"),
@@ -55,11 +59,11 @@ def _cli(name: str, path: Path, pretrained: str, *overrides: str) -> Any:
         path,
         *(f"--model.name={pretrained}", f"--data.tokenizer={pretrained}", "--data.subset=null"),
         *("--data.source=path", f"--data.path={FIXTURES}", "--data.num_workers=0"),
-        *("--data.max_source_length=96", "--data.max_target_length=12", "--data.num_buckets=2"),
+        *("--data.max_source_length=96", "--data.max_target_length=8", "--data.num_buckets=2"),
         *("--model.dropout=0", "--model.warmup_steps=0"),
         *("--trainer.devices=2", "--trainer.precision=32-true", "--trainer.max_epochs=-1"),
         *(f"--trainer.max_steps={NUM_STEPS}", f"--trainer.val_check_interval={SAVED_AT}"),
-        *("--trainer.check_val_every_n_epoch=null", "--data.num_generated=4"),
+        *("--trainer.check_val_every_n_epoch=null", "--trainer.limit_val_batches=1"),
         f"--model.predictions={path / name}.jsonl",
         *(*own, *overrides),
         config=config,
@@ -85,7 +89,7 @@ def _train_one(name: str, path: Path, pretrained: str) -> dict[str, Any]:
     losses = _fit(cli, saver, held)
     logged = {key: value.item() for key, value in cli.trainer.callback_metrics.items()}
     saved = _saved(path, name)
-    resumed = _fit(_cli(name, path, pretrained, "--data.num_generated=0"), resume=saved)
+    resumed = _fit(_cli(name, path, pretrained, "--trainer.limit_val_batches=0"), resume=saved)
     cli = _cli(name, path, pretrained)
     cli.trainer.predict(cli.model, cli.datamodule, False, saved)
     short = (f"--trainer.max_steps={SAVED_AT}", "--trainer.limit_val_batches=0")
@@ -181,4 +185,28 @@ def test_a_consolidated_checkpoint_is_exported(
     )
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
     moved = [(expected[key] - untrained[key]).abs().max() for key in expected]
-    assert min(moved) > 1e-4  # of 3 steps of at most 1e-4
+    assert min(moved) > 1e-4  # of two steps of at most 1e-4
+
+
+@pytest.mark.parametrize(("name", "size"), [("num_heads", 4), ("d_ff", 64)])
+def test_cards_that_do_not_divide_the_model_are_refused(name: str, size: int) -> None:
+    mesh = {"tensor_parallel": SimpleNamespace(size=lambda: 2)}
+    module = T5Summarization(vocab_size=60, **{name: size + 1})
+    with pytest.raises(ValueError, match=rf"tensor_parallel_size=2 .* {name}={size + 1}\. Give"):
+        shard(module, module.model, mesh)
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "fused_lamb", "fused_adamw"])
+@pytest.mark.parametrize("strategy", [ModelParallelStrategy, FSDPStrategy])
+def test_optimizers_that_need_whole_weights_are_refused(strategy: Any, optimizer: str) -> None:
+    module = T5Summarization(vocab_size=60, optimizer=optimizer)
+    module._trainer = SimpleNamespace(strategy=strategy(), gradient_clip_val=None)
+    with pytest.raises(ValueError, match=f"model.optimizer={optimizer} .*{strategy.__name__}"):
+        module.configure_optimizers()
+
+
+def test_a_weight_decay_that_flat_weights_do_not_take_is_refused() -> None:
+    module = T5Summarization(vocab_size=60, weight_decay=0.1)
+    module._trainer = SimpleNamespace(strategy=FSDPStrategy(), gradient_clip_val=None)
+    with pytest.raises(ValueError, match=r"weight_decay=0\.1 .*FSDPStrategy .*weight_decay=0"):
+        module.configure_optimizers()
