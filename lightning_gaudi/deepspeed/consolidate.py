@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import library, tags
 from . import shards as _shards
 from .shards import Shards
 
@@ -110,8 +111,11 @@ def consolidated(folder: Path) -> tuple[dict[str, Any], str]:
 
     Raises:
         FileNotFoundError: A file is missing.
+        ImportError: DeepSpeed is not installed.
         ValueError: A file is damaged.
     """
+    tags.latest(folder)
+    library.check_installed(f"The checkpoint {folder}")
     shards = _shards.find(folder)
     checkpoint = extras(shards)
     name = checkpoint.pop(MODEL_NAME, "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,19 @@ def test_a_damaged_checkpoint_leaves_the_output_as_it_was(
     assert main(["consolidate", str(home), str(output)]) == 2
     assert f"lacks checkpoint/{lost.name}" in capsys.readouterr().err
     assert output.read_text() == "mine"
+
+
+def test_deepspeed_that_is_not_installed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "latest").write_text("checkpoint")
+    assert main(["consolidate", str(tmp_path), str(tmp_path / "model.ckpt")]) == 2
+    assert f"The checkpoint {tmp_path} needs the package deepspeed" in capsys.readouterr().err
 
 
 def test_a_command_after_dashes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
