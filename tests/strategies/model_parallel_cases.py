@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -129,7 +130,7 @@ class Layout:
         self, case: Case, *, kind: type[Parallel] = Parallel, **settings: Any
     ) -> tuple[list[float], Any]:
         """Train in shards; as `Case.fit`."""
-        rank = int(torch.distributed.get_rank()) if torch.distributed.is_initialized() else 0
+        rank = int(os.environ["LOCAL_RANK"])  # as `run_trainers` starts them, on one node
         return case.fit(
             self.data * self.tensors,
             model=kind(self.how, case.optimizer),
