@@ -70,8 +70,8 @@ def complete(
     mesh = arguments.get("device_mesh")
     if mesh is None and arguments.get("process_group") is None:
         # Without one a HYBRID_SHARD would take all cards of the machine, whether or not they train,
-        # and shards would come in checkpoints as torch's ShardedTensors, which can be loaded with
-        # CUDA only (2.13, `ShardedTensor.to` and its `device`), not as DTensors.
+        # and shards would be torch's ShardedTensors in checkpoints, and not DTensors: on a rank
+        # without a part of a small one they ask for a CUDA device (2.13, `ShardedTensor.to`).
         mesh = (num_nodes, num_cards) if _is_hybrid(sharding) else (num_nodes * num_cards,)
         if num_nodes > 1:
             _check_mesh(mesh, sharding)
