@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .accelerator import HPUAccelerator
     from .checkpoint import HPUCheckpointIO
-    from .precision import HPUDeepSpeedPrecision, HPUFSDPPrecision, HPUPrecisionPlugin
+    from .precision import (
+        HPUDeepSpeedPrecision,
+        HPUDeepSpeedPrecisionPlugin,
+        HPUFSDPPrecision,
+        HPUPrecisionPlugin,
+    )
     from .profiler import HPUProfiler
     from .strategies import (
         HPUDDPStrategy,
@@ -33,6 +38,7 @@ __all__ = [
     "HPUCheckpointIO",
     "HPUDDPStrategy",
     "HPUDeepSpeedPrecision",
+    "HPUDeepSpeedPrecisionPlugin",
     "HPUDeepSpeedStrategy",
     "HPUFSDPPrecision",
     "HPUFSDPStrategy",
@@ -50,6 +56,7 @@ _HOMES = {
     "HPUCheckpointIO": ".checkpoint",
     "HPUDDPStrategy": ".strategies",
     "HPUDeepSpeedPrecision": ".precision",
+    "HPUDeepSpeedPrecisionPlugin": ".precision",
     "HPUDeepSpeedStrategy": ".strategies",
     "HPUFSDPPrecision": ".precision",
     "HPUFSDPStrategy": ".strategies",

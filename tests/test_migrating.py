@@ -106,9 +106,11 @@ from lightning_habana.fabric.accelerator import HPUAccelerator as FabricAccelera
 from lightning_habana.fabric.strategies.ddp import HPUDDPStrategy as FabricDDPStrategy
 from lightning_habana.pytorch import HPUCheckpointIO
 from lightning_habana.pytorch.accelerator import HPUAccelerator
+from lightning_habana.pytorch.plugins import HPUDeepSpeedPrecisionPlugin, HPUFSDPPrecision
 from lightning_habana.pytorch.plugins.precision import HPUPrecisionPlugin
 from lightning_habana.pytorch.profiler.profiler import HPUProfiler
 from lightning_habana.pytorch.strategies import HPUDDPStrategy, HPUParallelStrategy
+from lightning_habana.pytorch.strategies import HPUDeepSpeedStrategy, HPUFSDPStrategy
 from lightning_habana.pytorch.strategies.single import SingleHPUStrategy
 import torch
 from {package} import Trainer
@@ -134,6 +136,11 @@ several = Trainer(
 )
 assert several.world_size == 2, several.world_size
 assert isinstance(Trainer(accelerator="hpu", devices=2, **quiet).strategy, HPUParallelStrategy)
+for strategy, plugin in (
+    (HPUDeepSpeedStrategy(), HPUDeepSpeedPrecisionPlugin("bf16-mixed")),
+    (HPUFSDPStrategy(), HPUFSDPPrecision("bf16-mixed")),
+):
+    Trainer(accelerator="hpu", devices=2, strategy=strategy, plugins=[plugin], **quiet)
 FabricDDPStrategy(), FabricAccelerator(), HPUPrecision("bf16-mixed", device="hpu")
 print("migrated")
 """

@@ -58,6 +58,10 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
             )
 
 
+HPUDeepSpeedPrecisionPlugin = HPUDeepSpeedPrecision
+"""The name of lightning-habana."""
+
+
 def check_precision(plugin: Precision) -> None:
     """Refuse a precision that DeepSpeed cannot compute in on this card; acquires the card.
 

@@ -134,7 +134,9 @@ def test_users_subclass_of_ours_is_taken() -> None:
     assert type(hpu_fabric(strategy=Mine(), devices=2).strategy) is Mine
 
 
+NVME = "deepspeed_stage_3_offload_nvme"
 SHARDING = [name for name in STRATEGY_REGISTRY if name.startswith(("deepspeed", "fsdp"))]
+SHARDING.remove(NVME)
 
 
 @pytest.mark.parametrize("name", SHARDING)
@@ -147,6 +149,11 @@ def test_every_name_of_a_sharding_strategy_becomes_ours_and_keeps_its_meaning(na
         assert strategy.config["zero_optimization"]["stage"] == arguments["stage"]
     if "cpu_offload" in arguments:
         assert strategy.cpu_offload.offload_params
+
+
+def test_what_deepspeed_cannot_do_on_hpus_is_refused() -> None:
+    with pytest.raises(MisconfigurationException, match="pass 'deepspeed_stage_3_offload'"):
+        hpu_fabric(strategy=NVME, devices=2)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,9 @@ def test_parallel_is_another_name_of_ddp() -> None:
     assert HPUParallelStrategy is HPUDDPStrategy
 
 
+NVME = "deepspeed_stage_3_offload_nvme"
 SHARDING = [name for name in StrategyRegistry if name.startswith(("deepspeed", "fsdp"))]
+SHARDING.remove(NVME)
 
 
 @pytest.mark.parametrize("name", SHARDING)
@@ -137,6 +139,11 @@ def test_every_name_of_a_sharding_strategy_becomes_ours_and_keeps_its_meaning(na
         assert strategy.config["zero_optimization"]["stage"] == arguments["stage"]
     if "cpu_offload" in arguments:
         assert strategy.cpu_offload.offload_params
+
+
+def test_what_deepspeed_cannot_do_on_hpus_is_refused() -> None:
+    with pytest.raises(MisconfigurationException, match="pass 'deepspeed_stage_3_offload'"):
+        hpu_trainer(strategy=NVME, devices=2)
 
 
 @pytest.mark.parametrize(
