@@ -9,6 +9,7 @@ from typing import Any
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_summary.model_summary_deepspeed import DeepSpeedSummary
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Module
@@ -61,6 +62,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     def become_hpu(self, typed: str) -> None:
         """Check what the user passed, and that DeepSpeed computes on the HPU."""
         super().become_hpu(typed)
+        _complete_summary()
         library.load()
         assert isinstance(self.config, dict)
         check_keys(self.config)
@@ -243,3 +245,13 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         reuse.restore_linear()
         deepspeed_import.unset_variables(list(self._variables))
         self._variables = ()
+
+
+def _complete_summary() -> None:
+    """Have Lightning 2.5 summarize a model in shards, for which it asks for FLOPs it never counts.
+
+    Delete with 2.5: 2.6 counts them (`utilities/model_summary/model_summary.py`).
+    """
+    summary: Any = DeepSpeedSummary
+    if not hasattr(summary, "flop_counts"):
+        summary.flop_counts = property(lambda self: {name: {} for name in self.layer_names})

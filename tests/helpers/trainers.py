@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing
 
 _START = "forkserver"
@@ -90,3 +91,6 @@ def _main(
     }
     torch.set_num_threads(1)
     torch.save(worker(rank, *args), folder / f"rank{rank}.pt")
+    if dist.is_initialized():
+        # Rank 0 holds the store, which others may still need to connect a last group.
+        dist.barrier()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import Any
 
 from lightning.fabric.strategies.deepspeed import DeepSpeedStrategy
@@ -27,6 +28,11 @@ from ...deepspeed.optimizers import check as check_optimizer
 from ..precision import HPUDeepSpeedPrecision
 from ..precision.deepspeed import check_precision
 from .parallel import RankedHPUStrategy
+
+# Lightning before 2.6 sets up no schedules, and unpacks two values. Delete with 2.5.
+_TAKES_SCHEDULER = (
+    "scheduler" in signature(DeepSpeedStrategy.setup_module_and_optimizers).parameters
+)
 
 
 class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
@@ -138,6 +144,8 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         self._follow(optimizers[0])
         # DeepSpeed would step the scheduler with the optimizer, and the loop does so once more.
         optimizer = self._make_engine(module, optimizers[0])
+        if not _TAKES_SCHEDULER:
+            return self._deepspeed_engine, [optimizer]  # type: ignore[return-value]
         return self._deepspeed_engine, [optimizer], scheduler
 
     @override
