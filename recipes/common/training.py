@@ -70,6 +70,9 @@ class RecipeModule(LightningModule):
                 f"trainer.gradient_clip_val is {self.trainer.gradient_clip_val}. Leave it out, and "
                 "set model.max_grad_norm."
             )
+        if self._trainer is not None:
+            strategy = self._trainer.strategy
+            _check_takes_shards(settings["optimizer"], settings["weight_decay"], strategy)
         optimizer = make_optimizer(
             settings["optimizer"],
             self,
@@ -78,7 +81,6 @@ class RecipeModule(LightningModule):
             betas=settings["betas"],
             max_grad_norm=settings["max_grad_norm"],
         )
-        _check_takes_shards(settings["optimizer"], settings["weight_decay"], self.trainer.strategy)
         num_steps, warmup = self.trainer.estimated_stepping_batches, settings["warmup_steps"]
         schedule = make_schedule(settings["schedule"], optimizer, num_steps, warmup)
         return {

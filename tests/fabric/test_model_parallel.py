@@ -173,7 +173,7 @@ def four(tmp_path_factory: Any) -> list[Any]:
     return run_trainers(_work, tmp_path_factory.mktemp("ranks"), 4, num_ranks=4)
 
 
-@pytest.fixture(params=["two", "four"])
+@pytest.fixture(params=["two", pytest.param("four", marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest) -> list[Any]:
     found: list[Any] = request.getfixturevalue(request.param)
     return found

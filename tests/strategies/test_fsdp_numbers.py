@@ -14,7 +14,11 @@ from tests.strategies.sharded_cases import CASES, global_losses, loader
 
 Found = dict[tuple[str, str], Any]
 FP32 = {2: MODES, 4: FOUR}
-TABLE = [(num, name) for num, modes in FP32.items() for name in modes]
+_MARKS = {2: (), 4: pytest.mark.slow}
+NUM_RANKS = [pytest.param(num, marks=_MARKS[num]) for num in FP32]
+TABLE = [
+    pytest.param(num, name, marks=_MARKS[num]) for num, modes in FP32.items() for name in modes
+]
 
 DDP = Mode(lambda: "hpu_ddp")
 LOW = {
@@ -51,11 +55,15 @@ def _train(name: str, mode: Mode, rank: int, num_ranks: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def all_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Found]]:
-    """By number of ranks, what each rank found."""
-    return {
-        num: run_trainers(_fit, tmp_path_factory.mktemp("ranks"), num, num_ranks=num)
-        for num in FP32
-    }
+    """By number of ranks, what each rank found; trained when it is asked for."""
+
+    class Runs(dict[int, list[Found]]):
+        def __missing__(self, num: int) -> list[Found]:
+            folder = tmp_path_factory.mktemp("ranks")
+            self[num] = run_trainers(_fit, folder, num, num_ranks=num)
+            return self[num]
+
+    return Runs()
 
 
 def _losses(ranks: list[Found], case: str, name: str) -> Tensor:
@@ -63,7 +71,7 @@ def _losses(ranks: list[Found], case: str, name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("num_ranks", FP32)
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
 def test_reference_is_one_process_on_the_whole_batch(
     all_ranks: dict[int, list[Found]], num_ranks: int, case: str
 ) -> None:
@@ -93,7 +101,7 @@ def test_evaluation_after_fit_is_that_of_ddp(all_ranks: dict[int, list[Found]], 
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("num_ranks", FP32)
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
 def test_bf16_mixed_differs_from_ddp_by_the_rounding_of_sent_gradients(
     all_ranks: dict[int, list[Found]], num_ranks: int, case: str
 ) -> None:
@@ -104,7 +112,7 @@ def test_bf16_mixed_differs_from_ddp_by_the_rounding_of_sent_gradients(
     assert (found - _losses(ranks, case, "ddp")).abs().max() > 1e-4, "is this bf16 at all?"
 
 
-@pytest.mark.parametrize("num_ranks", FP32)
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
 def test_bf16_true_is_as_far_from_fp32_as_ddp_is(
     all_ranks: dict[int, list[Found]], num_ranks: int
 ) -> None:

@@ -32,7 +32,7 @@ CASES = {
 LAYOUTS = {"fsdp2": Layout(2, 1), "tensors": Layout(1, 2), "fsdp2_of_tensors": Layout(2, 2)}
 RUNS = (
     (2, ("fsdp1", "fsdp2", "tensors"), None),
-    (2, ("tensors",), {"PT_HPU_LAZY_MODE": "1"}),
+    pytest.param((2, ("tensors",), {"PT_HPU_LAZY_MODE": "1"}), marks=pytest.mark.slow),
     pytest.param((4, ("fsdp2_of_tensors",), None), marks=pytest.mark.slow),
 )
 """Ranks, layouts, environment."""
