@@ -7,8 +7,9 @@
 folder of their own below --folder, which goes ahead of the installed packages and is removed again.
 In each: the tests that compare the source of what we wrap, override or call with what we know; 20
 steps on one simulated card and 20 on two, in both namespaces, with the Trainer (and its checkpoint)
-and with Fabric, compared with a plain loop on the CPU that sees the whole batch. What fails
-says why on stderr.
+and with Fabric, compared with a plain loop on the CPU that sees the whole batch; and programs for
+GPUs with DeepSpeed, FSDP, FSDP2 and tensor parallelism, whose losses are compared with DDP's. What
+fails says why on stderr.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _REPOSITORY = Path(__file__).resolve().parents[1]
 _VERSIONS = ("2.5.6", "2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6")
 _MALWARE = ("2.6.2", "2.6.3")
 _SEAM_TESTS = "is_one_we_know"
+_SHARDS = _REPOSITORY / "tests" / "examples" / "test_gpu_scripts.py"
 _NUM_STEPS = 20
 _BATCH_SIZE = 8
 _FAMILIES = {
@@ -55,7 +57,7 @@ def main() -> int:
     if bad := [version for version in options.versions if version in _MALWARE]:
         parser.error(f"lightning {', '.join(bad)} was malware and is not installed. Leave it out.")
     options.folder.mkdir(parents=True, exist_ok=True)
-    columns = ["seam"]
+    columns = ["seam", "shards, 2 cards"]
     columns += [f"{check}, {n} card{'s' * (n > 1)}" for check in _CHECKS for n in (1, 2)]
     rows = []
     for version in options.versions:
@@ -79,7 +81,8 @@ def _check_version(version: str, folder: Path) -> str:
     try:
         subprocess.run([*install, "--target", str(packages), *names], check=True)
         run = partial(_run, env=env, folder=folder)
-        cells = [version, run(_pytest())]
+        cells = [version, run(_pytest(_seam_tests(), "-k", _SEAM_TESTS))]
+        cells.append(run(_pytest([_SHARDS], "-m", "not slow")))
         for check in _CHECKS:
             for cards in (1, 2):
                 found = {
@@ -92,11 +95,14 @@ def _check_version(version: str, folder: Path) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _pytest() -> list[str]:
-    folder = _REPOSITORY / "tests"
-    tests = [str(path) for path in folder.rglob("test_*.py") if _SEAM_TESTS in path.read_text()]
+def _seam_tests() -> list[Path]:
+    paths = (_REPOSITORY / "tests").rglob("test_*.py")
+    return [path for path in paths if _SEAM_TESTS in path.read_text()]
+
+
+def _pytest(tests: list[Path], *chosen: str) -> list[str]:
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(_REPOSITORY), "--tb=short"]
-    return [sys.executable, "-m", "pytest", *tests, "-k", _SEAM_TESTS, *options]
+    return [sys.executable, "-m", "pytest", *map(str, tests), *chosen, *options]
 
 
 def _self(check: str, version: str, family: str, cards: int) -> list[str]:
