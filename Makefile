@@ -50,6 +50,7 @@ benchmarks: setup
 	$(simulate) --cards 1 -- $(python) benchmarks/simulator_vs_cpu.py
 	$(simulate) --cards 1 -- $(python) benchmarks/trainer_overhead.py
 	$(simulate) --cards 2 -- $(python) benchmarks/ddp_step.py
+	$(simulate) --cards 4 -- $(python) benchmarks/sharded_memory.py
 	$(python) benchmarks/import_cost.py
 	$(python) benchmarks/recipe_throughput.py
 
