@@ -19,7 +19,7 @@ def run_ranks(
     folder: Path,
     *args: Any,
     num_ranks: int = 2,
-    timeout: float = 120,
+    timeout: float = 240,
 ) -> None:
     """Call `worker(rank, *args)` in each of several processes of one `hccl` group.
 

@@ -24,7 +24,7 @@ def run_trainers(
     folder: Path,
     *args: Any,
     num_ranks: int = 2,
-    timeout: float = 120,
+    timeout: float = 240,
     env: dict[str, str] | None = None,
 ) -> list[Any]:
     """Call `worker(rank, *args)` in each of several processes with a launcher's environment.
