@@ -5,6 +5,7 @@ LIGHTNING_GAUDI_TEST_ON says otherwise, for tests/contract alone (see scripts/te
 """
 
 import os
+import signal
 
 import pytest
 
@@ -18,6 +19,9 @@ else:
 if _TEST_ON is None:
     os.environ.pop("PT_HPU_LAZY_MODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Started in the background or by nohup, processes ignore Ctrl-C, and so would those of the tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Activates the simulator, so that test modules may import habana_frameworks before torch.
 import torch  # noqa: E402, F401
