@@ -29,7 +29,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 NUM_RANKS = 2
 SIDES = ("hpu", "cpu")

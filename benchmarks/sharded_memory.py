@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 WIDTH, NUM_BLOCKS, NUM_STEPS = 512, 8, 3
 RANKS = (2, 4)

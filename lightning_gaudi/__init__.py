@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from lightning_gaudi import activation
 
 if TYPE_CHECKING:
-    from ._version import __version__
-    from .accelerator import HPUAccelerator
-    from .checkpoint import HPUCheckpointIO
-    from .precision import (
+    from lightning_gaudi._version import __version__
+    from lightning_gaudi.accelerator import HPUAccelerator
+    from lightning_gaudi.checkpoint import HPUCheckpointIO
+    from lightning_gaudi.precision import (
         HPUDeepSpeedPrecision,
         HPUDeepSpeedPrecisionPlugin,
         HPUFSDPPrecision,
         HPUPrecisionPlugin,
     )
-    from .profiler import HPUProfiler
-    from .strategies import (
+    from lightning_gaudi.profiler import HPUProfiler
+    from lightning_gaudi.strategies import (
         HPUDDPStrategy,
         HPUDeepSpeedStrategy,
         HPUFSDPStrategy,
@@ -74,6 +74,8 @@ def __getattr__(name: str) -> Any:
     if name == "HPU_AVAILABLE":
         # Under the name that lightning-habana had for it.
         return __getattr__("HPUAccelerator").is_available()
+    if name == "vendor":
+        return importlib.import_module("._core.vendor", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name], __name__), name)

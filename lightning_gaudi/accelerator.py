@@ -8,7 +8,7 @@ from lightning.fabric.utilities.types import _DEVICE
 from lightning.pytorch.accelerators import Accelerator
 from typing_extensions import override
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 from .fabric.accelerator import HPUAccelerator as FabricHPUAccelerator
 

@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from lightning_gaudi import families
+from lightning_gaudi._core import mirror
 
 _SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
 _PARENT = "_LIGHTNING_GAUDI_PARENT"  # see `processes`
@@ -54,9 +54,9 @@ def activate() -> None:
     Raises:
         Exception: What kept the simulator from starting, where the environment asks for it.
     """
-    families.install()
+    mirror.install()
     if os.environ.get(_PARENT):
-        from lightning_gaudi import processes
+        from lightning_gaudi._core import processes
 
         processes.watch_parent()
     if not any(isinstance(finder, _PostImportFinder) for finder in sys.meta_path):
@@ -72,11 +72,11 @@ def activate() -> None:
 def _targets() -> dict[str, tuple[str, str, str]]:
     """Names of the modules to patch -> our package of the same family, module, function."""
     return {
-        _INDUCTOR: (families.LIGHTNING.ours, "compile", "patch_inductor"),
-        _DEEPSPEED: (families.LIGHTNING.ours, "deepspeed_import", "patch_accelerator"),
+        _INDUCTOR: (mirror.LIGHTNING.ours, "_patches.torch_compile", "patch_inductor"),
+        _DEEPSPEED: (mirror.LIGHTNING.ours, "_patches.deepspeed", "patch_accelerator"),
     } | {
         f"{package}.{module}": (family.ours, ours, function)
-        for family in families.FAMILIES
+        for family in mirror.FAMILIES
         for package, patches in (
             (family.trainer, _TRAINER_PATCHES),
             (family.fabric, _FABRIC_PATCHES),
@@ -121,7 +121,7 @@ def _patch_waiting(finished: str) -> None:
     """
     for module in list(_waiting):
         ours, *_ = _targets()[module.__name__]
-        needed = {f"{ours}.{name}" for name in families.MIRRORED} - {finished}
+        needed = {f"{ours}.{name}" for name in mirror.MIRRORED} - {finished}
         if all(name not in sys.modules or _is_imported(name) for name in needed):
             _waiting.remove(module)
             _patch(module)
@@ -151,9 +151,7 @@ class _PostImportFinder(MetaPathFinder):
     """Finds what the other finders find, and has our modules call back after they have run."""
 
     def __init__(self) -> None:
-        ours = {
-            f"{family.ours}.{name}" for family in families.FAMILIES for name in families.MIRRORED
-        }
+        ours = {f"{family.ours}.{name}" for family in mirror.FAMILIES for name in mirror.MIRRORED}
         self._names = {"torch", *_targets(), *ours}
 
     def find_spec(

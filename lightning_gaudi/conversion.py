@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi.reparent import reparent
+from lightning_gaudi._patches.class_swap import reparent
 
 from .distributed import DEVICE
 

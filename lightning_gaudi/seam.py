@@ -30,7 +30,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 from .conversion import NAMES, Forms, refuse_interactive, to_hpu_strategy
 from .distributed.cluster import mpi_environment

@@ -10,7 +10,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import DeviceStatsMonitor
 
-from lightning_gaudi import HPUAccelerator, vendor
+from lightning_gaudi import HPUAccelerator
+from lightning_gaudi._core import vendor
 from tests.helpers.process import run_python
 from tests.helpers.tiny import QUIET, TinyModule, batches, hpu_trainer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi import families
+from lightning_gaudi._core import mirror
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lightning_gaudi"
@@ -42,7 +42,7 @@ def test_only_vendor_imports_the_vendors_package() -> None:
         for path in _sources(PACKAGE)
         if STAND_IN not in path.parents and "habana_frameworks" in _roots(path)
     ]
-    assert importers == ["vendor.py"]
+    assert importers == ["_core/vendor.py"]
 
 
 @pytest.mark.parametrize("room", ["data", "planning"])
@@ -50,12 +50,12 @@ def test_pure_rooms_touch_neither_lightning_nor_a_device(room: str) -> None:
     for path in _sources(PACKAGE / room):
         names = set(_imports(path))
         assert LIGHTNING.isdisjoint(_roots(path)), path
-        assert not {name for name in names if name.startswith("lightning_gaudi.vendor")}, path
+        assert not {name for name in names if name.startswith("lightning_gaudi._core.vendor")}, path
         assert "hpu" not in path.read_text().split('"'), f"{path} names the device"
 
 
 def test_vendor_and_simulator_never_import_lightning() -> None:
-    for path in [PACKAGE / "vendor.py", *_sources(PACKAGE / "simulator")]:
+    for path in [PACKAGE / "_core" / "vendor.py", *_sources(PACKAGE / "simulator")]:
         assert LIGHTNING.isdisjoint(_roots(path)), path
 
 
@@ -86,7 +86,7 @@ def test_recipes_import_public_names_only() -> None:
 
 
 def test_mirrored_modules_name_lightning_only_as_what_is_replaced() -> None:
-    for module in families.MIRRORED:
+    for module in mirror.MIRRORED:
         room = PACKAGE / module
         for path in _sources(room) if room.is_dir() else [room.with_suffix(".py")]:
             for name in _imports(path):
@@ -96,8 +96,8 @@ def test_mirrored_modules_name_lightning_only_as_what_is_replaced() -> None:
 
 def test_mirrored_modules_import_one_another_relatively() -> None:
     """An absolute import would mix the two families."""
-    mirrored = tuple(f"lightning_gaudi.{module}" for module in families.MIRRORED)
-    for module in families.MIRRORED:
+    mirrored = tuple(f"lightning_gaudi.{module}" for module in mirror.MIRRORED)
+    for module in mirror.MIRRORED:
         room = PACKAGE / module
         for path in _sources(room) if room.is_dir() else [room.with_suffix(".py")]:
             for node in ast.walk(ast.parse(path.read_text())):

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from lightning_gaudi import compile as hpu_compile
+from lightning_gaudi._patches import torch_compile as hpu_compile
 from tests.helpers.process import run_python
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own deprecations

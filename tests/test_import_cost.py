@@ -8,7 +8,8 @@ OURS = {
     "_lightning_gaudi_autoload",
     "lightning_gaudi",
     "lightning_gaudi.activation",
-    "lightning_gaudi.families",
+    "lightning_gaudi._core",
+    "lightning_gaudi._core.mirror",
 }
 
 UNUSED = {"LIGHTNING_GAUDI_SIMULATE": None}

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 import lightning_gaudi
-from lightning_gaudi import families
+from lightning_gaudi._core import mirror
 from tests.helpers.lightning_sources import KNOWN
 
 _OURS = lightning_gaudi.__name__
-_MIRRORED = tuple(f"{_OURS}.{name}." for name in families.MIRRORED)
+_MIRRORED = tuple(f"{_OURS}.{name}." for name in mirror.MIRRORED)
 _ROLES = {
     "lightning.pytorch": "trainer",
     "pytorch_lightning": "trainer",
@@ -40,7 +40,7 @@ REPLACED = (
 """Methods that we replace on instances, or call, so that no class of ours shows them."""
 
 
-def _modules(family: families.Family) -> Iterator[ModuleType]:
+def _modules(family: mirror.Family) -> Iterator[ModuleType]:
     """Our modules that are written against Lightning, as `family` has them."""
     for folder in lightning_gaudi.__path__:
         for info in pkgutil.walk_packages([folder], f"{_OURS}."):
@@ -48,7 +48,7 @@ def _modules(family: families.Family) -> Iterator[ModuleType]:
                 yield importlib.import_module(info.name.replace(_OURS, family.ours, 1))
 
 
-def _relied_on(family: families.Family) -> dict[str, Any]:
+def _relied_on(family: mirror.Family) -> dict[str, Any]:
     """Lightning's "module.Class.method" or "module._function", by role, -> the function."""
     found = {name: _resolve(name, family) for name in REPLACED}
     for module in _modules(family):
@@ -59,21 +59,21 @@ def _relied_on(family: families.Family) -> dict[str, Any]:
     return found
 
 
-def _resolve(name: str, family: families.Family) -> Any:
+def _resolve(name: str, family: mirror.Family) -> Any:
     role, _, rest = name.partition(".")
     module, cls, method = rest.rsplit(".", 2)
     package = family.trainer if role == "trainer" else family.fabric
     return getattr(getattr(importlib.import_module(f"{package}.{module}"), cls), method)
 
 
-def _private_imports(module: ModuleType, family: families.Family) -> Iterator[Any]:
+def _private_imports(module: ModuleType, family: mirror.Family) -> Iterator[Any]:
     for name, value in vars(module).items():
         is_theirs = getattr(value, "__module__", "").startswith((family.trainer, family.fabric))
         if is_theirs and name.startswith("_") and inspect.isfunction(value):
             yield value
 
 
-def _overridden(ours: type, family: families.Family) -> dict[str, Any]:
+def _overridden(ours: type, family: mirror.Family) -> dict[str, Any]:
     """What `ours` overrides, itself or through a base of ours that comes before Lightning's."""
     found = {}
     is_ours = [base for base in ours.__mro__ if base.__module__.startswith(f"{family.ours}.")]
@@ -122,8 +122,8 @@ def source_hash(function: Any) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:12]
 
 
-@pytest.mark.parametrize("family", families.FAMILIES, ids=lambda family: family.trainer)
-def test_each_function_relied_on_is_one_we_know(family: families.Family) -> None:
+@pytest.mark.parametrize("family", mirror.FAMILIES, ids=lambda family: family.trainer)
+def test_each_function_relied_on_is_one_we_know(family: mirror.Family) -> None:
     """On a mismatch, read what Lightning changed and what ours does; then add the hash."""
     digests = {name: source_hash(function) for name, function in _relied_on(family).items()}
     unknown = {n: digest for n, digest in digests.items() if digest not in KNOWN.get(n, ())}
@@ -135,4 +135,4 @@ def test_each_function_relied_on_is_one_we_know(family: families.Family) -> None
 
 def test_the_list_has_no_function_that_we_do_not_rely_on() -> None:
     """For the installed Lightning; an older one may lack a method that a later one has."""
-    assert sorted(set(KNOWN) - set(_relied_on(families.LIGHTNING))) == []
+    assert sorted(set(KNOWN) - set(_relied_on(mirror.LIGHTNING))) == []

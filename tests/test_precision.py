@@ -14,7 +14,7 @@ from lightning.pytorch.plugins.precision import (
 from torch import Tensor, nn
 
 from lightning_gaudi import HPUPrecisionPlugin
-from lightning_gaudi.autocast_ops import VARIABLES, check_op_lists
+from lightning_gaudi._core.autocast_ops import VARIABLES, check_op_lists
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 
 

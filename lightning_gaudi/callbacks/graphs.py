@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 from ._steps import is_log_step
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from .atomic import write_atomically
 from .cpu_tensors import save_as_cpu_tensors
-from .sharded import check_replaceable, is_sharded, load_full_checkpoint
+from .torch_dcp.load import check_replaceable, is_sharded, load_full_checkpoint
 
 
 class HPUCheckpointIO(TorchCheckpointIO):

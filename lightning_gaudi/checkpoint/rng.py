@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 KEY = "hpu_rng_state"
 """The checkpoint's key for the state of the device's generator, a CPU tensor of bytes.

@@ -70,15 +70,15 @@ def consolidate(folder: Path, output: Path) -> None:
             written.
         ValueError: A file is damaged, or `output` has another suffix.
     """
-    from lightning_gaudi.checkpoint import sharded
     from lightning_gaudi.checkpoint.single_file import check_output, write_single_file
+    from lightning_gaudi.checkpoint.torch_dcp import load
 
     check_output(output)
-    if not sharded.is_sharded(folder):
-        from lightning_gaudi.deepspeed.consolidate import consolidated
+    if not load.is_sharded(folder):
+        from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
 
         write_single_file(*consolidated(folder), output)
     elif output.suffix == ".safetensors":
-        write_single_file({"model": sharded.load_full_state(folder)}, "model", output)
+        write_single_file({"model": load.load_full_state(folder)}, "model", output)
     else:
-        write_single_file(sharded.load_full_checkpoint(folder), "state_dict", output)
+        write_single_file(load.load_full_checkpoint(folder), "state_dict", output)

@@ -13,8 +13,8 @@ In reading order:
 - `cache`: where what is made once is kept.
 """
 
+from lightning_gaudi._core.cache import cache_folder
 from lightning_gaudi.data.buckets import optimal_buckets
-from lightning_gaudi.data.cache import cache_folder
 from lightning_gaudi.data.describe import ShapeReport, describe
 from lightning_gaudi.data.embedded import embedded_documents, embedded_fingerprint
 from lightning_gaudi.data.evaluation import evaluation_loader

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lightning_gaudi.data.cache import cache_folder
+from lightning_gaudi._core.cache import cache_folder
 from lightning_gaudi.data.text import count_words, paragraphs, sentences
 
 __all__ = ["embedded_documents", "embedded_fingerprint"]

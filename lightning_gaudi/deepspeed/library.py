@@ -12,7 +12,8 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from packaging.version import Version
 
-from lightning_gaudi import deepspeed_import, vendor
+from lightning_gaudi._core import vendor
+from lightning_gaudi._patches import deepspeed
 
 _OLDEST = Version("0.19")
 _INSTALL = "pip install 'lightning-gaudi[deepspeed]'"
@@ -62,7 +63,7 @@ def load() -> Any:
         )
     # DeepSpeed would import it, too; the facade knows how to.
     vendor.package()
-    with deepspeed_import.unchanged():
+    with deepspeed.unchanged():
         os.environ[_SELECTOR] = "hpu"
         package = importlib.import_module("deepspeed")
         accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()

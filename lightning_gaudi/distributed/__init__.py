@@ -7,7 +7,8 @@ card, `group` connects them, `ddp` averages their gradients and `agreement` stop
 from .agreement import StopAgreement
 from .cards import DEVICE, select_card
 from .ddp import sync_buffers, sync_buffers_before_evaluation, wrap
-from .group import (
+from .error_sync import on_rank_zero, raise_together
+from .process_group import (
     BACKEND,
     barrier,
     broadcast_object,
@@ -20,7 +21,6 @@ from .group import (
     is_connected,
     reduce,
 )
-from .together import on_rank_zero, raise_together
 
 __all__ = [
     "BACKEND",

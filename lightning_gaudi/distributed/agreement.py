@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .group import cpu_group
+from .process_group import cpu_group
 
 
 class StopAgreement:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 DEVICE = torch.device("hpu", 0)
 """How a process sees its card, whichever it is."""

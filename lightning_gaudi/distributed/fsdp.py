@@ -15,7 +15,7 @@ from torch.distributed.fsdp import (
 )
 from torch.nn import Module
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 
 def check_arguments(

@@ -16,7 +16,7 @@ from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi import processes, vendor
+from lightning_gaudi._core import processes, vendor
 
 from .cluster import check_port, check_world_size
 

@@ -10,9 +10,9 @@ from lightning.fabric.accelerators.registry import _AcceleratorRegistry
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
-from ..devices import parse_devices
+from ..distributed.devices import parse_devices
 
 
 class HPUAccelerator(Accelerator):

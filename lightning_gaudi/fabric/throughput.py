@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 from .precision import HPUPrecision
 

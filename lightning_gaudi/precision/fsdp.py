@@ -7,7 +7,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi.sharding.clipping import clip_norm
+from lightning_gaudi._core.fsdp_clipping import clip_norm
 
 from ..distributed.fsdp import is_in_shards
 from ..fabric.precision.fsdp import HPUShardedPrecision

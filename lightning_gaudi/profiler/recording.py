@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, record_function
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 from .schedule import Schedule
 

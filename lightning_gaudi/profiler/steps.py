@@ -7,7 +7,7 @@ import time
 from array import array
 from collections.abc import Callable
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 HOST, GAP, DATA = "step on the host", "between two steps", "  waiting for data"
 SYNCS, GRAPHS, COMPILING = "host syncs", "graph compilations", "time compiling"

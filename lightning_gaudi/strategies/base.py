@@ -17,8 +17,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi import vendor
-from lightning_gaudi.tied_weights import kept_tied
+from lightning_gaudi._core import vendor
+from lightning_gaudi._core.tied_weights import kept_tied
 
 from ..checkpoint import HPUCheckpointIO, restore_rng_state
 from ..checkpoint.rng import KEY as RNG_STATE

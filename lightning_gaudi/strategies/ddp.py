@@ -9,7 +9,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lightning_gaudi.tied_weights import kept_tied
+from lightning_gaudi._core.tied_weights import kept_tied
 
 from .. import distributed
 from .parallel import RankedHPUStrategy

@@ -16,15 +16,18 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi import deepspeed_import
+from lightning_gaudi._patches import deepspeed
 
 from .. import distributed
 from ..checkpoint.rng import KEY as RNG_STATE
-from ..deepspeed import checkpoint as sharded
-from ..deepspeed import config as settings
-from ..deepspeed import engine, library, offload, optimizers, reuse, weights
-from ..deepspeed.keys import check_keys
-from ..deepspeed.manual import stepped_by_user, tell_boundary
+from ..deepspeed import library
+from ..deepspeed.checkpoint import load as sharded
+from ..deepspeed.checkpoint import weights
+from ..deepspeed.config import load as settings
+from ..deepspeed.config import offload, optimizers
+from ..deepspeed.config.validation import check_keys
+from ..deepspeed.engine import initialize, lifecycle
+from ..deepspeed.engine.manual_optimization import stepped_by_user, tell_boundary
 from ..precision import HPUDeepSpeedPrecision
 from ..precision.deepspeed import check_precision
 from .parallel import RankedHPUStrategy
@@ -122,7 +125,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         """Choose this rank's card, prepare it, then connect all ranks."""
         assert self.parallel_devices is not None
         distributed.select_card(self.parallel_devices, self.local_rank)
-        self._variables = (*self._variables, *deepspeed_import.set_variables())
+        self._variables = (*self._variables, *deepspeed.set_variables())
         assert isinstance(self.config, dict)
         offload.prepare(self.config)
         # Not DeepSpeedStrategy's: it refuses what is not a GPU.
@@ -167,17 +170,17 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         assert self.lightning_module is not None
         is_manual = not self.lightning_module.automatic_optimization
         config = stepped_by_user(self.config) if is_manual else self.config
-        return engine.make_engine(model, config, optimizer=optimizer, lr_scheduler=lr_scheduler)
+        return initialize.make_engine(model, config, optimizer=optimizer, lr_scheduler=lr_scheduler)
 
     @override
     def _initialize_deepspeed_inference(self, model: Module) -> None:
         assert isinstance(self.config, dict)
-        self.model = engine.make_inference_engine(model, self.config)
+        self.model = initialize.make_inference_engine(model, self.config)
 
     @override
     def _set_deepspeed_activation_checkpointing(self) -> None:
         assert isinstance(self.config, dict)
-        engine.configure_checkpointing(self.config)
+        initialize.configure_checkpointing(self.config)
 
     @override
     def save_checkpoint(
@@ -242,8 +245,8 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     def teardown(self) -> None:
         """Move the model to the CPU, and take back what concerns the whole process."""
         super().teardown()
-        reuse.restore_linear()
-        deepspeed_import.unset_variables(list(self._variables))
+        lifecycle.restore_linear()
+        deepspeed.unset_variables(list(self._variables))
         self._variables = ()
 
 

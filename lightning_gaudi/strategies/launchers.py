@@ -14,7 +14,7 @@ from lightning.pytorch.strategies.launchers import (
 )
 from typing_extensions import override
 
-from lightning_gaudi import processes
+from lightning_gaudi._core import processes
 
 from ..distributed.launchers import check_spawn, launch_script
 

@@ -14,9 +14,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi.sharding import dtensors
+from lightning_gaudi._core import gradient_clipping
 
-from ..distributed.model_parallel import (
+from ..distributed.device_mesh import (
     check_eager,
     check_parallelized,
     check_sizes,
@@ -105,8 +105,8 @@ def _clip_shards(plugin: Precision) -> None:
 
 
 def _clip_by_norm(plugin: Precision, optimizer: Optimizer, clip_val: float) -> None:
-    dtensors.clip_norm(plugin.main_params(optimizer), clip_val)
+    gradient_clipping.clip_norm(plugin.main_params(optimizer), clip_val)
 
 
 def _clip_by_value(plugin: Precision, optimizer: Optimizer, clip_val: float) -> None:
-    dtensors.clip_value(plugin.main_params(optimizer), clip_val)
+    gradient_clipping.clip_value(plugin.main_params(optimizer), clip_val)

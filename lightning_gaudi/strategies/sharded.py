@@ -12,13 +12,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ..checkpoint import states
 from ..checkpoint.folders import recover
 from ..checkpoint.io import default_weights_only, open_mapped
 from ..checkpoint.rng import KEY as RNG_STATE
-from ..checkpoint.save_sharded import save_sharded
-from ..checkpoint.sharded import is_sharded, load_rest, names, read_metadata
-from ..distributed.together import on_rank_zero
+from ..checkpoint.torch_dcp import sharded_state_dict
+from ..checkpoint.torch_dcp.load import is_sharded, load_rest, names, read_metadata
+from ..checkpoint.torch_dcp.save import save_sharded
+from ..distributed.error_sync import on_rank_zero
 from .parallel import RankedHPUStrategy
 
 
@@ -42,7 +42,7 @@ class ShardedHPUStrategy(RankedHPUStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The model's shards on this rank, or all of it on rank 0; see `saves_shards`."""
         assert self.model is not None
-        return states.model_state(self.model, full=not self.saves_shards)
+        return sharded_state_dict.model_state(self.model, full=not self.saves_shards)
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -50,8 +50,10 @@ class ShardedHPUStrategy(RankedHPUStrategy):
         assert self.model is not None
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer.optimizer
-        state = states.optimizer_state(self.model, optimizer, full=not self.saves_shards)
-        return state if self.saves_shards else states.numbered(state)
+        state = sharded_state_dict.optimizer_state(
+            self.model, optimizer, full=not self.saves_shards
+        )
+        return state if self.saves_shards else sharded_state_dict.numbered(state)
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -144,7 +146,7 @@ class ShardedHPUStrategy(RankedHPUStrategy):
                 f"The checkpoint has the states of {len(saved)} optimizers, and this run has "
                 f"{len(optimizers)}. Configure as many as when it was saved."
             )
-        states.load_states(
+        sharded_state_dict.load_states(
             source,
             {model_key: self.model},
             {_name(number): optimizer for number, optimizer in enumerate(optimizers)},

@@ -10,7 +10,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from typing_extensions import override
 
-from lightning_gaudi.tied_weights import kept_tied
+from lightning_gaudi._core.tied_weights import kept_tied
 
 from ..conversion import to_hpu_device
 from ..distributed import DEVICE, check_alone, select_card

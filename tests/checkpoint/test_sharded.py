@@ -19,13 +19,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from lightning_gaudi.checkpoint.io import HPUCheckpointIO
-from lightning_gaudi.checkpoint.save_sharded import save_sharded
-from lightning_gaudi.checkpoint.sharded import (
+from lightning_gaudi.checkpoint.torch_dcp.load import (
     is_sharded,
     load_full_checkpoint,
     load_full_state,
     read_metadata,
 )
+from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
 from tests.helpers.process import run_python
 from tests.helpers.trainers import run_trainers
 
@@ -164,7 +164,7 @@ def test_full_state_is_loaded_without_an_hpu(path: Path) -> None:
     result = run_python(
         """
         import sys, torch
-        from lightning_gaudi.checkpoint.sharded import load_full_state
+        from lightning_gaudi.checkpoint.torch_dcp.load import load_full_state
         state = load_full_state(sys.argv[1])
         assert not hasattr(torch, "hpu") and "habana_frameworks" not in sys.modules
         print({name: value.tolist() for name, value in state.items()})

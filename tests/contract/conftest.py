@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 FOLDER = Path(__file__).parent
 ONE_CARD = FOLDER / "one_card"

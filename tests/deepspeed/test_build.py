@@ -18,12 +18,13 @@ from typing import Any
 import filelock
 import pytest
 
-from lightning_gaudi.deepspeed import build, library
-from lightning_gaudi.deepspeed.build import OpBuildError
+from lightning_gaudi.deepspeed import library
+from lightning_gaudi.deepspeed.ops import build
+from lightning_gaudi.deepspeed.ops.build import OpBuildError
 from tests.helpers.process import environment
 
 _ENSURE = """\
-from lightning_gaudi.deepspeed import build
+from lightning_gaudi.deepspeed.ops import build
 from tests.deepspeed.tiny_op import TinyBuilder
 build.ensure_built(TinyBuilder())
 """

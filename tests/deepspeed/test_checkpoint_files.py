@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gaudi.deepspeed import shards, tags
+from lightning_gaudi.deepspeed.checkpoint import shards, versions
 
 NUM_RANKS = 3
 MODEL = "mp_rank_00_model_states.pt"
@@ -27,7 +27,7 @@ def _save(folder: Path, stage: int, tag: str = "checkpoint", prefix: str = "zero
         torch.save(state, version / (MODEL if rank is None else f"zero_pp_rank_{rank}_{MODEL}"))
     for rank in ranks if stage else []:
         torch.save(kept, version / f"{prefix}{rank}_{OPTIMIZER}")
-    tags.publish(folder, tag)
+    versions.publish(folder, tag)
     return version
 
 
@@ -107,39 +107,39 @@ def test_each_version_has_a_new_name_and_the_last_remains(tmp_path: Path) -> Non
     folder = tmp_path / "last.ckpt"
     (folder / "mine").mkdir(parents=True)
     for expected in ("checkpoint", "checkpoint-2", "checkpoint-3"):
-        tag = tags.claim(folder)
+        tag = versions.claim(folder)
         assert tag == expected
-        tags.publish(folder, tag)
-        assert tags.latest(folder) == tag
+        versions.publish(folder, tag)
+        assert versions.latest(folder) == tag
         assert {each.name for each in folder.iterdir()} == {tag, "latest", "mine"}
 
 
 def test_an_unfinished_version_changes_nothing(tmp_path: Path) -> None:
-    tags.publish(tmp_path, tags.claim(tmp_path))
-    assert tags.claim(tmp_path) == "checkpoint-2"
-    assert tags.latest(tmp_path) == "checkpoint"
-    assert tags.claim(tmp_path) == "checkpoint-3"
+    versions.publish(tmp_path, versions.claim(tmp_path))
+    assert versions.claim(tmp_path) == "checkpoint-2"
+    assert versions.latest(tmp_path) == "checkpoint"
+    assert versions.claim(tmp_path) == "checkpoint-3"
 
 
 def test_a_file_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     path.write_text("mine")
     with pytest.raises(FileExistsError, match=f"{path}: it is a file"):
-        tags.claim(path)
+        versions.claim(path)
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"There is no checkpoint at {tmp_path / 'x'}"):
-        tags.latest(tmp_path / "x")
+        versions.latest(tmp_path / "x")
     with pytest.raises(FileNotFoundError, match="has no file 'latest'"):
-        tags.latest(tmp_path)
+        versions.latest(tmp_path)
     version = _save(tmp_path, 0)
     for part in (version, version / MODEL):
         with pytest.raises(FileNotFoundError, match=f"a part of one. Pass {tmp_path}\\."):
-            tags.latest(part)
+            versions.latest(part)
     (tmp_path / "latest").unlink()
     with pytest.raises(FileNotFoundError, match="has checkpoint, but no file 'latest'"):
-        tags.latest(tmp_path)
+        versions.latest(tmp_path)
     (tmp_path / "latest").write_text("checkpoint-7")
     with pytest.raises(FileNotFoundError, match="names the folder 'checkpoint-7'"):
-        tags.latest(tmp_path)
+        versions.latest(tmp_path)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi.deepspeed import optimizers
-from lightning_gaudi.deepspeed.config import Settings, complete, read
-from lightning_gaudi.deepspeed.keys import check_keys
-from lightning_gaudi.deepspeed.presets import PRESETS
+from lightning_gaudi.deepspeed.config import optimizers
+from lightning_gaudi.deepspeed.config.load import Settings, complete, read
+from lightning_gaudi.deepspeed.config.presets import PRESETS
+from lightning_gaudi.deepspeed.config.validation import check_keys
 
 VARIABLE = "PL_DEEPSPEED_CONFIG_PATH"
 CONFIG = {"zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi import deepspeed_import
+from lightning_gaudi._patches import deepspeed
 from lightning_gaudi.deepspeed import library
 from tests.helpers.process import run_python
 
@@ -51,7 +51,7 @@ def test_import_leaves_torch_and_the_environment_as_they_are(imports: str, befor
 def test_our_import_leaves_torch_and_the_environment_as_they_are() -> None:
     """Whatever it changes: what DeepSpeed has changed before, it is not asked to change again."""
     names = set(os.environ)
-    with deepspeed_import.unchanged() as changed:
+    with deepspeed.unchanged() as changed:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         os.environ["PT_HPU_LAZY_ACC_PAR_MODE"] = "0"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from lightning_gaudi.deepspeed.memory import LIGHTNINGS_BUCKET, with_fitting_buckets
+from lightning_gaudi.deepspeed.engine.memory import LIGHTNINGS_BUCKET, with_fitting_buckets
 
 
 def _config(size: int) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from lightning.fabric.strategies import DeepSpeedStrategy as FabricStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
-from lightning_gaudi.deepspeed import library, offload
-from lightning_gaudi.deepspeed.build import OpBuildError
+from lightning_gaudi.deepspeed import library
+from lightning_gaudi.deepspeed.config import offload
+from lightning_gaudi.deepspeed.ops.build import OpBuildError
 from tests.fabric.deepspeed_loop import adamw, cards, cpu_adamw, train, train_masters
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers

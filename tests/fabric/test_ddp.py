@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 from torch import Tensor, nn
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 from lightning_gaudi.fabric import HPUDDPStrategy
 from lightning_gaudi.simulator import collective_stats, reset_statistics
 from tests.fabric.loop import NUM_STEPS, make_model, train

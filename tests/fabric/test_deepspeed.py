@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import DeepSpeedStrategy
 from torch import nn
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 from lightning_gaudi.fabric import HPUDeepSpeedPrecision, HPUDeepSpeedStrategy
 from tests.fabric.deepspeed_loop import adamw, cards, sgd, train
 from tests.helpers.trainers import run_trainers

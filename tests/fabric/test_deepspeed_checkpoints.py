@@ -12,7 +12,7 @@ from lightning.fabric.strategies import DeepSpeedStrategy
 from torch import nn
 
 from lightning_gaudi.cli.consolidate import consolidate
-from lightning_gaudi.deepspeed.consolidate import consolidated
+from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
 from tests.fabric.deepspeed_loop import adamw, cards
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import loader, make_net

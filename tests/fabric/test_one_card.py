@@ -12,7 +12,7 @@ from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, M
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 from lightning_gaudi.fabric import HPUPrecision
 from tests.fabric.loop import NUM_FEATURES, loader, make_model, train
 from tests.helpers.process import run_python

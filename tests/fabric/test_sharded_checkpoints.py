@@ -14,7 +14,7 @@ from lightning.fabric.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from lightning_gaudi.checkpoint.sharded import is_sharded, load_full_state
+from lightning_gaudi.checkpoint.torch_dcp.load import is_sharded, load_full_state
 from tests.helpers.trainers import run_trainers
 from tests.strategies.model_parallel_cases import parallelize
 from tests.strategies.sharded_cases import NUM_FEATURES, Block, loader, make_net

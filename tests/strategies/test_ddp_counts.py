@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 from lightning_gaudi.simulator import collective_stats
 from tests.helpers.trainers import run_trainers
 from tests.strategies.ddp_cases import NUM_STEPS, Batch, Branching, Case, Gan, Regression, Tied

@@ -19,7 +19,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_gaudi import HPUPrecisionPlugin, vendor
+from lightning_gaudi import HPUPrecisionPlugin
+from lightning_gaudi._core import vendor
 from lightning_gaudi.fabric.throughput import BF16_PEAKS
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers

@@ -15,8 +15,8 @@ import torch
 import torch.multiprocessing
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
-from lightning_gaudi.deepspeed import saving
-from lightning_gaudi.deepspeed.consolidate import consolidated
+from lightning_gaudi.deepspeed.checkpoint import save
+from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
 from tests.helpers.trainers import run_trainers
 from tests.strategies.deepspeed_checkpoint_cases import Rich, evaluate, fit, zero
 
@@ -52,7 +52,7 @@ def _fail(rank: int, folder: Path) -> dict[Any, Any]:
         before = consolidated(home)[0]["state_dict"]
         found[stage, "disk"] = _message(_save_on_full_disk, rank, trainer, home)
         found[stage, "unpicklable"] = _message(
-            saving.save, trainer.strategy.model, home, {"x": lambda: 0}, exclude_frozen=False
+            save.save, trainer.strategy.model, home, {"x": lambda: 0}, exclude_frozen=False
         )
         after = consolidated(home)[0]["state_dict"]
         found[stage, "intact"] = all(torch.equal(after[name], before[name]) for name in before)
@@ -80,7 +80,7 @@ def _save_on_full_disk(rank: int, trainer: Any, home: Path) -> None:
             def write(state: Any, file: Any) -> None:
                 raise OSError(28, "No space left on device")
 
-            patch.setattr(saving, "save_as_cpu_tensors", write)
+            patch.setattr(save, "save_as_cpu_tensors", write)
         trainer.save_checkpoint(home)
 
 
@@ -202,7 +202,7 @@ def _save(rank: int, home: Path, *, kills: bool) -> None:
             file.write(b"PK")
             os.kill(os.getpid(), signal.SIGKILL)
 
-        saving.save_as_cpu_tensors = write
+        save.save_as_cpu_tensors = write
     trainer.save_checkpoint(home)
 
 

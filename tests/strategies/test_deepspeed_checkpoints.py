@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gaudi.checkpoint.single_file import write_single_file
-from lightning_gaudi.deepspeed.consolidate import consolidated
+from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
 from tests.helpers.trainers import run_trainers
 from tests.strategies.deepspeed_checkpoint_cases import (
     NUM_BATCHES,

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor
 
-from lightning_gaudi.deepspeed.config import Settings, complete
-from lightning_gaudi.deepspeed.engine import make_engine
+from lightning_gaudi.deepspeed.config.load import Settings, complete
+from lightning_gaudi.deepspeed.engine.initialize import make_engine
 from lightning_gaudi.simulator import collective_stats, host_syncs
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import NUM_STEPS, Case, Stack, loader, make_net

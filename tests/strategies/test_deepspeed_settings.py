@@ -14,7 +14,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_gaudi import HPUDeepSpeedStrategy, HPUPrecisionPlugin, vendor
+from lightning_gaudi import HPUDeepSpeedStrategy, HPUPrecisionPlugin
+from lightning_gaudi._core import vendor
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import CASES, LateStack, Stack, ValidatedStack, loader

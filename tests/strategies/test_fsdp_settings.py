@@ -16,7 +16,8 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from lightning_gaudi import HPUFSDPPrecision, HPUFSDPStrategy, vendor
+from lightning_gaudi import HPUFSDPPrecision, HPUFSDPStrategy
+from lightning_gaudi._core import vendor
 from lightning_gaudi.fabric import HPUFSDPStrategy as FabricHPUFSDPStrategy
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers

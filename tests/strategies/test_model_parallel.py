@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_gaudi import vendor
-from lightning_gaudi.distributed.model_parallel import check_eager
+from lightning_gaudi._core import vendor
+from lightning_gaudi.distributed.device_mesh import check_eager
 from tests.helpers.tiny import QUIET, TinyModule, hpu_trainer
 from tests.helpers.trainers import run_trainers
 from tests.strategies.model_parallel_cases import (

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 from lightning_gaudi.simulator import collective_stats, host_syncs
 from tests.helpers.trainers import run_trainers
 from tests.strategies.model_parallel_cases import Layout, Parallel

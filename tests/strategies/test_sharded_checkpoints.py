@@ -12,7 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gaudi.checkpoint.sharded import is_sharded, load_full_checkpoint, load_full_state
+from lightning_gaudi.checkpoint.torch_dcp.load import (
+    is_sharded,
+    load_full_checkpoint,
+    load_full_state,
+)
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import global_losses, loader

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from lightning_gaudi.checkpoint.sharded import is_sharded
+from lightning_gaudi.checkpoint.torch_dcp.load import is_sharded
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import NUM_FEATURES, Block, make_net

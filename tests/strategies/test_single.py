@@ -9,7 +9,8 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lightning_gaudi import HPUCheckpointIO, SingleHPUStrategy, vendor
+from lightning_gaudi import HPUCheckpointIO, SingleHPUStrategy
+from lightning_gaudi._core import vendor
 from tests.helpers.process import run_python
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
 

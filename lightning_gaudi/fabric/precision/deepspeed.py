@@ -8,7 +8,7 @@ from lightning.fabric.plugins.precision import Precision
 from lightning.fabric.plugins.precision.deepspeed import DeepSpeedPrecision
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 
 class HPUDeepSpeedPrecision(DeepSpeedPrecision):

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from typing_extensions import override
 
-from lightning_gaudi.autocast_ops import check_op_lists
+from lightning_gaudi._core.autocast_ops import check_op_lists
 
 from .plugin import unsupported
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from lightning_gaudi.autocast_ops import check_op_lists
-from lightning_gaudi.reparent import reparent
+from lightning_gaudi._core.autocast_ops import check_op_lists
+from lightning_gaudi._patches.class_swap import reparent
 
 PrecisionName = Literal["32-true", "bf16-mixed", "bf16-true"]
 SUPPORTED: tuple[str, ...] = get_args(PrecisionName)

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
-from lightning_gaudi import vendor
-from lightning_gaudi.tied_weights import kept_tied
+from lightning_gaudi._core import vendor
+from lightning_gaudi._core.tied_weights import kept_tied
 
 from ...checkpoint import HPUCheckpointIO
 from ..precision import HPUPrecision

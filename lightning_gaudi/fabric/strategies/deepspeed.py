@@ -16,15 +16,19 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi import deepspeed_import, vendor
+from lightning_gaudi._core import vendor
+from lightning_gaudi._patches import deepspeed
 
 from ... import distributed
-from ...deepspeed import checkpoint as sharded
-from ...deepspeed import config as settings
-from ...deepspeed import engine, library, objects, offload, weights
-from ...deepspeed.accumulation import ATTRIBUTE, Accumulation
-from ...deepspeed.keys import check_keys
-from ...deepspeed.optimizers import check as check_optimizer
+from ...deepspeed import library
+from ...deepspeed.checkpoint import fabric_state, weights
+from ...deepspeed.checkpoint import load as sharded
+from ...deepspeed.config import load as settings
+from ...deepspeed.config import offload
+from ...deepspeed.config.optimizers import check as check_optimizer
+from ...deepspeed.config.validation import check_keys
+from ...deepspeed.engine import initialize
+from ...deepspeed.engine.accumulation import ATTRIBUTE, Accumulation
 from ..precision import HPUDeepSpeedPrecision
 from ..precision.deepspeed import check_precision
 from .parallel import RankedHPUStrategy
@@ -78,7 +82,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         assert self.parallel_devices is not None
         distributed.select_card(self.parallel_devices, self.local_rank)
         # Fabric has no end at which they could be unset.
-        deepspeed_import.set_variables()
+        deepspeed.set_variables()
         assert isinstance(self.config, dict)
         offload.prepare(self.config)
         # Not DeepSpeedStrategy's: it refuses what is not a GPU.
@@ -114,7 +118,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     @override
     def module_to_device(self, module: Module) -> None:
         """Move the module, with its tied weights tied, but for weights that are in shards."""
-        if not engine.is_in_shards(module):
+        if not initialize.is_in_shards(module):
             self._move(module)
 
     @override
@@ -158,14 +162,14 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         if "optimizer" in self.config:
             self._make_engine(module)
         else:
-            self._deepspeed_engine = engine.make_inference_engine(module, self.config)
+            self._deepspeed_engine = initialize.make_inference_engine(module, self.config)
         return self._deepspeed_engine
 
     def _make_engine(self, module: Module, optimizer: Optimizer | None = None) -> Any:
         """An engine that trains; what it made of the optimizer."""
         assert isinstance(self.config, dict)
-        found, wrapped = engine.make_engine(module, self.config, optimizer=optimizer)
-        engine.configure_checkpointing(self.config)
+        found, wrapped = initialize.make_engine(module, self.config, optimizer=optimizer)
+        initialize.configure_checkpointing(self.config)
         Accumulation(found, wrapped)
         self._deepspeed_engine = found
         return wrapped
@@ -229,7 +233,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
             storage_options: Not supported.
             filter: Not supported.
         """
-        objects.save(
+        fabric_state.save(
             self.broadcast(path),
             state,
             lambda others: self._convert_stateful_objects_in_state(others, filter={}),
@@ -256,19 +260,19 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         path = self.broadcast(path)
         options: Any = {"strict": strict, "weights_only": weights_only}
         if sharded.is_in_shards(path):
-            return objects.load(path, state, **options)
+            return fabric_state.load(path, state, **options)
 
         def load_model(module: Module, found: Mapping[str, Any]) -> None:
             self.load_module_state_dict(module, found, strict=strict)
 
-        return objects.load_whole(path, state, self.checkpoint_io, load_model, **options)
+        return fabric_state.load_whole(path, state, self.checkpoint_io, load_model, **options)
 
     @override
     def load_module_state_dict(
         self, module: Module, state_dict: Mapping[str, Any], strict: bool = True
     ) -> None:
         """Load whole weights into a model, be it in shards."""
-        if objects.is_engine(module):
+        if fabric_state.is_engine(module):
             weights.load_weights(module, state_dict, strict=strict)
         else:
             super().load_module_state_dict(module, state_dict, strict=strict)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from lightning.fabric.strategies.launchers.multiprocessing import (
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from typing_extensions import override
 
-from lightning_gaudi import processes
+from lightning_gaudi._core import processes
 
 from ...distributed.launchers import check_spawn, launch_script
 

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
-from lightning_gaudi.sharding import dtensors
+from lightning_gaudi._core import gradient_clipping
 
-from ...distributed.model_parallel import (
+from ...distributed.device_mesh import (
     check_eager,
     check_parallelized,
     check_sizes,
@@ -117,7 +117,7 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
     ) -> Tensor:
         """Clip by the norm over all shards, which it returns as a plain tensor."""
         self.precision.unscale_gradients(optimizer)
-        return dtensors.clip_norm(
+        return gradient_clipping.clip_norm(
             self.precision.main_params(optimizer),
             max_norm,
             norm_type,
@@ -130,7 +130,7 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
     ) -> None:
         """Clip each element."""
         self.precision.unscale_gradients(optimizer)
-        dtensors.clip_value(self.precision.main_params(optimizer), clip_val)
+        gradient_clipping.clip_value(self.precision.main_params(optimizer), clip_val)
 
     @classmethod
     @override

@@ -16,12 +16,12 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ...checkpoint import states
 from ...checkpoint.folders import recover
 from ...checkpoint.io import default_weights_only, open_mapped
-from ...checkpoint.save_sharded import save_sharded
-from ...checkpoint.sharded import is_sharded, load_rest, names, read_metadata
-from ...distributed.together import on_rank_zero
+from ...checkpoint.torch_dcp import sharded_state_dict
+from ...checkpoint.torch_dcp.load import is_sharded, load_rest, names, read_metadata
+from ...checkpoint.torch_dcp.save import save_sharded
+from ...distributed.error_sync import on_rank_zero
 from .parallel import RankedHPUStrategy
 
 _Filter = Mapping[str, Callable[[str, Any], bool]]
@@ -74,9 +74,11 @@ class ShardedHPUStrategy(RankedHPUStrategy):
         rest: dict[str, Any] = {}
         for name, value in state.items():
             if name == key:
-                _apply_filter(name, filters, states.model_state(model, full=full), shards)
+                _apply_filter(
+                    name, filters, sharded_state_dict.model_state(model, full=full), shards
+                )
             elif isinstance(value, Optimizer):
-                found = states.optimizer_state(model, value, full=full)
+                found = sharded_state_dict.optimizer_state(model, value, full=full)
                 _apply_filter(name, filters, found, shards)
             else:
                 found = value.state_dict() if isinstance(value, _Stateful) else value
@@ -137,7 +139,7 @@ class ShardedHPUStrategy(RankedHPUStrategy):
             source = {name: rest.pop(name) for name in (key, *optimizers) if name in rest}
         others = state.keys() - {key, *optimizers}
         _validate_keys_for_strict_loading(others, rest.keys(), strict=strict)
-        states.load_states(source, {key: model}, optimizers, strict=strict)
+        sharded_state_dict.load_states(source, {key: model}, optimizers, strict=strict)
         _move_state_into(source=rest, destination=state, keys=others)
         return rest
 
@@ -146,15 +148,17 @@ def _load_model(path: _PATH, model: Module, strict: bool, weights_only: bool) ->
     folder = Path(path)
     if is_sharded(folder):
         (key, *_), _ = names(read_metadata(folder))
-        states.load_states(folder, {key: model}, {}, strict=strict)
+        sharded_state_dict.load_states(folder, {key: model}, {}, strict=strict)
         return
     weights = open_mapped(path, weights_only=weights_only)
-    states.load_states({"model": weights}, {"model": model}, {}, strict=strict)
+    sharded_state_dict.load_states({"model": weights}, {"model": model}, {}, strict=strict)
 
 
 def _only_model(state: Mapping[str, Any]) -> tuple[str, Module]:
     """The one model in shards, and its name."""
-    models = [(name, value) for name, value in state.items() if states.is_in_shards(value)]
+    models = [
+        (name, value) for name, value in state.items() if sharded_state_dict.is_in_shards(value)
+    ]
     if len(models) != 1:
         found = ", ".join(repr(name) for name, _ in models) or "none"
         raise ValueError(

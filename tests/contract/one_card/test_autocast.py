@@ -1,7 +1,7 @@
 """`torch.autocast("hpu")`: which operations run in bf16, which in fp32.
 
 Source: the vendor's "Mixed Precision Training with PyTorch Autocast", Registered Operators. The
-lists themselves are in `lightning_gaudi.autocast_ops`.
+lists themselves are in `lightning_gaudi._core.autocast_ops`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lightning_gaudi import autocast_ops
+from lightning_gaudi._core import autocast_ops
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 

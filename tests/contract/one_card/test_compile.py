@@ -7,7 +7,8 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from lightning_gaudi import vendor, vendor_names
+from lightning_gaudi._core import vendor
+from tests.helpers import vendor_names
 
 # torch's own, where it imports inductor.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_gaudi import HPUAccelerator, vendor
+from lightning_gaudi import HPUAccelerator
+from lightning_gaudi._core import vendor
 
 HPU = torch.device("hpu", 0)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 SHAPES = ((4, 3), (5,), (2, 2, 2))
 NUM_STEPS = 5

@@ -6,7 +6,9 @@ import gc
 
 import torch
 
-from lightning_gaudi import HPUAccelerator, vendor, vendor_names
+from lightning_gaudi import HPUAccelerator
+from lightning_gaudi._core import vendor
+from tests.helpers import vendor_names
 
 NUM_BYTES = 64 * 2**20
 

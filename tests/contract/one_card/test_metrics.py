@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from lightning_gaudi import vendor, vendor_names
+from lightning_gaudi._core import vendor
+from tests.helpers import vendor_names
 
 
 @pytest.mark.parametrize("name", vendor_names.METRICS)

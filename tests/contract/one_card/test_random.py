@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 
 def _draw() -> torch.Tensor:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
 NUM_STEPS = 10

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gaudi import vendor, vendor_names
+from lightning_gaudi._core import vendor
+from tests.helpers import vendor_names
 
 PACKAGE = "habana_frameworks.torch"
 

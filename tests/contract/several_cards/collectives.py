@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gaudi import distributed, vendor
+from lightning_gaudi import distributed
+from lightning_gaudi._core import vendor
 
 Op = dist.ReduceOp
 

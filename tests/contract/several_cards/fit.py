@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
 NUM_STEPS = 10

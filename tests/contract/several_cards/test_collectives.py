@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 from .collectives import CHECKS
 from .torchrun import need_cards, torchrun

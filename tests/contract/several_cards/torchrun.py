@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 600

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from lightning_gaudi import vendor
+from lightning_gaudi._core import vendor
 from recipes.t5_summarization.stacks import decode, encode
 from tests.recipes.t5_summarization.conftest import tiny_t5
 

@@ -1,0 +1,105 @@
+"""One source for two families of classes: `lightning` and `pytorch_lightning`.
+
+Lightning is published under two names with disjoint class trees. Ours are written once, against
+`lightning.pytorch` and `lightning.fabric`. Importing `lightning_gaudi.pytorch_lightning` and what
+is below it serves the same files a second time with these two names replaced, as Lightning itself
+does when it is built. The classes have importable names, so they pickle and stand in YAML as
+`class_path: lightning_gaudi.pytorch_lightning.HPUAccelerator`.
+
+The rule for the sources: a relative import stays in the family (`from .precision import ...`); an
+absolute one leaves it (`from lightning_gaudi import vendor`) and is shared by both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import NamedTuple
+
+_PACKAGE = "lightning_gaudi"
+_MIRROR = f"{_PACKAGE}.pytorch_lightning"
+
+MIRRORED = (
+    "accelerator",
+    "callbacks",
+    "checkpoint",
+    "connectors",
+    "conversion",
+    "deepspeed",
+    "distributed",
+    "fabric",
+    "precision",
+    "profiler",
+    "seam",
+    "strategies",
+)
+"""The modules and packages that exist once for each family; all others are shared."""
+
+
+class Family(NamedTuple):
+    """One of the names under which Lightning is published."""
+
+    ours: str
+    """Our package that holds the family's classes."""
+    trainer: str
+    """Lightning's package that holds the Trainer."""
+    fabric: str
+    """Lightning's package that holds Fabric."""
+
+
+LIGHTNING = Family(_PACKAGE, "lightning.pytorch", "lightning.fabric")
+PYTORCH_LIGHTNING = Family(_MIRROR, "pytorch_lightning", "lightning_fabric")
+FAMILIES = (LIGHTNING, PYTORCH_LIGHTNING)
+
+# Old and new names have the same length, so that the columns in tracebacks stay true.
+_RENAMES = (("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric"))
+
+
+def install() -> None:
+    """Make the mirror importable; doing it again is harmless."""
+    if not any(isinstance(finder, _MirrorFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _MirrorFinder())
+
+
+def translate(source: str) -> str:
+    """The source of a module of ours, rewritten for `pytorch_lightning`."""
+    for old, new in _RENAMES:
+        source = source.replace(old, new)
+    return source
+
+
+class _MirrorFinder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _MIRROR and not fullname.startswith(f"{_MIRROR}."):
+            return None
+        below = fullname[len(_MIRROR) + 1 :]
+        if below and below.split(".")[0] not in MIRRORED:
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: {_PACKAGE}.{below} is the same for lightning and "
+                f"pytorch_lightning. Import {_PACKAGE}.{below}.",
+                name=fullname,
+            )
+        # Beside the original, but without importing it or its parents.
+        if below:
+            spec = PathFinder.find_spec(fullname, path)
+        else:
+            spec = importlib.util.spec_from_file_location(fullname, sys.modules[_PACKAGE].__file__)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _MirrorLoader(fullname, spec.origin)
+        return spec
+
+
+class _MirrorLoader(SourceFileLoader):
+    """Runs a file of ours under its mirror name; tracebacks and `inspect` show the real file."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        # Not the base class's: it would share the bytecode cache with the original module.
+        path = self.get_filename(fullname)
+        source = translate(importlib.util.decode_source(self.get_data(path)))
+        return compile(source, path, "exec", dont_inherit=True)

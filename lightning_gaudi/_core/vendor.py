@@ -1,0 +1,245 @@
+"""The only importer of the vendor's package: a typed facade over `habana_frameworks.torch`.
+
+Callers write `from lightning_gaudi import vendor` and `vendor.mark_step()`. Real or simulated, the
+package is imported at the first call, never at ours, and nobody else asks which of them it is.
+Source: Intel Gaudi PyTorch bridge, release 1.19, `python_packages/habana_frameworks/torch`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from lightning_gaudi._core import vendor_import
+
+if TYPE_CHECKING:
+    import torch
+
+_NAME = "habana_frameworks.torch"
+_package: Any = None
+_import_error: Exception | None = None
+_seed_is_due = False
+
+
+def package() -> Any:
+    """The vendor's package, imported on the first call.
+
+    Raises:
+        ImportError: There is no such package, or it does not import here.
+    """
+    global _package, _seed_is_due
+    if _package is None:
+        # The vendor wraps torch.manual_seed when it is imported: see `seed_if_due`.
+        _seed_is_due = _NAME not in sys.modules
+        given = vendor_import.given_variables(is_new=_seed_is_due)
+        import habana_frameworks.torch  # noqa: TID251
+        import habana_frameworks.torch.hpu.metrics  # noqa: TID251
+        import habana_frameworks.torch.utils.internal  # noqa: TID251
+
+        vendor_import.forget_defaults(given, _visible_modules())
+        vendor_import.accept_no_device()
+        _package = habana_frameworks.torch
+    return _package
+
+
+def repair_if_imported() -> None:
+    """Undo what the vendor's package does to processes that use no HPU, if it is imported."""
+    if _NAME in sys.modules:
+        vendor_import.accept_no_device()
+
+
+def is_installed() -> bool:
+    """Whether the vendor's package is there; nothing is imported."""
+    if "habana_frameworks" in sys.modules:
+        return True
+    return importlib.util.find_spec("habana_frameworks") is not None
+
+
+def is_available() -> bool:
+    """Whether this machine has a card; never throws and acquires nothing."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """The number of cards of this machine; 0 where the package is absent or broken."""
+    global _import_error
+    if not is_installed():
+        return 0
+    try:
+        return int(package().hpu.device_count())
+    except Exception as error:
+        _import_error = error
+        return 0
+
+
+def unavailable_reason() -> str:
+    """Why `is_available` is false: what was looked for, and what was found instead."""
+    if not is_installed():
+        return f"the vendor's package {_NAME} is not installed"
+    if _import_error is not None:
+        reason = f"{type(_import_error).__name__}: {_import_error}"
+        return f"the vendor's package {_NAME} does not work here ({reason})"
+    return f"{_NAME} is installed, but its driver reports no card"
+
+
+def num_visible_cards() -> int:
+    """The number of cards that this job may use; HABANA_VISIBLE_MODULES can leave some out."""
+    modules = _visible_modules()
+    return device_count() if modules is None else min(len(modules), device_count())
+
+
+def module_id(index: int) -> str:
+    """The module (the card's slot in the server) at a position among the visible ones."""
+    modules = _visible_modules()
+    return str(index) if modules is None else modules[index]
+
+
+def _visible_modules() -> list[str] | None:
+    value = os.environ.get("HABANA_VISIBLE_MODULES")
+    return [module.strip() for module in value.split(",")] if value else None
+
+
+def selected_module() -> str | None:
+    """The module that this process was told to drive, or None if it was not told."""
+    return os.environ.get("HLS_MODULE_ID") or None
+
+
+def selected_position() -> int:
+    """The position of `selected_module` among the visible modules; 0 where there is none."""
+    module, modules = selected_module(), _visible_modules()
+    if module is None or (modules is not None and module not in modules):
+        return 0
+    return int(module) if modules is None else modules.index(module)
+
+
+def select_module(module: str) -> None:
+    """Tell the driver which module to drive; it reads that once, when the device starts."""
+    os.environ["HLS_MODULE_ID"] = module
+
+
+def init() -> None:
+    """Start the device of this process.
+
+    Operations do that too, but without telling torch: activation checkpointing would then not keep
+    the device's random state, and repeat other dropout (torch 2.13, `torch/utils/checkpoint.py`).
+    """
+    package().hpu.init()
+
+
+def is_initialized() -> bool:
+    """Whether this process has called `init`, or one of the vendor's functions that do.
+
+    A card may be in use all the same: an operation on a tensor acquires it without a call.
+    """
+    return bool(package().hpu.is_initialized())
+
+
+def init_hccl(world_size: int, rank: int, local_rank: int) -> None:
+    """Tell the vendor's communication library the ranks; its backend is then known to torch.
+
+    It sets HLS_MODULE_ID where that is missing, so the card must be chosen by now.
+    """
+    from habana_frameworks.torch.distributed import hccl  # noqa: TID251
+
+    hccl.initialize_distributed_hpu(world_size=world_size, rank=rank, local_rank=local_rank)
+
+
+def is_lazy() -> bool:
+    """Whether ops gather in a graph until `mark_step` (PT_HPU_LAZY_MODE=1), or run eagerly."""
+    return bool(package().utils.internal.is_lazy())
+
+
+def mark_step() -> None:
+    """Compile and launch the graph gathered since the last call; nothing in eager mode."""
+    package().core.mark_step()
+
+
+def synchronize() -> None:
+    """Wait until the device has done all the work it was given."""
+    package().hpu.synchronize()
+
+
+def device_name() -> str:
+    """`"GAUDI"`, `"GAUDI2"` or `"GAUDI3"`; acquires the card."""
+    return str(package().hpu.get_device_name())
+
+
+def is_fp16_supported() -> bool:
+    """Whether the card computes in float16, as all but the first do; acquires it."""
+    from habana_frameworks.torch.utils.experimental import _is_fp16_supported  # noqa: TID251
+
+    return bool(_is_fp16_supported())
+
+
+def memory_stats() -> dict[str, int]:
+    """The allocator's figures under the vendor's names, in bytes where they are sizes.
+
+    Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize, TotalSystemAllocs,
+    TotalSystemFrees, TotalActiveAllocs.
+    """
+    return dict(package().hpu.memory_stats())
+
+
+def reset_peak_memory_stats() -> None:
+    """Start `MaxInUse` of `memory_stats` anew from what is in use."""
+    package().hpu.reset_peak_memory_stats()
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the device's generator; the vendor's `torch.manual_seed` does so too."""
+    package().hpu.random.manual_seed_all(seed)
+
+
+def seed_if_due() -> None:
+    """Give the device the CPU's seed, if it was set before the vendor's package was there.
+
+    `torch.manual_seed` reaches the device only once the vendor has wrapped it; a script that seeds
+    first and lets Lightning find the card later would start from an unseeded device.
+    """
+    global _seed_is_due
+    if not _seed_is_due:
+        return
+    import torch
+
+    manual_seed(torch.initial_seed())
+    _seed_is_due = False
+
+
+def get_rng_state() -> torch.Tensor:
+    """The state of the device's generator, a CPU tensor of bytes."""
+    state: torch.Tensor = package().hpu.random.get_rng_state()
+    return state
+
+
+def set_rng_state(state: torch.Tensor) -> None:
+    """Set the state of the device's generator to one that `get_rng_state` gave."""
+    package().hpu.random.set_rng_state(state)
+
+
+def metric(name: str) -> dict[str, Any] | None:
+    """The figures of a metric since the start of the process, or None if the device has no such.
+
+    Args:
+        name: `graph_compilation`, `cpu_fallback`, `memory_defragmentation`, `recipe_cache`, or
+            `host_sync` where the device counts them.
+    """
+    found = package().hpu.metrics.metric_global(name)
+    return None if found is None else dict(found.stats())
+
+
+def fused_adamw() -> type[torch.optim.Optimizer]:
+    """The vendor's AdamW, one kernel for all weights; empty parameter groups crash it."""
+    from habana_frameworks.torch.hpex.optimizers import FusedAdamW  # noqa: TID251
+
+    optimizer: type[torch.optim.Optimizer] = FusedAdamW
+    return optimizer
+
+
+def fused_lamb() -> type[torch.optim.Optimizer]:
+    """The vendor's LAMB, which clips by the global norm; empty parameter groups crash it."""
+    from habana_frameworks.torch.hpex.optimizers import FusedLamb  # noqa: TID251
+
+    optimizer: type[torch.optim.Optimizer] = FusedLamb
+    return optimizer

@@ -1,0 +1,1 @@
+"""What is changed in other people's packages while they run: Lightning, torch, DeepSpeed."""

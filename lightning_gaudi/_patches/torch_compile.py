@@ -1,0 +1,102 @@
+"""`torch.compile(model)` without a backend: on the HPU it is the vendor's, `"hpu_backend"`.
+
+torch's default is inductor, which generates no code for an HPU and fails with `KeyError: 'hpu'`.
+The choice is made for each graph, where all of inductor's users meet (`compile_fx`), for there the
+devices are known: a graph with a tensor on the HPU goes to the vendor's backend, every other one
+to inductor as before. torch's own setting, `torch.compiler.set_default_backend`, holds for a whole
+process, and would take the graphs of other devices along.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from lightning_gaudi._core import vendor
+
+BACKEND = "hpu_backend"
+"""The name under which the vendor registers its compiler with torch."""
+
+_MARK = "_lightning_gaudi_is_patched"
+
+_has_warned = False
+
+
+def patch_inductor(module: ModuleType) -> None:
+    """Have `torch._inductor.compile_fx`, just imported, hand graphs on the HPU to the vendor.
+
+    Doing it again is harmless. Contract: torch 2.6 to 2.13 has `compile_fx(model_,
+    example_inputs_, ..., config_patches=None, ...)` there, and imports it when it compiles.
+    """
+    original = getattr(module, "compile_fx", None)
+    if original is None:
+        warnings.warn(
+            f"torch.compile will need backend={BACKEND!r} on the HPU: {module.__name__} has no "
+            "compile_fx any more, which lightning-gaudi relies on. Upgrade lightning-gaudi to a "
+            "release for the installed torch.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    elif not hasattr(original, _MARK):
+        module.compile_fx = _wrap(original)  # type: ignore[attr-defined]
+
+
+def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_fx(model_: Any, example_inputs_: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_on_hpu(model_, example_inputs_) or _is_left_to_inductor():
+            return original(model_, example_inputs_, *args, **kwargs)
+        if vendor.is_lazy():
+            raise RuntimeError(
+                "torch.compile was given a model on the HPU, and PT_HPU_LAZY_MODE=1 asks for lazy "
+                "mode, which gathers and compiles graphs itself. Set PT_HPU_LAZY_MODE=0 to compile "
+                "with torch, or do not call torch.compile."
+            )
+        _warn_of(kwargs.get("config_patches") or {})
+        from torch._dynamo.backends.registry import lookup_backend
+
+        return lookup_backend(BACKEND)(model_, example_inputs_)
+
+    setattr(compile_fx, _MARK, True)
+    return compile_fx
+
+
+def _is_on_hpu(graph_module: Any, example_inputs: Iterable[Any]) -> bool:
+    """Whether the graph takes a tensor on the HPU, holds one, or makes one."""
+    graph = getattr(graph_module, "graph", None)
+    values: list[Any] = [list(example_inputs)]
+    for node in getattr(graph, "nodes", ()):
+        values.append(node.meta.get("example_value", node.meta.get("val")))
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.device.type == "hpu" for leaf in tree_leaves(values)
+    )
+
+
+def _is_left_to_inductor() -> bool:
+    """Whether inductor can generate code for the HPU, or is to write a package ahead of time."""
+    from torch._inductor.codegen.common import device_codegens
+    from torch._inductor.virtualized import V
+
+    return "hpu" in device_codegens or bool(V.aot_compilation)
+
+
+def _warn_of(settings: Mapping[str, Any]) -> None:
+    """Say once, on the first rank, that settings of inductor have no effect here."""
+    global _has_warned
+    if not settings or _has_warned or os.environ.get("RANK", "0") != "0":
+        return
+    _has_warned = True
+    warnings.warn(
+        f"torch.compile was given settings of inductor ({', '.join(sorted(settings))}, by mode= or "
+        f"options=). On the HPU the model is compiled by {BACKEND!r}, which has no such settings: "
+        f"they are ignored. Drop them, or pass backend={BACKEND!r} and the vendor's options.",
+        UserWarning,
+        stacklevel=2,
+    )

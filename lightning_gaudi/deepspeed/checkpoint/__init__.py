@@ -1,0 +1,1 @@
+"""Checkpoints of DeepSpeed's: folders in which each rank has its shards, in versions."""

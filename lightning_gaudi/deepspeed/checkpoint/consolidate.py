@@ -1,0 +1,145 @@
+"""The whole model out of a checkpoint in shards, in fp32; no HPU is needed for that."""
+
+from __future__ import annotations
+
+import io
+from collections import UserDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import library
+from . import shards as _shards
+from . import versions
+from .shards import Shards
+
+MODEL_NAME = "lightning_gaudi_model_name"
+"""What Fabric's user calls the model among the objects saved; a key beside them."""
+
+_LIGHTNING = "pytorch-lightning_version"
+_DEEPSPEED = frozenset(
+    {
+        "buffer_names",
+        "checkpoint_parallel_dimensions",
+        "data_sampler",
+        "dp_world_size",
+        "ds_config",
+        "ds_version",
+        "frozen_param_fragments",
+        "frozen_param_shapes",
+        "global_samples",
+        "global_steps",
+        "lr_scheduler",
+        "module",
+        "mp_world_size",
+        "optimizer",
+        "param_shapes",
+        "random_ltd",
+        "shared_params",
+        "skipped_steps",
+        "sparse_tensor_module_names",
+    }
+)
+"""The keys of DeepSpeed's own in a file of a model's state. Source: deepspeed 0.19.8, engine.py."""
+
+
+class Weights(UserDict[str, Any]):
+    """A state dict whose tensors are put together when they are asked for, in fp32.
+
+    Tied weights are one tensor with several names.
+    """
+
+    def __getitem__(self, name: str) -> Any:
+        found: Any = self.data[name]
+        if hasattr(found, "contiguous"):
+            found = found.contiguous()
+        is_low = isinstance(found, Tensor) and found.dtype in (torch.bfloat16, torch.float16)
+        return found.float() if is_low else found
+
+
+def reserved(names: Mapping[str, Any]) -> list[str]:
+    """Those among the names of what is to be saved that DeepSpeed needs for itself."""
+    return sorted(_DEEPSPEED & names.keys())
+
+
+def extras(shards: Shards) -> dict[str, Any]:
+    """What was saved beside the model and the optimizer: by Lightning, its callbacks, the user."""
+    return _extras(_shards.load(shards.model_files[0]))
+
+
+def weights(shards: Shards) -> Weights:
+    """The whole model's state, in fp32: the masters where there are shards of some.
+
+    Args:
+        shards: Those of any stage.
+
+    Raises:
+        ValueError: The shards do not have all of it.
+    """
+    names = _shards.load(shards.model_files[0])["module"]
+    if not shards.optimizer_files or names is None:
+        return Weights(names)
+    from deepspeed.utils import zero_to_fp32
+
+    with quiet():
+        masters = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
+            str(shards.folder), shards.tag, lazy_mode=True
+        )
+    if not shards.is_stage_3:
+        # Stage 1 says nothing of frozen parameters, but there everything is in the model's state.
+        masters = {**names, **masters}
+    missing = [name for name in names if name not in masters]
+    if missing:
+        raise ValueError(
+            f"The checkpoint {shards.folder} has no values of {', '.join(missing)}. They were left "
+            "out when it was saved (exclude_frozen_parameters), or it is not of a Lightning model."
+        )
+    return Weights({name: masters[name] for name in names})
+
+
+def consolidated(folder: Path) -> tuple[dict[str, Any], str]:
+    """A checkpoint as a strategy without shards would have saved it, without the optimizers.
+
+    Args:
+        folder: What a strategy of DeepSpeed's has saved, in the Trainer or in Fabric.
+
+    Returns:
+        The checkpoint, all of it in memory, and the key of the weights in it.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ImportError: DeepSpeed is not installed.
+        ValueError: A file is damaged.
+    """
+    versions.latest(folder)
+    library.check_installed(f"The checkpoint {folder}")
+    shards = _shards.find(folder)
+    checkpoint = extras(shards)
+    name = checkpoint.pop(MODEL_NAME, "model")
+    key = "state_dict" if _LIGHTNING in checkpoint else name
+    return {key: _materialized(weights(shards)), **checkpoint}, key
+
+
+def _extras(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key not in _DEEPSPEED}
+
+
+def _materialized(weights: Weights) -> dict[str, Any]:
+    """All of it in memory of its own; tied weights stay tied."""
+    made: dict[int, Any] = {}
+    for name, lazy in weights.data.items():
+        if id(lazy) not in made:
+            value = weights[name]
+            made[id(lazy)] = value.detach().clone() if isinstance(value, Tensor) else value
+    return {name: made[id(lazy)] for name, lazy in weights.data.items()}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what DeepSpeed's tools print of their progress."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield

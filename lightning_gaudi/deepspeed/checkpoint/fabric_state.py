@@ -1,0 +1,161 @@
+"""The objects that Fabric's user saves and loads, DeepSpeed's model and optimizer among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.strategies.strategy import _validate_keys_for_strict_loading
+from lightning.fabric.utilities.load import _move_state_into
+from lightning.fabric.utilities.types import _PATH
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from . import load as sharded
+from .consolidate import MODEL_NAME
+
+State = dict[str, Any]
+
+
+def save(
+    path: _PATH,
+    state: State,
+    convert: Callable[[State], State],
+    *,
+    exclude_frozen: bool,
+    **unsupported: Any,
+) -> None:
+    """Save objects by their names, the model and its optimizer in shards.
+
+    Args:
+        path: A local folder, the same on all ranks.
+        state: The objects; one is an engine.
+        convert: Makes state dicts of those that have one.
+        exclude_frozen: See `saving.save`.
+        unsupported: Arguments of `Fabric.save` that must be None.
+
+    Raises:
+        TypeError: One is not.
+        ValueError: There is no engine, or there are several; see `saving.save` for others.
+    """
+    for name, value in unsupported.items():
+        if value is not None:
+            raise TypeError(
+                f"DeepSpeed saves its shards as they are and has no use for {name}={value!r}. "
+                "Leave it out."
+            )
+    engine, name = _engine(state, f"save({str(path)!r}, ...)")
+    others = {key: each for key, each in state.items() if not _is_engine_s(each, engine)}
+    sharded.save(engine, path, {**convert(others), MODEL_NAME: name}, exclude_frozen=exclude_frozen)
+
+
+def load(path: _PATH, state: Any, *, strict: bool, weights_only: bool | None) -> State:
+    """Load objects from a checkpoint in shards, in place.
+
+    Args:
+        path: The local folder, the same on all ranks.
+        state: The objects by name, or the engine alone. Without its optimizer only weights are
+            loaded.
+        strict: Whether the checkpoint must have all of them, and all weights.
+        weights_only: True cannot be honoured.
+
+    Returns:
+        What else the checkpoint has.
+    """
+    objects = {"model": state} if isinstance(state, Module) else state
+    engine, _ = _engine(objects if isinstance(objects, dict) else {}, f"load({str(path)!r}, ...)")
+    found = sharded.load(
+        engine,
+        path,
+        with_optimizer=any(each is engine.optimizer for each in objects.values()),
+        strict=strict,
+        weights_only=weights_only,
+    )
+    found.pop(MODEL_NAME, None)
+    others = {key for key, each in objects.items() if not _is_engine_s(each, engine)}
+    _validate_keys_for_strict_loading(others, found.keys(), strict)
+    _move_state_into(source=found, destination=objects, keys=others & found.keys())
+    return found
+
+
+def load_whole(
+    path: _PATH,
+    state: Any,
+    files: CheckpointIO,
+    load_model: Callable[[Module, State], None],
+    *,
+    strict: bool,
+    weights_only: bool | None,
+) -> State:
+    """Load objects from a checkpoint that another strategy has saved, or that was consolidated.
+
+    Args:
+        path: A file, or a folder of torch's shards.
+        state: The objects by name, or one of them, or nothing.
+        files: What reads files.
+        load_model: Loads a state dict into a model.
+        strict: Whether the checkpoint must have all of them.
+        weights_only: As for `torch.load`.
+
+    Returns:
+        What else the checkpoint has.
+
+    Raises:
+        ValueError: The optimizer is among them, which DeepSpeed has in shards.
+    """
+    for name, each in state.items() if isinstance(state, dict) else [("obj", state)]:
+        if hasattr(each, "load_state_dict") and not isinstance(each, (Module, Optimizer)):
+            _check_is_no_optimizer(path, name, each)
+    checkpoint = sharded.read_whole(path, files, weights_only=weights_only)
+    if not state:
+        return checkpoint
+    if isinstance(state, Module):
+        load_model(state, checkpoint)
+        return {}
+    if isinstance(state, Optimizer):
+        state.load_state_dict(checkpoint)
+        return {}
+    _validate_keys_for_strict_loading(state.keys(), checkpoint.keys(), strict)
+    names = state.keys() & checkpoint.keys()
+    for name in names:
+        if isinstance(state[name], Module):
+            load_model(state[name], checkpoint.pop(name))
+    _move_state_into(source=checkpoint, destination=state, keys=names & checkpoint.keys())
+    return checkpoint
+
+
+def is_engine(value: Any) -> bool:
+    """Whether it is DeepSpeed's, which `Fabric.setup` has made of a model."""
+    from deepspeed import DeepSpeedEngine
+
+    return isinstance(value, DeepSpeedEngine)
+
+
+def _engine(state: State, typed: str) -> tuple[Any, str]:
+    """The engine among the objects, and its name."""
+    found = [(each, name) for name, each in state.items() if is_engine(each)]
+    if len(found) != 1:
+        names = ", ".join(repr(name) for _, name in found) or "none"
+        raise ValueError(
+            f"Fabric.{typed} needs one model of DeepSpeed's among the objects, and there is "
+            f"{names}. Pass {{'model': model, ...}} with the one that Fabric.setup() returned; "
+            "several models take a folder each."
+        )
+    return found[0]
+
+
+def _is_engine_s(value: Any, engine: Any) -> bool:
+    """Whether it is the engine, or the optimizer that is saved with it."""
+    return value is engine or (value is engine.optimizer and value is not None)
+
+
+def _check_is_no_optimizer(path: _PATH, name: str, value: Any) -> None:
+    from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
+
+    if isinstance(value, DeepSpeedOptimizer):
+        raise ValueError(
+            f"The checkpoint {path} was not saved by DeepSpeed, whose optimizer {name!r} is in "
+            "shards and cannot be loaded from it. Load the model without it: the optimizer starts "
+            "anew."
+        )

@@ -1,0 +1,134 @@
+"""Loading checkpoints, in shards or whole, for the strategies of the Trainer and of Fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
+from lightning.fabric.utilities.types import _PATH
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from ... import distributed
+from ...checkpoint import HPUCheckpointIO
+from ...checkpoint.torch_dcp.load import is_sharded
+from . import consolidate, resize, shards
+from .save import local_folder, save
+from .shards import Shards
+from .weights import load_weights
+
+__all__ = ["begin_anew", "is_in_shards", "load", "read_whole", "save"]
+
+
+def is_in_shards(path: _PATH) -> bool:
+    """Whether it is a folder, and not one of torch's shards: then DeepSpeed should have saved it.
+
+    All ranks call it, and get what rank 0 finds.
+    """
+    if not _is_local_file_protocol(path):
+        return False
+    folder = local_folder(path)
+    return distributed.on_rank_zero(lambda: folder.is_dir() and not is_sharded(folder))
+
+
+def read_whole(path: _PATH, files: CheckpointIO, *, weights_only: bool | None) -> dict[str, Any]:
+    """Read a checkpoint that another strategy has saved, or that was consolidated.
+
+    Args:
+        path: A file, or a folder of torch's shards.
+        files: What reads files.
+        weights_only: As for `torch.load`.
+
+    Returns:
+        The checkpoint with all weights, on the CPU, still to be loaded.
+    """
+    if _is_local_file_protocol(path) and local_folder(path).is_dir():
+        files = HPUCheckpointIO()
+    options = {} if weights_only is None else {"weights_only": weights_only}
+    return files.load_checkpoint(path, **options)
+
+
+def begin_anew(engine: Any, path: _PATH, checkpoint: Mapping[str, Any]) -> None:
+    """Tell the user that the optimizer starts anew, at the learning rate its schedule is at.
+
+    Args:
+        engine: DeepSpeed's, which trains.
+        path: That of the checkpoint.
+        checkpoint: What `read_whole` gave; of the Trainer.
+    """
+    rank_zero_warn(
+        f"The checkpoint {path} was not saved by DeepSpeed: its weights and the progress of its "
+        "training are restored, but its optimizer is not, and starts anew."
+    )
+    for schedule in checkpoint.get("lr_schedulers", [])[:1]:
+        rates = schedule.get("_last_lr", [])
+        for group, rate in zip(engine.optimizer.param_groups, rates, strict=False):
+            group["lr"] = rate
+
+
+def load(
+    engine: Any,
+    path: _PATH,
+    *,
+    with_optimizer: bool,
+    strict: bool,
+    weights_only: bool | None = None,
+) -> dict[str, Any]:
+    """Load a checkpoint in shards, all of whose files have been looked at before.
+
+    All ranks call it.
+
+    Args:
+        engine: DeepSpeed's, which trains or evaluates.
+        path: The local folder that it was saved to.
+        with_optimizer: Whether the engine is to go on training where the checkpoint was saved.
+        strict: Whether the names of its weights must be those of the model.
+        weights_only: True cannot be honoured.
+
+    Returns:
+        What was saved beside the model and the optimizer.
+
+    Raises:
+        FileNotFoundError: There is none, or a file is missing.
+        ValueError: A file is damaged, or the optimizer cannot go on in this run.
+    """
+    if weights_only:
+        raise ValueError(
+            f"weights_only=True cannot load {path}: DeepSpeed's shards hold objects of its own. "
+            "Leave it out if you trust the checkpoint."
+        )
+    folder = local_folder(path)
+    found = distributed.on_rank_zero(lambda: shards.find(folder))
+    if not with_optimizer:
+        load_weights(engine, consolidate.weights(found), strict=strict)
+        return consolidate.extras(found)
+    _check_kind(engine, found)
+    if found.num_ranks == dist.get_world_size() or not found.optimizer_files:
+        engine.load_checkpoint(
+            str(folder), tag=found.tag, load_lr_scheduler_states=False, load_module_strict=strict
+        )
+    else:
+        resize.load(engine, found, strict=strict)
+    return consolidate.extras(found)
+
+
+def _check_kind(engine: Any, found: Shards) -> None:
+    """Refuse an optimizer's state that is laid out otherwise than this engine's."""
+    stage = engine.zero_optimization_stage()
+    is_sharded, is_bf16 = bool(found.optimizer_files), engine.bfloat16_enabled()
+    saved = "3" if found.is_stage_3 else "1 or 2" if is_sharded else "0"
+    if (found.is_stage_3, is_sharded) != (stage == 3, stage > 0):
+        what, fix = f"with ZeRO stage {saved}, and this run has stage {stage}", f"stage={saved}"
+    elif is_sharded and found.is_bf16 != is_bf16:
+        kinds = ("in fp32 or fp16", "in bf16")
+        what = f"{kinds[found.is_bf16]}, and this run trains {kinds[is_bf16]}"
+        fix = "the precision that it was saved with"
+    else:
+        return
+    raise ValueError(
+        f"The checkpoint {found.folder} was saved {what}: DeepSpeed cannot go on with its "
+        f"optimizer. Pass {fix}, or start a new optimizer from its weights: "
+        f"`lightning-gaudi consolidate {found.folder} weights.ckpt`."
+    )

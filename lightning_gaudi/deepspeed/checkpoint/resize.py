@@ -1,0 +1,138 @@
+"""Going on with another number of cards than a checkpoint was saved from.
+
+DeepSpeed's universal checkpoint has each parameter, and the averages that Adam keeps of it, in
+files of their own, which any number of ranks divide among themselves.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import distributed
+from . import shards as _shards
+from .consolidate import quiet, weights
+from .shards import Shards
+from .weights import load_weights
+
+_AVERAGES = frozenset({"step", "exp_avg", "exp_avg_sq"})
+"""What an optimizer may keep of a parameter, for DeepSpeed to convert it."""
+
+
+def load(engine: Any, found: Shards, *, strict: bool) -> None:
+    """Load a checkpoint that another number of ranks has saved, with its optimizer.
+
+    All ranks call it.
+
+    Args:
+        engine: DeepSpeed's, which trains.
+        found: Of any stage but 0.
+        strict: Whether the names of its weights must be those of the model.
+
+    Raises:
+        OSError: There is no space for its universal form beside it.
+        ValueError: The optimizer keeps something else than Adam's averages.
+    """
+    distributed.on_rank_zero(lambda: check(found, dist.get_world_size()))
+    name = distributed.broadcast_object(f".universal-{uuid.uuid4().hex}.tmp")
+    temporary = found.folder / name
+    try:
+        distributed.on_rank_zero(lambda: convert(found, temporary))
+        engine._config.load_universal_checkpoint = True
+        engine.load_checkpoint(
+            str(temporary), tag=found.tag, load_lr_scheduler_states=False, load_module_strict=strict
+        )
+    finally:
+        engine._config.load_universal_checkpoint = False
+        distributed.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+    _complete(engine, found, strict=strict)
+
+
+def check(shards: Shards, num_ranks: int) -> None:
+    """Refuse what DeepSpeed cannot divide anew, before anything is converted.
+
+    Args:
+        shards: Of any stage but 0.
+        num_ranks: How many are to go on.
+
+    Raises:
+        ValueError: The optimizer keeps something else than Adam's averages.
+    """
+    kept = _kept(shards)
+    if kept != _AVERAGES and kept != _AVERAGES - {"step"}:
+        what = ", ".join(sorted(kept)) if kept else "nothing"
+        raise ValueError(
+            f"The checkpoint {shards.folder} was saved by {shards.num_ranks} ranks, this run has "
+            f"{num_ranks}, and DeepSpeed can divide an optimizer's state anew only if that is "
+            f"Adam's (exp_avg and exp_avg_sq); this one's is {what}. Go on with devices x "
+            f"num_nodes = {shards.num_ranks}, or start a new optimizer from the weights: "
+            f"`lightning-gaudi consolidate {shards.folder} weights.ckpt`."
+        )
+
+
+def convert(shards: Shards, folder: Path) -> None:
+    """Write the universal form of a checkpoint.
+
+    Args:
+        shards: Of any stage but 0.
+        folder: Where to; gets a folder with the version's name. Needs as much space as `shards`.
+    """
+    from deepspeed.checkpoint import ds_to_universal
+
+    # One process: a fork does not survive with an HPU.
+    options = Namespace(
+        input_folder=str(shards.folder / shards.tag),
+        output_folder=str(folder / shards.tag),
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    with quiet():
+        ds_to_universal.main(options)
+
+
+def param_groups(shards: Shards) -> list[dict[str, Any]]:
+    """The settings of each group of parameters, such as the learning rate, as they were saved."""
+    groups: list[dict[str, Any]] = _optimizer_state(shards)["param_groups"]
+    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+
+def _kept(shards: Shards) -> frozenset[str]:
+    """The names of what the optimizer keeps of each parameter."""
+    state: Mapping[Any, Mapping[str, Any]] = _optimizer_state(shards)["state"]
+    return frozenset(key for values in state.values() for key in values)
+
+
+def _optimizer_state(shards: Shards) -> dict[str, Any]:
+    """The state dict of the user's or the configured optimizer, of rank 0."""
+    state = _shards.load(shards.optimizer_files[0])["optimizer_state_dict"]
+    # By this name in stage 3.
+    found: dict[str, Any] = state.get("optimizer_state_dict") or state["base_optimizer_state"]
+    return found
+
+
+def _complete(engine: Any, found: Shards, *, strict: bool) -> None:
+    """Load what DeepSpeed's universal checkpoint leaves out or mixes up (deepspeed 0.19.8).
+
+    Delete this once it restores buffers and frozen parameters, gives each group of parameters its
+    own settings in stage 3 instead of the first one's, and each of them a count of steps of its
+    own there: torch's optimizers would count each step once for each group.
+    """
+    load_weights(engine, weights(found), strict=strict)
+    optimizer = engine.optimizer.optimizer
+    for group, saved in zip(optimizer.param_groups, param_groups(found), strict=True):
+        group.update(saved)
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].clone()

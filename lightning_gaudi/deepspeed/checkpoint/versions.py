@@ -1,0 +1,119 @@
+"""The versions in a checkpoint folder of DeepSpeed, of which the file `latest` names the one.
+
+    last.ckpt/
+        latest           the name of the version below: written at the end, in one step
+        checkpoint-2/    the shards; see `shards`
+        zero_to_fp32.py  DeepSpeed's own tool
+
+A version is never written over. The first has the name that Lightning gives to its only one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import IO
+
+from ...checkpoint.atomic import write_atomically
+
+LATEST = "latest"
+"""The file that names the version to load."""
+
+_FIRST = "checkpoint"
+_TAG = re.compile(rf"{_FIRST}(?:-(\d+))?")
+
+
+def claim(folder: Path) -> str:
+    """Make a directory for a new version, beside all that there are.
+
+    Args:
+        folder: The checkpoint; made if it does not exist.
+
+    Returns:
+        The version's name.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    if folder.is_file():
+        raise FileExistsError(
+            f"Could not save {folder}: it is a file, and DeepSpeed's checkpoints are folders. "
+            "Delete it, or save elsewhere."
+        )
+    number = max((_number(name) for name in _versions(folder)), default=0) + 1
+    tag = _FIRST if number == 1 else f"{_FIRST}-{number}"
+    (folder / tag).mkdir(parents=True)
+    return tag
+
+
+def publish(folder: Path, tag: str) -> None:
+    """Have the checkpoint be this version, then remove the others that we wrote.
+
+    Raises:
+        OSError: It cannot be; the checkpoint is what it was.
+    """
+    write_atomically(folder / LATEST, lambda file: _write(file, tag))
+    for other in _versions(folder):
+        if other != tag:
+            discard(folder, other)
+
+
+def discard(folder: Path, tag: str) -> None:
+    """Remove a version, as far as that is possible."""
+    shutil.rmtree(folder / tag, ignore_errors=True)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether it is a folder that DeepSpeed or we have saved a checkpoint to."""
+    return path.is_dir() and ((path / LATEST).is_file() or bool(_versions(path)))
+
+
+def latest(folder: Path) -> str:
+    """The name of the version to load.
+
+    Raises:
+        FileNotFoundError: There is none, or no checkpoint at all.
+    """
+    if not folder.exists():
+        raise FileNotFoundError(f"There is no checkpoint at {folder}. Check the path.")
+    if not (folder / LATEST).is_file():
+        raise FileNotFoundError(f"{folder} is no checkpoint of DeepSpeed's: {_explain(folder)}")
+    tag = (folder / LATEST).read_text().strip()
+    if not tag or not (folder / tag).is_dir():
+        raise FileNotFoundError(
+            f"The checkpoint {folder} is incomplete: its file {LATEST!r} names the folder {tag!r}, "
+            "which is not there. Copy it again, with all that is in it."
+        )
+    return tag
+
+
+def _write(file: IO[bytes], tag: str) -> None:
+    file.write(tag.encode())
+
+
+def _explain(path: Path) -> str:
+    """Why there is no `latest`, and what to do."""
+    if path.is_file() and not (path.parent.parent / LATEST).is_file():
+        return "it is one file, and needs no shards put together."
+    for parent in path.parents[:2]:
+        if (parent / LATEST).is_file():
+            return f"it is a part of one. Pass {parent}."
+    found = _versions(path) if path.is_dir() else []
+    if found:
+        return (
+            f"it has {', '.join(sorted(found))}, but no file {LATEST!r}, which is written when all "
+            "is saved. Saving was interrupted, or that file was not copied. Pass another."
+        )
+    return f"it has no file {LATEST!r}. Pass the folder that was given to save_checkpoint."
+
+
+def _versions(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return [each.name for each in folder.iterdir() if _TAG.fullmatch(each.name) and each.is_dir()]
+
+
+def _number(tag: str) -> int:
+    found = _TAG.fullmatch(tag)
+    return int((found and found[1]) or 1)

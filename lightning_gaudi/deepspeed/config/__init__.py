@@ -1,0 +1,1 @@
+"""DeepSpeed's settings: where they come from, and whether they can be honoured."""

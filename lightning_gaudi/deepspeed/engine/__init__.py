@@ -1,0 +1,1 @@
+"""DeepSpeed's engine: made, told when to step, and taken apart."""

@@ -1,0 +1,154 @@
+"""DeepSpeed's engine, which holds model and optimizer in shards and trains them."""
+
+from __future__ import annotations
+
+import importlib
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from lightning_gaudi._core.tied_weights import kept_tied
+
+from .. import library
+from ..config import offload, optimizers
+from . import lifecycle, memory, placing
+
+_CARD = 0
+"""The index of the card: a process drives one, which it sees as `hpu:0`."""
+
+
+def make_engine(
+    model: Module,
+    config: dict[str, Any],
+    *,
+    optimizer: Optimizer | None = None,
+    lr_scheduler: Any = None,
+) -> tuple[Any, Any]:
+    """An engine that trains `model`.
+
+    Args:
+        model: Its parameters that require gradients are trained.
+        config: DeepSpeed's settings.
+        optimizer: None where `config` names one.
+        lr_scheduler: Of torch's, for `optimizer`.
+
+    Returns:
+        The engine, and DeepSpeed's optimizer around `optimizer` or the configured one.
+    """
+    package = library.load()
+    lifecycle.prepare(model)
+    placing.move(model, optimizer)
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    offload.check_optimizer(config, optimizer)
+    config, optimizer = optimizers.take_vendors(config, optimizer, parameters)
+    with _without_trial_step(), _kept_tied(model, config):
+        engine, wrapped, _, _ = package.initialize(
+            args=Namespace(device_rank=_CARD),
+            config=memory.with_fitting_buckets(config, model, dist.get_world_size()),
+            model=model,
+            model_parameters=parameters,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            dist_init_required=False,
+        )
+    memory.share_equal_copies(engine.optimizer)
+    lifecycle.note(model, engine)
+    return engine, wrapped
+
+
+@contextmanager
+def _without_trial_step() -> Iterator[None]:
+    """Keep DeepSpeed from stepping the optimizer before there are gradients.
+
+    In half precision and stage 0 it does, to have the optimizer's states allocated: a step with
+    gradients of zero that Adam counts as its first, and that decays the weights. All later losses
+    were other ones than with stages 1 to 3. Delete once `initialize_optimizer_states` of these
+    classes takes no step (deepspeed 0.19.8: `runtime/fp16/{fused,unfused}_optimizer.py`).
+    """
+    name = "initialize_optimizer_states"
+    home = "deepspeed.runtime.fp16"
+    kinds = [
+        importlib.import_module(f"{home}.fused_optimizer").FP16_Optimizer,
+        importlib.import_module(f"{home}.unfused_optimizer").FP16_UnfusedOptimizer,
+    ]
+    originals = {kind: vars(kind)[name] for kind in kinds if name in vars(kind)}
+    for kind in originals:
+        setattr(kind, name, lambda self: None)
+    try:
+        yield
+    finally:
+        for kind, original in originals.items():
+            setattr(kind, name, original)
+
+
+def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
+    """An engine that evaluates `model`, in shards under ZeRO-3.
+
+    Args:
+        model: Its weights may be in shards already.
+        config: DeepSpeed's settings for training.
+    """
+    names = ["fp16", "bf16"]
+    if is_stage_3(config):
+        names += ["zero_optimization", "zero_allow_untested_optimizer"]
+    chosen = {name: config[name] for name in names if name in config}
+    lifecycle.prepare(model)
+    placing.move(model)
+    with _kept_tied(model, config):
+        engine, _, _, _ = library.load().initialize(
+            args=Namespace(device_rank=_CARD),
+            config={"train_micro_batch_size_per_gpu": 1, **chosen},
+            model=model,
+            model_parameters=[],
+            dist_init_required=False,
+        )
+    lifecycle.note(model, engine)
+    return engine
+
+
+def _kept_tied(model: Module, config: Mapping[str, Any]) -> AbstractContextManager[None]:
+    # DeepSpeed moves the model to the card; ZeRO-3 knows tied weights by the shards they share.
+    return nullcontext() if is_stage_3(config) else kept_tied(model)
+
+
+def is_stage_3(config: Mapping[str, Any]) -> bool:
+    """Whether parameters too are in shards."""
+    stage = (config.get("zero_optimization") or {}).get("stage")
+    return bool(stage == 3)
+
+
+def is_in_shards(model: Module) -> bool:
+    """Whether the model was made under ZeRO-3 and holds none of its weights whole."""
+    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+_ACTIVATION_KEYS = {
+    "partition_activations": "partition_activations",
+    "contiguous_memory_optimization": "contiguous_checkpointing",
+    "number_checkpoints": "num_checkpoints",
+    "cpu_checkpointing": "checkpoint_in_cpu",
+    "synchronize_checkpoint_boundary": "synchronize",
+    "profile": "profile",
+}
+"""Keys of `activation_checkpointing`, and DeepSpeed's arguments that they are for."""
+
+
+def configure_checkpointing(config: Mapping[str, Any]) -> None:
+    """Tell `deepspeed.checkpointing` the settings of activation checkpointing, all of them.
+
+    Lightning drops the number of checkpoints and the synchronization at their boundaries
+    (2.5.6 to 2.6.6, `_set_deepspeed_activation_checkpointing`).
+    """
+    settings = config.get("activation_checkpointing")
+    if settings:
+        arguments = {
+            argument: settings[key]
+            for key, argument in _ACTIVATION_KEYS.items()
+            if settings.get(key) is not None
+        }
+        library.load().checkpointing.configure(mpu_=None, **arguments)

@@ -1,0 +1,1 @@
+"""DeepSpeed's operations in C++, which the offloaded optimizer needs."""

@@ -1,0 +1,256 @@
+"""DeepSpeed's operations in C++ (`cpu_adam`), built once, ahead, and where nobody else builds.
+
+DeepSpeed compiles one when an optimizer first asks for it, under torch's lock: a file, which a
+killed build leaves behind, and for which every later run waits without a word and for ever. Here
+one process compiles it, in a private folder and for a limited time, and moves it into place in one
+step; the lock is the operating system's and ends with its process. The compiler is called by
+DeepSpeed's own builder, so what is compiled, and how, is DeepSpeed's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import filelock
+import torch
+
+from lightning_gaudi._core.cache import cache_folder
+
+from . import compiler
+
+TIME_LIMIT_SECONDS = 1200.0
+"""How long a build may take; on an idle machine it is half a minute."""
+
+_CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
+_LOADED = "_loaded_ops"  # DeepSpeed's operations by name, beside its builders' base class
+_POLL_SECONDS = 0.2
+_MARGIN_SECONDS = 60.0  # for which others wait longer, so that they hear of a failure
+
+
+class OpBuildError(RuntimeError):
+    """An operation of DeepSpeed's that cannot be built or loaded; the message says what to do."""
+
+
+def provide(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> ModuleType:
+    """The operation of one of DeepSpeed's builders, which from now on loads this one too.
+
+    Args:
+        builder: An instance of a class of `deepspeed.ops.op_builder`, such as `CPUAdamBuilder`.
+        time_limit_seconds: How long to build it, or to wait for a process that does.
+
+    Returns:
+        The Python module with the operation's functions.
+
+    Raises:
+        OpBuildError: It cannot be built or loaded.
+    """
+    loaded = getattr(type(builder), _LOADED)
+    if builder.name not in loaded and not _is_installed(builder):
+        loaded[builder.name] = _load(builder.name, ensure_built(builder, time_limit_seconds))
+    module: ModuleType = builder.load()
+    return module
+
+
+def ensure_built(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Path:
+    """The operation's library in the cache, built first if it is not there.
+
+    Args:
+        builder: See `provide`.
+        time_limit_seconds: See `provide`.
+
+    Raises:
+        OpBuildError: It cannot be built.
+    """
+    build = _describe(builder)
+    target = build.folder / f"{build.name}.so"
+    if found := _find(build):
+        return found
+    _check_tools(build.name)
+    start = time.time()
+    with _explain_os_errors(build):
+        build.folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(build, time_limit_seconds + _MARGIN_SECONDS):
+            if not target.exists():  # else the process we waited for has built it
+                _refuse_to_fail_again(build, since=start)
+                _build(build, target, time_limit_seconds)
+    return target
+
+
+class _Build(NamedTuple):
+    name: str
+    module: str
+    kind: str
+    """The builder's class."""
+    key: str
+    """All that goes into it, but for the compiler."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the library belongs."""
+        identity = hashlib.sha256(compiler.identity().encode()).hexdigest()[:8]
+        return _root() / f"{self.key}-{identity}"
+
+    @property
+    def log(self) -> Path:
+        """What a failed build said."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+
+def _describe(builder: Any) -> _Build:
+    import deepspeed
+
+    digest = hashlib.sha256()
+    parts = (torch.__version__, torch.version.git_version, deepspeed.__version__)
+    for part in (*parts, EXTENSION_SUFFIXES[0], os.uname().machine, *builder.cxx_args()):
+        digest.update(f"{part}\n".encode())
+    for source in builder.sources():
+        digest.update(Path(builder.deepspeed_src_path(source)).read_bytes())
+    kind = type(builder)
+    versions = f"{deepspeed.__version__}-torch-{torch.__version__}"
+    key = f"{builder.name}-{versions}-{digest.hexdigest()[:16]}"
+    return _Build(builder.name, kind.__module__, kind.__name__, key)
+
+
+def _root() -> Path:
+    return cache_folder("deepspeed").absolute()
+
+
+def _find(build: _Build) -> Path | None:
+    """The cached build; without a compiler, whichever one has built it."""
+    folders = [build.folder] if compiler.is_there() else sorted(_root().glob(f"{build.key}-*"))
+    libraries = (folder / f"{build.name}.so" for folder in folders)
+    return next((library for library in libraries if library.exists()), None)
+
+
+def _build(build: _Build, target: Path, time_limit_seconds: float) -> None:
+    """Build `target`; the caller holds its lock, so what others left unfinished is dead."""
+    prefix = f"{build.folder.name}.building-"
+    for stale in build.folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    for lock, age_seconds in compiler.locks(build.name):
+        if age_seconds > TIME_LIMIT_SECONDS:
+            _say(
+                f"{lock} is {age_seconds / 60:.0f} minutes old: a build of {build.name} was killed "
+                "and left it. Remove it, or programs that use DeepSpeed without lightning-gaudi "
+                "will wait for it for ever."
+            )
+    _say(f"building DeepSpeed's {build.name}, once, about half a minute ...")
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(
+        prefix=prefix, dir=build.folder.parent, ignore_cleanup_errors=True
+    ) as private:
+        try:
+            library = compiler.run(
+                build.module, build.kind, build.name, Path(private), time_limit_seconds
+            )
+        except compiler.CompilerError as error:
+            build.log.write_text(f"{error}\n{error.said}")
+            raise OpBuildError(_explain(build, str(error))) from None
+        with library.open("rb") as file:
+            os.fsync(file.fileno())
+        build.folder.mkdir(exist_ok=True)
+        library.replace(target)
+    _say(f"built DeepSpeed's {build.name} in {time.monotonic() - start:.0f} s")
+
+
+def _explain(build: _Build, reason: str) -> str:
+    return (
+        f"DeepSpeed's {build.name}, which CPU offload needs, could not be built for torch "
+        f"{torch.__version__} with {compiler.command()}: {reason} (all of it: {build.log}). It "
+        "takes a C++ compiler that torch supports (g++ 11 or later), Python's headers and ninja. "
+        "To train without it, leave the optimizer on the card (offload_optimizer=False)."
+    )
+
+
+def _refuse_to_fail_again(build: _Build, since: float) -> None:
+    """Raise what a process said that has failed while we waited for it."""
+    if build.log.exists() and build.log.stat().st_mtime >= since:
+        reason = build.log.read_text().partition("\n")[0]
+        raise OpBuildError(_explain(build, reason))
+
+
+def _check_tools(name: str) -> None:
+    if not compiler.is_there():
+        raise OpBuildError(
+            f"CPU offload needs DeepSpeed's {name}, which is compiled on first use, but there is "
+            f"no C++ compiler {compiler.command()!r}. Install one (Debian: apt-get install g++), "
+            "set CXX to one, or leave the optimizer on the card (offload_optimizer=False)."
+        )
+    if not compiler.has("ninja"):
+        raise OpBuildError(
+            f"CPU offload needs DeepSpeed's {name}, which is compiled on first use, but ninja is "
+            "missing. Install it (pip install ninja), or leave the optimizer on the card "
+            "(offload_optimizer=False)."
+        )
+
+
+def _is_installed(builder: Any) -> bool:
+    """Whether it was built when DeepSpeed was installed, for the HPU (DS_BUILD_CPU_ADAM=1)."""
+    from deepspeed.git_version_info import accelerator_name, installed_ops
+
+    return bool(installed_ops.get(builder.name)) and accelerator_name == "hpu"
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise OpBuildError(
+            f"DeepSpeed's {name} in {path.parent} does not load: {error}. Remove that folder to "
+            "build it anew."
+        ) from error
+    return module
+
+
+@contextlib.contextmanager
+def _locked(build: _Build, time_limit_seconds: float) -> Iterator[None]:
+    lock = filelock.FileLock(build.folder.with_name(f"{build.folder.name}.lock"))
+    try:
+        lock.acquire(timeout=time_limit_seconds, poll_interval=_POLL_SECONDS)
+    except filelock.Timeout as error:
+        raise OpBuildError(
+            f"Another process has been building DeepSpeed's {build.name} for more than "
+            f"{time_limit_seconds:.0f} s and holds {lock.lock_file}. End that process, or set "
+            f"{_CACHE_DIR} to another folder."
+        ) from error
+    except NotImplementedError as error:
+        raise OpBuildError(
+            f"The file system of {build.folder.parent} cannot lock files. Set {_CACHE_DIR} to a "
+            "folder on a local disk."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _explain_os_errors(build: _Build) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OpBuildError(
+            f"DeepSpeed's {build.name} cannot be built in {build.folder.parent}: "
+            f"{error.strerror or error}. Set {_CACHE_DIR} to a folder that can be written and has "
+            "100 MB of free space."
+        ) from error
+
+
+def _say(message: str) -> None:
+    print(f"lightning-gaudi: {message}", file=sys.stderr, flush=True)

@@ -1,1 +1,0 @@
-"""Models in shards: what the strategies that have them do alike."""

@@ -1,0 +1,177 @@
+"""Every name of the vendor's that this package uses, and where the vendor says what it means.
+
+A record: `tests/core/test_vendor_names.py` compares it with the source of `vendor.py` in both
+directions and with the calls made there; `tests/contract` looks each name up in the package that is
+installed, the simulator's stand-in or the vendor's own.
+
+Sources: the files are those of the Intel Gaudi PyTorch bridge, release 1.19
+(https://github.com/HabanaAI/gaudi-pytorch-bridge), below
+`python_packages/habana_frameworks/torch`; the pages are those of the vendor's documentation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+API_PAGE = "https://docs.habana.ai/en/latest/PyTorch/Reference/Python_Packages.html"
+"""Intel Gaudi PyTorch Python API (habana_frameworks.torch)."""
+ASSIGNMENT_PAGE = (
+    "https://docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Gaudi_Assignment.html"
+)
+"""Gaudi-to-process Assignment."""
+BACKEND_PAGE = (
+    "https://docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/"
+    "Distributed_Backend_Initialization.html"
+)
+"""Distributed Backend Initialization."""
+AUTOCAST_PAGE = "https://docs.habana.ai/en/latest/PyTorch/PyTorch_Mixed_Precision/index.html"
+"""Mixed Precision Training with PyTorch Autocast."""
+PROFILING_PAGE = "https://docs.habana.ai/en/latest/Profiling/Profiling_with_PyTorch.html"
+"""Profiling with PyTorch."""
+
+
+class Callable(NamedTuple):
+    """A function, class or method of the vendor's that we call."""
+
+    name: str
+    """Its address below `habana_frameworks.torch`; `f().x` is x of what f returns."""
+    signature: str
+    """Its parameters in release 1.19, as they stand between the parentheses of its `def`."""
+    file: str
+    """The bridge's file that defines it."""
+    page: str = API_PAGE
+    """The vendor's page on it."""
+
+
+class Module(NamedTuple):
+    """A module of the vendor's that we import."""
+
+    name: str
+    """Its address below `habana_frameworks.torch`; empty for that package itself."""
+    effect: str
+    """What its import does besides defining names."""
+    file: str
+    """The bridge's file."""
+
+
+class Variable(NamedTuple):
+    """An environment variable of the vendor's that this package reads or sets."""
+
+    name: str
+    """The variable."""
+    use: str
+    """What we do with it."""
+    source: str
+    """The vendor's page, or the bridge's file where no page tells."""
+
+
+MODULES = (
+    Module(
+        "",
+        "registers torch.hpu and hccl; wraps torch.manual_seed, seed, random.fork_rng, "
+        "distributed.init_process_group and new_group; in lazy mode torch.save and load",
+        "__init__.py",
+    ),
+    Module("hpu.metrics", "starts counting", "hpu/metrics/__init__.py"),
+    Module("utils.internal", "", "utils/internal.py"),
+    Module(
+        "distributed.hccl",
+        'registers the backend "hccl"; calls initialize_distributed_hpu()',
+        "distributed/hccl/__init__.py",
+    ),
+)
+"""What `vendor.py` imports."""
+
+CALLABLES = (
+    Callable("core.mark_step", 'device_str="", sync=False', "core/step_closure.py"),
+    Callable(
+        "distributed.hccl.initialize_distributed_hpu",
+        "world_size=None, rank=None, local_rank=None",
+        "distributed/hccl/__init__.py",
+        BACKEND_PAGE,
+    ),
+    Callable(
+        "hpex.optimizers.FusedAdamW",
+        "params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, bias_correction=True, "
+        "moments_dtype=None",
+        "hpex/optimizers/FusedAdamW.py",
+    ),
+    Callable(
+        "hpex.optimizers.FusedLamb",
+        "params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, "
+        "amsgrad=False, adam_w_mode=True, grad_averaging=True, set_grad_none=True, "
+        "max_grad_norm=1.0, use_lamb=False, fused=False, dtype=None",
+        "hpex/optimizers/FusedLamb.py",
+    ),
+    Callable("hpu.device_count", "", "hpu/__init__.py"),
+    Callable("hpu.get_device_name", "device=None", "hpu/__init__.py"),
+    Callable("hpu.init", "", "hpu/__init__.py"),
+    Callable("hpu.is_initialized", "", "hpu/__init__.py"),
+    Callable("hpu.memory_stats", "device=None", "hpu/memory.py"),
+    Callable("hpu.metrics.metric_global", "name", "hpu/metrics/metrics.py"),
+    Callable("hpu.metrics.metric_global().stats", "", "hpu/metrics/metrics.py"),
+    Callable("hpu.random.get_rng_state", 'device="hpu"', "hpu/random.py"),
+    Callable("hpu.random.manual_seed_all", "seed", "hpu/random.py"),
+    Callable("hpu.random.set_rng_state", 'new_state, device="hpu"', "hpu/random.py"),
+    Callable("hpu.reset_peak_memory_stats", "device=None", "hpu/memory.py"),
+    Callable("hpu.synchronize", "", "hpu/__init__.py"),
+    Callable("utils.experimental._is_fp16_supported", "", "utils/experimental/__init__.py"),
+    Callable("utils.internal.is_lazy", "", "utils/internal.py"),
+)
+"""What `vendor.py` calls or hands on."""
+
+VARIABLES = (
+    Variable(
+        "HABANA_PROFILE",
+        "a profiler of the vendor's that ours cannot run beside is refused; its import sets one",
+        PROFILING_PAGE,
+    ),
+    Variable("HABANA_VISIBLE_MODULES", "which modules our ranks may take", ASSIGNMENT_PAGE),
+    Variable(
+        "HLS_MODULE_ID", "set to the rank's module; kept if a launcher set it", ASSIGNMENT_PAGE
+    ),
+    Variable(
+        "PT_HPU_AUTOCAST_FP32_OPS_LIST",
+        "its file is checked for names autocast lacks",
+        AUTOCAST_PAGE,
+    ),
+    Variable(
+        "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST",
+        "its file is checked for names autocast lacks",
+        AUTOCAST_PAGE,
+    ),
+)
+"""What this package reads and sets in the environment, besides torch's and Lightning's own."""
+
+MEMORY_STATS = (
+    "Limit",
+    "InUse",
+    "MaxInUse",
+    "NumAllocs",
+    "NumFrees",
+    "ActiveAllocs",
+    "MaxAllocSize",
+    "TotalSystemAllocs",
+    "TotalSystemFrees",
+    "TotalActiveAllocs",
+)
+"""The keys of `hpu.memory_stats()`. Source: hpu/memory.py."""
+
+METRICS = {
+    "graph_compilation": ("TotalNumber", "TotalTime", "AvgTime"),
+    "cpu_fallback": ("TotalNumber", "FallbackOps"),
+    "memory_defragmentation": ("TotalNumber", "TotalSuccessful", "AvgTime", "MaxTime"),
+}
+"""The metrics that are always there, and their keys. Source: hpu/metrics/metrics.py."""
+
+DEVICE_TYPE = "hpu"
+"""The name of the device in torch: of tensors, of `torch.autocast`, of `torch.hpu`."""
+
+BACKEND = "hccl"
+"""The name of the backend in `torch.distributed`. Source: distributed/hccl/__init__.py."""
+
+COMPILE_BACKEND = "hpu_backend"
+"""The name of the compiler in `torch.compile`. Source: dynamo/compile_backend/backends.py."""
+
+PROFILER_ACTIVITY = "HPU"
+"""The device's name in `torch.profiler.ProfilerActivity`. Source: Profiling with PyTorch."""
