@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -11,21 +14,28 @@ from typing import IO, Any
 
 from .folders import put_in_place
 
+_NAME = ".saving-file-{}.tmp"
+"""Of what is being written: without the target's name, so that nobody who looks for it finds it."""
+
+_MIN_AGE_S = 60.0
+"""How old a file is before it may be taken for one that a killed save has left."""
+
 
 def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Have `write` fill a file beside `target`, bring it to disk, then put it in target's place.
 
     Until the last moment `target` keeps what it had, also through a crash of the machine; after a
-    failure nothing is left beside it.
+    failure nothing is left beside it. What a killed save has left in the folder is removed.
 
     Raises:
         OSError: The file cannot be written; says how much, where, and how much space is left.
     """
-    # Without the target's name, so that nobody who looks for checkpoints by name finds it.
-    temporary = target.with_name(f".saving-{uuid.uuid4().hex}.tmp")
+    _sweep(target.parent)
+    temporary = target.with_name(_NAME.format(uuid.uuid4().hex))
     file = None
     try:
         with temporary.open("xb") as raw:
+            _lock(raw)
             file = _Recording(raw)
             write(file)  # type: ignore[arg-type]
             raw.flush()
@@ -38,6 +48,27 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
         if isinstance(cause, OSError):
             raise _explain(cause, target, file.num_bytes if file else 0) from error
         raise
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed saves have left: files that are not new, and whose writers are dead."""
+    for path in folder.glob(_NAME.format("*")):
+        # Another process may sweep too, and the folder may be read-only or gone.
+        with contextlib.suppress(OSError):
+            is_old = time.time() - path.stat().st_mtime > _MIN_AGE_S
+            if is_old:
+                with path.open("r+b") as left:  # NFS wants to write for a lock
+                    if _lock(left):
+                        path.unlink()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Lock a file until it is closed, or its process ends; False where another has, or none can."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # also of a file system that cannot
+        return False
+    return True
 
 
 class _Recording:

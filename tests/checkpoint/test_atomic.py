@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 from lightning_gaudi.checkpoint.atomic import write_atomically
+from tests.helpers.process import environment
 
 
 def test_file_appears_complete(tmp_path: Path) -> None:
@@ -70,3 +74,57 @@ def test_folder_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write_atomically(tmp_path / "x", lambda file: None)
     assert synced[0].endswith(".tmp")
     assert synced[1] == str(tmp_path.resolve())
+
+
+HANG = """
+import sys, time
+from pathlib import Path
+from lightning_gaudi.checkpoint.atomic import write_atomically
+def write(file):
+    file.write(b"half")
+    file.flush()
+    print("writing", flush=True)
+    time.sleep(600)
+write_atomically(Path(sys.argv[1]), write)
+"""
+
+
+def _age(path: Path) -> None:
+    hour_ago = time.time() - 3600
+    os.utime(path, (hour_ago, hour_ago))
+
+
+def test_what_a_killed_save_has_left_is_removed_and_a_running_one_is_not(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HANG]
+    env = environment({"LIGHTNING_GAUDI_SIMULATE": None})
+    writers = [
+        subprocess.Popen([*command, str(tmp_path / name)], stdout=subprocess.PIPE, env=env)
+        for name in ("killed", "running")
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"writing\n"
+        for left in tmp_path.iterdir():
+            _age(left)
+        writers[0].kill()
+        writers[0].wait()
+        write_atomically(tmp_path / "x", lambda file: None)
+        assert (tmp_path / "x").exists()
+        (running,) = set(tmp_path.iterdir()) - {tmp_path / "x"}
+        assert running.read_bytes() == b"half"
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+
+
+def test_what_another_process_begins_to_write_is_left_alone(tmp_path: Path) -> None:
+    """It may not have been locked yet."""
+    begun = tmp_path / ".saving-file-0.tmp"
+    begun.touch()
+    write_atomically(tmp_path / "x", lambda file: None)
+    assert begun.exists()
+    _age(begun)
+    write_atomically(tmp_path / "x", lambda file: None)
+    assert not begun.exists()
