@@ -29,9 +29,9 @@ def autoload() -> None:
     if os.environ.get("LIGHTNING_GAUDI_AUTOLOAD") == "0":
         return
     try:
-        from lightning_gaudi import activation
+        from lightning_gaudi import _patches
 
-        activation.activate()
+        _patches.activate()
     except Exception as error:
         if os.environ.get("LIGHTNING_GAUDI_SIMULATE"):
             raise SimulatorDidNotStartError(str(error)) from error

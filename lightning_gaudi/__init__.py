@@ -6,23 +6,25 @@ package is installed, `import torch` alone activates it too.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from lightning_gaudi import activation
+from lightning_gaudi import _patches
+from lightning_gaudi._core import lazy
 
 if TYPE_CHECKING:
-    from lightning_gaudi._version import __version__
-    from lightning_gaudi.accelerator import HPUAccelerator
-    from lightning_gaudi.checkpoint import HPUCheckpointIO
-    from lightning_gaudi.precision import (
+    from . import callbacks, data, fabric, profiler, simulator
+    from ._core import vendor
+    from ._version import __version__
+    from .accelerator import HPUAccelerator
+    from .checkpoint import HPUCheckpointIO
+    from .precision import (
         HPUDeepSpeedPrecision,
         HPUDeepSpeedPrecisionPlugin,
         HPUFSDPPrecision,
         HPUPrecisionPlugin,
     )
-    from lightning_gaudi.profiler import HPUProfiler
-    from lightning_gaudi.strategies import (
+    from .profiler import HPUProfiler
+    from .strategies import (
         HPUDDPStrategy,
         HPUDeepSpeedStrategy,
         HPUFSDPStrategy,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     HPU_AVAILABLE: bool
 
 __all__ = [
+    "HPU_AVAILABLE",
     "HPUAccelerator",
     "HPUCheckpointIO",
     "HPUDDPStrategy",
@@ -48,38 +51,45 @@ __all__ = [
     "HPUProfiler",
     "SingleHPUStrategy",
     "__version__",
+    "callbacks",
+    "data",
+    "fabric",
+    "profiler",
+    "simulator",
+    "vendor",
 ]
 
-_HOMES = {
-    "__version__": "._version",
-    "HPUAccelerator": ".accelerator",
-    "HPUCheckpointIO": ".checkpoint",
-    "HPUDDPStrategy": ".strategies",
-    "HPUDeepSpeedPrecision": ".precision",
-    "HPUDeepSpeedPrecisionPlugin": ".precision",
-    "HPUDeepSpeedStrategy": ".strategies",
-    "HPUFSDPPrecision": ".precision",
-    "HPUFSDPStrategy": ".strategies",
-    "HPUModelParallelStrategy": ".strategies",
-    "HPUParallelStrategy": ".strategies",
-    "HPUPrecisionPlugin": ".precision",
-    "HPUProfiler": ".profiler",
-    "SingleHPUStrategy": ".strategies",
-}
+_find, __dir__ = lazy.names(
+    __name__,
+    {
+        "__version__": "lightning_gaudi._version",
+        "HPUAccelerator": ".accelerator",
+        "HPUCheckpointIO": ".checkpoint",
+        "HPUDDPStrategy": ".strategies",
+        "HPUDeepSpeedPrecision": ".precision",
+        "HPUDeepSpeedPrecisionPlugin": ".precision",
+        "HPUDeepSpeedStrategy": ".strategies",
+        "HPUFSDPPrecision": ".precision",
+        "HPUFSDPStrategy": ".strategies",
+        "HPUModelParallelStrategy": ".strategies",
+        "HPUParallelStrategy": ".strategies",
+        "HPUPrecisionPlugin": ".precision",
+        "HPUProfiler": ".profiler",
+        "SingleHPUStrategy": ".strategies",
+        "callbacks": ".callbacks",
+        "data": "lightning_gaudi.data",
+        "fabric": ".fabric",
+        "profiler": ".profiler",
+        "simulator": "lightning_gaudi.simulator",
+        "vendor": "lightning_gaudi._core.vendor",
+    },
+)
 
-activation.activate()
+_patches.activate()
 
 
 def __getattr__(name: str) -> Any:
     if name == "HPU_AVAILABLE":
         # Under the name that lightning-habana had for it.
-        return __getattr__("HPUAccelerator").is_available()
-    if name == "vendor":
-        return importlib.import_module("._core.vendor", __name__)
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+        return _find("HPUAccelerator").is_available()
+    return _find(name)

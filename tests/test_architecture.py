@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core import mirror
+from lightning_gaudi._core.mirror import is_mirrored
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lightning_gaudi"
@@ -36,6 +36,67 @@ def _roots(path: Path) -> set[str]:
     return {name.split(".")[0] for name in _imports(path)}
 
 
+ROOMS: dict[str, set[str]] = {
+    "_version": set(),
+    "_core": set(),
+    "simulator": set(),
+    "_patches": {"_core", "simulator"},
+    "data": {"_core"},
+    "callbacks": {"_core"},
+    "checkpoint": {"_core"},
+    "profiler": {"_core", "checkpoint"},
+    "distributed": {"_core"},
+    "deepspeed": {"_core", "_patches", "checkpoint", "distributed"},
+    "fabric": {"_core", "_patches", "checkpoint", "deepspeed", "distributed"},
+    "accelerator": {"_core", "fabric"},
+    "precision": {"_core", "distributed", "fabric"},
+    "strategies": {
+        "_core",
+        "_patches",
+        "checkpoint",
+        "deepspeed",
+        "distributed",
+        "fabric",
+        "precision",
+    },
+    "cli": {"_version", "checkpoint", "deepspeed", "simulator"},
+}
+"""Each room, and those that it imports: only ones above it. The package itself has their names.
+
+A patch finds what it needs of the rooms below it by name, when an HPU is asked for.
+"""
+
+
+def _imported_rooms(room: str) -> set[str]:
+    path = PACKAGE / room
+    sources = _sources(path) if path.is_dir() else [path.with_suffix(".py")]
+    names = {
+        name.split(".")[1]
+        for source in sources
+        if STAND_IN not in source.parents
+        for name in _imports(source)
+        if name.startswith("lightning_gaudi.")
+    }
+    return names - {room}
+
+
+def test_every_room_is_in_the_table_and_every_line_is_a_room() -> None:
+    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert found - {"__init__", "__pycache__", "py"} == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_just_what_the_table_says(room: str) -> None:
+    assert _imported_rooms(room) == ROOMS[room]
+
+
+def test_imports_go_one_way() -> None:
+    above: set[str] = set()
+    for room, imported in ROOMS.items():
+        assert imported <= above, room
+        above.add(room)
+
+
 def test_only_vendor_imports_the_vendors_package() -> None:
     importers = [
         path.relative_to(PACKAGE).as_posix()
@@ -45,27 +106,40 @@ def test_only_vendor_imports_the_vendors_package() -> None:
     assert importers == ["_core/vendor.py"]
 
 
-@pytest.mark.parametrize("room", ["data", "planning"])
-def test_pure_rooms_touch_neither_lightning_nor_a_device(room: str) -> None:
-    for path in _sources(PACKAGE / room):
-        names = set(_imports(path))
-        assert LIGHTNING.isdisjoint(_roots(path)), path
-        assert not {name for name in names if name.startswith("lightning_gaudi._core.vendor")}, path
+def test_data_touches_no_device() -> None:
+    sources = _sources(PACKAGE / "data")
+    assert sources
+    for path in sources:
+        assert "lightning_gaudi._core.vendor" not in set(_imports(path)), path
         assert "hpu" not in path.read_text().split('"'), f"{path} names the device"
 
 
-def test_vendor_and_simulator_never_import_lightning() -> None:
-    for path in [PACKAGE / "_core" / "vendor.py", *_sources(PACKAGE / "simulator")]:
+@pytest.mark.parametrize("room", ["_core", "data", "simulator"])
+def test_a_room_knows_nothing_of_lightning(room: str) -> None:
+    sources = _sources(PACKAGE / room)
+    assert sources
+    for path in sources:
         assert LIGHTNING.isdisjoint(_roots(path)), path
 
 
-def test_only_activation_starts_the_simulator() -> None:
+def test_patches_name_lightning_by_its_family() -> None:
+    """A patch serves both of Lightning's namespaces, and imports neither."""
+    for path in _sources(PACKAGE / "_patches"):
+        assert LIGHTNING.isdisjoint(_roots(path)), path
+
+
+def test_only_the_start_of_the_package_starts_the_simulator() -> None:
     """Nothing else of the plugin asks whether the card is simulated."""
-    rooms = [PACKAGE / "simulator", PACKAGE / "cli", PACKAGE / "activation.py"]
-    for path in _sources(PACKAGE):
-        if not any(path == room or room in path.parents for room in rooms):
-            names = [name for name in _imports(path) if "simulator" in name.split(".")]
-            assert not names, f"{path} imports {names}"
+    starts = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in _sources(PACKAGE)
+        if PACKAGE / "simulator" not in path.parents
+        and any("simulator" in name.split(".") for name in _imports(path))
+    }
+    assert {name for name in starts if not name.startswith("cli/")} == {
+        "__init__.py",  # by its public name
+        "_patches/on_import.py",
+    }
 
 
 def test_contract_tests_know_nothing_of_the_simulator() -> None:
@@ -86,22 +160,36 @@ def test_recipes_import_public_names_only() -> None:
 
 
 def test_mirrored_modules_name_lightning_only_as_what_is_replaced() -> None:
-    for module in mirror.MIRRORED:
-        room = PACKAGE / module
-        for path in _sources(room) if room.is_dir() else [room.with_suffix(".py")]:
-            for name in _imports(path):
-                if name.split(".")[0] in LIGHTNING:
-                    assert name.startswith(("lightning.pytorch", "lightning.fabric")), (path, name)
+    for path in _mirrored():
+        for name in _imports(path):
+            if name.split(".")[0] in LIGHTNING:
+                assert name.startswith(("lightning.pytorch", "lightning.fabric")), (path, name)
 
 
 def test_mirrored_modules_import_one_another_relatively() -> None:
     """An absolute import would mix the two families."""
-    mirrored = tuple(f"lightning_gaudi.{module}" for module in mirror.MIRRORED)
-    for module in mirror.MIRRORED:
-        room = PACKAGE / module
-        for path in _sources(room) if room.is_dir() else [room.with_suffix(".py")]:
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                    names = {f"{node.module}.{alias.name}" for alias in node.names}
-                    assert not node.module.startswith(mirrored), (path, node.module)
-                    assert names.isdisjoint(mirrored), (path, names)
+    mirrored = tuple(f"lightning_gaudi.{room}" for room in ROOMS if is_mirrored(room))
+    for path in _mirrored():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                assert not node.module.startswith(mirrored), (path, node.module)
+                assert names.isdisjoint(mirrored), (path, names)
+
+
+def test_shared_rooms_are_imported_absolutely_by_mirrored_ones() -> None:
+    """A relative import would look for them in the mirror, which has none."""
+    for path in _mirrored():
+        package = path.relative_to(ROOT).parts[:-1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+                rooms = [base[1]] if len(base) > 1 and base[1] else [a.name for a in node.names]
+                shared = [room for room in rooms if room in ROOMS and not is_mirrored(room)]
+                assert not shared, (path, shared)
+
+
+def _mirrored() -> list[Path]:
+    rooms = [PACKAGE / room for room in ROOMS if is_mirrored(room)]
+    found = [path for room in rooms for path in _sources(room)]
+    return [*found, *(room.with_suffix(".py") for room in rooms if not room.is_dir())]

@@ -1,7 +1,7 @@
 """The methods of Lightning that our classes override, and its private functions that we call.
 
 What an override leaves out or relies on was read from a certain source; a new one may do more.
-tests/test_seam.py holds what we wrap.
+tests/patches/test_register.py holds what we wrap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from lightning_gaudi._core import mirror
 from tests.helpers.lightning_sources import KNOWN
 
 _OURS = lightning_gaudi.__name__
-_MIRRORED = tuple(f"{_OURS}.{name}." for name in mirror.MIRRORED)
 _ROLES = {
     "lightning.pytorch": "trainer",
     "pytorch_lightning": "trainer",
@@ -44,7 +43,7 @@ def _modules(family: mirror.Family) -> Iterator[ModuleType]:
     """Our modules that are written against Lightning, as `family` has them."""
     for folder in lightning_gaudi.__path__:
         for info in pkgutil.walk_packages([folder], f"{_OURS}."):
-            if f"{info.name}.".startswith(_MIRRORED):
+            if mirror.is_mirrored(info.name.split(".")[1]):
                 yield importlib.import_module(info.name.replace(_OURS, family.ours, 1))
 
 

@@ -1,22 +1,71 @@
-"""Gradients that are DTensors, plain tensors, or both: clipped as if they were all in one place.
+"""Gradients of models in shards, clipped by the norm that they have together.
 
-torch clips either, but not both at once, nor DTensors of several meshes: a layer in shards over
-both axes of a mesh beside one over a single axis is refused (torch 2.13, `nn/utils/clip_grad.py`).
+FSDP's shards know their norm. Gradients that are DTensors, plain tensors, or both are clipped as if
+they were all in one place. torch clips either, but not both at once, nor DTensors of several
+meshes: a layer in shards over both axes of a mesh beside one over a single axis is refused (torch
+2.13, `nn/utils/clip_grad.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Replicate
-from torch.nn.utils import get_total_norm
+from torch.nn import Module
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+
+def clip_fsdp_norm(
+    model: Module, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0
+) -> Tensor:
+    """Scale an optimizer's gradients down so that their norm is at most `max_norm`; all ranks call.
+
+    As without shards, it is the norm of the gradients of this optimizer alone, over all its layers.
+
+    Args:
+        model: What is, or has in it, modules wrapped in FullyShardedDataParallel.
+        optimizer: Of some of its parameters.
+        max_norm: In units of the gradients.
+        norm_type: The p of the norm; may be infinite.
+
+    Returns:
+        The norm before clipping, of shape (), on the gradients' device: nobody waits for it.
+    """
+    roots = FullyShardedDataParallel.fsdp_modules(model, root_only=True)
+    mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    with _without_gradients(model, set(mine)):
+        if len(roots) == 1:
+            return roots[0].clip_grad_norm_(max_norm, norm_type)
+        # Layers wrapped one by one, each of which knows only its own.
+        norms = [root.clip_grad_norm_(math.inf, norm_type) for root in roots]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        clip_grads_with_norm_(mine, max_norm, norm)
+        return norm
+
+
+@contextmanager
+def _without_gradients(model: Module, mine: set[Tensor]) -> Iterator[None]:
+    """Hide the gradients of all but `mine`: FullyShardedDataParallel clips all that it finds."""
+    others = [parameter for parameter in model.parameters() if parameter not in mine]
+    gradients = [parameter.grad for parameter in others]
+    for parameter in others:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(others, gradients, strict=True):
+            parameter.grad = gradient
 
 
 @torch.no_grad()
-def clip_norm(
+def clip_dtensor_norm(
     parameters: Iterable[Tensor],
     max_norm: float,
     norm_type: float = 2.0,
@@ -32,7 +81,8 @@ def clip_norm(
         error_if_nonfinite: Whether to wait for the norm and look at it.
 
     Returns:
-        The norm before clipping, of shape (), a plain tensor on the card that nobody waits for.
+        The norm before clipping, of shape (), a plain tensor on the card that nobody waits for; on
+        the CPU where there is no gradient at all.
 
     Raises:
         RuntimeError: The norm is infinite or not a number, and `error_if_nonfinite`.
@@ -54,7 +104,7 @@ def clip_norm(
 
 
 @torch.no_grad()
-def clip_value(parameters: Iterable[Tensor], max_value: float) -> None:
+def clip_dtensor_value(parameters: Iterable[Tensor], max_value: float) -> None:
     """Bring each element of the gradients to between `-max_value` and `max_value`."""
     for gradient in _gradients(parameters):
         _local(gradient).clamp_(-max_value, max_value)

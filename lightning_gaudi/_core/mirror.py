@@ -6,8 +6,10 @@ is below it serves the same files a second time with these two names replaced, a
 does when it is built. The classes have importable names, so they pickle and stand in YAML as
 `class_path: lightning_gaudi.pytorch_lightning.HPUAccelerator`.
 
-The rule for the sources: a relative import stays in the family (`from .precision import ...`); an
-absolute one leaves it (`from lightning_gaudi import vendor`) and is shared by both.
+The rule for rooms: all are mirrored but those whose names begin with an underscore, and `data`,
+`cli` and `simulator`, which a process has once. The rule for the sources: a relative import stays
+in the family (`from .precision import ...`); an absolute one leaves it (`from lightning_gaudi._core
+import vendor`) and is shared by both.
 """
 
 from __future__ import annotations
@@ -18,26 +20,11 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
-
-MIRRORED = (
-    "accelerator",
-    "callbacks",
-    "checkpoint",
-    "connectors",
-    "conversion",
-    "deepspeed",
-    "distributed",
-    "fabric",
-    "precision",
-    "profiler",
-    "seam",
-    "strategies",
-)
-"""The modules and packages that exist once for each family; all others are shared."""
+_SHARED = ("cli", "data", "simulator")
 
 
 class Family(NamedTuple):
@@ -50,6 +37,17 @@ class Family(NamedTuple):
     fabric: str
     """Lightning's package that holds Fabric."""
 
+    def find(self, below: str) -> Any:
+        """Import one of our mirrored modules, such as `"strategies.ddp"`, for this family."""
+        return importlib.import_module(f"{self.ours}.{below}")
+
+    def loaded(self, below: str, name: str) -> Any:
+        """A name of one of our mirrored modules, or None if that has not been imported yet.
+
+        What nobody has imported has no instances: a check for them need not import it.
+        """
+        return getattr(sys.modules.get(f"{self.ours}.{below}"), name, None)
+
 
 LIGHTNING = Family(_PACKAGE, "lightning.pytorch", "lightning.fabric")
 PYTORCH_LIGHTNING = Family(_MIRROR, "pytorch_lightning", "lightning_fabric")
@@ -57,6 +55,11 @@ FAMILIES = (LIGHTNING, PYTORCH_LIGHTNING)
 
 # Old and new names have the same length, so that the columns in tracebacks stay true.
 _RENAMES = (("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric"))
+
+
+def is_mirrored(room: str) -> bool:
+    """Whether a module or package at our top exists once for each family."""
+    return not room.startswith("_") and room not in _SHARED
 
 
 def install() -> None:
@@ -79,7 +82,7 @@ class _MirrorFinder(MetaPathFinder):
         if fullname != _MIRROR and not fullname.startswith(f"{_MIRROR}."):
             return None
         below = fullname[len(_MIRROR) + 1 :]
-        if below and below.split(".")[0] not in MIRRORED:
+        if below and not is_mirrored(below.split(".")[0]):
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: {_PACKAGE}.{below} is the same for lightning and "
                 f"pytorch_lightning. Import {_PACKAGE}.{below}.",

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lightning_gaudi._core import rank_monitor
-from lightning_gaudi._core.rank_monitor import Ranks, say
+from . import rank_monitor
+from .rank_monitor import RankMonitor, say
 
 if TYPE_CHECKING:
-    from lightning_gaudi._core.rank_monitor import Process
+    from .rank_monitor import Process
 
 PARENT = "_LIGHTNING_GAUDI_PARENT"
 """The process that has started this one as another rank of its node."""
@@ -75,13 +75,13 @@ _started: _Started | None = None
 def start(processes: Sequence[Process]) -> None:
     """Have the processes, the local ranks from 1 on, end with this one, which is local rank 0."""
     global _started
-    _started = _Started(Ranks(lambda: processes, first_rank=1))
+    _started = _Started(RankMonitor(lambda: processes, first_rank=1))
 
 
 class _Started:
     """What this process has started by running its script again, until it ends."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: RankMonitor) -> None:
         self._ranks = ranks
         self._pid = os.getpid()
         self.has_failed = False
@@ -145,7 +145,7 @@ def joined(processes: Callable[[], Sequence[Process]]) -> Iterator[None]:
     Args:
         processes: Those that have been started so far.
     """
-    ranks = Ranks(processes, first_rank=0, is_quiet=True)
+    ranks = RankMonitor(processes, first_rank=0, is_quiet=True)
     ranks.watch(lambda: None)
     try:
         yield

@@ -26,8 +26,8 @@ POLL_S = 0.25
 _PATIENCE_S = 30.0
 
 
-class Ranks:
-    """Other ranks of this node."""
+class RankMonitor:
+    """Watches other ranks of this node, and ends them."""
 
     def __init__(
         self, processes: Callable[[], Sequence[Process]], first_rank: int, *, is_quiet: bool = False

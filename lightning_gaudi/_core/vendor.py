@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lightning_gaudi._core import vendor_import
+from . import vendor_import
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,7 @@ _NAME = "habana_frameworks.torch"
 _package: Any = None
 _import_error: Exception | None = None
 _seed_is_due = False
+_guessed_module: str | None = None
 
 
 def package() -> Any:
@@ -29,7 +30,7 @@ def package() -> Any:
     Raises:
         ImportError: There is no such package, or it does not import here.
     """
-    global _package, _seed_is_due
+    global _package, _seed_is_due, _guessed_module
     if _package is None:
         # The vendor wraps torch.manual_seed when it is imported: see `seed_if_due`.
         _seed_is_due = _NAME not in sys.modules
@@ -38,16 +39,9 @@ def package() -> Any:
         import habana_frameworks.torch.hpu.metrics  # noqa: TID251
         import habana_frameworks.torch.utils.internal  # noqa: TID251
 
-        vendor_import.forget_defaults(given, _visible_modules())
-        vendor_import.accept_no_device()
+        _guessed_module = vendor_import.forget_defaults(given, _visible_modules())
         _package = habana_frameworks.torch
     return _package
-
-
-def repair_if_imported() -> None:
-    """Undo what the vendor's package does to processes that use no HPU, if it is imported."""
-    if _NAME in sys.modules:
-        vendor_import.accept_no_device()
 
 
 def is_installed() -> bool:
@@ -106,17 +100,28 @@ def selected_module() -> str | None:
     return os.environ.get("HLS_MODULE_ID") or None
 
 
+def is_guess(module: str) -> bool:
+    """Whether a module is what the vendor's package has selected, and nobody was told to drive it.
+
+    It takes that of the local rank, where there are ranks, before anybody knows which cards the
+    run is for.
+    """
+    return module == _guessed_module
+
+
 def selected_position() -> int:
     """The position of `selected_module` among the visible modules; 0 where there is none."""
     module, modules = selected_module(), _visible_modules()
-    if module is None or (modules is not None and module not in modules):
+    if module is None or is_guess(module) or (modules is not None and module not in modules):
         return 0
     return int(module) if modules is None else modules.index(module)
 
 
 def select_module(module: str) -> None:
     """Tell the driver which module to drive; it reads that once, when the device starts."""
+    global _guessed_module
     os.environ["HLS_MODULE_ID"] = module
+    _guessed_module = None
 
 
 def init() -> None:

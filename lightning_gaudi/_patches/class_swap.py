@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 _Object = TypeVar("_Object")
 
 
-def reparent(instance: _Object, base: type, ours: type) -> _Object:
+def swap_class(instance: _Object, base: type, ours: type) -> _Object:
     """Have `instance` go on as one of `ours`; its attributes, and whoever holds it, stay.
 
     A user's subclass of `base` becomes a class that overrides as it did, with `ours` where `base`

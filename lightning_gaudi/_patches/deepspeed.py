@@ -12,38 +12,53 @@ Source: deepspeed 0.19.8, `accelerator/hpu_accelerator.py`.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
 
-_MARK = "_lightning_gaudi_is_patched"
+from .apply import require, wrap
+from .register import REGISTER
 
 _wanted: dict[str, str] = {}
 """The variables that DeepSpeed set: what it needs of the vendor's bridge."""
 
 
-def patch_accelerator(module: ModuleType) -> None:
-    """Have `deepspeed.accelerator.hpu_accelerator`, just imported, leave the process as it is.
+def patch_accelerator(module: ModuleType, family: Any) -> None:
+    """Have DeepSpeed's accelerator leave the process as it is.
 
-    Doing it again is harmless.
+    Args:
+        module: `deepspeed.accelerator.hpu_accelerator`.
+        family: Not used.
     """
-    accelerator: Any = getattr(module, "HPU_Accelerator", None)
-    if accelerator is None or _MARK in vars(accelerator):
-        return
-    original = accelerator.__init__
+    require("deepspeed-import", module, "HPU_Accelerator")
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @wrap("deepspeed-import", module.HPU_Accelerator, "__init__")
+    def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         with unchanged() as changed:
             original(self, *args, **kwargs)
         _wanted.update({name: value for name, value in changed.items() if name.startswith("PT_")})
 
-    accelerator.__init__ = init
-    setattr(accelerator, _MARK, True)
+
+@functools.cache
+def check_names() -> None:
+    """Make sure that the installed DeepSpeed has all that our patches of it change.
+
+    Raises:
+        MissingNameError: It lacks something; the message names the versions that have it.
+    """
+    for patch in REGISTER:
+        for target in patch.targets if patch.library == "deepspeed" else ():
+            place, _, path = target.partition(":")
+            if place.startswith("deepspeed."):
+                owner: Any = importlib.import_module(place)
+                for name in path.split("."):
+                    require(patch.name, owner, name)
+                    owner = getattr(owner, name)
 
 
 @contextmanager

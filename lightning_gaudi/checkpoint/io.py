@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from inspect import signature
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from typing_extensions import override
 
 from .atomic import write_atomically
 from .cpu_tensors import save_as_cpu_tensors
-from .torch_dcp.load import check_replaceable, is_sharded, load_full_checkpoint
+from .torch_dcp.layout import check_replaceable, is_sharded_folder
 
 
 class HPUCheckpointIO(TorchCheckpointIO):
@@ -49,9 +48,10 @@ class HPUCheckpointIO(TorchCheckpointIO):
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, lambda file: save_as_cpu_tensors(checkpoint, file))
             return
-        buffer = BytesIO()
-        save_as_cpu_tensors(checkpoint, buffer)
-        get_filesystem(path).pipe_file(str(path), buffer.getvalue())
+        system = get_filesystem(path)
+        # A transaction: without one, what is half written would be kept after an error.
+        with system.transaction, system.open(str(path), "wb") as file:
+            save_as_cpu_tensors(checkpoint, file)
 
     @override
     def load_checkpoint(
@@ -77,7 +77,9 @@ class HPUCheckpointIO(TorchCheckpointIO):
             raise FileNotFoundError(f"There is no checkpoint at {path}. Check `ckpt_path`.")
         if weights_only is None:
             weights_only = default_weights_only(path)
-        if _is_local_file_protocol(path) and is_sharded(Path(path)):
+        if _is_local_file_protocol(path) and is_sharded_folder(Path(path)):
+            from .torch_dcp.load import load_full_checkpoint  # torch's DCP, for who has shards
+
             return load_full_checkpoint(path, weights_only=weights_only)
         _refuse_folder(path)
         checkpoint: dict[str, Any] = _load(path, map_location, weights_only=weights_only)

@@ -72,9 +72,10 @@ def consolidate(folder: Path, output: Path) -> None:
     """
     from lightning_gaudi.checkpoint.single_file import check_output, write_single_file
     from lightning_gaudi.checkpoint.torch_dcp import load
+    from lightning_gaudi.checkpoint.torch_dcp.layout import is_sharded_folder
 
     check_output(output)
-    if not load.is_sharded(folder):
+    if not is_sharded_folder(folder):
         from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
 
         write_single_file(*consolidated(folder), output)

@@ -13,7 +13,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from packaging.version import Version
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi._patches import deepspeed
+from lightning_gaudi._patches.apply import require_applied
+from lightning_gaudi._patches.deepspeed import check_names, unchanged
 
 _OLDEST = Version("0.19")
 _INSTALL = "pip install 'lightning-gaudi[deepspeed]'"
@@ -48,10 +49,11 @@ def check_installed(typed: str = "DeepSpeed") -> None:
 def load() -> Any:
     """The package `deepspeed`, with the HPU as its accelerator.
 
-    Importing it changes nothing else in the process; see `deepspeed_import`.
+    Importing it changes nothing else in the process; see `_patches.deepspeed`.
 
     Raises:
         ImportError: It is absent, or too old.
+        MissingNameError: It is another version than we know, and lacks what we rely on.
         MisconfigurationException: It has been set up for another device.
     """
     check_installed()
@@ -63,7 +65,7 @@ def load() -> Any:
         )
     # DeepSpeed would import it, too; the facade knows how to.
     vendor.package()
-    with deepspeed.unchanged():
+    with unchanged():
         os.environ[_SELECTOR] = "hpu"
         package = importlib.import_module("deepspeed")
         accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
@@ -73,6 +75,8 @@ def load() -> Any:
             f"{accelerator.device_name()!r}. Import lightning_gaudi or torch before deepspeed, or "
             f"set {_SELECTOR}=hpu before Python starts."
         )
+    require_applied("deepspeed-import")
+    check_names()
     return package
 
 

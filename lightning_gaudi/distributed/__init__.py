@@ -1,45 +1,8 @@
-"""Several cards: what the strategies of the Trainer and of Fabric do alike.
+"""Which process drives which card, and how ranks are started, connected and ended.
 
-`cluster` tells who has started how many processes, `launchers` starts them, `cards` gives each its
-card, `group` connects them, `ddp` averages their gradients and `agreement` stops them together.
+`strategy` has what the strategies of the Trainer and of Fabric do alike. `devices` says which cards
+are meant and binds each process to its own, `cluster` who has started how many processes,
+`launchers` starts them, `process_group` connects them. `ddp` averages their gradients, `fsdp` and
+`device_mesh` check what puts a model into shards. How connected ranks speak is in
+`_core.collectives`.
 """
-
-from .agreement import StopAgreement
-from .cards import DEVICE, select_card
-from .ddp import sync_buffers, sync_buffers_before_evaluation, wrap
-from .error_sync import on_rank_zero, raise_together
-from .process_group import (
-    BACKEND,
-    barrier,
-    broadcast_object,
-    check_alone,
-    checked_backend,
-    cpu_group,
-    decide,
-    gather_objects,
-    init_process_group,
-    is_connected,
-    reduce,
-)
-
-__all__ = [
-    "BACKEND",
-    "DEVICE",
-    "StopAgreement",
-    "barrier",
-    "broadcast_object",
-    "check_alone",
-    "checked_backend",
-    "cpu_group",
-    "decide",
-    "gather_objects",
-    "init_process_group",
-    "is_connected",
-    "on_rank_zero",
-    "raise_together",
-    "reduce",
-    "select_card",
-    "sync_buffers",
-    "sync_buffers_before_evaluation",
-    "wrap",
-]

@@ -17,9 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
 from lightning_gaudi._core import vendor
+from lightning_gaudi._core.collectives import gather_objects
 from lightning_gaudi._core.tied_weights import kept_tied
-
-from .process_group import gather_objects
 
 _NUM_NAMES = 3
 """How many weights a message names."""

@@ -1,12 +1,17 @@
-"""What a user may write for `devices` with `accelerator="hpu"`, and which cards it means."""
+"""What a user may write for `devices`, which cards it means, and which one this process drives."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi._core import vendor
+
+DEVICE = torch.device("hpu", 0)
+"""How a process sees its card, whichever it is."""
 
 _FORMS = (
     "Pass a number of cards (devices=1), card indices (devices=[0] or '0,1'), or 'auto' or -1 for "
@@ -78,3 +83,68 @@ def _have(count: int) -> str:
     if count < vendor.device_count():
         return f"HABANA_VISIBLE_MODULES leaves {cards} of this machine's {vendor.device_count()}"
     return f"this machine has {cards}"
+
+
+def to_hpu_device(device: Any) -> torch.device:
+    """The device of a strategy for one card, with its index, as its tensors have it.
+
+    Raises:
+        ValueError: It is not the HPU of this process.
+    """
+    found = torch.device("hpu", device) if isinstance(device, int) else torch.device(device)
+    if found.type != "hpu" or found.index not in (None, 0):
+        raise ValueError(
+            f"SingleHPUStrategy(device={device!r}) is not the HPU of this process. Pass 'hpu': a "
+            "process drives one card, with the index 0."
+        )
+    return DEVICE
+
+
+def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
+    """Bind this process to its card.
+
+    The driver reads the card from HLS_MODULE_ID when it starts the device. Where a launcher has set
+    that, one value for each rank, it is kept. A process that has used its HPU before is bound by
+    then: to the module of its local rank, as the vendor's package selects it, or to the first one.
+
+    Args:
+        devices: The cards of this node's ranks; an index is a position among the visible modules.
+        local_rank: This process among those of its node.
+
+    Raises:
+        MisconfigurationException: There is no such card, or the process drives another one.
+    """
+    if local_rank >= len(devices):
+        raise MisconfigurationException(
+            f"This process has the local rank {local_rank}, but devices={len(devices)} starts "
+            f"{len(devices)} on a node. Pass as many devices as processes are started."
+        )
+    modules = [vendor.module_id(index) for index in _positions(devices)]
+    module, told = modules[local_rank], vendor.selected_module()
+    if told is not None and not vendor.is_guess(told):
+        if told not in modules:
+            raise MisconfigurationException(
+                f"This process drives module {told}, as HLS_MODULE_ID says, but the devices of "
+                f"this run are the modules {', '.join(modules)}. Unset HLS_MODULE_ID, or pass "
+                "other devices."
+            )
+    elif modules != [vendor.module_id(0)]:  # else any card will do: the driver takes a free one
+        _check_bound(told or vendor.module_id(0), module, local_rank)
+        vendor.select_module(module)
+
+
+def _check_bound(bound: str, module: str, local_rank: int) -> None:
+    """Refuse another module than the one that an HPU in use is bound to."""
+    if bound != module and vendor.is_initialized():
+        raise MisconfigurationException(
+            f"Local rank {local_rank} is to drive module {module}, but has used its HPU before "
+            f"training began, and was bound to module {bound} then. Use no hpu tensor before "
+            "Trainer.fit or Fabric.launch, set HLS_MODULE_ID before Python starts, or leave it to "
+            "the ranks which card each drives: devices=8, say, and not a list."
+        )
+
+
+def _positions(devices: Sequence[torch.device]) -> list[int]:
+    """The cards' positions; devices that all are `hpu` or `hpu:0` are the first ones."""
+    indices = [device.index or 0 for device in devices]
+    return indices if len(set(indices)) == len(indices) else list(range(len(indices)))

@@ -42,7 +42,7 @@ def check_arguments(
     if "device_id" in arguments:
         raise MisconfigurationException(
             f"FSDPStrategy(device_id={arguments['device_id']!r}): the strategy gives each process "
-            "its card. Leave device_id out, and choose cards by Trainer(devices=...)."
+            "its card. Leave device_id out, and choose cards by devices=[...]."
         )
     if state_dict_type not in ("full", "sharded"):
         raise MisconfigurationException(
@@ -197,6 +197,20 @@ _ROOT = "_lightning_gaudi_fsdp"
 """The attribute of a model with what an earlier run has wrapped it in, and how."""
 
 
+class _Root:
+    """What a model is wrapped in: it lives as long as the model, and no copy of that has it."""
+
+    def __init__(self, module: Module | None = None, **settings: Any) -> None:
+        self.module = module
+        self.settings = settings
+
+    def __deepcopy__(self, memo: Any) -> _Root:
+        return _Root()
+
+    def __reduce__(self) -> Any:
+        return _Root, ()
+
+
 def earlier_root(model: Module, settings: dict[str, Any]) -> Module | None:
     """What an earlier run of this process has wrapped `model` in, or None if it is whole.
 
@@ -210,24 +224,25 @@ def earlier_root(model: Module, settings: dict[str, Any]) -> Module | None:
     Raises:
         MisconfigurationException: It was sharded in another way.
     """
-    if _ROOT not in vars(model):
+    if not was_sharded(model):
         return None
-    root, before = vars(model)[_ROOT]
+    root: _Root = vars(model)[_ROOT]
     for name, value in settings.items():
-        if value != before[name]:
+        if value != root.settings[name]:
             raise MisconfigurationException(
-                f"This model was put into shards with {name}={before[name]!r} by an earlier run, "
-                f"and now has {name}={value!r}. Pass the same, or load a checkpoint into a new one."
+                f"This model was put into shards with {name}={root.settings[name]!r} by an earlier "
+                f"run, and now has {name}={value!r}. Pass the same, or load a checkpoint into a "
+                "new one."
             )
-    found: Module = root
-    return found
+    return root.module
 
 
-def is_in_shards(model: Module | None) -> bool:
+def was_sharded(model: Module | None) -> bool:
     """Whether an earlier run of this process has put the model into shards."""
-    return model is not None and _ROOT in vars(model)
+    root = None if model is None else vars(model).get(_ROOT)
+    return root is not None and root.module is not None
 
 
 def keep_root(model: Module, root: Module, settings: dict[str, Any]) -> None:
-    """Have `earlier_root` find it; the model's state dict does not."""
-    vars(model)[_ROOT] = (root, settings)
+    """Have `earlier_root` find it; neither the model's state dict nor a copy of the model does."""
+    vars(model)[_ROOT] = _Root(root, **settings)

@@ -15,10 +15,14 @@ import torch.distributed as dist
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from typing_extensions import override
 
 from lightning_gaudi._core import processes, vendor
 
 from .cluster import check_port, check_world_size
+
+# Beside it stands a launcher of the Trainer's or of Fabric's.
+_Base: Any = object
 
 
 def launch_script(launcher: Any, function: Callable[[], Any]) -> Any:
@@ -52,6 +56,15 @@ def _start_ranks(launcher: Any) -> None:
         processes.start(launcher.procs)
 
 
+class SpawnMixin(_Base):  # type: ignore[misc]
+    """A launcher that runs a function in new processes, which end when this one does."""
+
+    @override
+    def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
+        processes.watch_parent(os.getppid())
+        super()._wrapping_function(process_idx, *args, **kwargs)
+
+
 def check_spawn(strategy: Any) -> None:
     """Refuse to start processes where that has been done.
 
@@ -69,6 +82,30 @@ def check_spawn(strategy: Any) -> None:
         )
     check_world_size(environment, strategy.num_processes, strategy.num_nodes)
     _check_start(environment, strategy.num_processes)
+    if vendor.is_initialized():
+        raise MisconfigurationException(
+            f"strategy='ddp_spawn' starts a process for each of {strategy.num_processes} cards, "
+            "but this one has used its HPU and holds it. Use no hpu tensor before Trainer.fit or "
+            "Fabric.launch, or pass strategy='ddp', where this process is one of the ranks."
+        )
+
+
+def check_start_method(start_method: str, typed: str) -> None:
+    """Refuse to fork: a card does not survive it.
+
+    Args:
+        start_method: `"popen"`, `"spawn"`, `"fork"` or `"forkserver"`.
+        typed: The strategy as the user typed it.
+
+    Raises:
+        MisconfigurationException: It forks.
+    """
+    if start_method in ("fork", "forkserver"):
+        raise MisconfigurationException(
+            f"strategy={typed} starts its processes with {start_method!r}, which the driver of an "
+            "HPU does not survive. In a script pass strategy='ddp' or 'ddp_spawn'; in a notebook "
+            "train on one card (devices=1), or start a script from it."
+        )
 
 
 def _check_start(environment: ClusterEnvironment, num_processes: int) -> None:

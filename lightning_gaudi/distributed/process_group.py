@@ -1,9 +1,4 @@
-"""How the processes of a run speak with each other.
-
-Tensors on the card go over HCCL, the vendor's library; what concerns the host alone (barriers,
-objects, decisions) goes over a second group on the CPU (gloo), so that nobody waits for a device
-because of it.
-"""
+"""The process group of a run: HCCL between the cards, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,16 +6,13 @@ import atexit
 import os
 import socket
 from datetime import timedelta
-from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.utilities.distributed import _destroy_dist_connection, _init_dist_connection
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import Tensor
 
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import collectives, vendor
 
 from .cluster import check_not_alone, check_port
 
@@ -60,11 +52,9 @@ def init_process_group(
         MisconfigurationException: There is a process group without HCCL or of other processes, rank
             0 cannot listen, or several processes drive the same card.
     """
-    global _cpu_group, _has_been_connected
     is_new = not dist.is_initialized()
     if is_new:
-        # A former one, whose rank 0 listens as long as somebody holds it.
-        _cpu_group = (None, None)
+        collectives.forget_cpu_group()
         if environment.global_rank() == 0:
             check_port(environment)
     os.environ["MASTER_ADDR"] = environment.main_address
@@ -72,10 +62,10 @@ def init_process_group(
     vendor.init_hccl(environment.world_size(), environment.global_rank(), environment.local_rank())
     _init_dist_connection(environment, backend, timeout=timeout)
     _check_group(environment.world_size())
-    _has_been_connected = True
+    collectives.note_connected()
     if is_new:
         atexit.register(_destroy_dist_connection)
-        cpu_group(timeout)
+        collectives.cpu_group(timeout)
         _check_cards(environment.node_rank())
 
 
@@ -97,7 +87,7 @@ def _check_group(world_size: int) -> None:
 
 def _check_cards(node_rank: int) -> None:
     """Refuse two processes on one card; whoever started them may have told both to drive it."""
-    cards = gather_objects((socket.gethostname(), node_rank, vendor.selected_module()))
+    cards = collectives.gather_objects((socket.gethostname(), node_rank, vendor.selected_module()))
     for card in dict.fromkeys(cards):
         ranks = [str(rank) for rank, other in enumerate(cards) if other == card]
         if card[2] is not None and len(ranks) > 1:
@@ -108,94 +98,10 @@ def _check_cards(node_rank: int) -> None:
             )
 
 
-_has_been_connected = False
-"""Whether this process has been one of several that speak with each other."""
-
-_cpu_group: tuple[Any, Any] = (None, None)
-"""The process group of all ranks, and the one on the CPU beside it."""
-
-
-def cpu_group(timeout: timedelta | None = None) -> Any:
-    """The group of all ranks on the CPU; made by the first call, which all ranks must do.
-
-    Args:
-        timeout: How long the first call lets an operation in it take.
-    """
-    global _cpu_group
-    world = dist.group.WORLD
-    if _cpu_group[0] is not world:
-        _cpu_group = (world, dist.new_group(timeout=timeout, backend="gloo"))
-    return _cpu_group[1]
-
-
 def check_alone(environment: ClusterEnvironment | None) -> None:
     """Refuse to train alone in each of several processes; see `cluster.check_not_alone`.
 
     Once they have been connected, each may do something alone, such as a test on one card.
     """
-    if not _has_been_connected:
+    if not collectives.has_been_connected():
         check_not_alone(environment)
-
-
-def is_connected() -> bool:
-    """Whether there are other ranks to speak with."""
-    return dist.is_available() and dist.is_initialized()
-
-
-def barrier() -> None:
-    """Wait until all ranks are here; the devices work on."""
-    if is_connected():
-        dist.barrier(group=cpu_group())
-
-
-def broadcast_object(value: Any, src: int = 0) -> Any:
-    """The value that rank `src` has, on all ranks; the devices work on."""
-    if not is_connected():
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src, group=cpu_group())
-    return values[0]
-
-
-def gather_objects(value: Any) -> list[Any]:
-    """The values of all ranks, by rank; the devices work on."""
-    if not is_connected():
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group=cpu_group())
-    return values
-
-
-def decide(decision: bool, *, all_ranks: bool) -> bool:
-    """What all ranks (or any of them) decided; the devices work on."""
-    if not is_connected():
-        return decision
-    votes = torch.tensor(int(decision))
-    dist.all_reduce(votes, dist.ReduceOp.SUM, group=cpu_group())
-    return int(votes) == dist.get_world_size() if all_ranks else int(votes) > 0
-
-
-def reduce(
-    tensor: Tensor, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean"
-) -> Tensor:
-    """Reduce a tensor over the ranks, in place, and without a barrier before it.
-
-    Args:
-        tensor: Of any shape; one on the CPU is reduced there.
-        group: All ranks by default.
-        reduce_op: `"mean"` or `"avg"`, `"sum"` (as is None), or another operation's name.
-
-    Returns:
-        `tensor`, reduced. The mean of integers is rounded toward zero.
-    """
-    if not is_connected():
-        return tensor
-    if group is None:
-        group = cpu_group() if tensor.device.type == "cpu" else dist.group.WORLD
-    is_mean = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
-    # Gaudi's HCCL has no average.
-    op = "sum" if is_mean or reduce_op is None else reduce_op
-    dist.all_reduce(
-        tensor, getattr(dist.ReduceOp, op.upper()) if isinstance(op, str) else op, group=group
-    )
-    return tensor.copy_(tensor / dist.get_world_size(group)) if is_mean else tensor

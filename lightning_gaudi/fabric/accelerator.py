@@ -15,6 +15,27 @@ from lightning_gaudi._core import vendor
 from ..distributed.devices import parse_devices
 
 
+def require_card(accelerator: Any) -> None:
+    """Say what was looked for where there is no card.
+
+    Args:
+        accelerator: As the user passed it.
+
+    Raises:
+        MisconfigurationException: There is none.
+    """
+    if HPUAccelerator.is_available():
+        return
+    is_name = isinstance(accelerator, str)
+    typed = repr(accelerator) if is_name else f"{type(accelerator).__name__}()"
+    raise MisconfigurationException(
+        f"accelerator={typed} needs an Intel Gaudi card, but {vendor.unavailable_reason()}, and no "
+        "simulator was asked for. Run on a machine with Gaudi and its software, or simulate a "
+        "card: set LIGHTNING_GAUDI_SIMULATE=1 before Python starts, or start the program with "
+        "`lightning-gaudi simulate -- python ...`."
+    )
+
+
 class HPUAccelerator(Accelerator):
     """An Intel Gaudi card, in PyTorch's words an HPU: `Fabric(accelerator="hpu")`."""
 

@@ -23,7 +23,7 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
     gradient_clipping: float = 0.0
     """The norm that DeepSpeed clips gradients to, or 0; the strategy sets it."""
 
-    def become_hpu(self) -> None:
+    def validate_for_hpu(self) -> None:
         """Check what the user passed, before it is used on an HPU."""
 
     @override

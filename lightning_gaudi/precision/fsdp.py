@@ -7,9 +7,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core.fsdp_clipping import clip_norm
+from lightning_gaudi._core.gradient_clipping import clip_fsdp_norm
 
-from ..distributed.fsdp import is_in_shards
+from ..distributed.fsdp import was_sharded
 from ..fabric.precision.fsdp import HPUShardedPrecision
 
 
@@ -23,10 +23,10 @@ class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
     @override
     def convert_module(self, module: Module) -> Module:
         """Bring the weights into the precision they are held in, unless they are in shards."""
-        return module if is_in_shards(module) else super().convert_module(module)
+        return module if was_sharded(module) else super().convert_module(module)
 
     @override
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
         """Clip by the norm of the optimizer's gradients over the shards of all ranks."""
         assert self.model is not None
-        clip_norm(self.model, optimizer, clip_val)
+        clip_fsdp_norm(self.model, optimizer, clip_val)

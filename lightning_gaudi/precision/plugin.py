@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch.plugins.precision import Precision
 
-from ..fabric.precision import HPUPrecision
+from ..fabric.precision.plugin import HPUPrecision
 
 
 class HPUPrecisionPlugin(HPUPrecision, Precision):

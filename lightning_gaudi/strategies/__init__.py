@@ -1,10 +1,34 @@
-"""How training runs on one card and on many."""
+"""How training runs on one card and on many.
 
-from .ddp import HPUDDPStrategy, HPUParallelStrategy
-from .deepspeed import HPUDeepSpeedStrategy
-from .fsdp import HPUFSDPStrategy
-from .model_parallel import HPUModelParallelStrategy
-from .single import SingleHPUStrategy
+`selection` says which strategy that is. `base` is what training on an HPU is, `parallel` what
+several cards add, `sharded` what models in shards add; each other module is a strategy of
+Lightning's. What Fabric's do alike is in `distributed.strategy`, `distributed.sharding` and
+`deepspeed.strategy`.
+"""
+
+from typing import TYPE_CHECKING
+
+from lightning_gaudi._core import lazy
+
+if TYPE_CHECKING:
+    from .ddp import HPUDDPStrategy, HPUParallelStrategy
+    from .deepspeed import HPUDeepSpeedStrategy
+    from .fsdp import HPUFSDPStrategy
+    from .model_parallel import HPUModelParallelStrategy
+    from .single import SingleHPUStrategy
+else:
+    # Each with what it needs, which is DeepSpeed for one and torch's FSDP for another.
+    __getattr__, __dir__ = lazy.names(
+        __name__,
+        {
+            "HPUDDPStrategy": ".ddp",
+            "HPUDeepSpeedStrategy": ".deepspeed",
+            "HPUFSDPStrategy": ".fsdp",
+            "HPUModelParallelStrategy": ".model_parallel",
+            "HPUParallelStrategy": ".ddp",
+            "SingleHPUStrategy": ".single",
+        },
+    )
 
 __all__ = [
     "HPUDDPStrategy",

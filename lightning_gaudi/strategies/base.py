@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
-from torch.nn import Module
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.tied_weights import kept_tied
 
-from ..checkpoint import HPUCheckpointIO, restore_rng_state
+from ..checkpoint.io import HPUCheckpointIO
 from ..checkpoint.rng import KEY as RNG_STATE
-from ..precision import HPUPrecisionPlugin
+from ..checkpoint.rng import restore_rng_state
+from ..distributed.strategy import HPUMixin
+from ..precision.plugin import HPUPrecisionPlugin
 
 
-class HPUStrategy(Strategy):
-    """The base of our strategies, beside the one of Lightning's that each of them extends.
+class HPUStrategy(HPUMixin):
+    """The base of the Trainer's strategies, beside the one of Lightning's that each extends.
 
-    In the vendor's lazy mode a training step is two graphs, cut after backward and after the
-    optimizer's step, and each step of an evaluation is one. In eager mode nothing is cut.
-
-    It comes second, as in `class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy)`, or first as
-    the base of what several of ours override alike (see `parallel`). Both extend `Strategy`: Python
-    lets an instance of Lightning's become one of ours only then.
+    Beside a training step, each step of an evaluation is a graph in the vendor's lazy mode.
     """
 
     precision_kind: type[Precision] = HPUPrecisionPlugin
     """The plugin that computes in the precision asked for by name."""
+
+    _checkpoint_io: CheckpointIO | None
 
     # States of the device's generator: a checkpoint's, and what the sanity check shall not change.
     # Class attributes, since an instance of Lightning's own strategy may have become one of ours.
     _rng_state_at_start: Tensor | list[Tensor] | None = None
     _rng_state_before_check: Tensor | None = None
     _has_remains = False
-
-    @classmethod
-    def check_installed(cls) -> None:
-        """Raise if a library is absent or too old; called before one is made for a name."""
-
-    def become_hpu(self, typed: str) -> None:
-        """Check the arguments of what Lightning or the user has made, before it is used on an HPU.
-
-        Args:
-            typed: The strategy as the user typed it.
-
-        Raises:
-            MisconfigurationException: An HPU cannot honour one.
-        """
 
     @property
     @override
@@ -80,29 +61,16 @@ class HPUStrategy(Strategy):
         self._end_of_graph()
 
     @override
-    def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        closure: Callable[[], Any],
-        model: pl.LightningModule | Module | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Step the optimizer, then cut the graph."""
-        result = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self._end_of_graph()
-        return result
-
-    @override
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         """One step of the evaluation, one graph: batches do not pile up until a metric is read."""
-        output = super().validation_step(*args, **kwargs)
+        output: STEP_OUTPUT = super().validation_step(*args, **kwargs)
         self._end_of_graph()
         return output
 
     @override
     def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         """See `validation_step`."""
-        output = super().test_step(*args, **kwargs)
+        output: STEP_OUTPUT = super().test_step(*args, **kwargs)
         self._end_of_graph()
         return output
 
@@ -159,7 +127,6 @@ class HPUStrategy(Strategy):
         super().on_train_start()
         state, self._rng_state_at_start = self._rng_state_at_start, None
         if state is not None:
-            assert self.lightning_module is not None
             trainer = self.lightning_module.trainer
             restore_rng_state(state, rank=trainer.global_rank, world_size=trainer.world_size)
 
@@ -172,7 +139,3 @@ class HPUStrategy(Strategy):
     def _rng_state(self) -> Tensor | list[Tensor]:
         """The state of this process's generator, or of all ranks' by rank."""
         return vendor.get_rng_state()
-
-    def _end_of_graph(self) -> None:
-        if vendor.is_lazy():
-            vendor.mark_step()

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core.tied_weights import kept_tied
 
-from .. import distributed
+from ..distributed import ddp
 from .parallel import RankedHPUStrategy
 
 
@@ -20,7 +20,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
     Every `ddp` name and `DDPStrategy` instance becomes one on accelerator "hpu" and keeps its
     arguments. It takes those of Lightning's `DDPStrategy`; DistributedDataParallel gets the
-    vendor's settings (see `distributed.wrap`) where the user has none.
+    vendor's settings (see `distributed.ddp`) where the user has none.
     """
 
     strategy_name = "hpu_ddp"
@@ -36,7 +36,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
     @override
     def _setup_model(self, model: Module) -> DistributedDataParallel:
-        return distributed.wrap(model, self._ddp_kwargs)
+        return ddp.wrap(model, self._ddp_kwargs)
 
     @override
     def _register_ddp_hooks(self) -> None:
@@ -63,12 +63,12 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
         super().on_validation_start()
         model = self.model
         if isinstance(model, DistributedDataParallel) and not model.broadcast_buffers:
-            distributed.sync_buffers(model)
+            ddp.sync_buffers(model)
 
     @classmethod
     @override
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Make the names known to Lightning; `"hpu_parallel"` is the one of older projects."""
+        """Make the names known; `"hpu_parallel"` is the one of older projects."""
         super().register_strategies(strategy_registry)
         strategy_registry.register("hpu_parallel", cls, description=cls.__name__)
 

@@ -16,69 +16,50 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._patches import deepspeed
+from lightning_gaudi._patches.apply import add
+from lightning_gaudi._patches.deepspeed import unset_variables
 
-from .. import distributed
 from ..checkpoint.rng import KEY as RNG_STATE
-from ..deepspeed import library
-from ..deepspeed.checkpoint import load as sharded
-from ..deepspeed.checkpoint import weights
+from ..deepspeed.checkpoint import load as loading
+from ..deepspeed.checkpoint.save import save
+from ..deepspeed.checkpoint.weights import load_weights
 from ..deepspeed.config import load as settings
-from ..deepspeed.config import offload, optimizers
-from ..deepspeed.config.validation import check_keys
-from ..deepspeed.engine import initialize, lifecycle
+from ..deepspeed.config.optimizers import check_named_optimizer
+from ..deepspeed.engine.initialize import (
+    configure_checkpointing,
+    make_engine,
+    make_inference_engine,
+)
+from ..deepspeed.engine.lifecycle import restore_linear
 from ..deepspeed.engine.manual_optimization import stepped_by_user, tell_boundary
-from ..precision import HPUDeepSpeedPrecision
-from ..precision.deepspeed import check_precision
+from ..deepspeed.strategy import DeepSpeedMixin
+from ..precision.deepspeed import HPUDeepSpeedPrecision, check_precision
 from .parallel import RankedHPUStrategy
 
 
-class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
+class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy):
     """Models larger than a card, through DeepSpeed's ZeRO: `Trainer(strategy="hpu_deepspeed")`.
 
     Every `deepspeed` name and `DeepSpeedStrategy` instance becomes one on accelerator "hpu" and
     keeps its arguments, which are those of Lightning's `DeepSpeedStrategy`.
     """
 
-    strategy_name = "hpu_deepspeed"
+    lightning_strategy = DeepSpeedStrategy
 
     precision_kind = HPUDeepSpeedPrecision
 
     # Class attributes, since an instance of Lightning's own strategy may have become one of ours.
-    _variables: tuple[str, ...] = ()
     _given_config: dict[str, Any] | None = None
     _configured_for: tuple[Any, ...] | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Make one; see Lightning's `DeepSpeedStrategy` for the arguments."""
-        self.check_installed()
-        library.load()
-        super().__init__(*args, **kwargs)
-
-    @classmethod
-    @override
-    def check_installed(cls) -> None:
-        """Raise if DeepSpeed is absent or too old."""
-        library.check_installed("strategy='deepspeed'")
-
-    @override
-    def become_hpu(self, typed: str) -> None:
+    def validate_for_hpu(self, typed: str) -> None:
         """Check what the user passed, and that DeepSpeed computes on the HPU."""
-        super().become_hpu(typed)
+        super().validate_for_hpu(typed)
         _complete_summary()
-        library.load()
-        assert isinstance(self.config, dict)
-        check_keys(self.config)
-        offload.check(self.config)
-
-    @override
-    def _load_config(self, config: Any) -> dict[str, Any] | None:
-        return settings.read(config, self.DEEPSPEED_ENV_VAR)
 
     @override
     def _init_config_if_needed(self) -> None:
         # Anew for each run: another Trainer with the same strategy may accumulate otherwise.
-        assert isinstance(self.config, dict)
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         run = (
@@ -92,7 +73,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         self._configured_for = run
         check_precision(self.precision_plugin)
         if self._given_config is None:
-            self._given_config = self.config
+            self._given_config = self.deepspeed_config
         self.config = settings.complete(
             self._given_config,
             settings.Settings(
@@ -105,7 +86,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
                 fp16={name: getattr(self, name) for name in settings.LOSS_SCALING},
             ),
         )
-        optimizers.check(self.config)
+        check_named_optimizer(self.config)
         if isinstance(self.precision_plugin, HPUDeepSpeedPrecision):
             self.precision_plugin.gradient_clipping = self.config["gradient_clipping"]
 
@@ -121,22 +102,9 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         return getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 1
 
     @override
-    def setup_environment(self) -> None:
-        """Choose this rank's card, prepare it, then connect all ranks."""
-        assert self.parallel_devices is not None
-        distributed.select_card(self.parallel_devices, self.local_rank)
-        self._variables = (*self._variables, *deepspeed.set_variables())
-        assert isinstance(self.config, dict)
-        offload.prepare(self.config)
-        # Not DeepSpeedStrategy's: it refuses what is not a GPU.
-        super(DeepSpeedStrategy, self).setup_environment()
-
-    @override
     def setup_distributed(self) -> None:
         """Connect all ranks over HCCL, and DeepSpeed with them."""
         self._connect()
-        self._set_node_environment_variables()
-        library.connect(self._timeout)
 
     @property
     @override
@@ -149,7 +117,6 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         return False
 
     @contextmanager
-    @override
     def block_backward_sync(self) -> Generator[None, None, None]:
         """Nothing: DeepSpeed knows when to reduce; see `training_step`."""
         yield
@@ -166,27 +133,25 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     def _setup_model_and_optimizer(
         self, model: Module, optimizer: Optimizer | None, lr_scheduler: Any = None
     ) -> tuple[Any, Optimizer]:
-        assert isinstance(self.config, dict)
         assert self.lightning_module is not None
-        is_manual = not self.lightning_module.automatic_optimization
-        config = stepped_by_user(self.config) if is_manual else self.config
-        return initialize.make_engine(model, config, optimizer=optimizer, lr_scheduler=lr_scheduler)
+        config = self.deepspeed_config
+        if not self.lightning_module.automatic_optimization:
+            config = stepped_by_user(config)
+        return make_engine(model, config, optimizer=optimizer, lr_scheduler=lr_scheduler)
 
     @override
     def _initialize_deepspeed_inference(self, model: Module) -> None:
-        assert isinstance(self.config, dict)
-        self.model = initialize.make_inference_engine(model, self.config)
+        self.model = make_inference_engine(model, self.deepspeed_config)
 
     @override
     def _set_deepspeed_activation_checkpointing(self) -> None:
-        assert isinstance(self.config, dict)
-        initialize.configure_checkpointing(self.config)
+        configure_checkpointing(self.deepspeed_config)
 
     @override
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Save a checkpoint in shards, a folder; see `deepspeed.checkpoint.save`."""
+        """Save a checkpoint in shards, a folder; see `deepspeed.checkpoint`."""
         if storage_options is not None:
             raise TypeError(
                 f"DeepSpeed has no use for storage_options={storage_options!r}. Leave them out."
@@ -198,7 +163,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
                 "weights with the optimizer. `lightning-gaudi consolidate` takes them out."
             )
         extras = {name: value for name, value in checkpoint.items() if name not in states}
-        sharded.save(
+        save(
             self.deepspeed_engine,
             self.broadcast(filepath),
             {**extras, RNG_STATE: self._rng_state()},
@@ -213,8 +178,8 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         assert self.lightning_module is not None
         path = self.broadcast(checkpoint_path)
         is_fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
-        if sharded.is_in_shards(path):
-            checkpoint = sharded.load(
+        if loading.is_deepspeed_folder(path):
+            checkpoint = loading.load(
                 self.deepspeed_engine,
                 path,
                 with_optimizer=is_fitting,
@@ -222,9 +187,9 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
                 weights_only=weights_only,
             )
         else:
-            checkpoint = sharded.read_whole(path, self.checkpoint_io, weights_only=weights_only)
+            checkpoint = loading.read_unsharded(path, self.checkpoint_io, weights_only=weights_only)
             if is_fitting:
-                sharded.begin_anew(self.deepspeed_engine, path, checkpoint)
+                loading.begin_anew(self.deepspeed_engine, path, checkpoint)
         if is_fitting:
             self._rng_state_at_start = checkpoint.get(RNG_STATE)
         return checkpoint
@@ -233,7 +198,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load whole weights; those in shards have been loaded with their checkpoint."""
         if "state_dict" in checkpoint:
-            weights.load_weights(self.deepspeed_engine, checkpoint["state_dict"], strict=strict)
+            load_weights(self.deepspeed_engine, checkpoint["state_dict"], strict=strict)
 
     @property
     @override
@@ -245,8 +210,8 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     def teardown(self) -> None:
         """Move the model to the CPU, and take back what concerns the whole process."""
         super().teardown()
-        lifecycle.restore_linear()
-        deepspeed.unset_variables(list(self._variables))
+        restore_linear()
+        unset_variables(list(self._variables))
         self._variables = ()
 
 
@@ -255,6 +220,5 @@ def _complete_summary() -> None:
 
     Delete with 2.5: 2.6 counts them (`utilities/model_summary/model_summary.py`).
     """
-    summary: Any = DeepSpeedSummary
-    if not hasattr(summary, "flop_counts"):
-        summary.flop_counts = property(lambda self: {name: {} for name in self.layer_names})
+    counts = property(lambda self: {name: {} for name in self.layer_names})
+    add("deepspeed-summary", DeepSpeedSummary, "flop_counts", counts)

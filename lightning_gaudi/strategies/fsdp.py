@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import FSDPStrategy
 from torch.nn import Module
 from typing_extensions import override
 
-from .. import distributed
 from ..distributed import fsdp
-from ..precision import HPUFSDPPrecision
+from ..distributed.sharding import FSDPMixin
+from ..precision.fsdp import HPUFSDPPrecision
 from .sharded import ShardedHPUStrategy
 
 
-class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
+class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
     """Models larger than a card, in shards (FSDP): `Trainer(strategy="hpu_fsdp")`.
 
     `"fsdp"`, `"fsdp_cpu_offload"` and every `FSDPStrategy` instance become one on accelerator "hpu"
@@ -27,39 +28,31 @@ class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
     over the cards of each node that train.
     """
 
-    strategy_name = "hpu_fsdp"
-
     model_key = "model"
 
     precision_kind = HPUFSDPPrecision
 
-    @override
-    def become_hpu(self, typed: str) -> None:
-        """Check what the user passed: how it is sharded, and how checkpoints are saved."""
-        super().become_hpu(typed)
-        fsdp.check_arguments(typed, self.kwargs, self.sharding_strategy, self._state_dict_type)
+    @property
+    def fsdp_arguments(self) -> dict[str, Any]:
+        """Those of FullyShardedDataParallel."""
+        arguments: dict[str, Any] = self.kwargs
+        return arguments
 
     @override
     def setup_environment(self) -> None:
         """Choose this rank's card, prepare it, then connect all ranks over HCCL."""
-        assert self.parallel_devices is not None
         assert self.accelerator is not None
         # Not Lightning's, which gives the process group a device and makes meshes of CUDA devices.
-        distributed.select_card(self.parallel_devices, self.local_rank)
+        self._select_card()
         self.accelerator.setup_device(self.root_device)
         fsdp.check_fp16(self.precision_plugin.precision, self.mixed_precision)
         self._connect()
-        fsdp.complete(
-            self.kwargs,
-            self.sharding_strategy,
-            num_nodes=self.num_nodes,
-            num_cards=self.num_processes,
-        )
+        self._make_mesh()
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         """Put the model into shards, unless it is, and have its gradients clipped there."""
-        with self._keeping_batch_norms(fsdp.is_in_shards(self.model)):
+        with self._keeping_batch_norms(fsdp.was_sharded(self.model)):
             super().setup(trainer)
         plugin = self.precision_plugin
         if isinstance(plugin, HPUFSDPPrecision):
@@ -100,9 +93,3 @@ class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
             yield
         finally:
             self._layer_sync = exchange
-
-    @property
-    @override
-    def saves_shards(self) -> bool:
-        """As the argument `state_dict_type` says."""
-        return self._state_dict_type == "sharded"

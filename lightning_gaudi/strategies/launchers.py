@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core import processes
 
-from ..distributed.launchers import check_spawn, launch_script
+from ..distributed.launchers import SpawnMixin, check_spawn, launch_script
 
 
 class HPUScriptLauncher(_SubprocessScriptLauncher):
@@ -34,7 +33,7 @@ class HPUScriptLauncher(_SubprocessScriptLauncher):
         return launch_script(self, functools.partial(function, *args, **kwargs))
 
 
-class HPUSpawnLauncher(_MultiProcessingLauncher):
+class HPUSpawnLauncher(SpawnMixin, _MultiProcessingLauncher):
     """Runs a function in new processes, one for each rank, and waits for them."""
 
     @override
@@ -49,8 +48,3 @@ class HPUSpawnLauncher(_MultiProcessingLauncher):
         check_spawn(self._strategy)
         with processes.joined(lambda: self.procs):
             return super().launch(function, *args, trainer=trainer, **kwargs)
-
-    @override
-    def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
-        processes.watch_parent(os.getppid())
-        super()._wrapping_function(process_idx, *args, **kwargs)

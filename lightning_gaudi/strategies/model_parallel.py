@@ -14,20 +14,21 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core import gradient_clipping
+from lightning_gaudi._core.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
+from lightning_gaudi._patches.apply import replace
 
 from ..distributed.device_mesh import (
     check_eager,
     check_parallelized,
-    check_sizes,
     draw_alike,
     move_whole,
     start_alike,
 )
+from ..distributed.sharding import ModelParallelMixin
 from .sharded import ShardedHPUStrategy
 
 
-class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
+class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelParallelStrategy):
     """FSDP2, tensor parallelism, or both, as `LightningModule.configure_model` applies them.
 
     Every `ModelParallelStrategy` becomes one on accelerator "hpu" and keeps its arguments;
@@ -39,20 +40,7 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
     - models that nothing parallelizes are refused, weights that no rank averages are named.
     """
 
-    strategy_name = "hpu_model_parallel"
-
     model_key = "state_dict"
-
-    @property
-    @override
-    def saves_shards(self) -> bool:
-        """As the argument `save_distributed_checkpoint` says."""
-        return self._save_distributed_checkpoint
-
-    @override
-    def _configure_launcher(self) -> None:
-        check_sizes(self)
-        super()._configure_launcher()
 
     @override
     def setup_environment(self) -> None:
@@ -66,6 +54,7 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
             )
         super().setup_environment()
 
+    @override
     def _setup_distributed(self) -> None:
         self._connect()
 
@@ -97,16 +86,16 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
 
 def _clip_shards(plugin: Precision) -> None:
     """Have a precision plugin clip DTensors of any meshes, unless it has a way of its own."""
-    kind, this = type(plugin), plugin
+    kind, name = type(plugin), "shard-clipping"
     if kind.clip_grad_by_norm is Precision.clip_grad_by_norm:
-        this.clip_grad_by_norm = partial(_clip_by_norm, plugin)  # type: ignore[method-assign]
+        replace(name, plugin, "clip_grad_by_norm", partial(_clip_by_norm, plugin))
     if kind.clip_grad_by_value is Precision.clip_grad_by_value:
-        this.clip_grad_by_value = partial(_clip_by_value, plugin)  # type: ignore[method-assign]
+        replace(name, plugin, "clip_grad_by_value", partial(_clip_by_value, plugin))
 
 
 def _clip_by_norm(plugin: Precision, optimizer: Optimizer, clip_val: float) -> None:
-    gradient_clipping.clip_norm(plugin.main_params(optimizer), clip_val)
+    clip_dtensor_norm(plugin.main_params(optimizer), clip_val)
 
 
 def _clip_by_value(plugin: Precision, optimizer: Optimizer, clip_val: float) -> None:
-    gradient_clipping.clip_value(plugin.main_params(optimizer), clip_val)
+    clip_dtensor_value(plugin.main_params(optimizer), clip_val)

@@ -12,31 +12,24 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_gaudi._core.error_sync import on_rank_zero
+
 from ..checkpoint.folders import recover
 from ..checkpoint.io import default_weights_only, open_mapped
 from ..checkpoint.rng import KEY as RNG_STATE
 from ..checkpoint.torch_dcp import sharded_state_dict
-from ..checkpoint.torch_dcp.load import is_sharded, load_rest, names, read_metadata
-from ..checkpoint.torch_dcp.save import save_sharded
-from ..distributed.error_sync import on_rank_zero
+from ..checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
+from ..checkpoint.torch_dcp.load import read_metadata, saved_names
+from ..checkpoint.torch_dcp.save import refuse_options, save_sharded
+from ..distributed.sharding import ShardedMixin
 from .parallel import RankedHPUStrategy
 
 
-class ShardedHPUStrategy(RankedHPUStrategy):
-    """The base of the strategies with models in shards: how they save and load these.
-
-    A checkpoint is a folder to which each rank writes its part, or a single file, which any other
-    strategy can load too. Either can be loaded whatever the strategy and the number of cards that
-    it was saved with.
-    """
+class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
+    """The base of the Trainer's strategies with models in shards: how they save and load these."""
 
     model_key: str
     """The name of the model in a folder of shards; Lightning has one for each strategy."""
-
-    @property
-    def saves_shards(self) -> bool:
-        """Whether checkpoints are folders of shards."""
-        raise NotImplementedError
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -79,11 +72,7 @@ class ShardedHPUStrategy(RankedHPUStrategy):
             IsADirectoryError: `filepath` is a folder with something else in it.
             OSError: It cannot be written.
         """
-        if storage_options is not None:
-            raise TypeError(
-                f"Checkpoints of models in shards have no use for {storage_options=}. Leave them "
-                "out."
-            )
+        refuse_options(storage_options)
         checkpoint[RNG_STATE] = self._rng_state()
         path = self.broadcast(filepath)
         if self.saves_shards:
@@ -116,8 +105,8 @@ class ShardedHPUStrategy(RankedHPUStrategy):
             weights_only = default_weights_only(path)
         folder = Path(path)
         on_rank_zero(lambda: recover(folder))
-        if is_sharded(folder):
-            models, optimizers = names(read_metadata(folder))
+        if is_sharded_folder(folder):
+            models, optimizers = saved_names(read_metadata(folder))
             checkpoint = load_rest(folder, weights_only=weights_only)
             self._load_states(folder, models[0] if models else self.model_key, optimizers)
         else:
@@ -148,7 +137,8 @@ class ShardedHPUStrategy(RankedHPUStrategy):
             )
         sharded_state_dict.load_states(
             source,
-            {model_key: self.model},
+            model_key,
+            self.model,
             {_name(number): optimizer for number, optimizer in enumerate(optimizers)},
             strict=self.lightning_module.strict_loading,
         )
@@ -156,7 +146,7 @@ class ShardedHPUStrategy(RankedHPUStrategy):
     @property
     def _is_fitting(self) -> bool:
         assert self.lightning_module is not None
-        return self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+        return bool(self.lightning_module.trainer.state.fn == TrainerFn.FITTING)
 
 
 def _name(number: int) -> str:

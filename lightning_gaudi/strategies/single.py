@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-from lightning.fabric.strategies.registry import _StrategyRegistry
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _DEVICE
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision
@@ -12,21 +11,14 @@ from typing_extensions import override
 
 from lightning_gaudi._core.tied_weights import kept_tied
 
-from ..conversion import to_hpu_device
-from ..distributed import DEVICE, check_alone, select_card
+from ..distributed.devices import select_card, to_hpu_device
+from ..distributed.process_group import check_alone
+from ..distributed.strategy import SingleMixin
 from .base import HPUStrategy
 
 
-class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
+class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
     """Training on one card: `Trainer(strategy="hpu_single")`, and what `"auto"` gives on one."""
-
-    strategy_name = "hpu_single"
-
-    card = DEVICE
-    """Which of the machine's cards this process drives; it sees it as `hpu:0`."""
-
-    # Lightning sets it where it finds it.
-    cluster_environment: ClusterEnvironment | None = None
 
     def __init__(
         self,
@@ -54,12 +46,6 @@ class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
         )
 
     @override
-    def become_hpu(self, typed: str) -> None:
-        """Put it on the HPU: Lightning's may be on the CPU by default."""
-        super().become_hpu(typed)
-        self._root_device = DEVICE
-
-    @override
     def setup_environment(self) -> None:
         """Choose the card, then prepare it."""
         check_alone(self.cluster_environment)
@@ -71,9 +57,3 @@ class SingleHPUStrategy(SingleDeviceStrategy, HPUStrategy):
         """Move the model, and tie again the weights that were tied before."""
         with kept_tied(self.model):
             super().model_to_device()
-
-    @classmethod
-    @override
-    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Make the name known to Lightning."""
-        strategy_registry.register(cls.strategy_name, cls, description=cls.__name__)

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from lightning_gaudi.checkpoint.io import HPUCheckpointIO
+from lightning_gaudi.checkpoint.torch_dcp.layout import is_sharded_folder
 from lightning_gaudi.checkpoint.torch_dcp.load import (
-    is_sharded,
     load_full_checkpoint,
     load_full_state,
     read_metadata,
@@ -137,7 +137,7 @@ def test_folder_is_whole_and_nothing_else_is_left(
 ) -> None:
     (path,) = (folder / "saved").iterdir()
     assert {file.name for file in path.iterdir()} == FILES
-    assert is_sharded(path)
+    assert is_sharded_folder(path)
 
 
 def test_full_checkpoint_is_what_a_trainer_would_have_saved(path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from lightning_gaudi._core.gradient_clipping import clip_norm, clip_value
+from lightning_gaudi._core.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
 from tests.helpers.trainers import run_trainers
 
 NUM_RANKS = 4
@@ -62,7 +62,7 @@ def _clip(rank: int) -> None:
     Fabric(accelerator="hpu", devices=NUM_RANKS).launch()
     for norm_type in NORMS:
         parameters = _parameters()
-        norm = clip_norm(parameters.values(), 0.5, norm_type)
+        norm = clip_dtensor_norm(parameters.values(), 0.5, norm_type)
         expected = [nn.Parameter(torch.zeros_like(each)) for each in _gradients().values()]
         for parameter, gradient in zip(expected, _gradients().values(), strict=True):
             parameter.grad = gradient
@@ -73,18 +73,18 @@ def _clip(rank: int) -> None:
         for name, parameter in zip(SHAPES, expected, strict=True):
             torch.testing.assert_close(_whole(parameters[name].grad), parameter.grad, msg=name)
     parameters = _parameters()
-    clip_value(parameters.values(), 0.3)
+    clip_dtensor_value(parameters.values(), 0.3)
     for name, gradient in _gradients().items():
         torch.testing.assert_close(_whole(parameters[name].grad), gradient.clamp(-0.3, 0.3))
     parameters = _parameters()
-    clip_norm(parameters.values(), 1e6)
+    clip_dtensor_norm(parameters.values(), 1e6)
     for name, gradient in _gradients().items():
         torch.testing.assert_close(_whole(parameters[name].grad), gradient)
     if rank == 0:
         parameters["grid"].grad.to_local()[0, 0] = math.nan  # type: ignore[union-attr]
     with pytest.raises(RuntimeError, match=r"order 2\.0 .* is non-finite"):
-        clip_norm(parameters.values(), 1.0, error_if_nonfinite=True)
-    assert math.isnan(clip_norm(parameters.values(), 1.0).item())
+        clip_dtensor_norm(parameters.values(), 1.0, error_if_nonfinite=True)
+    assert math.isnan(clip_dtensor_norm(parameters.values(), 1.0).item())
 
 
 def test_gradients_of_several_meshes_are_clipped_as_if_in_one_place(tmp_path: Path) -> None:
@@ -93,4 +93,4 @@ def test_gradients_of_several_meshes_are_clipped_as_if_in_one_place(tmp_path: Pa
 
 
 def test_without_gradients_the_norm_is_0() -> None:
-    assert clip_norm([nn.Parameter(torch.zeros(1))], 1.0) == 0
+    assert clip_dtensor_norm([nn.Parameter(torch.zeros(1))], 1.0) == 0

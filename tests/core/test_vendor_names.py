@@ -10,9 +10,9 @@ from textwrap import dedent
 
 import pytest
 
-from lightning_gaudi import distributed
 from lightning_gaudi._core import vendor
-from lightning_gaudi._patches import torch_compile
+from lightning_gaudi._patches import inductor
+from lightning_gaudi.distributed import devices, process_group
 from tests.core.vendor_uses import Uses, uses
 from tests.helpers import vendor_names
 
@@ -69,9 +69,9 @@ def test_every_environment_variable_is_listed() -> None:
 
 
 def test_names_in_torch_are_those_that_the_package_uses() -> None:
-    assert distributed.BACKEND == vendor_names.BACKEND
-    assert distributed.DEVICE.type == vendor_names.DEVICE_TYPE
-    assert torch_compile.BACKEND == vendor_names.COMPILE_BACKEND
+    assert process_group.BACKEND == vendor_names.BACKEND
+    assert devices.DEVICE.type == vendor_names.DEVICE_TYPE
+    assert inductor.BACKEND == vendor_names.COMPILE_BACKEND
     recording = (PACKAGE / "profiler" / "recording.py").read_text()
     assert f'ProfilerActivity, "{vendor_names.PROFILER_ACTIVITY}"' in recording
 

@@ -222,5 +222,7 @@ def test_known_keys_pass_wherever_they_are() -> None:
 def test_a_weight_decay_that_would_be_dropped_raises() -> None:
     params = {"lr": 1e-3, "weight_decay": 0.1, "adam_w_mode": False}
     with pytest.raises(ValueError, match=r"weight_decay=0\.1 and adam_w_mode=False"):
-        optimizers.check({"optimizer": {"type": "Adam", "params": params}})
-    optimizers.check({"optimizer": {"type": "Adam", "params": {**params, "torch_adam": True}}})
+        optimizers.check_named_optimizer({"optimizer": {"type": "Adam", "params": params}})
+    optimizers.check_named_optimizer(
+        {"optimizer": {"type": "Adam", "params": {**params, "torch_adam": True}}}
+    )

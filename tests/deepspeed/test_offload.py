@@ -221,7 +221,7 @@ def _with_optimizer(kind: str, stage: int = 2, **params: Any) -> dict[str, Any]:
 )
 def test_what_cannot_be_offloaded_is_refused(config: dict[str, Any], said: str) -> None:
     with pytest.raises((MisconfigurationException, ValueError), match=said):
-        offload.check(config)
+        offload.check_offload(config)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_what_cannot_be_offloaded_is_refused(config: dict[str, Any], said: str) 
     ],
 )
 def test_what_can_be_offloaded_is_not_refused(config: dict[str, Any]) -> None:
-    offload.check(config)
+    offload.check_offload(config)
 
 
 @pytest.mark.parametrize("room", [pl.Trainer, Fabric])
@@ -277,8 +277,8 @@ def test_an_optimizer_for_the_card_is_refused(make: Any, settings: Any, said: st
     library.load()
     optimizer = make([torch.nn.Parameter(torch.zeros(2))])
     with pytest.raises(MisconfigurationException, match=said):
-        offload.check_optimizer(_config(2, BOTH[0], **settings), optimizer)
-    offload.check_optimizer(_config(3, "offload_param", **settings), optimizer)
+        offload.check_stepping(_config(2, BOTH[0], **settings), optimizer)
+    offload.check_stepping(_config(3, "offload_param", **settings), optimizer)
 
 
 def test_cpu_adam_is_built_only_where_it_is_needed(

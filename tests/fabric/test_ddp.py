@@ -17,6 +17,7 @@ from lightning_gaudi._core import vendor
 from lightning_gaudi.fabric import HPUDDPStrategy
 from lightning_gaudi.simulator import collective_stats, reset_statistics
 from tests.fabric.loop import NUM_STEPS, make_model, train
+from tests.helpers.process import run_function
 from tests.helpers.trainers import run_trainers
 
 CASES: dict[str, dict[str, Any]] = {
@@ -241,6 +242,10 @@ def _spawned(fabric: Fabric, value: int) -> dict[str, Any]:
 
 
 def test_launch_spawns_ranks_and_returns_what_rank_0_found() -> None:
+    run_function(spawn)
+
+
+def spawn() -> None:
     strategy = Counting(start_method="spawn")
     found = Fabric(accelerator="hpu", devices=2, strategy=strategy).launch(_spawned, 3)
     assert (found["is_ours"], found["setups"], found["sum"]) == (True, 1, 6.0)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi.fabric import cli
+from lightning_gaudi._core import mirror
+from lightning_gaudi._patches import fabric_run
+from lightning_gaudi._patches.apply import MissingNameError
 from tests.helpers.process import run, run_python
 
 TRAIN = """
@@ -118,15 +120,12 @@ def test_fabric_run_knows_the_names_and_counts_the_cards(capsys: pytest.CaptureF
     assert [count(None, "auto"), count("auto", "0,5"), count("cpu", "auto")] == [8, 2, 1]
     with pytest.raises(Exception, match="devices='9' asks for 9 HPUs"):
         count("hpu", "9")
-    patched = lightning_cli._get_num_processes
-    cli.patch_cli(lightning_cli)
-    assert lightning_cli._get_num_processes is patched
 
 
 def test_a_command_line_that_has_changed_is_left_alone() -> None:
     from types import ModuleType
 
     module = ModuleType("some.future.cli")
-    with pytest.warns(RuntimeWarning, match=r"some\.future\.cli has no _SUPPORTED_ACCELERATORS"):
-        cli.patch_cli(module)
+    with pytest.raises(MissingNameError, match=r"some\.future\.cli has no _SUPPORTED_ACCELERATO"):
+        fabric_run.patch_cli(module, mirror.LIGHTNING)
     assert not hasattr(module, "_get_num_processes")

@@ -14,7 +14,8 @@ from lightning.fabric.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from lightning_gaudi.checkpoint.torch_dcp.load import is_sharded, load_full_state
+from lightning_gaudi.checkpoint.torch_dcp.layout import is_sharded_folder
+from lightning_gaudi.checkpoint.torch_dcp.load import load_full_state
 from tests.helpers.trainers import run_trainers
 from tests.strategies.model_parallel_cases import parallelize
 from tests.strategies.sharded_cases import NUM_FEATURES, Block, loader, make_net
@@ -109,7 +110,7 @@ def _parts(name: str, folder: Path) -> Facts:
     }
     raw = folder / f"{name}_model"
     fabric.save(raw, {"model": state["model"]})
-    if not is_sharded(raw):
+    if not is_sharded_folder(raw):
         weights = torch.load(raw)["model"]
         fabric.barrier()
         if fabric.global_rank == 0:

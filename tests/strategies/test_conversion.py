@@ -25,7 +25,7 @@ from lightning_gaudi import (
     HPUPrecisionPlugin,
     SingleHPUStrategy,
 )
-from lightning_gaudi._patches.class_swap import reparent
+from lightning_gaudi._patches.class_swap import swap_class
 from tests.helpers.tiny import hpu_trainer
 
 DDP_NAMES = {
@@ -99,8 +99,8 @@ def test_a_users_subclass_overrides_ours_as_it_overrode_lightnings() -> None:
 
 
 def test_a_users_subclass_survives_pickling() -> None:
-    copy = pickle.loads(pickle.dumps(reparent(UserDDP(mine=3), DDPStrategy, HPUDDPStrategy)))
-    assert type(copy) is type(reparent(UserDDP(), DDPStrategy, HPUDDPStrategy))
+    copy = pickle.loads(pickle.dumps(swap_class(UserDDP(mine=3), DDPStrategy, HPUDDPStrategy)))
+    assert type(copy) is type(swap_class(UserDDP(), DDPStrategy, HPUDDPStrategy))
     assert copy.mine == 3
 
 

@@ -10,10 +10,12 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gaudi import HPUDDPStrategy
+from tests.helpers.process import run_function
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies.ddp_cases import Branching, Case, Regression, loader
@@ -140,6 +142,18 @@ class _WritingDown(Looking):
 
 def test_a_users_subclass_survives_ddp_spawn(tmp_path: Path) -> None:
     """The processes get it by pickle, and the weights come back as those of rank 0."""
+    run_function(spawn, str(tmp_path))
+
+
+def test_ddp_spawn_is_refused_in_a_process_that_holds_a_card() -> None:
+    torch.ones(1, device="hpu")
+    trainer = pl.Trainer(accelerator="hpu", devices=2, strategy="ddp_spawn", **QUIET)
+    with pytest.raises(MisconfigurationException, match="each of 2 cards, but this one has used"):
+        trainer.fit(Looking())
+
+
+def spawn(folder: str) -> None:
+    tmp_path = Path(folder)
     torch.manual_seed(7)
     model, strategy = _WritingDown(tmp_path), Noting("made", start_method="spawn", **SET)
     trainer = pl.Trainer(

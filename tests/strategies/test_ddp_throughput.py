@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from lightning_gaudi import HPUPrecisionPlugin
 from lightning_gaudi._core import vendor
-from lightning_gaudi.fabric.throughput import BF16_PEAKS
+from lightning_gaudi._core.peaks import BF16_PEAKS
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gaudi.checkpoint.torch_dcp.layout import is_sharded_folder
 from lightning_gaudi.checkpoint.torch_dcp.load import (
-    is_sharded,
     load_full_checkpoint,
     load_full_state,
 )
@@ -187,7 +187,7 @@ def test_shards_are_tested_as_they_are(run: Run, num_ranks: int) -> None:
 
 @pytest.mark.parametrize("name", ["fsdp_shards", "fsdp2_shards"])
 def test_consolidated_weights_are_those_of_ddp(run: Run, name: str) -> None:
-    assert is_sharded(run.folder / name)
+    assert is_sharded_folder(run.folder / name)
     expected = torch.load(run.folder / "ddp", weights_only=False)["state_dict"]
     found = load_full_state(run.folder / name)
     assert found.keys() == expected.keys()
@@ -199,7 +199,7 @@ def test_consolidated_weights_are_those_of_ddp(run: Run, name: str) -> None:
 def test_cpu_goes_on_from_any_checkpoint(run: Run, tmp_path: Path, name: str) -> None:
     """From a folder once it is a file."""
     path = run.folder / name
-    if is_sharded(path):
+    if is_sharded_folder(path):
         torch.save(load_full_checkpoint(path), tmp_path / "whole.ckpt")
         path = tmp_path / "whole.ckpt"
     model = Resumable()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from lightning_gaudi.checkpoint.torch_dcp.load import is_sharded
+from lightning_gaudi.checkpoint.torch_dcp.layout import is_sharded_folder
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import NUM_FEATURES, Block, make_net
@@ -183,7 +183,9 @@ def _callback(rank: int, folder: Path) -> Facts:
             )
             trainer.fit(model, part_of(name, rank, NUM_RANKS), ckpt_path=ckpt_path)
             facts["steps", name, epochs] = len(model.losses)
-        facts["kept", name] = sorted(path.name for path in kept.iterdir() if is_sharded(path))
+        facts["kept", name] = sorted(
+            path.name for path in kept.iterdir() if is_sharded_folder(path)
+        )
         trainer = trainer_of(name, NUM_RANKS)
         outputs = trainer.predict(
             model_of(name), part_of(name, rank, NUM_RANKS), ckpt_path=callback.best_model_path

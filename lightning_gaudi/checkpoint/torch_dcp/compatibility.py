@@ -9,12 +9,12 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import StorageReader
 
-from .load import read_whole
+from .load import read_values
 
 _MAX_NAMES = 5
 
 
-class Saved:
+class CheckpointIndex:
     """What a checkpoint has.
 
     Args:
@@ -71,7 +71,7 @@ class Saved:
             ValueError: There is no such optimizer, or its parameters are grouped in another way.
         """
         where = (optimizer, "param_groups")
-        found = read_whole(self._reader, self._metadata, lambda path: path[:2] == where)
+        found = read_values(self._reader, self._metadata, lambda path: path[:2] == where)
         if not found:
             raise ValueError(
                 f"The checkpoint has no state of {optimizer!r}. It was saved with weights only, or "

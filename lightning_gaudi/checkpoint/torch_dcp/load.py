@@ -1,12 +1,7 @@
-"""Checkpoints in shards: folders to which each rank has written its part (torch's DCP).
-
-They are laid out as Lightning does it: `.metadata` says which tensors there are and where, files
-`__RANK_0.distcp` have the parts, and `meta.pt` has all that is no state of a model or an optimizer.
-"""
+"""Reading checkpoints in shards whole, in one process; see `layout` for the files."""
 
 from __future__ import annotations
 
-import errno
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -20,42 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import StorageReader
 
-METADATA = ".metadata"
-REST = "meta.pt"
-_ADVICE = "Use another checkpoint, or copy it again from where it was saved."
-
-
-def is_sharded(path: Path) -> bool:
-    """Whether there is a folder of shards, be it complete or not."""
-    return path.is_dir() and any((path / name).is_file() for name in (METADATA, REST))
-
-
-def check_replaceable(target: Path) -> None:
-    """Refuse to put a checkpoint in the place of a folder that is none, unless it is empty."""
-    if target.is_dir() and not is_sharded(target) and any(target.iterdir()):
-        raise IsADirectoryError(
-            errno.EISDIR, f"{target} is a folder, and no checkpoint. Save to another path."
-        )
-
-
-def load_rest(folder: Path, *, weights_only: bool) -> dict[str, Any]:
-    """What a folder of shards has beside the states of models and optimizers.
-
-    Args:
-        folder: The checkpoint.
-        weights_only: As for `torch.load`.
-
-    Raises:
-        ValueError: The file is missing or truncated.
-    """
-    path = folder / REST
-    if not path.is_file():
-        raise ValueError(f"The checkpoint {folder} has no {REST}: it is incomplete. {_ADVICE}")
-    try:
-        rest: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=weights_only)
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}). {_ADVICE}") from error
-    return rest
+from .layout import ADVICE, METADATA, REST, is_sharded_folder, load_rest
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -68,19 +28,19 @@ def read_metadata(folder: Path) -> Metadata:
     if not path.is_file():
         raise ValueError(
             f"The checkpoint {folder} has no {METADATA}, which tells where its tensors are: it is "
-            f"incomplete. {_ADVICE}"
+            f"incomplete. {ADVICE}"
         )
     try:
         metadata: Metadata = FileSystemReader(folder).read_metadata()
     except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, ValueError) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}). {_ADVICE}") from error
+        raise ValueError(f"{path} is truncated or damaged ({error}). {ADVICE}") from error
     needed: dict[str, int] = {}
     for part in metadata.storage_data.values():
         end = part.offset + part.length
         needed[part.relative_path] = max(needed.get(part.relative_path, 0), end)
     problems = [problem for name in sorted(needed) if (problem := _check(folder / name, needed))]
     if problems:
-        raise ValueError(f"The checkpoint {folder} is incomplete: {'; '.join(problems)}. {_ADVICE}")
+        raise ValueError(f"The checkpoint {folder} is incomplete: {'; '.join(problems)}. {ADVICE}")
     return metadata
 
 
@@ -101,14 +61,14 @@ def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Ten
             not there.
     """
     metadata = _opened(folder)
-    models, _ = names(metadata)
+    models, _ = saved_names(metadata)
     key = key or next((name for name in ("state_dict", "model") if name in models), None)
     if key not in models:
         raise ValueError(
             f"The checkpoint {folder} has no model {key or 'state_dict'!r}: it has "
             f"{', '.join(map(repr, models)) or 'none'}. Name one of these."
         )
-    state: dict[str, Tensor] = read_whole(
+    state: dict[str, Tensor] = read_values(
         FileSystemReader(folder), metadata, lambda path: path[0] == key
     )[key]
     return state
@@ -130,7 +90,7 @@ def load_full_checkpoint(folder: str | Path, *, weights_only: bool = False) -> d
     """
     metadata = _opened(folder)
     rest = load_rest(Path(folder), weights_only=weights_only)
-    checkpoint = read_whole(FileSystemReader(folder), metadata, lambda path: True)
+    checkpoint = read_values(FileSystemReader(folder), metadata, lambda path: True)
     for state in checkpoint.values():
         if isinstance(state, dict) and "param_groups" in state:
             state.setdefault("state", {})  # empty ones leave no trace in a folder
@@ -150,7 +110,7 @@ def _as_trainers(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _opened(folder: str | Path) -> Metadata:
-    if not is_sharded(Path(folder)):
+    if not is_sharded_folder(Path(folder)):
         raise ValueError(
             f"{folder} is no checkpoint in shards: it has neither {METADATA} nor {REST}. Pass the "
             "folder that the Trainer or Fabric has saved."
@@ -158,7 +118,7 @@ def _opened(folder: str | Path) -> Metadata:
     return read_metadata(Path(folder))
 
 
-def names(metadata: Metadata) -> tuple[list[str], list[str]]:
+def saved_names(metadata: Metadata) -> tuple[list[str], list[str]]:
     """The names under which a checkpoint has models, and those of its optimizers."""
     below: dict[str, set[Any]] = {}
     for path in (metadata.planner_data or {}).values():
@@ -167,7 +127,7 @@ def names(metadata: Metadata) -> tuple[list[str], list[str]]:
     return models, [name for name in below if name not in models]
 
 
-def read_whole(
+def read_values(
     reader: StorageReader, metadata: Metadata, wanted: Callable[[tuple[Any, ...]], bool]
 ) -> dict[str, Any]:
     """Read parts of a checkpoint into CPU memory, in this process alone.

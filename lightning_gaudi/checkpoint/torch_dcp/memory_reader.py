@@ -23,7 +23,7 @@ from torch.futures import Future
 from typing_extensions import override
 
 
-class WholeReader(StorageReader):
+class MemoryReader(StorageReader):
     """Reads from states that each rank has whole, such as those of a file mapped into memory.
 
     Each rank copies its parts alone. Nobody sends anything, and no card holds a whole tensor.

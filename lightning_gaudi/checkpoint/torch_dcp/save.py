@@ -14,11 +14,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ... import distributed
-from ...distributed.error_sync import on_rank_zero
+from lightning_gaudi._core.collectives import cpu_group, is_connected
+from lightning_gaudi._core.error_sync import on_rank_zero
+
 from ..cpu_tensors import save_as_cpu_tensors
 from ..folders import prepare, put_in_place, remove, sync, temporary_for
-from .load import REST, check_replaceable
+from .layout import REST, check_replaceable
 
 
 def save_sharded(path: str | Path, shards: dict[str, Any], rest: dict[str, Any]) -> None:
@@ -43,7 +44,7 @@ def save_sharded(path: str | Path, shards: dict[str, Any], rest: dict[str, Any])
     target = Path(path)
     on_rank_zero(lambda: _begin(target))
     temporary = temporary_for(target)
-    group = distributed.cpu_group() if distributed.is_connected() else None
+    group = cpu_group() if is_connected() else None
     try:
         save(shards, storage_writer=FileSystemWriter(temporary), process_group=group)
     except CheckpointException as error:  # on all ranks, if on any
@@ -51,6 +52,18 @@ def save_sharded(path: str | Path, shards: dict[str, Any], rest: dict[str, Any])
         on_rank_zero(lambda: remove(temporary))
         raise _explain(target, failures) from error
     on_rank_zero(lambda: _finish(temporary, target, rest))
+
+
+def refuse_options(storage_options: Any) -> None:
+    """Refuse arguments for the storage, for which shards have no use.
+
+    Raises:
+        TypeError: There are some.
+    """
+    if storage_options is not None:
+        raise TypeError(
+            f"Checkpoints of models in shards have no use for {storage_options=}. Leave them out."
+        )
 
 
 def _begin(target: Path) -> None:

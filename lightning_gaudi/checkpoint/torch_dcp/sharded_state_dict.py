@@ -39,10 +39,11 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ... import distributed
-from .compatibility import Saved
+from lightning_gaudi._core.collectives import cpu_group, is_connected
+
+from .compatibility import CheckpointIndex
 from .load import read_metadata
-from .memory_reader import WholeReader
+from .memory_reader import MemoryReader
 
 State = dict[str, Any]
 
@@ -112,7 +113,7 @@ def _without_wrappers(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def is_in_shards(value: object) -> TypeGuard[Module]:
+def is_sharded_model(value: object) -> TypeGuard[Module]:
     """Whether it is a model that FSDP, FSDP2 or tensor parallelism has put into shards."""
     return isinstance(value, Module) and (
         _is_wrapped(value) or any(isinstance(weight, DTensor) for weight in value.parameters())
@@ -161,7 +162,8 @@ def numbered(state: State) -> State:
 
 def load_states(
     source: Path | Mapping[str, Any],
-    model: Mapping[str, Module],
+    name: str,
+    model: Module,
     optimizers: Mapping[str, Optimizer],
     *,
     strict: bool,
@@ -173,7 +175,8 @@ def load_states(
     Args:
         source: A folder of shards, or states that each rank has whole, on the CPU. Those of
             optimizers have parameters by name, or by position as torch's have.
-        model: One, by the name that it has in the checkpoint.
+        name: The model's in the checkpoint.
+        model: In shards.
         optimizers: Of that model, by the names that they have in the checkpoint.
         strict: Whether the checkpoint must have just the names that the model has.
 
@@ -181,30 +184,29 @@ def load_states(
         ValueError: A file is missing or truncated, or it does not fit the model or an optimizer.
     """
     metadata = read_metadata(source) if isinstance(source, Path) else None
-    ((name, module),) = model.items()
     options = StateDictOptions(strict=False)
-    weights = get_model_state_dict(module, options=options)
+    weights = get_model_state_dict(model, options=options)
     made: dict[str, State] = {
         key: _unflattened(
-            module, optimizer, dict(get_optimizer_state_dict(module, optimizer, options=options))
+            model, optimizer, dict(get_optimizer_state_dict(model, optimizer, options=options))
         )
         for key, optimizer in optimizers.items()
     }
     if isinstance(source, Path):
         reader: StorageReader = FileSystemReader(source)
     else:
-        reader = WholeReader({key: _named(key, source[key], made) for key in source})
-    checkpoint = Saved(reader, metadata or reader.read_metadata())
+        reader = MemoryReader({key: _named(key, source[key], made) for key in source})
+    checkpoint = CheckpointIndex(reader, metadata or reader.read_metadata())
     states = {name: checkpoint.fit_weights(name, weights, strict=strict)}
     groups = {key: checkpoint.param_groups(key, made[key]["param_groups"]) for key in made}
     for key in made:
         states[key] = {"state": checkpoint.fit_optimizer(key, made[key]["state"])}
-    group = distributed.cpu_group() if distributed.is_connected() else None
+    group = cpu_group() if is_connected() else None
     load(states, storage_reader=reader, planner=_Planner(), process_group=group)
-    set_model_state_dict(module, states[name], options=options)
+    set_model_state_dict(model, states[name], options=options)
     for key, optimizer in optimizers.items():
         state = {**states[key], "param_groups": groups[key]}
-        set_optimizer_state_dict(module, optimizer, state, options=options)
+        set_optimizer_state_dict(model, optimizer, state, options=options)
         for group, saved in zip(optimizer.param_groups, groups[key], strict=True):
             # torch gives the settings of a group without parameters to another one, and leaves it
             # none (2.13, `_split_optim_state_dict`).

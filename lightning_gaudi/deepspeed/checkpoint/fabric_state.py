@@ -12,7 +12,8 @@ from lightning.fabric.utilities.types import _PATH
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from . import load as sharded
+from . import load as loading
+from . import save as saving
 from .consolidate import MODEL_NAME
 
 State = dict[str, Any]
@@ -47,7 +48,7 @@ def save(
             )
     engine, name = _engine(state, f"save({str(path)!r}, ...)")
     others = {key: each for key, each in state.items() if not _is_engine_s(each, engine)}
-    sharded.save(engine, path, {**convert(others), MODEL_NAME: name}, exclude_frozen=exclude_frozen)
+    saving.save(engine, path, {**convert(others), MODEL_NAME: name}, exclude_frozen=exclude_frozen)
 
 
 def load(path: _PATH, state: Any, *, strict: bool, weights_only: bool | None) -> State:
@@ -65,7 +66,7 @@ def load(path: _PATH, state: Any, *, strict: bool, weights_only: bool | None) ->
     """
     objects = {"model": state} if isinstance(state, Module) else state
     engine, _ = _engine(objects if isinstance(objects, dict) else {}, f"load({str(path)!r}, ...)")
-    found = sharded.load(
+    found = loading.load(
         engine,
         path,
         with_optimizer=any(each is engine.optimizer for each in objects.values()),
@@ -107,7 +108,7 @@ def load_whole(
     for name, each in state.items() if isinstance(state, dict) else [("obj", state)]:
         if hasattr(each, "load_state_dict") and not isinstance(each, (Module, Optimizer)):
             _check_is_no_optimizer(path, name, each)
-    checkpoint = sharded.read_whole(path, files, weights_only=weights_only)
+    checkpoint = loading.read_unsharded(path, files, weights_only=weights_only)
     if not state:
         return checkpoint
     if isinstance(state, Module):

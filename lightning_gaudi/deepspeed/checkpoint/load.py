@@ -11,18 +11,17 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from lightning.fabric.utilities.types import _PATH
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from ... import distributed
-from ...checkpoint import HPUCheckpointIO
-from ...checkpoint.torch_dcp.load import is_sharded
+from lightning_gaudi._core.error_sync import on_rank_zero
+
+from ...checkpoint.io import HPUCheckpointIO
+from ...checkpoint.torch_dcp.layout import is_sharded_folder
 from . import consolidate, resize, shards
-from .save import local_folder, save
+from .save import local_folder
 from .shards import Shards
 from .weights import load_weights
 
-__all__ = ["begin_anew", "is_in_shards", "load", "read_whole", "save"]
 
-
-def is_in_shards(path: _PATH) -> bool:
+def is_deepspeed_folder(path: _PATH) -> bool:
     """Whether it is a folder, and not one of torch's shards: then DeepSpeed should have saved it.
 
     All ranks call it, and get what rank 0 finds.
@@ -30,10 +29,12 @@ def is_in_shards(path: _PATH) -> bool:
     if not _is_local_file_protocol(path):
         return False
     folder = local_folder(path)
-    return distributed.on_rank_zero(lambda: folder.is_dir() and not is_sharded(folder))
+    return on_rank_zero(lambda: folder.is_dir() and not is_sharded_folder(folder))
 
 
-def read_whole(path: _PATH, files: CheckpointIO, *, weights_only: bool | None) -> dict[str, Any]:
+def read_unsharded(
+    path: _PATH, files: CheckpointIO, *, weights_only: bool | None
+) -> dict[str, Any]:
     """Read a checkpoint that another strategy has saved, or that was consolidated.
 
     Args:
@@ -56,7 +57,7 @@ def begin_anew(engine: Any, path: _PATH, checkpoint: Mapping[str, Any]) -> None:
     Args:
         engine: DeepSpeed's, which trains.
         path: That of the checkpoint.
-        checkpoint: What `read_whole` gave; of the Trainer.
+        checkpoint: What `read_unsharded` gave; of the Trainer.
     """
     rank_zero_warn(
         f"The checkpoint {path} was not saved by DeepSpeed: its weights and the progress of its "
@@ -100,7 +101,7 @@ def load(
             "Leave it out if you trust the checkpoint."
         )
     folder = local_folder(path)
-    found = distributed.on_rank_zero(lambda: shards.find(folder))
+    found = on_rank_zero(lambda: shards.find(folder))
     if not with_optimizer:
         load_weights(engine, consolidate.weights(found), strict=strict)
         return consolidate.extras(found)

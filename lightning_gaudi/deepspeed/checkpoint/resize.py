@@ -16,7 +16,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from ... import distributed
+from lightning_gaudi._core.collectives import broadcast_object
+from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
+from lightning_gaudi._patches.apply import replaced
+
 from . import shards as _shards
 from .consolidate import quiet, weights
 from .shards import Shards
@@ -40,24 +43,32 @@ def load(engine: Any, found: Shards, *, strict: bool) -> None:
         OSError: There is no space for its universal form beside it.
         ValueError: The optimizer keeps something else than Adam's averages.
     """
-    distributed.on_rank_zero(lambda: check(found, dist.get_world_size()))
-    name = distributed.broadcast_object(f".universal-{uuid.uuid4().hex}.tmp")
-    temporary = found.folder / name
+    on_rank_zero(lambda: check_resizable(found, dist.get_world_size()))
+    temporary = found.folder / broadcast_object(f".universal-{uuid.uuid4().hex}.tmp")
     try:
-        distributed.on_rank_zero(lambda: convert(found, temporary))
-        engine._config.load_universal_checkpoint = True
-        engine.load_checkpoint(
-            str(temporary), tag=found.tag, load_lr_scheduler_states=False, load_module_strict=strict
-        )
+        on_rank_zero(lambda: convert(found, temporary))
+        # Which also has rank 0 remove nothing that another still reads.
+        raise_together(_load(engine, temporary, found.tag, strict=strict))
     finally:
-        engine._config.load_universal_checkpoint = False
-        distributed.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
     _complete(engine, found, strict=strict)
 
 
-def check(shards: Shards, num_ranks: int) -> None:
+def _load(engine: Any, folder: Path, tag: str, *, strict: bool) -> Exception | None:
+    """Load a universal checkpoint; what fails on this rank."""
+    config = engine._config
+    try:
+        with replaced("deepspeed-resize", config, load_universal_checkpoint=True):
+            engine.load_checkpoint(
+                str(folder), tag=tag, load_lr_scheduler_states=False, load_module_strict=strict
+            )
+    except Exception as error:
+        return error
+    return None
+
+
+def check_resizable(shards: Shards, num_ranks: int) -> None:
     """Refuse what DeepSpeed cannot divide anew, before anything is converted.
 
     Args:

@@ -11,7 +11,9 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_fil
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 
-from ... import distributed
+from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
+from lightning_gaudi._patches.apply import replaced, require
+
 from ...checkpoint.atomic import write_atomically
 from ...checkpoint.cpu_tensors import save_as_cpu_tensors
 from . import consolidate, versions
@@ -41,7 +43,7 @@ def save(engine: Any, path: _PATH, extras: Mapping[str, Any], *, exclude_frozen:
             f"A checkpoint of DeepSpeed's has something of its own under the name {names[0]!r}, "
             "which is in your state, too. Save yours under another name."
         )
-    tag = distributed.on_rank_zero(lambda: versions.claim(folder))
+    tag = on_rank_zero(lambda: versions.claim(folder))
     with _recording(engine) as record:
         engine.save_checkpoint(
             str(folder),
@@ -51,11 +53,11 @@ def save(engine: Any, path: _PATH, extras: Mapping[str, Any], *, exclude_frozen:
             exclude_frozen_parameters=exclude_frozen,
         )
     try:
-        distributed.raise_together(record.error)
+        raise_together(record.error)
     except BaseException:
         versions.discard(folder, tag)
         raise
-    distributed.on_rank_zero(lambda: versions.publish(folder, tag))
+    on_rank_zero(lambda: versions.publish(folder, tag))
 
 
 def local_folder(path: _PATH) -> Path:
@@ -122,11 +124,13 @@ class _Record:
 def _recording(engine: Any) -> Iterator[_Record]:
     """Have the engine write as `_Record` does."""
     record = _Record(engine.checkpoint_engine)
+    require("deepspeed-saving", engine, "_copy_recovery_script")
     copy_tool = engine._copy_recovery_script
-    engine.checkpoint_engine = record
-    engine._copy_recovery_script = lambda folder: record.keep(lambda: copy_tool(folder))
-    try:
+
+    def copy_and_keep(folder: str) -> None:
+        record.keep(lambda: copy_tool(folder))
+
+    with replaced(
+        "deepspeed-saving", engine, checkpoint_engine=record, _copy_recovery_script=copy_and_keep
+    ):
         yield record
-    finally:
-        engine.checkpoint_engine = record._writer
-        del engine._copy_recovery_script

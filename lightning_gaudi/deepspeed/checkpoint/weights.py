@@ -11,6 +11,7 @@ from torch._utils import _unflatten_dense_tensors
 from torch.nn import Module
 
 from .. import library
+from ..engine.lifecycle import holds_zero3_shards
 from .consolidate import Weights
 
 
@@ -28,7 +29,7 @@ def load_weights(engine: Any, weights: Mapping[str, Any], *, strict: bool) -> No
         RuntimeError: They are not, or a shape is another one.
     """
     module: Module = engine.module
-    if any(map(_is_in_shards, module.parameters())):
+    if holds_zero3_shards(module.parameters()):
         _load_layers(module, weights, strict=strict)
     else:
         module.load_state_dict(weights, strict=strict)
@@ -38,10 +39,6 @@ def load_weights(engine: Any, weights: Mapping[str, Any], *, strict: bool) -> No
         engine.optimizer.refresh_fp32_params()
     _load_masters(module, weights)
     _load_whole_masters(engine, weights)
-
-
-def _is_in_shards(parameter: Tensor) -> bool:
-    return hasattr(parameter, "ds_id")
 
 
 def _load_layers(module: Module, weights: Mapping[str, Any], *, strict: bool) -> None:

@@ -41,7 +41,7 @@ _ALTERNATIVES = (
 )
 
 
-def check(config: Mapping[str, Any]) -> None:
+def check_offload(config: Mapping[str, Any]) -> None:
     """Refuse to offload what DeepSpeed would not, or could not on an HPU.
 
     Args:
@@ -70,7 +70,7 @@ def check(config: Mapping[str, Any]) -> None:
         )
 
 
-def check_optimizer(config: Mapping[str, Any], optimizer: Optimizer | None) -> None:
+def check_stepping(config: Mapping[str, Any], optimizer: Optimizer | None) -> None:
     """Refuse an optimizer that cannot, or should not, step on the CPU where it is to.
 
     Args:

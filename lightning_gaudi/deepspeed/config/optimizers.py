@@ -39,7 +39,7 @@ def take_vendors(
     return rest, make()(list(parameters), **(section.get("params") or {}))
 
 
-def check(config: Mapping[str, Any]) -> None:
+def check_named_optimizer(config: Mapping[str, Any]) -> None:
     """Refuse an optimizer that would not do what its settings say.
 
     Raises:

@@ -9,6 +9,10 @@ from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from lightning_gaudi._patches.apply import add, replace
+
+_PATCH = "deepspeed-step"
+
 ATTRIBUTE = "_lightning_gaudi_accumulation"
 """Where engines and their optimizers have their `Accumulation`."""
 
@@ -35,9 +39,9 @@ class Accumulation:
         self._has_reduced = False
         self._is_stepping = False
         for each in (engine, optimizer):
-            setattr(each, ATTRIBUTE, self)
+            add(_PATCH, each, ATTRIBUTE, self)
         # The loop may call it itself.
-        engine.step = self.step
+        replace(_PATCH, engine, "step", self.step)
         if self._num_steps > 1:
             _keep_gradients(optimizer)
 
@@ -128,6 +132,5 @@ def _keep_gradients(optimizer: Any) -> None:
         if not getattr(self, ATTRIBUTE)._keeps_gradients:
             kind.zero_grad(self, *args, **kwargs)
 
-    optimizer.__class__ = type(
-        kind.__name__, (kind,), {"__module__": kind.__module__, "zero_grad": zero_grad}
-    )
+    keeping = {"__module__": kind.__module__, "zero_grad": zero_grad}
+    replace(_PATCH, optimizer, "__class__", type(kind.__name__, (kind,), keeping))

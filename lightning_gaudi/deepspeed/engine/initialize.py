@@ -5,18 +5,22 @@ from __future__ import annotations
 import importlib
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from lightning_gaudi._core import engines
 from lightning_gaudi._core.tied_weights import kept_tied
+from lightning_gaudi._patches.apply import replaced
 
 from .. import library
-from ..config import offload, optimizers
-from . import lifecycle, memory, placing
+from ..config.offload import check_stepping
+from ..config.optimizers import take_vendors
+from . import memory
+from .lifecycle import leave_last_engine, move_to_card
 
 _CARD = 0
 """The index of the card: a process drives one, which it sees as `hpu:0`."""
@@ -41,11 +45,11 @@ def make_engine(
         The engine, and DeepSpeed's optimizer around `optimizer` or the configured one.
     """
     package = library.load()
-    lifecycle.prepare(model)
-    placing.move(model, optimizer)
+    leave_last_engine(model)
+    move_to_card(model, optimizer)
     parameters = [each for each in model.parameters() if each.requires_grad]
-    offload.check_optimizer(config, optimizer)
-    config, optimizer = optimizers.take_vendors(config, optimizer, parameters)
+    check_stepping(config, optimizer)
+    config, optimizer = take_vendors(config, optimizer, parameters)
     with _without_trial_step(), _kept_tied(model, config):
         engine, wrapped, _, _ = package.initialize(
             args=Namespace(device_rank=_CARD),
@@ -57,7 +61,7 @@ def make_engine(
             dist_init_required=False,
         )
     memory.share_equal_copies(engine.optimizer)
-    lifecycle.note(model, engine)
+    engines.note(model, engine)
     return engine, wrapped
 
 
@@ -70,20 +74,16 @@ def _without_trial_step() -> Iterator[None]:
     were other ones than with stages 1 to 3. Delete once `initialize_optimizer_states` of these
     classes takes no step (deepspeed 0.19.8: `runtime/fp16/{fused,unfused}_optimizer.py`).
     """
-    name = "initialize_optimizer_states"
     home = "deepspeed.runtime.fp16"
     kinds = [
         importlib.import_module(f"{home}.fused_optimizer").FP16_Optimizer,
         importlib.import_module(f"{home}.unfused_optimizer").FP16_UnfusedOptimizer,
     ]
-    originals = {kind: vars(kind)[name] for kind in kinds if name in vars(kind)}
-    for kind in originals:
-        setattr(kind, name, lambda self: None)
-    try:
+    with ExitStack() as stack:
+        for kind in kinds:
+            nothing = {"initialize_optimizer_states": lambda self: None}
+            stack.enter_context(replaced("deepspeed-trial-step", kind, **nothing))
         yield
-    finally:
-        for kind, original in originals.items():
-            setattr(kind, name, original)
 
 
 def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
@@ -97,8 +97,8 @@ def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
     if is_stage_3(config):
         names += ["zero_optimization", "zero_allow_untested_optimizer"]
     chosen = {name: config[name] for name in names if name in config}
-    lifecycle.prepare(model)
-    placing.move(model)
+    leave_last_engine(model)
+    move_to_card(model)
     with _kept_tied(model, config):
         engine, _, _, _ = library.load().initialize(
             args=Namespace(device_rank=_CARD),
@@ -107,7 +107,7 @@ def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
             model_parameters=[],
             dist_init_required=False,
         )
-    lifecycle.note(model, engine)
+    engines.note(model, engine)
     return engine
 
 
@@ -120,11 +120,6 @@ def is_stage_3(config: Mapping[str, Any]) -> bool:
     """Whether parameters too are in shards."""
     stage = (config.get("zero_optimization") or {}).get("stage")
     return bool(stage == 3)
-
-
-def is_in_shards(model: Module) -> bool:
-    """Whether the model was made under ZeRO-3 and holds none of its weights whole."""
-    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
 _ACTIVATION_KEYS = {

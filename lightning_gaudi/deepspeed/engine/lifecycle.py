@@ -1,4 +1,4 @@
-"""One model through several engines: what the former one has left in it is undone before the next.
+"""A model on its way into DeepSpeed's engine, and out of the one before.
 
 A model is fitted and then tested, or fitted twice. DeepSpeed leaves its hooks in it, which would
 reduce gradients a second time, and in ZeRO-3 its shards, beside which Lightning has moved to the
@@ -7,39 +7,70 @@ CPU what is not in shards.
 
 from __future__ import annotations
 
+import importlib
 import sys
-import weakref
-from typing import Any
+from collections.abc import Iterable
 
+from torch import Tensor
 from torch.nn import Module, functional
+from torch.optim import Optimizer
 
-from ...distributed import DEVICE
+from lightning_gaudi._core import engines
+from lightning_gaudi._core.tied_weights import kept_tied
+from lightning_gaudi._patches.apply import replace
+
+from ...distributed.devices import DEVICE
 
 # An engine's own hooks in the model's forward, beside its optimizer's (deepspeed 0.19.8,
 # `runtime/engine.py`): `destroy` leaves them.
 _HOOKS = ("module_forward_pre_hook", "module_forward_post_hook", "first_dataloader_check")
 
-_engines: weakref.WeakKeyDictionary[Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-"""The engine that each model went through last."""
+
+def holds_zero3_shards(parameters: Iterable[Tensor]) -> bool:
+    """Whether some of the parameters are in shards of ZeRO-3, and none of those is here whole."""
+    return any(hasattr(parameter, "ds_id") for parameter in parameters)
 
 
-def prepare(model: Module) -> None:
+def leave_last_engine(model: Module) -> None:
     """Undo what a former engine has left in a model; the user's hooks stay."""
-    engine = _engines.pop(model, lambda: None)()
+    engine = engines.take(model)
     if engine is not None:
         engine.destroy()
         for hook in (getattr(engine, name, None) for name in _HOOKS):
             if hook is not None:
                 hook.remove()
-    if any(hasattr(each, "ds_id") for each in model.parameters()):
+    if holds_zero3_shards(model.parameters()):
         # DeepSpeed takes a model in shards for being where it has to be.
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = tensor.data.to(DEVICE)
 
 
-def note(model: Module, engine: Any) -> None:
-    """Remember the engine that a model goes through."""
-    _engines[model] = weakref.ref(engine)
+def move_to_card(model: Module, optimizer: Optimizer | None = None) -> None:
+    """Move a model to the card, and its optimizer with it.
+
+    A move to an HPU may give the model new parameters. DeepSpeed moves it without a thought of the
+    optimizer, which would go on with those on the CPU: in stage 0 nothing would be trained.
+
+    Args:
+        model: Weights of it that are in shards stay where they are.
+        optimizer: Of some of its parameters.
+    """
+    if holds_zero3_shards(model.parameters()):
+        return
+    before = dict(model.named_parameters())
+    with kept_tied(model):
+        model.to(DEVICE)
+    if optimizer is None:
+        return
+    replaced = {before[name]: parameter for name, parameter in model.named_parameters()}
+
+    def found(parameter: Tensor) -> Tensor:
+        return replaced.get(parameter, parameter)  # type: ignore[call-overload,no-any-return]
+
+    for group in optimizer.param_groups:
+        group["params"] = [found(parameter) for parameter in group["params"]]
+    for parameter in [*optimizer.state]:
+        optimizer.state[found(parameter)] = optimizer.state.pop(parameter)
 
 
 def restore_linear() -> None:
@@ -48,6 +79,9 @@ def restore_linear() -> None:
     With that one, tensor parallelism fails in inference mode. The next engine of ZeRO-3 sets it
     again (deepspeed 0.19.8, `runtime/zero/partition_parameters.py`). Delete once it takes it back.
     """
-    module = sys.modules.get("deepspeed.runtime.zero.partition_parameters")
-    if module is not None and functional.linear is module.zero3_linear_wrap:
-        functional.linear = module.InsertPostInitMethodToModuleSubClasses.linear_bk
+    name = "deepspeed.runtime.zero.partition_parameters"
+    if name in sys.modules:
+        module = importlib.import_module(name)
+        if functional.linear is module.zero3_linear_wrap:
+            original = module.InsertPostInitMethodToModuleSubClasses.linear_bk
+            replace("linear", functional, "linear", original)

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from lightning_gaudi._patches.apply import replace, require
+
+_PATCH = "deepspeed-masters"
+
 LIGHTNINGS_BUCKET = 200_000_000
 """The elements in a bucket of gradients where the user has no setting.
 
@@ -53,11 +57,13 @@ def share_equal_copies(optimizer: Any) -> None:
     Args:
         optimizer: DeepSpeed's, of any stage.
     """
-    weights = getattr(optimizer, "fp16_partitioned_groups_flat", ())
-    masters = getattr(optimizer, "fp32_partitioned_groups_flat", ())
-    for weight, master in _pairs(weights, masters):
+    if type(optimizer).__name__ != "DeepSpeedZeroOptimizer_Stage3":
+        return
+    names = ("fp16_partitioned_groups_flat", "fp32_partitioned_groups_flat")
+    require(_PATCH, optimizer, *names)
+    for weight, master in _pairs(*(getattr(optimizer, name) for name in names)):
         if _is_copy(weight, master):
-            master.data = weight.data
+            replace(_PATCH, master, "data", weight.data)
 
 
 def _pairs(weights: Iterable[Any], masters: Iterable[Any]) -> list[tuple[Tensor, Tensor]]:

@@ -27,6 +27,7 @@ import filelock
 import torch
 
 from lightning_gaudi._core.cache import cache_folder
+from lightning_gaudi._patches.apply import enter, require
 
 from . import compiler
 
@@ -56,11 +57,13 @@ def provide(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Mod
     Raises:
         OpBuildError: It cannot be built or loaded.
     """
+    require("deepspeed-ops", type(builder), _LOADED)
     loaded = getattr(type(builder), _LOADED)
     if builder.name not in loaded and not _is_installed(builder):
-        loaded[builder.name] = _load(builder.name, ensure_built(builder, time_limit_seconds))
-    module: ModuleType = builder.load()
-    return module
+        module = _load(builder.name, ensure_built(builder, time_limit_seconds))
+        enter("deepspeed-ops", loaded, builder.name, module)
+    found: ModuleType = builder.load()
+    return found
 
 
 def ensure_built(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Path:

@@ -1,13 +1,21 @@
 """The precisions that Gaudi computes in, for Fabric."""
 
-from .deepspeed import HPUDeepSpeedPrecision
-from .fsdp import HPUFSDPPrecision
-from .plugin import HPUPrecision, to_hpu_precision, unsupported
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "HPUDeepSpeedPrecision",
-    "HPUFSDPPrecision",
-    "HPUPrecision",
-    "to_hpu_precision",
-    "unsupported",
-]
+from lightning_gaudi._core import lazy
+
+if TYPE_CHECKING:
+    from .deepspeed import HPUDeepSpeedPrecision
+    from .fsdp import HPUFSDPPrecision
+    from .plugin import HPUPrecision
+else:
+    __getattr__, __dir__ = lazy.names(
+        __name__,
+        {
+            "HPUDeepSpeedPrecision": ".deepspeed",
+            "HPUFSDPPrecision": ".fsdp",
+            "HPUPrecision": ".plugin",
+        },
+    )
+
+__all__ = ["HPUDeepSpeedPrecision", "HPUFSDPPrecision", "HPUPrecision"]

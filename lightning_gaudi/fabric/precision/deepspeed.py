@@ -21,7 +21,7 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
     Outputs of the module come in fp32.
     """
 
-    def become_hpu(self) -> None:
+    def validate_for_hpu(self) -> None:
         """Check what the user passed, before it is used on an HPU."""
 
 

@@ -59,7 +59,7 @@ class HPUShardedPrecision(Precision):
         """
         name = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}.get(precision, precision)
         if name not in _DTYPES:
-            raise MisconfigurationException(unsupported(f"precision={precision!r}"))
+            raise MisconfigurationException(unsupported(f"precision={precision!r}", _DTYPES))
         if scaler is not None and name != "16-mixed":
             raise MisconfigurationException(
                 f"{type(self).__name__}(precision={precision!r}, scaler=...) scales no loss. Leave "
@@ -69,9 +69,9 @@ class HPUShardedPrecision(Precision):
         self.precision = name
         self.scaler = scaler
         self._desired_input_dtype = _DTYPES[name] if name.endswith("true") else torch.float32
-        self.become_hpu()
+        self.validate_for_hpu()
 
-    def become_hpu(self) -> None:
+    def validate_for_hpu(self) -> None:
         """Have it autocast and scale on the HPU, also if Lightning or the user has made it.
 
         Raises:

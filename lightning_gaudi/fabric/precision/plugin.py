@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, cast, get_args
 
@@ -16,7 +16,6 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core.autocast_ops import check_op_lists
-from lightning_gaudi._patches.class_swap import reparent
 
 PrecisionName = Literal["32-true", "bf16-mixed", "bf16-true"]
 SUPPORTED: tuple[str, ...] = get_args(PrecisionName)
@@ -112,23 +111,6 @@ class HPUPrecision(Precision):
         return self.precision == "bf16-true"
 
 
-def to_hpu_precision(plugin: Precision, forms: Mapping[type[Any], type[Any]]) -> None:
-    """Turn a precision plugin that the user passed into its form for the HPU, or check it.
-
-    Args:
-        plugin: Any; it stays the user's object.
-        forms: Each of Lightning's that belongs to a strategy, and its form.
-
-    Raises:
-        MisconfigurationException: It does not do on an HPU what it says.
-    """
-    for base, ours in forms.items():
-        if isinstance(plugin, base):
-            reparent(plugin, base, ours).become_hpu()
-            return
-    check_precision_plugin(plugin)
-
-
 def check_precision_plugin(plugin: Precision) -> None:
     """Refuse one of Lightning's own precision plugins that does not do on an HPU what it says.
 
@@ -148,9 +130,14 @@ def check_precision_plugin(plugin: Precision) -> None:
     raise MisconfigurationException(unsupported(f"plugins={typed}"))
 
 
-def unsupported(setting: str) -> str:
-    """What to say of a precision that HPU does not support, `setting` being what was typed."""
+def unsupported(setting: str, supported: Iterable[str] = SUPPORTED) -> str:
+    """What to say of a precision that HPU does not support.
+
+    Args:
+        setting: What was typed.
+        supported: What may be passed instead.
+    """
     return (
         f"{setting} is not supported with accelerator='hpu'. HPU supports precision="
-        f"{', '.join(repr(name) for name in SUPPORTED)}: pass one of these instead."
+        f"{', '.join(map(repr, supported))}: pass one of these instead."
     )

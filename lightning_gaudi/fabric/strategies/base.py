@@ -9,7 +9,6 @@ from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO, Precision
 from lightning.fabric.strategies.strategy import Strategy
-from lightning.fabric.utilities.types import Optimizable
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
@@ -19,37 +18,22 @@ from typing_extensions import override
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.tied_weights import kept_tied
 
-from ...checkpoint import HPUCheckpointIO
-from ..precision import HPUPrecision
+from ...checkpoint.io import HPUCheckpointIO
+from ...distributed.strategy import HPUMixin
+from ..precision.plugin import HPUPrecision
 
 
-class HPUStrategy(Strategy):
-    """The base of our strategies for Fabric, beside the one of Lightning's that each extends.
-
-    In the vendor's lazy mode a training step is two graphs, cut after backward and after the
-    optimizer's step. In eager mode nothing is cut. It comes second or first, as the Trainer's does.
-    """
+class HPUStrategy(HPUMixin):
+    """The base of Fabric's strategies, beside the one of Lightning's that each of them extends."""
 
     precision_kind: type[Precision] = HPUPrecision
     """The plugin that computes in the precision asked for by name."""
 
+    _checkpoint_io: CheckpointIO | None
+
     # Parameters -> what moves of modules have put in their place. A class attribute, since an
     # instance of Lightning's own strategy may have become one of ours.
     _replaced: MutableMapping[Tensor, Parameter] | None = None
-
-    @classmethod
-    def check_installed(cls) -> None:
-        """Raise if a library is absent or too old; called before one is made for a name."""
-
-    def become_hpu(self, typed: str) -> None:
-        """Check the arguments of what Lightning or the user has made, before it is used on an HPU.
-
-        Args:
-            typed: The strategy as the user typed it.
-
-        Raises:
-            MisconfigurationException: An HPU cannot honour one.
-        """
 
     @property
     @override
@@ -64,41 +48,35 @@ class HPUStrategy(Strategy):
     def checkpoint_io(self, io: CheckpointIO) -> None:
         self._checkpoint_io = io
 
-    # Wrapped, so that Fabric takes it for Lightning's own. It demands that any other is called, by
-    # `Fabric.backward`, but a plain `loss.backward()` does too: with one graph instead of two.
-    @override
-    @functools.wraps(Strategy.backward)
-    def backward(  # type: ignore[override]
-        self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any
-    ) -> None:
+    def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Run backward, then cut the graph."""
         super().backward(tensor, module, *args, **kwargs)
         self._end_of_graph()
 
-    @override
-    def optimizer_step(self, optimizer: Optimizable, **kwargs: Any) -> Any:
-        """Step the optimizer, then cut the graph."""
-        result = super().optimizer_step(optimizer, **kwargs)
-        self._end_of_graph()
-        return result
+    # So that Fabric takes it for Lightning's own. It demands that any other is called, by
+    # `Fabric.backward`, but a plain `loss.backward()` does too: with one graph instead of two.
+    functools.update_wrapper(backward, Strategy.backward)
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Have the optimizer step the parameters on the HPU, also if it was made before them."""
         self._follow(optimizer)
-        return super().setup_optimizer(optimizer)
+        found: Optimizer = super().setup_optimizer(optimizer)
+        return found
 
     @override
     def tensor_init_context(self) -> AbstractContextManager[Any]:
         """New tensors are on the HPU, in the precision they are computed in."""
         vendor.seed_if_due()
-        return super().tensor_init_context()
+        context: AbstractContextManager[Any] = super().tensor_init_context()
+        return context
 
     @override
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
         """New weights are on the HPU, in the precision they are held in."""
         vendor.seed_if_due()
-        return super().module_init_context(empty_init)
+        context: AbstractContextManager[Any] = super().module_init_context(empty_init)
+        return context
 
     def _move(self, module: Module) -> None:
         """Move a module to the HPU, with its tied weights tied.
@@ -128,7 +106,3 @@ class HPUStrategy(Strategy):
 
     def _on_hpu(self, parameter: Tensor) -> Tensor:
         return (self._replaced or {}).get(parameter, parameter)
-
-    def _end_of_graph(self) -> None:
-        if vendor.is_lazy():
-            vendor.mark_step()

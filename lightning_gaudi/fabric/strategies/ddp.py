@@ -8,7 +8,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from ... import distributed
+from ...distributed import ddp
 from .parallel import RankedHPUStrategy
 
 
@@ -17,7 +17,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
     Every `ddp` name and `DDPStrategy` instance becomes one on accelerator "hpu" and keeps its
     arguments. It takes those of Lightning's `DDPStrategy`; DistributedDataParallel gets the
-    vendor's settings (see `distributed.wrap`) where the user has none.
+    vendor's settings (see `distributed.ddp`) where the user has none.
     """
 
     strategy_name = "hpu_ddp"
@@ -33,9 +33,9 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
         Unless the user has a setting for its buffers, they are those of rank 0 in each evaluation
         (`module.eval()`), the first forward of which all ranks must then do.
         """
-        wrapped = distributed.wrap(module, self._ddp_kwargs)
+        wrapped = ddp.wrap(module, self._ddp_kwargs)
         if self._ddp_kwargs.keys().isdisjoint({"broadcast_buffers", "forward_sync_buffers"}):
-            distributed.sync_buffers_before_evaluation(wrapped)
+            ddp.sync_buffers_before_evaluation(wrapped)
         return wrapped
 
     @override
@@ -46,7 +46,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
     @classmethod
     @override
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Make the names known to Lightning; `"hpu_parallel"` is the one of older projects."""
+        """Make the names known; `"hpu_parallel"` is the one of older projects."""
         super().register_strategies(strategy_registry)
         strategy_registry.register("hpu_parallel", cls, description=cls.__name__)
 

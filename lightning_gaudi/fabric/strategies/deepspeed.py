@@ -17,20 +17,21 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi._patches import deepspeed
 
-from ... import distributed
-from ...deepspeed import library
-from ...deepspeed.checkpoint import fabric_state, weights
-from ...deepspeed.checkpoint import load as sharded
+from ...deepspeed.checkpoint import fabric_state
+from ...deepspeed.checkpoint.load import is_deepspeed_folder
+from ...deepspeed.checkpoint.weights import load_weights
 from ...deepspeed.config import load as settings
-from ...deepspeed.config import offload
-from ...deepspeed.config.optimizers import check as check_optimizer
-from ...deepspeed.config.validation import check_keys
-from ...deepspeed.engine import initialize
+from ...deepspeed.config.optimizers import check_named_optimizer
 from ...deepspeed.engine.accumulation import ATTRIBUTE, Accumulation
-from ..precision import HPUDeepSpeedPrecision
-from ..precision.deepspeed import check_precision
+from ...deepspeed.engine.initialize import (
+    configure_checkpointing,
+    make_engine,
+    make_inference_engine,
+)
+from ...deepspeed.engine.lifecycle import holds_zero3_shards
+from ...deepspeed.strategy import DeepSpeedMixin
+from ..precision.deepspeed import HPUDeepSpeedPrecision, check_precision
 from .parallel import RankedHPUStrategy
 
 # Lightning before 2.6 sets up no schedules, and unpacks two values. Delete with 2.5.
@@ -39,7 +40,7 @@ _TAKES_SCHEDULER = (
 )
 
 
-class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
+class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy):
     """Models larger than a card, through DeepSpeed's ZeRO: `Fabric(strategy="hpu_deepspeed")`.
 
     Every `deepspeed` name and `DeepSpeedStrategy` instance becomes one on accelerator "hpu" and
@@ -50,75 +51,39 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     configuration, a step of the optimizer after each backward, and DeepSpeed divides.
     """
 
-    strategy_name = "hpu_deepspeed"
+    lightning_strategy = DeepSpeedStrategy
 
     precision_kind = HPUDeepSpeedPrecision
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Make one; see Lightning's `DeepSpeedStrategy` for the arguments."""
-        self.check_installed()
-        library.load()
-        super().__init__(*args, **kwargs)
-
-    @classmethod
-    @override
-    def check_installed(cls) -> None:
-        """Raise if DeepSpeed is absent or too old."""
-        library.check_installed("strategy='deepspeed'")
-
-    @override
-    def become_hpu(self, typed: str) -> None:
+    def validate_for_hpu(self, typed: str) -> None:
         """Check what the user passed, and that DeepSpeed computes on the HPU."""
-        super().become_hpu(typed)
-        library.load()
-        assert isinstance(self.config, dict)
-        check_keys(self.config)
-        offload.check(self.config)
+        super().validate_for_hpu(typed)
         self._backward_sync_control = _SyncControl()
-
-    @override
-    def setup_environment(self) -> None:
-        """Choose this rank's card, prepare it, then connect all ranks."""
-        assert self.parallel_devices is not None
-        distributed.select_card(self.parallel_devices, self.local_rank)
-        # Fabric has no end at which they could be unset.
-        deepspeed.set_variables()
-        assert isinstance(self.config, dict)
-        offload.prepare(self.config)
-        # Not DeepSpeedStrategy's: it refuses what is not a GPU.
-        super(DeepSpeedStrategy, self).setup_environment()
 
     @override
     def _setup_distributed(self) -> None:
         super()._setup_distributed()
-        self._set_node_environment_variables()
-        library.connect(self._timeout)
         if not self._config_initialized:
             self._format_config()
             self._config_initialized = True
 
     @override
-    def _load_config(self, config: Any) -> dict[str, Any] | None:
-        return settings.read(config, self.DEEPSPEED_ENV_VAR)
-
-    @override
     def _format_config(self) -> None:
-        assert isinstance(self.config, dict)
         check_precision(self.precision)
         self.config = settings.complete(
-            self.config,
+            self.deepspeed_config,
             settings.Settings(
                 precision=self.precision.precision,
                 world_size=self.world_size,
                 fp16={name: getattr(self, name) for name in settings.LOSS_SCALING},
             ),
         )
-        check_optimizer(self.config)
+        check_named_optimizer(self.config)
 
     @override
     def module_to_device(self, module: Module) -> None:
         """Move the module, with its tied weights tied, but for weights that are in shards."""
-        if not initialize.is_in_shards(module):
+        if not holds_zero3_shards(module.parameters()):
             self._move(module)
 
     @override
@@ -139,11 +104,10 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
                 f"DeepSpeed trains a model with one optimizer, but Fabric.setup() got "
                 f"{len(optimizers)}. Put all parameters into groups of one."
             )
-        assert isinstance(self.config, dict)
-        if "optimizer" in self.config:
+        if (named := self.deepspeed_config.get("optimizer")) is not None:
             raise MisconfigurationException(
-                f"DeepSpeed's configuration names an optimizer, {self.config['optimizer']}, but "
-                f"Fabric.setup() got a {type(optimizers[0]).__name__}. Leave one of them out."
+                f"DeepSpeed's configuration names an optimizer, {named}, but Fabric.setup() got a "
+                f"{type(optimizers[0]).__name__}. Leave one of them out."
             )
         self._follow(optimizers[0])
         # DeepSpeed would step the scheduler with the optimizer, and the loop does so once more.
@@ -158,31 +122,27 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
 
         In the second case `fabric.strategy.model.step()` steps it after `Fabric.backward`.
         """
-        assert isinstance(self.config, dict)
-        if "optimizer" in self.config:
+        if "optimizer" in self.deepspeed_config:
             self._make_engine(module)
         else:
-            self._deepspeed_engine = initialize.make_inference_engine(module, self.config)
+            self._deepspeed_engine = make_inference_engine(module, self.deepspeed_config)
         return self._deepspeed_engine
 
     def _make_engine(self, module: Module, optimizer: Optimizer | None = None) -> Any:
         """An engine that trains; what it made of the optimizer."""
-        assert isinstance(self.config, dict)
-        found, wrapped = initialize.make_engine(module, self.config, optimizer=optimizer)
-        initialize.configure_checkpointing(self.config)
+        found, wrapped = make_engine(module, self.deepspeed_config, optimizer=optimizer)
+        configure_checkpointing(self.deepspeed_config)
         Accumulation(found, wrapped)
         self._deepspeed_engine = found
         return wrapped
 
     @override
-    def backward(  # type: ignore[override]
-        self, tensor: Tensor, module: Any, *args: Any, **kwargs: Any
-    ) -> None:
+    def backward(self, tensor: Tensor, module: Any, *args: Any, **kwargs: Any) -> None:
         """Run backward, then cut the graph."""
         found: Accumulation | None = getattr(module, ATTRIBUTE, None)
         if found is not None:
             found.note_backward()
-        super().backward(tensor, module, *args, **kwargs)  # type: ignore[arg-type]
+        super().backward(tensor, module, *args, **kwargs)
 
     @override
     def optimizer_step(
@@ -259,7 +219,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
         """
         path = self.broadcast(path)
         options: Any = {"strict": strict, "weights_only": weights_only}
-        if sharded.is_in_shards(path):
+        if is_deepspeed_folder(path):
             return fabric_state.load(path, state, **options)
 
         def load_model(module: Module, found: Mapping[str, Any]) -> None:
@@ -273,7 +233,7 @@ class HPUDeepSpeedStrategy(RankedHPUStrategy, DeepSpeedStrategy):
     ) -> None:
         """Load whole weights into a model, be it in shards."""
         if fabric_state.is_engine(module):
-            weights.load_weights(module, state_dict, strict=strict)
+            load_weights(module, state_dict, strict=strict)
         else:
             super().load_module_state_dict(module, state_dict, strict=strict)  # type: ignore[arg-type]
 

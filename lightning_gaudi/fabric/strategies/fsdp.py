@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from lightning.fabric.strategies.fsdp import FSDPStrategy
 from torch import Tensor
@@ -9,37 +11,28 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core.fsdp_clipping import clip_norm
+from lightning_gaudi._core.gradient_clipping import clip_fsdp_norm
 
 from ...distributed import fsdp
-from ..precision import HPUFSDPPrecision
+from ...distributed.sharding import FSDPMixin
+from ..precision.fsdp import HPUFSDPPrecision
 from .sharded import ShardedHPUStrategy
 
 
-class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
+class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
     """Models larger than a card, in shards (FSDP): `Fabric(strategy="hpu_fsdp")`.
 
     `"fsdp"`, `"fsdp_cpu_offload"` and every `FSDPStrategy` instance become one on accelerator "hpu"
     and keep their arguments. It takes those of Lightning's `FSDPStrategy`.
     """
 
-    strategy_name = "hpu_fsdp"
-
     precision_kind = HPUFSDPPrecision
 
     @property
-    @override
-    def saves_shards(self) -> bool:
-        """As the argument `state_dict_type` says."""
-        return self._state_dict_type == "sharded"
-
-    @override
-    def become_hpu(self, typed: str) -> None:
-        """Check what the user passed: how it is sharded, and how checkpoints are saved."""
-        super().become_hpu(typed)
-        fsdp.check_arguments(
-            typed, self._fsdp_kwargs, self.sharding_strategy, self._state_dict_type
-        )
+    def fsdp_arguments(self) -> dict[str, Any]:
+        """Those of FullyShardedDataParallel."""
+        arguments: dict[str, Any] = self._fsdp_kwargs
+        return arguments
 
     @override
     def setup_environment(self) -> None:
@@ -50,12 +43,7 @@ class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
         fsdp.check_fp16(self.precision.precision, self.mixed_precision)
         if mesh is not None:
             self._fsdp_kwargs["device_mesh"] = mesh
-        fsdp.complete(
-            self._fsdp_kwargs,
-            self.sharding_strategy,
-            num_nodes=self.num_nodes,
-            num_cards=self.num_processes,
-        )
+        self._make_mesh()
 
     @override
     def setup_module(self, module: Module) -> Module:
@@ -64,7 +52,7 @@ class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
         Raises:
             MisconfigurationException: Its user has, but left a part out.
         """
-        wrapped = super().setup_module(module)
+        wrapped: Module = super().setup_module(module)
         fsdp.check_wrapped(wrapped)
         return wrapped
 
@@ -93,7 +81,7 @@ class HPUFSDPStrategy(ShardedHPUStrategy, FSDPStrategy):
             RuntimeError: It is not finite.
         """
         self.precision.unscale_gradients(optimizer)
-        norm = clip_norm(module, optimizer, max_norm, norm_type)
+        norm = clip_fsdp_norm(module, optimizer, max_norm, norm_type)
         if error_if_nonfinite and not torch.isfinite(norm):
             raise RuntimeError(
                 f"The gradients' norm of order {norm_type} is {norm.item()}, so they cannot be "

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core import processes
 
-from ...distributed.launchers import check_spawn, launch_script
+from ...distributed.launchers import SpawnMixin, check_spawn, launch_script
 
 
 class HPUScriptLauncher(_SubprocessScriptLauncher):
@@ -30,7 +30,7 @@ class HPUScriptLauncher(_SubprocessScriptLauncher):
         return launch_script(self, functools.partial(function, *args, **kwargs))
 
 
-class HPUSpawnLauncher(_MultiProcessingLauncher):
+class HPUSpawnLauncher(SpawnMixin, _MultiProcessingLauncher):
     """Runs a function in new processes, one for each rank, and waits for them."""
 
     @override
@@ -53,8 +53,3 @@ class HPUSpawnLauncher(_MultiProcessingLauncher):
             while not context.join():
                 pass
         return results.get()
-
-    @override
-    def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
-        processes.watch_parent(os.getppid())
-        super()._wrapping_function(process_idx, *args, **kwargs)

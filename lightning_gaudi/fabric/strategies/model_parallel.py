@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 
 from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
-from lightning.fabric.strategies.registry import _StrategyRegistry
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
-from lightning_gaudi._core import gradient_clipping
+from lightning_gaudi._core.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
 
 from ...distributed.device_mesh import (
     check_eager,
     check_parallelized,
-    check_sizes,
     draw_alike,
     move_whole,
     start_alike,
 )
+from ...distributed.sharding import ModelParallelMixin
 from .sharded import ShardedHPUStrategy
 
 _MAKE_LATER = (
@@ -30,7 +29,7 @@ _MAKE_LATER = (
 )
 
 
-class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
+class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelParallelStrategy):
     """FSDP2, tensor parallelism, or both, as `parallelize_fn(module, device_mesh)` applies them.
 
     Every `ModelParallelStrategy` becomes one on accelerator "hpu" and keeps its arguments. There is
@@ -41,21 +40,8 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
     - gradients of several meshes, and those beside plain tensors, are clipped together.
     """
 
-    strategy_name = "hpu_model_parallel"
-
     # Parameters that modules had before they were parallelized, and have no more -> their names.
     _lost: MutableMapping[Tensor, str] | None = None
-
-    @property
-    @override
-    def saves_shards(self) -> bool:
-        """As the argument `save_distributed_checkpoint` says."""
-        return self._save_distributed_checkpoint
-
-    @override
-    def _configure_launcher(self) -> None:
-        check_sizes(self)
-        super()._configure_launcher()
 
     @override
     def setup_module(self, module: Module) -> Module:
@@ -117,7 +103,7 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
     ) -> Tensor:
         """Clip by the norm over all shards, which it returns as a plain tensor."""
         self.precision.unscale_gradients(optimizer)
-        return gradient_clipping.clip_norm(
+        return clip_dtensor_norm(
             self.precision.main_params(optimizer),
             max_norm,
             norm_type,
@@ -130,9 +116,4 @@ class HPUModelParallelStrategy(ShardedHPUStrategy, ModelParallelStrategy):
     ) -> None:
         """Clip each element."""
         self.precision.unscale_gradients(optimizer)
-        gradient_clipping.clip_value(self.precision.main_params(optimizer), clip_val)
-
-    @classmethod
-    @override
-    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Nothing: by a name it would have no `parallelize_fn`."""
+        clip_dtensor_value(self.precision.main_params(optimizer), clip_val)

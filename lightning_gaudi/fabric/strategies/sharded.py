@@ -16,29 +16,27 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_gaudi._core.error_sync import on_rank_zero
+
 from ...checkpoint.folders import recover
 from ...checkpoint.io import default_weights_only, open_mapped
-from ...checkpoint.torch_dcp import sharded_state_dict
-from ...checkpoint.torch_dcp.load import is_sharded, load_rest, names, read_metadata
-from ...checkpoint.torch_dcp.save import save_sharded
-from ...distributed.error_sync import on_rank_zero
+from ...checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
+from ...checkpoint.torch_dcp.load import read_metadata, saved_names
+from ...checkpoint.torch_dcp.save import refuse_options, save_sharded
+from ...checkpoint.torch_dcp.sharded_state_dict import (
+    is_sharded_model,
+    load_states,
+    model_state,
+    optimizer_state,
+)
+from ...distributed.sharding import ShardedMixin
 from .parallel import RankedHPUStrategy
 
 _Filter = Mapping[str, Callable[[str, Any], bool]]
 
 
-class ShardedHPUStrategy(RankedHPUStrategy):
-    """The base of the strategies with models in shards: how they save and load these.
-
-    A checkpoint is a folder to which each rank writes its part, or a single file, which any other
-    strategy can load too. Either can be loaded whatever the strategy and the number of cards that
-    it was saved with.
-    """
-
-    @property
-    def saves_shards(self) -> bool:
-        """Whether checkpoints are folders of shards."""
-        raise NotImplementedError
+class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
+    """The base of Fabric's strategies with models in shards: how they save and load these."""
 
     @override
     def save_checkpoint(
@@ -62,11 +60,7 @@ class ShardedHPUStrategy(RankedHPUStrategy):
             IsADirectoryError: `path` is a folder with something else in it.
             OSError: It cannot be written.
         """
-        if storage_options is not None:
-            raise TypeError(
-                f"Checkpoints of models in shards have no use for {storage_options=}. Leave them "
-                "out."
-            )
+        refuse_options(storage_options)
         path = self.broadcast(path)
         key, model = _only_model(state)
         full, filters = not self.saves_shards, dict(filter or {})
@@ -74,11 +68,9 @@ class ShardedHPUStrategy(RankedHPUStrategy):
         rest: dict[str, Any] = {}
         for name, value in state.items():
             if name == key:
-                _apply_filter(
-                    name, filters, sharded_state_dict.model_state(model, full=full), shards
-                )
+                _apply_filter(name, filters, model_state(model, full=full), shards)
             elif isinstance(value, Optimizer):
-                found = sharded_state_dict.optimizer_state(model, value, full=full)
+                found = optimizer_state(model, value, full=full)
                 _apply_filter(name, filters, found, shards)
             else:
                 found = value.state_dict() if isinstance(value, _Stateful) else value
@@ -132,33 +124,31 @@ class ShardedHPUStrategy(RankedHPUStrategy):
         assert state is not None
         optimizers = {name: value for name, value in state.items() if isinstance(value, Optimizer)}
         source: Path | dict[str, Any]
-        if is_sharded(folder):
+        if is_sharded_folder(folder):
             source, rest = folder, load_rest(folder, weights_only=weights_only)
         else:
             rest = open_mapped(path, weights_only=weights_only)
             source = {name: rest.pop(name) for name in (key, *optimizers) if name in rest}
         others = state.keys() - {key, *optimizers}
         _validate_keys_for_strict_loading(others, rest.keys(), strict=strict)
-        sharded_state_dict.load_states(source, {key: model}, optimizers, strict=strict)
+        load_states(source, key, model, optimizers, strict=strict)
         _move_state_into(source=rest, destination=state, keys=others)
         return rest
 
 
 def _load_model(path: _PATH, model: Module, strict: bool, weights_only: bool) -> None:
     folder = Path(path)
-    if is_sharded(folder):
-        (key, *_), _ = names(read_metadata(folder))
-        sharded_state_dict.load_states(folder, {key: model}, {}, strict=strict)
+    if is_sharded_folder(folder):
+        (key, *_), _ = saved_names(read_metadata(folder))
+        load_states(folder, key, model, {}, strict=strict)
         return
     weights = open_mapped(path, weights_only=weights_only)
-    sharded_state_dict.load_states({"model": weights}, {"model": model}, {}, strict=strict)
+    load_states({"model": weights}, "model", model, {}, strict=strict)
 
 
 def _only_model(state: Mapping[str, Any]) -> tuple[str, Module]:
     """The one model in shards, and its name."""
-    models = [
-        (name, value) for name, value in state.items() if sharded_state_dict.is_in_shards(value)
-    ]
+    models = [(name, value) for name, value in state.items() if is_sharded_model(value)]
     if len(models) != 1:
         found = ", ".join(repr(name) for name, _ in models) or "none"
         raise ValueError(

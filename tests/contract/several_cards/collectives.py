@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gaudi import distributed
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import collectives, vendor
+from lightning_gaudi.distributed.devices import select_card
 
 Op = dist.ReduceOp
 
@@ -38,7 +38,7 @@ def check_backend(rank: int, size: int) -> None:
 
 
 def check_each_rank_drives_a_module_of_its_own(rank: int, size: int) -> None:
-    modules = distributed.gather_objects(vendor.selected_module())
+    modules = collectives.gather_objects(vendor.selected_module())
     assert len(set(modules)) == size, modules
     assert _filled(0).device == torch.device("hpu", 0)
 
@@ -126,7 +126,7 @@ def check_send_and_receive(rank: int, size: int) -> None:
 
 def check_barrier(rank: int, size: int) -> None:
     dist.barrier()
-    distributed.barrier()
+    collectives.barrier()
 
 
 def check_subgroup(rank: int, size: int) -> None:
@@ -139,17 +139,17 @@ def check_subgroup(rank: int, size: int) -> None:
 
 def check_objects(rank: int, size: int) -> None:
     """Over the group on the CPU, which must be usable beside HCCL."""
-    assert distributed.gather_objects({"rank": rank}) == [{"rank": i} for i in range(size)]
-    assert distributed.broadcast_object(f"from {rank}", src=size - 1) == f"from {size - 1}"
-    assert distributed.decide(rank == 0, all_ranks=False)
-    assert not distributed.decide(rank == 0, all_ranks=True)
+    assert collectives.gather_objects({"rank": rank}) == [{"rank": i} for i in range(size)]
+    assert collectives.broadcast_object(f"from {rank}", src=size - 1) == f"from {size - 1}"
+    assert collectives.decide(rank == 0, all_ranks=False)
+    assert not collectives.decide(rank == 0, all_ranks=True)
 
 
 def check_mean(rank: int, size: int) -> None:
     """The package's own, as HCCL has none."""
     for device in ("hpu", "cpu"):
         tensor = torch.full((2,), rank + 1.0).to(device)
-        assert distributed.reduce(tensor).tolist() == [(size + 1) / 2] * 2
+        assert collectives.reduce(tensor).tolist() == [(size + 1) / 2] * 2
 
 
 def check_ddp_averages_gradients(rank: int, size: int) -> None:
@@ -166,7 +166,7 @@ def check_ddp_averages_gradients(rank: int, size: int) -> None:
     (inputs @ reference.t()).pow(2).mean().backward()
     assert layer.weight.grad is not None
     torch.testing.assert_close(layer.weight.grad.cpu(), reference.grad, rtol=1e-3, atol=1e-4)
-    gradients = distributed.gather_objects(layer.weight.grad.cpu())
+    gradients = collectives.gather_objects(layer.weight.grad.cpu())
     assert all(torch.equal(gradients[0], gradient) for gradient in gradients)
 
 
@@ -182,7 +182,7 @@ def main(folder: Path) -> None:
     rank, size, local_rank = (
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     )
-    distributed.select_card([torch.device("hpu", i) for i in range(size)], local_rank)
+    select_card([torch.device("hpu", i) for i in range(size)], local_rank)
     vendor.init_hccl(size, rank, local_rank)
     dist.init_process_group("hccl", timeout=timedelta(minutes=5))
     with (folder / f"rank{rank}.jsonl").open("w", buffering=1) as results:
@@ -193,7 +193,7 @@ def main(folder: Path) -> None:
             except Exception:
                 error = traceback.format_exc()
             results.write(json.dumps([name, error]) + "\n")
-    distributed.barrier()
+    collectives.barrier()
     dist.destroy_process_group()
 
 

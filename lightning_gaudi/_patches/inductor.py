@@ -9,7 +9,6 @@ process, and would take the graphs of other devices along.
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -21,36 +20,26 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_gaudi._core import vendor
 
+from .apply import wrap
+
 BACKEND = "hpu_backend"
 """The name under which the vendor registers its compiler with torch."""
-
-_MARK = "_lightning_gaudi_is_patched"
 
 _has_warned = False
 
 
-def patch_inductor(module: ModuleType) -> None:
-    """Have `torch._inductor.compile_fx`, just imported, hand graphs on the HPU to the vendor.
+def patch_inductor(module: ModuleType, family: Any) -> None:
+    """Have `torch._inductor.compile_fx` hand graphs on the HPU to the vendor.
 
-    Doing it again is harmless. Contract: torch 2.6 to 2.13 has `compile_fx(model_,
-    example_inputs_, ..., config_patches=None, ...)` there, and imports it when it compiles.
+    Args:
+        module: That, just imported; torch imports it when it compiles.
+        family: Not used.
     """
-    original = getattr(module, "compile_fx", None)
-    if original is None:
-        warnings.warn(
-            f"torch.compile will need backend={BACKEND!r} on the HPU: {module.__name__} has no "
-            "compile_fx any more, which lightning-gaudi relies on. Upgrade lightning-gaudi to a "
-            "release for the installed torch.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    elif not hasattr(original, _MARK):
-        module.compile_fx = _wrap(original)  # type: ignore[attr-defined]
 
-
-def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def compile_fx(model_: Any, example_inputs_: Any, *args: Any, **kwargs: Any) -> Any:
+    @wrap("inductor", module, "compile_fx")
+    def compile_fx(
+        original: Callable[..., Any], model_: Any, example_inputs_: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         if not _is_on_hpu(model_, example_inputs_) or _is_left_to_inductor():
             return original(model_, example_inputs_, *args, **kwargs)
         if vendor.is_lazy():
@@ -63,9 +52,6 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend
 
         return lookup_backend(BACKEND)(model_, example_inputs_)
-
-    setattr(compile_fx, _MARK, True)
-    return compile_fx
 
 
 def _is_on_hpu(graph_module: Any, example_inputs: Iterable[Any]) -> bool:

@@ -8,7 +8,8 @@ import warnings
 import pytest
 import torch
 
-from lightning_gaudi._patches import torch_compile as hpu_compile
+from lightning_gaudi._core import mirror
+from lightning_gaudi._patches import inductor as hpu_compile
 from tests.helpers.process import run_python
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own deprecations
@@ -38,6 +39,14 @@ def _train(model, x):
 class _Doubler(torch.nn.Module):
     def forward(self, x):
         return 2 * x.exp()
+
+
+def _patched(compile_fx):
+    """What the patch makes of a `compile_fx`."""
+    module = types.ModuleType("torch._inductor.compile_fx")
+    module.compile_fx = compile_fx
+    hpu_compile.patch_inductor(module, mirror.LIGHTNING)
+    return module.compile_fx
 
 
 def _mlp() -> torch.nn.Module:
@@ -85,7 +94,7 @@ def test_graphs_of_other_devices_stay_with_inductor(num_compiled, monkeypatch):
         seen.append((inputs, kwargs))
         return model.forward
 
-    monkeypatch.setattr(inductor, "compile_fx", hpu_compile._wrap(compile_fx))
+    monkeypatch.setattr(inductor, "compile_fx", _patched(compile_fx))
     model, x = _mlp(), torch.randn(5, 8)
     expected = model(x)
     torch.testing.assert_close(torch.compile(model, mode="reduce-overhead")(x), expected)
@@ -132,7 +141,7 @@ def test_other_ranks_do_not_repeat_the_warning(monkeypatch):
 def test_a_compiler_for_the_hpu_inside_inductor_is_left_alone(monkeypatch):
     from torch._inductor.codegen import common
 
-    wrapped = hpu_compile._wrap(lambda model, inputs: "inductor's")
+    wrapped = _patched(lambda model, inputs: "inductor's")
     graph, inputs = torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(1, device="hpu")]
     monkeypatch.setitem(common.device_codegens, "hpu", object())
     assert wrapped(graph, inputs) == "inductor's"
@@ -146,17 +155,6 @@ def test_lazy_mode_refuses_and_says_what_to_do():
     )
     assert result.returncode
     assert "Set PT_HPU_LAZY_MODE=0 to compile with torch, or do not call" in result.stderr
-
-
-def test_patching_twice_is_harmless_and_another_torch_is_one_warning():
-    module = types.ModuleType("torch._inductor.compile_fx")
-    with pytest.warns(RuntimeWarning, match="no compile_fx any more.*release for the installed"):
-        hpu_compile.patch_inductor(module)
-    module.compile_fx = lambda model, inputs: None
-    hpu_compile.patch_inductor(module)
-    patched = module.compile_fx
-    hpu_compile.patch_inductor(module)
-    assert module.compile_fx is patched
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from .process_group import broadcast_object, gather_objects, is_connected
+from .collectives import broadcast_object, gather_objects, is_connected
 
 _Value = TypeVar("_Value")
 

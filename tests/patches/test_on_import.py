@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lightning_gaudi
-from lightning_gaudi import activation, connectors
+from lightning_gaudi import _patches
 from tests.helpers.process import run_python
 
 TRAIN = """
@@ -65,7 +66,7 @@ def test_explicit_import_activates_in_any_order(imports: str) -> None:
         "from lightning_gaudi import HPUAccelerator, HPUCheckpointIO",
         "import lightning_gaudi.strategies.single",
         "import lightning_gaudi.checkpoint.rng",
-        "import lightning_gaudi.connectors",
+        "import lightning_gaudi.strategies.selection",
         "from lightning_gaudi.pytorch_lightning import SingleHPUStrategy",
     ],
 )
@@ -114,8 +115,7 @@ def test_activating_again_changes_nothing() -> None:
 
     finders = list(sys.meta_path)
     wrapped = accelerator_connector._AcceleratorConnector._choose_strategy
-    activation.activate()
-    connectors.patch_connector(accelerator_connector)
+    _patches.activate()
     assert sys.meta_path == finders
     assert accelerator_connector._AcceleratorConnector._choose_strategy is wrapped
 
@@ -147,7 +147,7 @@ def test_torch_imports_with_one_warning_if_we_are_broken(broken_package: Path) -
     assert "OSError: half installed" in result.stderr
 
 
-@pytest.mark.parametrize("module", ["activation", "seam", "_core/vendor"])
+@pytest.mark.parametrize("module", ["_patches/on_import", "_patches/connector"])
 def test_lightning_imports_with_one_warning_if_a_part_of_us_is_broken(
     module: str, tmp_path: Path
 ) -> None:
@@ -165,8 +165,12 @@ def test_lightning_imports_with_one_warning_if_a_part_of_us_is_broken(
         cwd=tmp_path,
     )
     assert result.stdout.strip() == "CPUAccelerator"
-    assert result.stderr.count("accelerator='hpu' will not work") == 1
-    assert "No module named 'no_such_dependency'" in result.stderr
+    warned = re.findall(r": (lightning_gaudi(?:'s| could).*)", result.stderr)
+    assert len(warned) == len(set(warned))
+    assert all("No module named 'no_such_dependency'" in warning for warning in warned)
+    names = re.findall(r"patch '([a-z-]+)' is off", result.stderr)
+    assert names == ([] if "on_import" in module else ["fabric-connector", "trainer-connector"])
+    assert warned
 
 
 def test_failure_is_raised_if_the_simulator_is_asked_for(broken_package: Path) -> None:

@@ -1,0 +1,144 @@
+"""How the processes of a run speak with each other.
+
+Tensors on the card go over HCCL, the vendor's library; what concerns the host alone (barriers,
+objects, decisions) goes over a second group on the CPU (gloo), so that nobody waits for a device
+because of it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_has_been_connected = False
+"""Whether this process has been one of several that speak with each other."""
+
+_cpu_group: tuple[Any, Any] = (None, None)
+"""The process group of all ranks, and the one on the CPU beside it."""
+
+
+def is_connected() -> bool:
+    """Whether there are other ranks to speak with."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def has_been_connected() -> bool:
+    """Whether this process has once been a rank of several, as `note_connected` was told."""
+    return _has_been_connected
+
+
+def note_connected() -> None:
+    """Remember that the ranks have been connected."""
+    global _has_been_connected
+    _has_been_connected = True
+
+
+def cpu_group(timeout: timedelta | None = None) -> Any:
+    """The group of all ranks on the CPU; made by the first call, which all ranks must do.
+
+    Args:
+        timeout: How long the first call lets an operation in it take.
+    """
+    global _cpu_group
+    world = dist.group.WORLD
+    if _cpu_group[0] is not world:
+        _cpu_group = (world, dist.new_group(timeout=timeout, backend="gloo"))
+    return _cpu_group[1]
+
+
+def forget_cpu_group() -> None:
+    """Let go of ranks that are no more: rank 0 listens as long as somebody holds their group."""
+    global _cpu_group
+    _cpu_group = (None, None)
+
+
+def barrier() -> None:
+    """Wait until all ranks are here; the devices work on."""
+    if is_connected():
+        dist.barrier(group=cpu_group())
+
+
+def broadcast_object(value: Any, src: int = 0) -> Any:
+    """The value that rank `src` has, on all ranks; the devices work on."""
+    if not is_connected():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src, group=cpu_group())
+    return values[0]
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """The values of all ranks, by rank; the devices work on."""
+    if not is_connected():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=cpu_group())
+    return values
+
+
+def decide(decision: bool, *, all_ranks: bool) -> bool:
+    """What all ranks (or any of them) decided; the devices work on."""
+    if not is_connected():
+        return decision
+    votes = torch.tensor(int(decision))
+    dist.all_reduce(votes, dist.ReduceOp.SUM, group=cpu_group())
+    return int(votes) == dist.get_world_size() if all_ranks else int(votes) > 0
+
+
+def reduce(
+    tensor: Tensor, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean"
+) -> Tensor:
+    """Reduce a tensor over the ranks, in place, and without a barrier before it.
+
+    Args:
+        tensor: Of any shape; one on the CPU is reduced there.
+        group: All ranks by default.
+        reduce_op: `"mean"` or `"avg"`, `"sum"` (as is None), or another operation's name.
+
+    Returns:
+        `tensor`, reduced. The mean of integers is rounded toward zero.
+    """
+    if not is_connected():
+        return tensor
+    if group is None:
+        group = cpu_group() if tensor.device.type == "cpu" else dist.group.WORLD
+    is_mean = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
+    # Gaudi's HCCL has no average.
+    op = "sum" if is_mean or reduce_op is None else reduce_op
+    dist.all_reduce(
+        tensor, getattr(dist.ReduceOp, op.upper()) if isinstance(op, str) else op, group=group
+    )
+    return tensor.copy_(tensor / dist.get_world_size(group)) if is_mean else tensor
+
+
+class StopAgreement:
+    """All ranks stop at the same step if one was asked to, and none of them waits for it.
+
+    Each step starts one reduction on the CPU and reads that of the step before.
+    """
+
+    def __init__(self) -> None:
+        self._votes = torch.zeros(1, dtype=torch.int32)
+        self._work: Any = None
+
+    def agree(self, *, wants_to_stop: bool) -> bool:
+        """Whether a rank wanted to stop at the last step; all ranks call this at each step."""
+        if self.finish():
+            return True
+        self._votes = torch.tensor([int(wants_to_stop)], dtype=torch.int32)
+        self._work = dist.all_reduce(
+            self._votes, dist.ReduceOp.MAX, group=cpu_group(), async_op=True
+        )
+        return False
+
+    def finish(self) -> bool:
+        """Wait for the reduction on its way; whether a rank wanted to stop."""
+        if self._work is None:
+            return False
+        self._work.wait()
+        self._work = None
+        return bool(self._votes.item())

@@ -1,0 +1,274 @@
+"""The one way to change what is not ours: by an entry of the register, or not at all.
+
+A patch that is applied after an import is applied whole or not at all; one that fails is off, is
+named in one warning, and leaves the others alone. One that our own code applies, where it must,
+raises instead: without it the run would go wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from .register import BY_NAME, Patch
+
+_MARK = "_lightning_gaudi_patch"
+_ABSENT = object()
+
+_broken: set[str] = set()
+"""The patches that failed, and were warned of."""
+
+_undo: list[Callable[[], None]] | None = None
+"""What takes back the patch that is being applied after an import, while one is."""
+
+
+class MissingNameError(AttributeError):
+    """What a patch changes, or relies on, is gone; the message says what to install."""
+
+
+def apply(patch: Patch, module: ModuleType, family: Any) -> None:
+    """Apply a patch to the module that has just been imported; doing it again is harmless.
+
+    Args:
+        patch: One with a trigger.
+        module: What that names.
+        family: The `mirror.Family` that it belongs to.
+    """
+    global _undo
+    if patch.name in _broken:
+        return
+    below, _, function = patch.apply.partition(":")
+    steps: list[Callable[[], None]] = []
+    _undo = steps
+    try:
+        getattr(importlib.import_module(f".{below}", __package__), function)(module, family)
+    except Exception as error:
+        for take_back in reversed(steps):
+            take_back()
+        _broken.add(patch.name)
+        _warn(patch, error)
+    finally:
+        _undo = None
+
+
+def _warn(patch: Patch, error: Exception) -> None:
+    reason = str(error) if isinstance(error, MissingNameError) else _explain(patch, error)
+    warnings.warn(
+        f"lightning_gaudi's patch {patch.name!r} is off: {patch.without}. {reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _explain(patch: Patch, error: Exception) -> str:
+    return f"It failed with {type(error).__name__}: {error}. {_advice(patch)}"
+
+
+def _advice(patch: Patch) -> str:
+    return (
+        f"It was checked with {patch.library} {patch.checked}, and {_version(patch.library)} is "
+        f"installed. Install one of those, or upgrade lightning-gaudi."
+    )
+
+
+def _version(library: str) -> str:
+    names = {"lightning": ("lightning", "pytorch-lightning", "lightning-fabric")}
+    for name in names.get(library, (library,)):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "an unknown version"
+
+
+def require_applied(name: str) -> None:
+    """Refuse to go on without a patch that was to be applied after an import.
+
+    Raises:
+        RuntimeError: It failed; a warning has said why.
+    """
+    if name in _broken:
+        raise RuntimeError(f"{BY_NAME[name].without}. {_advice(BY_NAME[name])}")
+
+
+def require(name: str, owner: Any, *attributes: str) -> None:
+    """Make sure that what a patch relies on is there.
+
+    Args:
+        name: The patch's.
+        owner: A module, class or object.
+        attributes: Of `owner`.
+
+    Raises:
+        MissingNameError: One is not.
+    """
+    if missing := [each for each in attributes if not hasattr(owner, each)]:
+        raise_missing(name, owner, missing)
+
+
+def raise_missing(name: str, owner: Any, missing: list[str]) -> None:
+    """Say that names which a patch relies on are gone.
+
+    Raises:
+        MissingNameError: Always.
+    """
+    place = getattr(owner, "__name__", None) or type(owner).__name__
+    advice = _advice(BY_NAME[name])
+    raise MissingNameError(f"{place} has no {', '.join(missing)} any more. {advice}")
+
+
+def replace(name: str, owner: Any, attribute: str, value: Any) -> None:
+    """Put a value in the place of what a module, class or object has.
+
+    What we have put into a module or a class before stays.
+
+    Args:
+        name: The patch's.
+        owner: What is changed.
+        attribute: Its attribute, which must be there.
+        value: What takes the place.
+
+    Raises:
+        MissingNameError: There is no such attribute.
+    """
+    _check(name)
+    require(name, owner, attribute)
+    if isinstance(owner, (ModuleType, type)) and is_ours(owner, attribute):
+        return
+    before = vars(owner).get(attribute, _ABSENT)
+    _note_undo(lambda: _restore(owner, attribute, before))
+    setattr(owner, attribute, _marked(value, name))
+
+
+def wrap(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], None]:
+    """Replace a function or method by the decorated one, which gets it as its first argument.
+
+    Args:
+        name: The patch's.
+        owner: The module or class that has the function.
+        attribute: Its name there.
+
+    Raises:
+        MissingNameError: There is no such function.
+    """
+    require(name, owner, attribute)
+    original = getattr(owner, attribute)
+    is_static = isinstance(vars(owner).get(attribute), staticmethod)
+
+    def decorate(function: Callable[..., Any]) -> None:
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        replace(name, owner, attribute, staticmethod(wrapped) if is_static else wrapped)
+
+    return decorate
+
+
+@contextmanager
+def replaced(name: str, owner: Any, **values: Any) -> Iterator[None]:
+    """`replace` for as long as a block runs.
+
+    Args:
+        name: The patch's.
+        owner: What is changed.
+        values: What takes the place of its attributes, all of which must be there.
+
+    Raises:
+        MissingNameError: One is not there.
+    """
+    _check(name)
+    require(name, owner, *values)
+    before = {attribute: vars(owner).get(attribute, _ABSENT) for attribute in values}
+    for attribute, value in values.items():
+        setattr(owner, attribute, value)
+    try:
+        yield
+    finally:
+        for attribute, value in before.items():
+            _restore(owner, attribute, value)
+
+
+def find_when_asked(name: str, module: ModuleType, homes: Mapping[str, str]) -> None:
+    """Have names of a module be imported from ours when somebody asks for them, as PEP 562 says.
+
+    Args:
+        name: The patch's.
+        module: What has them; what it has now goes.
+        homes: Each name, and the module of ours that has it.
+    """
+    _check(name)
+    for attribute in homes:
+        before = vars(module).get(attribute, _ABSENT)
+        if before is not _ABSENT:
+            _note_undo(functools.partial(setattr, module, attribute, before))
+            delattr(module, attribute)
+    original = vars(module).get("__getattr__")
+
+    def find(attribute: str) -> Any:
+        if attribute in homes:
+            return getattr(importlib.import_module(homes[attribute]), attribute)
+        if original is not None:
+            return original(attribute)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {attribute!r}")
+
+    before = vars(module).get("__getattr__", _ABSENT)
+    _note_undo(functools.partial(_restore, module, "__getattr__", before))
+    module.__getattr__ = find  # type: ignore[method-assign]
+
+
+def add(name: str, owner: Any, attribute: str, value: Any) -> None:
+    """Give a module or class what it lacks; what is there stays."""
+    _check(name)
+    if attribute not in vars(owner):
+        _note_undo(lambda: delattr(owner, attribute))
+        setattr(owner, attribute, value)
+
+
+def enter(name: str, table: dict[str, Any], key: str, value: Any) -> None:
+    """Put an entry into a dict of another's, such as a registry of Lightning's."""
+    _check(name)
+    before = dict.get(table, key, _ABSENT)  # a registry's own `get` makes an instance
+    _note_undo(lambda: _restore_entry(table, key, before))
+    table[key] = value
+
+
+def is_ours(owner: Any, attribute: str) -> bool:
+    """Whether an attribute is what `replace` has put there."""
+    return hasattr(getattr(owner, attribute), _MARK)
+
+
+def _note_undo(take_back: Callable[[], None]) -> None:
+    if _undo is not None:
+        _undo.append(take_back)
+
+
+def _check(name: str) -> None:
+    assert name in BY_NAME, f"the register has no patch {name!r}"
+
+
+def _marked(value: Any, name: str) -> Any:
+    function = getattr(value, "__func__", value)
+    if callable(function) and hasattr(function, "__dict__") and not isinstance(function, type):
+        function.__dict__[_MARK] = name
+    return value
+
+
+def _restore(owner: Any, attribute: str, before: Any) -> None:
+    if before is _ABSENT:
+        delattr(owner, attribute)
+    else:
+        setattr(owner, attribute, before)
+
+
+def _restore_entry(table: dict[str, Any], key: str, before: Any) -> None:
+    if before is _ABSENT:
+        del table[key]
+    else:
+        table[key] = before

@@ -1,0 +1,215 @@
+"""The connectors, in which Lightning's Trainer and Fabric decide on accelerator and strategy.
+
+Seven methods of each are wrapped, and each does what it did unless the accelerator is ours:
+
+1. `_check_config_and_set_final_flags`: of an unknown name it says what an HPU has, not a GPU.
+2. `_choose_auto_accelerator`: "hpu" where Lightning would take the CPU and there is a card.
+3. `_set_parallel_devices_and_init_accelerator`: says what was looked for where there is no card;
+   with devices="auto" a strategy for one card gets one, as does a notebook.
+4. `_choose_and_init_cluster_environment`: Open MPI's, which Lightning finds with mpi4py only.
+5. `_choose_strategy`: a strategy on the HPU, where Lightning raises or falls back to the CPU.
+6. `_check_strategy_and_fallback`: the user's choice in its form for the HPU, or a refusal.
+7. `_check_and_init_precision`: autocast on the HPU, where Lightning would name another device.
+
+What they decide is said in our rooms, which are imported when an HPU is asked for: `selection` of
+the strategies, `accelerator` and `precision` of Fabric.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from lightning_gaudi._core.mirror import Family
+
+from .apply import raise_missing, require, wrap
+from .registries import LazyEntry, register_accelerator, register_strategies
+
+_ATTRIBUTES = (
+    "_accelerator_flag",
+    "_cluster_environment_flag",
+    "_devices_flag",
+    "_num_nodes_flag",
+    "_parallel_devices",
+    "_strategy_flag",
+    "accelerator",
+    "strategy",
+)
+"""What our methods read of a connector, or set; some method of it has to name each of them."""
+
+
+class ConnectorSpec(NamedTuple):
+    """What the Trainer and Fabric have names of their own for."""
+
+    patch: str
+    """The name in the register."""
+    connector: str
+    """The connector's class."""
+    precision_name: str
+    """Its attribute with the precision that was asked for by name."""
+    precision_plugin: str
+    """Its attribute with the plugin for it that was passed instead."""
+    accelerators: str
+    """Lightning's registry of accelerators by name, in the connector's module."""
+    strategies: str
+    """The same of strategies."""
+    accelerator: str
+    """Our module with the accelerator."""
+    selection: str
+    """Our module that says which of our strategies takes the place of which of Lightning's."""
+
+
+_TRAINER = ConnectorSpec(
+    patch="trainer-connector",
+    connector="_AcceleratorConnector",
+    precision_name="_precision_flag",
+    precision_plugin="_precision_plugin_flag",
+    accelerators="AcceleratorRegistry",
+    strategies="StrategyRegistry",
+    accelerator="accelerator",
+    selection="strategies.selection",
+)
+_FABRIC = ConnectorSpec(
+    patch="fabric-connector",
+    connector="_Connector",
+    precision_name="_precision_input",
+    precision_plugin="_precision_instance",
+    accelerators="ACCELERATOR_REGISTRY",
+    strategies="STRATEGY_REGISTRY",
+    accelerator="fabric.accelerator",
+    selection="fabric.strategies.selection",
+)
+
+
+def patch_trainer(module: ModuleType, family: Family) -> None:
+    """Wrap the methods of the Trainer's connector and register our names."""
+    _Hooks(module, family, _TRAINER).install()
+
+
+def patch_fabric(module: ModuleType, family: Family) -> None:
+    """Wrap the methods of Fabric's connector and register our names."""
+    _Hooks(module, family, _FABRIC).install()
+
+
+class _Hooks:
+    """What is called instead of a connector's methods, with the method and its arguments."""
+
+    def __init__(self, module: Any, family: Family, spec: ConnectorSpec) -> None:
+        self._module = module
+        self._family = family
+        self._spec = spec
+
+    def install(self) -> None:
+        module, spec = self._module, self._spec
+        require(spec.patch, module, spec.connector, spec.accelerators, spec.strategies)
+        connector = getattr(module, spec.connector)
+        require(spec.patch, connector, *self.methods())
+        self._check_attributes(connector)
+        family = self._family
+        register_accelerator(
+            spec.patch, getattr(module, spec.accelerators), f"{family.ours}.{spec.accelerator}"
+        )
+        register_strategies(
+            spec.patch, getattr(module, spec.strategies), f"{family.ours}.{spec.selection}"
+        )
+        for name, hook in self.methods().items():
+            wrap(spec.patch, connector, name)(hook)
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "_check_config_and_set_final_flags": self.check_config,
+            "_choose_auto_accelerator": self.choose_auto_accelerator,
+            "_set_parallel_devices_and_init_accelerator": self.init_accelerator,
+            "_choose_and_init_cluster_environment": self.choose_environment,
+            "_choose_strategy": self.choose_strategy,
+            "_check_strategy_and_fallback": self.check_strategy,
+            "_check_and_init_precision": self.init_precision,
+        }
+
+    def _check_attributes(self, connector: type) -> None:
+        functions = [inspect.unwrap(each) for each in vars(connector).values() if callable(each)]
+        functions = [each for each in functions if hasattr(each, "__code__")]
+        used = {name for each in functions for name in each.__code__.co_names}
+        attributes = (*_ATTRIBUTES, self._spec.precision_name, self._spec.precision_plugin)
+        if missing := [name for name in attributes if name not in used]:
+            raise_missing(self._spec.patch, connector, missing)
+
+    @property
+    def _selection(self) -> Any:
+        """The choices of strategy, in our room of strategies."""
+        return self._family.find(self._spec.selection).SELECTION
+
+    def _is_ours(self, connector: Any) -> bool:
+        kind = self._family.loaded("fabric.accelerator", "HPUAccelerator")
+        return kind is not None and isinstance(connector.accelerator, kind)
+
+    def _names_hpu(self, flag: Any) -> bool:
+        kind = self._family.loaded("fabric.accelerator", "HPUAccelerator")
+        return flag == "hpu" or (kind is not None and isinstance(flag, kind))
+
+    def _is_our_strategy(self, flag: Any) -> bool:
+        if isinstance(flag, str):
+            return isinstance(getattr(self._module, self._spec.strategies)[flag], LazyEntry)
+        package = self._spec.selection.rpartition(".")[0]
+        kind = self._family.loaded(f"{package}.base", "HPUStrategy")
+        return kind is not None and isinstance(flag, kind)
+
+    def check_config(self, original: Callable[..., None], /, *args: Any, **kwargs: Any) -> None:
+        try:
+            original(*args, **kwargs)
+        except ValueError as error:
+            typed = inspect.signature(original).bind(*args, **kwargs).arguments
+            if self._names_hpu(typed["accelerator"]):
+                self._selection.refuse_unknown(typed["strategy"], typed["precision"], error)
+            raise
+
+    def choose_auto_accelerator(self, original: Callable[..., str], /, *args: Any) -> str:
+        from lightning_gaudi._core import vendor
+
+        chosen = original(*args)
+        return "hpu" if chosen == "cpu" and vendor.is_available() else chosen
+
+    def init_accelerator(self, original: Callable[[Any], None], connector: Any) -> None:
+        flag = connector._accelerator_flag
+        if self._names_hpu(flag):
+            self._family.find("fabric.accelerator").require_card(flag)
+            if connector._devices_flag == "auto":
+                interactive = self._module._IS_INTERACTIVE
+                if self._selection.takes_one_card(connector._strategy_flag, interactive):
+                    connector._devices_flag = 1
+        original(connector)
+
+    def choose_environment(self, original: Callable[[Any], Any], connector: Any) -> Any:
+        is_open = self._is_ours(connector) and connector._cluster_environment_flag is None
+        found = self._family.find("distributed.cluster").mpi_environment() if is_open else None
+        return found or original(connector)
+
+    def choose_strategy(self, original: Callable[[Any], Any], connector: Any) -> Any:
+        if not self._is_ours(connector):
+            return original(connector)
+        is_one = len(connector._parallel_devices) == 1 and connector._num_nodes_flag == 1
+        return self._selection.default(is_one)
+
+    def check_strategy(self, original: Callable[[Any], None], connector: Any) -> None:
+        flag = connector._strategy_flag
+        if self._is_ours(connector):
+            connector._strategy_flag = self._selection.convert(
+                flag,
+                connector._parallel_devices,
+                connector._num_nodes_flag,
+                is_interactive=self._module._IS_INTERACTIVE,
+            )
+        elif self._is_our_strategy(flag):
+            self._selection.refuse_elsewhere(flag, connector._accelerator_flag)
+        original(connector)
+
+    def init_precision(self, original: Callable[[Any], Any], connector: Any) -> Any:
+        if not self._is_ours(connector):
+            return original(connector)
+        plugin = getattr(connector, self._spec.precision_plugin)
+        if plugin is None:
+            return connector.strategy.precision_kind(getattr(connector, self._spec.precision_name))
+        self._selection.convert_precision(plugin)
+        return original(connector)

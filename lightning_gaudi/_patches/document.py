@@ -1,0 +1,58 @@
+"""`docs/patches.md`, made of the register: `python -m lightning_gaudi._patches.document`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .register import REGISTER, Patch
+
+_HEAD = """\
+# What is patched
+
+lightning-gaudi changes a few things in other packages while they run, since Lightning asks nobody
+outside of it which accelerator to take, and some of torch and DeepSpeed is made for other devices.
+This is all of it. It is made of the register (`lightning_gaudi/_patches/register.py`); nothing is
+patched but by an entry there, which tests hold against the sources and against a running process.
+
+- A patch is applied right after its module has been imported, or by our code where it must. Without
+  an HPU asked for, each does what was there before.
+- It looks for the names that it changes or relies on. Where one is gone, the patch is off as a
+  whole, a warning names it, and the others stay; where a run would go wrong without it, that
+  raises.
+- `LIGHTNING_GAUDI_AUTOLOAD=0` in the environment leaves all of them off.
+- The simulator is a device and the vendor's package in its absence: what it sets in torch is what
+  those set, and is not listed here.
+
+`{trainer}` stands for `lightning.pytorch` and `pytorch_lightning`, `{fabric}` for
+`lightning.fabric` and `lightning_fabric`.
+"""
+_LIBRARIES = {"lightning": "Lightning", "torch": "torch", "deepspeed": "DeepSpeed"}
+
+
+def markdown() -> str:
+    """The document's text."""
+    parts = [_HEAD]
+    for library, title in _LIBRARIES.items():
+        parts.append(f"\n## {title}\n")
+        parts += [_section(patch) for patch in REGISTER if patch.library == library]
+    return "".join(parts)
+
+
+def _section(patch: Patch) -> str:
+    when = f"after `{patch.trigger}` is imported" if patch.trigger else "where our code needs it"
+    targets = "\n".join(f"  - `{target}`" for target in patch.targets)
+    return f"""
+### {patch.name}
+
+{patch.why}
+
+- Changes
+{targets}
+- Applied {when}; undone: {patch.undone}
+- Without it, {patch.without}
+- Checked with {_LIBRARIES[patch.library]} {patch.checked}
+"""
+
+
+if __name__ == "__main__":
+    Path(__file__).parents[2].joinpath("docs", "patches.md").write_text(markdown())

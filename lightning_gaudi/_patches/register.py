@@ -1,0 +1,357 @@
+"""The register: everything that we change in Lightning, torch and DeepSpeed while they run.
+
+`docs/patches.md` is made of it. Whatever has no entry here cannot be patched: see `apply`.
+
+In targets and triggers, `{trainer}` and `{fabric}` stand for Lightning's packages of the Trainer
+and of Fabric, in each of the two namespaces that Lightning is published under.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_LIGHTNING = "2.5.6 to 2.6.6"
+_DEEPSPEED = "0.19.0 to 0.19.8"
+
+_NEVER = "never"
+
+
+class Patch(NamedTuple):
+    """One thing that is changed, and why."""
+
+    name: str
+    library: str
+    """`"lightning"`, `"torch"` or `"deepspeed"`."""
+    checked: str
+    """The versions of the library it was checked with."""
+    targets: tuple[str, ...]
+    """What is changed: `module:name`, or `a <class>:name` for one object."""
+    why: str
+    without: str
+    """What does not work where it is off."""
+    undone: str = _NEVER
+    """When it is undone."""
+    trigger: str = ""
+    """The module after whose import it is applied; empty if our code applies it where it must."""
+    apply: str = ""
+    """The function that applies it then: `module:function` of this package, given the module."""
+
+
+_CONNECTOR_METHODS = (
+    "_check_config_and_set_final_flags",
+    "_choose_auto_accelerator",
+    "_set_parallel_devices_and_init_accelerator",
+    "_choose_and_init_cluster_environment",
+    "_choose_strategy",
+    "_check_strategy_and_fallback",
+    "_check_and_init_precision",
+)
+_CONNECTOR_WHY = (
+    "It decides on accelerator, strategy and precision, and knows no HPU: it raises, takes the "
+    "CPU, or autocasts for CUDA. Each method does what it did unless the accelerator is an HPU."
+)
+STUBS = {
+    "HPUAccelerator": ("accelerators",),
+    "HPUParallelStrategy": ("strategies",),
+    "SingleHPUStrategy": ("strategies",),
+    "HPUCheckpointIO": ("plugins", "plugins.io"),
+    "HPUPrecisionPlugin": ("plugins", "plugins.precision"),
+}
+"""What Lightning had until 2.5.5 and has only stubs of since, and the packages they are in."""
+
+
+def _connector(module: str, connector: str) -> tuple[str, ...]:
+    return tuple(f"{module}:{connector}.{method}" for method in _CONNECTOR_METHODS)
+
+
+REGISTER = (
+    Patch(
+        name="trainer-connector",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            *_connector(
+                "{trainer}.trainer.connectors.accelerator_connector", "_AcceleratorConnector"
+            ),
+            "{trainer}.accelerators:AcceleratorRegistry",
+            "{trainer}.strategies:StrategyRegistry",
+        ),
+        why=_CONNECTOR_WHY,
+        without="Trainer(accelerator='hpu') will not work",
+        trigger="{trainer}.trainer.connectors.accelerator_connector",
+        apply="connector:patch_trainer",
+    ),
+    Patch(
+        name="fabric-connector",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            *_connector("{fabric}.connector", "_Connector"),
+            "{fabric}.accelerators:ACCELERATOR_REGISTRY",
+            "{fabric}.strategies:STRATEGY_REGISTRY",
+        ),
+        why=_CONNECTOR_WHY,
+        without="Fabric(accelerator='hpu') will not work",
+        trigger="{fabric}.connector",
+        apply="connector:patch_fabric",
+    ),
+    Patch(
+        name="old-names",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=tuple(
+            f"{module}:{name}"
+            for name, packages in STUBS.items()
+            for module in (
+                "{trainer}._graveyard.hpu",
+                *(f"{{trainer}}.{package}" for package in packages),
+            )
+        ),
+        why=(
+            "Until 2.5.5 Lightning had classes of these names, and has stubs of them that raise. "
+            "Old projects import them from there: they get ours, when they ask."
+        ),
+        without="Lightning's own old HPU classes stay stubs that raise",
+        trigger="{trainer}._graveyard.hpu",
+        apply="old_names:patch_stubs",
+    ),
+    Patch(
+        name="device-log",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=("{trainer}.trainer.setup:_log_device_info",),
+        why="Of the devices in use it has no line for HPUs.",
+        without="the Trainer will not log which HPUs it uses",
+        trigger="{trainer}.trainer.setup",
+        apply="trainer_setup:patch_device_log",
+    ),
+    Patch(
+        name="profiler-by-name",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=("{trainer}.trainer.setup:_init_profiler",),
+        why='The names of profilers are a list of its own: `Trainer(profiler="hpu")` joins it.',
+        without="Trainer(profiler='hpu') will not work; pass profiler=HPUProfiler()",
+        trigger="{trainer}.trainer.setup",
+        apply="trainer_setup:patch_profiler_names",
+    ),
+    Patch(
+        name="fabric-throughput",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            "{fabric}.utilities.throughput:get_available_flops",
+            "{fabric}.utilities.throughput:_plugin_to_compute_dtype",
+        ),
+        why=(
+            "`ThroughputMonitor` looks a device's peak and a plugin's dtype up in lists that have "
+            "none of ours."
+        ),
+        without="Lightning's ThroughputMonitor will not work on HPUs",
+        trigger="{fabric}.utilities.throughput",
+        apply="throughput:patch_throughput",
+    ),
+    Patch(
+        name="trainer-throughput",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            "{trainer}.callbacks.throughput_monitor:get_available_flops",
+            "{trainer}.callbacks.throughput_monitor:_plugin_to_compute_dtype",
+        ),
+        why="The Trainer's `ThroughputMonitor` has lists, or copies of them, of its own.",
+        without="Lightning's ThroughputMonitor will not work on HPUs",
+        trigger="{trainer}.callbacks.throughput_monitor",
+        apply="throughput:patch_throughput",
+    ),
+    Patch(
+        name="fabric-run",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            "{fabric}.cli:_SUPPORTED_ACCELERATORS",
+            "{fabric}.cli:_get_num_processes",
+            "{fabric}.cli:_run.params",
+        ),
+        why=(
+            "The choices of `fabric run --accelerator` are fixed when it is imported, and its "
+            "launcher counts the processes for the devices that it knows."
+        ),
+        without="`fabric run --accelerator=hpu` will not work; use torchrun",
+        trigger="{fabric}.cli",
+        apply="fabric_run:patch_cli",
+    ),
+    Patch(
+        name="class-swap",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=("a strategy or precision plugin:__class__",),
+        why=(
+            "A strategy or plugin that a user has made for any device becomes its form for the "
+            "HPU, and stays the user's object with its arguments."
+        ),
+        without="a strategy or plugin that was passed as an object will not work",
+    ),
+    Patch(
+        name="deepspeed-summary",
+        library="lightning",
+        checked="2.5.6; 2.6 has it",
+        targets=(
+            "{trainer}.utilities.model_summary.model_summary_deepspeed:DeepSpeedSummary.flop_counts",
+        ),
+        why=("Lightning 2.5 asks the summary of a model in shards for FLOPs that it never counts."),
+        without="the summary of a model under DeepSpeed will not work",
+    ),
+    Patch(
+        name="sigterm",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            "a Trainer's _SignalConnector:_sigterm_notifier_fn",
+            "a Trainer's _TrainingEpochLoop:_broadcast_sigterm_tensor",
+        ),
+        why=(
+            "Before each step it asks the device of every rank whether rank 0 got a SIGTERM, for "
+            "which the host waits. The ranks agree over a group on the CPU instead."
+        ),
+        without="ranks will wait for their devices at each step",
+        undone="with the Trainer",
+    ),
+    Patch(
+        name="shard-clipping",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=("a Precision:clip_grad_by_norm", "a Precision:clip_grad_by_value"),
+        why=(
+            "torch clips gradients of one mesh, or plain ones, but not both at once. Only a plugin "
+            "without a way of its own gets ours."
+        ),
+        without="gradients of tensor parallel models cannot be clipped",
+        undone="with the plugin",
+    ),
+    Patch(
+        name="inductor",
+        library="torch",
+        checked="2.6 to 2.13",
+        targets=("torch._inductor.compile_fx:compile_fx",),
+        why=(
+            "`torch.compile` without a backend is inductor, which has no code for an HPU and fails "
+            "with a KeyError. A graph on the HPU goes to the vendor's compiler, others stay."
+        ),
+        without="torch.compile will need backend='hpu_backend' on the HPU",
+        trigger="torch._inductor.compile_fx",
+        apply="inductor:patch_inductor",
+    ),
+    Patch(
+        name="process-group",
+        library="torch",
+        checked="2.6 to 2.13, with the vendor's bridge 1.19",
+        targets=("torch.distributed:init_process_group",),
+        why=(
+            "The vendor's package puts a wrapper in its place that does not take device_id=None, "
+            "which Lightning always passes: DDP on the CPUs of a Gaudi server would fail."
+        ),
+        without="Lightning's DDP on CPUs will fail on a Gaudi server",
+        trigger="habana_frameworks.torch.core",
+        apply="process_group:accept_no_device",
+    ),
+    Patch(
+        name="linear",
+        library="torch",
+        checked=f"2.6 to 2.13, with deepspeed {_DEEPSPEED}",
+        targets=("torch.nn.functional:linear",),
+        why=(
+            "ZeRO-3 replaces it for the whole process, after which tensor parallelism fails in "
+            "inference mode. Torch's own is put back when the strategy has ended."
+        ),
+        without="tensor parallelism may fail in a process that has used ZeRO-3",
+        undone="by the next engine of ZeRO-3",
+    ),
+    Patch(
+        name="deepspeed-import",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=("deepspeed.accelerator.hpu_accelerator:HPU_Accelerator.__init__",),
+        why=(
+            "It makes all of torch deterministic, has new tensors filled no more, and sets "
+            "variables of the vendor's: for the whole program, whatever it goes on to do."
+        ),
+        without="importing DeepSpeed will make torch deterministic, and slower",
+        trigger="deepspeed.accelerator.hpu_accelerator",
+        apply="deepspeed:patch_accelerator",
+    ),
+    Patch(
+        name="deepspeed-trial-step",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=(
+            "deepspeed.runtime.fp16.fused_optimizer:FP16_Optimizer.initialize_optimizer_states",
+            "deepspeed.runtime.fp16.unfused_optimizer:"
+            "FP16_UnfusedOptimizer.initialize_optimizer_states",
+        ),
+        why=(
+            "In half precision and stage 0 it steps the optimizer once before there are gradients. "
+            "Adam counts that step and weights decay: all later losses would be others."
+        ),
+        without="losses of stage 0 in half precision differ from those of other stages",
+        undone="when the engine is made",
+    ),
+    Patch(
+        name="deepspeed-masters",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=("a DeepSpeedZeroOptimizer_Stage3:fp32_partitioned_groups_flat",),
+        why=(
+            "In fp32 master weights and weights are to be one memory, but a device is compared "
+            "with its name, which never fits: each card would hold its share twice."
+        ),
+        without="ZeRO-3 holds fp32 weights twice",
+        undone="with the engine",
+    ),
+    Patch(
+        name="deepspeed-step",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=("a DeepSpeedEngine:step", "its optimizer:__class__"),
+        why=(
+            "In Fabric's loop a user steps and zeroes gradients as with any optimizer: whether "
+            "DeepSpeed is in the middle of an accumulation is known to the engine alone."
+        ),
+        without="Fabric's loops lose gradients under DeepSpeed",
+        undone="with the engine",
+    ),
+    Patch(
+        name="deepspeed-saving",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=("a DeepSpeedEngine:checkpoint_engine", "a DeepSpeedEngine:_copy_recovery_script"),
+        why=(
+            "A rank that fails to write raises at once, and the others wait for it; a file that is "
+            "half written looks whole. Files are written at once, and errors kept for all ranks."
+        ),
+        without="a full disk hangs the ranks that save",
+        undone="when the checkpoint is saved",
+    ),
+    Patch(
+        name="deepspeed-resize",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=("a DeepSpeedConfig:load_universal_checkpoint",),
+        why="It is a setting of the whole run; here it holds for one checkpoint.",
+        without="a checkpoint cannot be loaded on another number of cards",
+        undone="when the checkpoint is loaded",
+    ),
+    Patch(
+        name="deepspeed-ops",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=("deepspeed.ops.op_builder.builder:OpBuilder._loaded_ops",),
+        why=(
+            "A build of DeepSpeed's that was killed leaves a lock for which every later one waits. "
+            "What we have built elsewhere is entered where its builder looks first."
+        ),
+        without="offloading to the CPU will not work",
+    ),
+)
+
+BY_NAME = {patch.name: patch for patch in REGISTER}

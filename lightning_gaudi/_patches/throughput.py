@@ -1,0 +1,47 @@
+"""What Lightning's `ThroughputMonitor` must know of an HPU: the dtype it computes in, and its peak.
+
+Lightning looks both up by the kind of device and of plugin, and has no entry for ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from lightning_gaudi._core.mirror import Family
+
+from .apply import wrap
+
+if TYPE_CHECKING:
+    import torch
+
+
+def patch_throughput(module: ModuleType, family: Family) -> None:
+    """Add ours to a module of Lightning's that asks.
+
+    Args:
+        module: `fabric.utilities.throughput`, or the Trainer's `callbacks.throughput_monitor`.
+        family: Lightning's and ours.
+    """
+    role = "fabric" if module.__name__.startswith(family.fabric) else "trainer"
+    name = f"{role}-throughput"
+
+    @wrap(name, module, "get_available_flops")
+    def get_available_flops(
+        original: Callable[..., int | None], device: torch.device, dtype: torch.dtype | str
+    ) -> int | None:
+        if device.type == "hpu":
+            from lightning_gaudi._core.peaks import available_flops
+
+            return available_flops(dtype)
+        return original(device, dtype)
+
+    @wrap(name, module, "_plugin_to_compute_dtype")
+    def plugin_to_compute_dtype(original: Callable[[Any], torch.dtype], plugin: Any) -> torch.dtype:
+        ours = family.loaded("fabric.precision.plugin", "HPUPrecision")
+        if ours is not None and isinstance(plugin, ours):
+            import torch
+
+            return torch.bfloat16 if plugin.precision.startswith("bf16") else torch.float32
+        return original(plugin)

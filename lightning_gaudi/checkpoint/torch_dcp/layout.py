@@ -1,0 +1,51 @@
+"""How a checkpoint in shards is laid out: a folder to which each rank has written its part.
+
+As Lightning does it: `.metadata` says which tensors there are and where, files `__RANK_0.distcp`
+have the parts, and `meta.pt` has all that is no state of a model or an optimizer. What reads the
+parts needs torch's DCP, and is in `load`: it is not imported before there are any.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import torch
+
+METADATA = ".metadata"
+REST = "meta.pt"
+ADVICE = "Use another checkpoint, or copy it again from where it was saved."
+
+
+def is_sharded_folder(path: Path) -> bool:
+    """Whether there is a folder of shards, be it complete or not."""
+    return path.is_dir() and any((path / name).is_file() for name in (METADATA, REST))
+
+
+def check_replaceable(target: Path) -> None:
+    """Refuse to put a checkpoint in the place of a folder that is none, unless it is empty."""
+    if target.is_dir() and not is_sharded_folder(target) and any(target.iterdir()):
+        raise IsADirectoryError(
+            errno.EISDIR, f"{target} is a folder, and no checkpoint. Save to another path."
+        )
+
+
+def load_rest(folder: Path, *, weights_only: bool) -> dict[str, Any]:
+    """What a folder of shards has beside the states of models and optimizers.
+
+    Args:
+        folder: The checkpoint.
+        weights_only: As for `torch.load`.
+
+    Raises:
+        ValueError: The file is missing or truncated.
+    """
+    path = folder / REST
+    if not path.is_file():
+        raise ValueError(f"The checkpoint {folder} has no {REST}: it is incomplete. {ADVICE}")
+    try:
+        rest: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=weights_only)
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}). {ADVICE}") from error
+    return rest

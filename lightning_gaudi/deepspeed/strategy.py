@@ -1,0 +1,76 @@
+"""What the strategies of the Trainer and of Fabric do alike with DeepSpeed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import override
+
+from lightning_gaudi._patches.deepspeed import set_variables
+
+from ..distributed.strategy import RankedMixin
+from . import library
+from .config import load as settings
+from .config.offload import check_offload, prepare
+from .config.validation import check_keys
+
+
+class DeepSpeedMixin(RankedMixin):
+    """Models larger than a card, through DeepSpeed's ZeRO.
+
+    Every `deepspeed` name and `DeepSpeedStrategy` instance becomes one on accelerator "hpu" and
+    keeps its arguments, which are those of Lightning's `DeepSpeedStrategy`.
+    """
+
+    strategy_name = "hpu_deepspeed"
+
+    lightning_strategy: type[Any]
+    """Lightning's `DeepSpeedStrategy`."""
+
+    # A class attribute, since an instance of Lightning's own strategy may have become one of ours.
+    _variables: tuple[str, ...] = ()
+    """The variables of the vendor's bridge that this strategy has set."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make one; see Lightning's `DeepSpeedStrategy` for the arguments."""
+        self.check_installed()
+        library.load()
+        super().__init__(*args, **kwargs)
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raise if DeepSpeed is absent or too old."""
+        library.check_installed("strategy='deepspeed'")
+
+    @property
+    def deepspeed_config(self) -> dict[str, Any]:
+        """DeepSpeed's settings, which Lightning has read when the strategy was made."""
+        config = self.config
+        assert isinstance(config, dict)
+        return config
+
+    def validate_for_hpu(self, typed: str) -> None:
+        """Check what the user passed, and that DeepSpeed computes on the HPU."""
+        super().validate_for_hpu(typed)
+        library.load()
+        check_keys(self.deepspeed_config)
+        check_offload(self.deepspeed_config)
+
+    @override
+    def _load_config(self, config: Any) -> dict[str, Any] | None:
+        return settings.read(config, self.DEEPSPEED_ENV_VAR)
+
+    @override
+    def setup_environment(self) -> None:
+        """Choose this rank's card, prepare it, then connect all ranks."""
+        self._select_card()
+        self._variables = (*self._variables, *set_variables())
+        prepare(self.deepspeed_config)
+        # Not Lightning's own for DeepSpeed: it refuses what is not a GPU.
+        super(self.lightning_strategy, self).setup_environment()
+
+    def _connect(self) -> None:
+        """Connect all ranks over HCCL, and DeepSpeed with them."""
+        super()._connect()
+        self._set_node_environment_variables()
+        library.connect(self._timeout)

@@ -1,0 +1,77 @@
+"""What the strategies for models in shards do alike in the Trainer and in Fabric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import override
+
+from . import fsdp
+from .device_mesh import check_sizes
+from .strategy import RankedMixin
+
+
+class ShardedMixin(RankedMixin):
+    """A strategy that puts models into shards, or has a model put into shards by its user.
+
+    A checkpoint is a folder to which each rank writes its part, or a single file, which any other
+    strategy can load too. Either can be loaded whatever the strategy and the number of cards that
+    it was saved with.
+    """
+
+    @property
+    def saves_shards(self) -> bool:
+        """Whether checkpoints are folders of shards."""
+        raise NotImplementedError
+
+
+class FSDPMixin(ShardedMixin):
+    """FSDP as torch's FullyShardedDataParallel does it, over HCCL.
+
+    `"fsdp"`, `"fsdp_cpu_offload"` and every `FSDPStrategy` instance become one on accelerator "hpu"
+    and keep their arguments.
+    """
+
+    strategy_name = "hpu_fsdp"
+
+    @property
+    def saves_shards(self) -> bool:
+        """As the argument `state_dict_type` says."""
+        return bool(self._state_dict_type == "sharded")
+
+    @property
+    def fsdp_arguments(self) -> dict[str, Any]:
+        """Those of FullyShardedDataParallel, which Lightning has under two names."""
+        raise NotImplementedError
+
+    def validate_for_hpu(self, typed: str) -> None:
+        """Check what the user passed: how it is sharded, and how checkpoints are saved."""
+        super().validate_for_hpu(typed)
+        fsdp.check_arguments(
+            typed, self.fsdp_arguments, self.sharding_strategy, self._state_dict_type
+        )
+
+    def _make_mesh(self) -> None:
+        """Complete the arguments, now that all ranks are connected."""
+        fsdp.complete(
+            self.fsdp_arguments,
+            self.sharding_strategy,
+            num_nodes=self.num_nodes,
+            num_cards=self.num_processes,
+        )
+
+
+class ModelParallelMixin(ShardedMixin):
+    """FSDP2, tensor parallelism, or both, as the model defines."""
+
+    strategy_name = "hpu_model_parallel"
+
+    @property
+    def saves_shards(self) -> bool:
+        """As the argument `save_distributed_checkpoint` says."""
+        return bool(self._save_distributed_checkpoint)
+
+    @override
+    def _configure_launcher(self) -> None:
+        check_sizes(self)
+        super()._configure_launcher()

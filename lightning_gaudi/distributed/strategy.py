@@ -1,0 +1,174 @@
+"""What the strategies of the Trainer and of Fabric do alike, on one card and on several."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.strategies.registry import _StrategyRegistry
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_gaudi._core import collectives, vendor
+
+from .devices import DEVICE, select_card
+from .launchers import check_start_method
+from .process_group import BACKEND, checked_backend, init_process_group
+
+_Value = TypeVar("_Value")
+
+# Beside each of these mixins stands a strategy of Lightning's, the Trainer's or Fabric's, and an
+# instance of that may become one of ours: Python allows it if both extend ABC, and not if a mixin
+# extends `object`. For the type checker it is anything, since it has what either has.
+_Base: Any = ABC
+
+
+class HPUMixin(_Base):  # type: ignore[misc]
+    """What a strategy of ours is.
+
+    In the vendor's lazy mode a training step is two graphs, cut after backward and after the
+    optimizer's step. In eager mode nothing is cut.
+    """
+
+    strategy_name: str
+    """The name for `strategy`."""
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raise if a library is absent or too old; called before one is made for a name."""
+
+    def validate_for_hpu(self, typed: str) -> None:
+        """Check the arguments of what Lightning or the user has made, before it is used on an HPU.
+
+        Args:
+            typed: The strategy as the user typed it.
+
+        Raises:
+            MisconfigurationException: An HPU cannot honour one.
+        """
+
+    @override
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Step the optimizer, then cut the graph."""
+        result = super().optimizer_step(*args, **kwargs)
+        self._end_of_graph()
+        return result
+
+    @classmethod
+    @override
+    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+        """Make the name known to a registry; Lightning's own have it."""
+        strategy_registry.register(cls.strategy_name, cls, description=cls.__name__)
+
+    def _end_of_graph(self) -> None:
+        if vendor.is_lazy():
+            vendor.mark_step()
+
+
+class SingleMixin(HPUMixin):
+    """One process with one card."""
+
+    strategy_name = "hpu_single"
+
+    card = DEVICE
+    """Which of the machine's cards this process drives; it sees it as `hpu:0`."""
+
+    # Lightning sets it where it finds it.
+    cluster_environment: Any = None
+
+    def validate_for_hpu(self, typed: str) -> None:
+        """Put it on the HPU: Lightning's may be on the CPU by default."""
+        super().validate_for_hpu(typed)
+        self._root_device = DEVICE
+
+    def choose_card(self, card: torch.device) -> None:
+        """Say which of the machine's cards this process is to drive."""
+        self.card = card
+
+
+class RankedMixin(HPUMixin):
+    """One of several processes, each with its card: HCCL between the cards, gloo between hosts.
+
+    It comes before the strategy of Lightning's that it is combined with: what it overrides holds
+    for all of them. In a training step it synchronizes nothing with the host: reductions go without
+    a barrier.
+    """
+
+    script_launcher: type[Any]
+    """What starts the other ranks by running the script again."""
+    spawn_launcher: type[Any]
+    """What starts them by running a function."""
+
+    # Class attributes, since an instance of Lightning's own strategy may have become one of ours.
+    _start_method: Any = "popen"
+    _process_group_backend: Any = None
+
+    @property
+    @override
+    def process_group_backend(self) -> str:
+        """HCCL for tensors on an HPU, and what the user has for others."""
+        return self._process_group_backend or BACKEND
+
+    def validate_for_hpu(self, typed: str) -> None:
+        """Check what the user passed: the backend, and how processes are started."""
+        super().validate_for_hpu(typed)
+        self._process_group_backend = checked_backend(self._process_group_backend)
+        check_start_method(self._start_method, typed)
+
+    @property
+    @override
+    def root_device(self) -> torch.device:
+        """This process's card, which it sees as `hpu:0`; `parallel_devices` tells which it is."""
+        return DEVICE
+
+    @override
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        if self._start_method == "popen":
+            self._launcher = self.script_launcher(
+                self.cluster_environment, self.num_processes, self.num_nodes
+            )
+        else:
+            self._launcher = self.spawn_launcher(self, start_method=self._start_method)
+
+    @override
+    def setup_environment(self) -> None:
+        """Choose this rank's card, prepare it, then connect all ranks."""
+        self._select_card()
+        super().setup_environment()
+
+    def _select_card(self) -> None:
+        assert self.parallel_devices is not None
+        select_card(self.parallel_devices, self.local_rank)
+
+    def _connect(self) -> None:
+        """Connect all ranks over HCCL, now that they are numbered."""
+        assert self.cluster_environment is not None
+        # As a user may have made it, and used it without the Trainer's checks.
+        self._process_group_backend = checked_backend(self._process_group_backend)
+        init_process_group(self.cluster_environment, self._process_group_backend, self._timeout)
+
+    @override
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait until all ranks are here; the devices work on."""
+        collectives.barrier()
+
+    @override
+    def broadcast(self, obj: _Value, src: int = 0) -> _Value:
+        """What rank `src` has; the devices work on."""
+        value: _Value = collectives.broadcast_object(obj, src)
+        return value
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """What all ranks (or any of them) decided; the devices work on."""
+        return collectives.decide(decision, all_ranks=all)
+
+    @staticmethod
+    def _reduce(tensor: Any, group: Any, reduce_op: dist.ReduceOp | str | None) -> Any:
+        """Reduce a tensor over the ranks; see `collectives.reduce`. Anything else stays."""
+        if not isinstance(tensor, Tensor):
+            return tensor
+        return collectives.reduce(tensor, group, reduce_op)

@@ -1,0 +1,247 @@
+"""Which strategy runs on an HPU: the default, or the user's choice in its form for the HPU.
+
+Lightning's strategies and ours that take their places stand in a table of names: a form is imported
+when its strategy is asked for, and none of the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from lightning.fabric.connector import _convert_precision_to_unified_args
+from lightning.fabric.strategies import STRATEGY_REGISTRY
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from lightning_gaudi._core import vendor
+from lightning_gaudi._patches.class_swap import swap_class
+
+from ..precision.plugin import check_precision_plugin, unsupported
+
+NAMES = (
+    "'auto', 'hpu_ddp', 'hpu_deepspeed', 'hpu_fsdp', 'hpu_model_parallel', 'hpu_single', or one of "
+    "Lightning's names that begin with 'ddp', 'deepspeed' or 'fsdp'"
+)
+"""What may be passed as strategy, for messages."""
+
+STRATEGIES = {
+    "DDPStrategy": "ddp.HPUDDPStrategy",
+    "DeepSpeedStrategy": "deepspeed.HPUDeepSpeedStrategy",
+    "FSDPStrategy": "fsdp.HPUFSDPStrategy",
+    "ModelParallelStrategy": "model_parallel.HPUModelParallelStrategy",
+    "SingleDeviceStrategy": "single.SingleHPUStrategy",
+}
+"""Each of Lightning's strategies that has a form for the HPU, and its module and name."""
+
+PRECISIONS = {
+    "DeepSpeedPrecision": "deepspeed.HPUDeepSpeedPrecision",
+    "FSDPPrecision": "fsdp.HPUFSDPPrecision",
+}
+"""The same of the precision plugins that belong to a strategy."""
+
+
+class StrategySelection(NamedTuple):
+    """How strategies are chosen for the Trainer, or for Fabric."""
+
+    registry: Any
+    """Lightning's, of strategies by name."""
+    lightning: str
+    """Lightning's package that has them."""
+    ours: str
+    """Our package that has the forms of `STRATEGIES`."""
+    precision: str
+    """Our package that has the forms of `PRECISIONS`."""
+    names: str = NAMES
+
+    def default(self, is_one: bool) -> Any:
+        """What strategy="auto" gives: for one card of one node, or for several."""
+        return self._form("SingleDeviceStrategy" if is_one else "DDPStrategy")()
+
+    def takes_one_card(self, strategy: Any, is_interactive: bool) -> bool:
+        """Whether devices="auto" is one card, as Lightning has it for GPUs.
+
+        Args:
+            strategy: What the user passed, and Lightning has found to be known.
+            is_interactive: Whether this is a notebook or a Python shell, which drives one card.
+        """
+        if is_interactive:
+            num_cards = vendor.num_visible_cards()
+            if num_cards > 1:
+                rank_zero_info(
+                    f"Using 1 of {num_cards} HPUs: an interactive session drives one. Run a script "
+                    "to use all."
+                )
+            return True
+        kind = self._kind(strategy) if strategy != "auto" else None
+        return kind is not None and self._base_name(kind) == "SingleDeviceStrategy"
+
+    def convert(
+        self,
+        strategy: Any,
+        devices: Sequence[torch.device],
+        num_nodes: int,
+        *,
+        is_interactive: bool,
+    ) -> Any:
+        """The HPU's form of what was passed as `strategy`, for the cards that it is to use.
+
+        Args:
+            strategy: A registered name, or an instance; an instance stays the user's object, and
+                keeps its arguments and plugins.
+            devices: The cards of this node.
+            num_nodes: How many nodes there are.
+            is_interactive: Whether this is a notebook or a Python shell.
+
+        Raises:
+            MisconfigurationException: It has no such form, or arguments that an HPU cannot honour,
+                or is not for that many cards.
+        """
+        found = self.to_form(strategy)
+        if isinstance(found, self._form("SingleDeviceStrategy")):
+            _refuse_several(strategy, len(devices), num_nodes)
+            found.choose_card(devices[0])
+        elif is_interactive:
+            _refuse_interactive(strategy, len(devices))
+        return found
+
+    def to_form(self, strategy: Any) -> Any:
+        """The HPU's form of a strategy, checked; see `convert`."""
+        typed = _typed(strategy)
+        # By name: some of Lightning's ask for their library as soon as they are made.
+        kind = self._kind(strategy)
+        base = self._lightning_base(kind)
+        is_ours = issubclass(kind, self._base())
+        if not is_ours and (base.__name__ not in STRATEGIES or not _is_movable(strategy)):
+            ddp, single = (STRATEGIES[name] for name in ("DDPStrategy", "SingleDeviceStrategy"))
+            home = self.ours.removesuffix(".strategies")
+            raise MisconfigurationException(
+                f"strategy={typed} does not train on accelerator='hpu' in this version. Pass "
+                f"{self.names}, or derive your strategy from {home}.{ddp.partition('.')[2]} or "
+                f"{single.partition('.')[2]}."
+            )
+        form = kind if is_ours else self._form(base.__name__)
+        form.check_installed()
+        if isinstance(strategy, str):
+            strategy = self.registry.get(strategy)
+        found = swap_class(strategy, base, form)
+        found.validate_for_hpu(typed)
+        return found
+
+    def convert_precision(self, plugin: Any) -> None:
+        """Turn a precision plugin that the user passed into its form for the HPU, or check it.
+
+        Args:
+            plugin: Any; it stays the user's object.
+
+        Raises:
+            MisconfigurationException: It does not do on an HPU what it says.
+        """
+        for base in type(plugin).__mro__:
+            if base.__name__ in PRECISIONS and base.__module__.startswith(self.lightning):
+                form = _find(f"{self.precision}.{PRECISIONS[base.__name__]}")
+                swap_class(plugin, base, form).validate_for_hpu()
+                return
+        check_precision_plugin(plugin)
+
+    def refuse_unknown(self, strategy: Any, precision: Any, error: ValueError) -> None:
+        """Raise our own words if Lightning's `error` is about a name it does not know.
+
+        Raises:
+            MisconfigurationException: It is.
+        """
+        known = {"auto", *self.registry}
+        if isinstance(strategy, str) and strategy.lower() not in known:
+            raise MisconfigurationException(
+                f"strategy={strategy!r} is unknown. With accelerator='hpu', pass {self.names}, or "
+                "an instance of a strategy."
+            ) from error
+        try:
+            _convert_precision_to_unified_args(precision)
+        except ValueError:
+            raise MisconfigurationException(unsupported(f"precision={precision!r}")) from error
+
+    def refuse_elsewhere(self, strategy: Any, accelerator: Any) -> None:
+        """Refuse one of ours on another accelerator.
+
+        Raises:
+            MisconfigurationException: Always.
+        """
+        raise MisconfigurationException(
+            f"strategy={strategy!r} trains on an HPU, but the accelerator is {accelerator!r}. Pass "
+            "accelerator='hpu', or another strategy."
+        )
+
+    def _form(self, name: str) -> Any:
+        return _find(f"{self.ours}.{STRATEGIES[name]}")
+
+    def _base(self) -> type[Any]:
+        """What all of ours are."""
+        found: type[Any] = _find(f"{self.ours}.base.HPUStrategy")
+        return found
+
+    def _kind(self, strategy: Any) -> type[Any]:
+        return self.registry[strategy]["strategy"] if isinstance(strategy, str) else type(strategy)
+
+    def _lightning_base(self, kind: type[Any]) -> type[Any]:
+        """The class of Lightning's that `kind` is or extends."""
+        return next(base for base in kind.__mro__ if base.__module__.startswith(self.lightning))
+
+    def _base_name(self, kind: type[Any]) -> str:
+        return self._lightning_base(kind).__name__
+
+
+SELECTION = StrategySelection(
+    registry=STRATEGY_REGISTRY,
+    lightning="lightning.fabric.",
+    ours=__name__.rpartition(".")[0],
+    precision=f"{__name__.partition('.fabric.')[0]}.fabric.precision",
+    names=NAMES.replace("'hpu_model_parallel', ", ""),
+)
+
+
+def _find(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _is_movable(strategy: Any) -> bool:
+    """Whether it is on no other device than the HPU, or on the CPU by default."""
+    device: torch.device | None = getattr(strategy, "_root_device", None)
+    return device is None or device.type in ("cpu", "hpu")
+
+
+def _typed(strategy: Any) -> str:
+    if isinstance(strategy, str):
+        return repr(strategy)
+    device = getattr(strategy, "_root_device", None)
+    return f"{type(strategy).__name__}({'' if device is None else f'device={str(device)!r}'})"
+
+
+def _refuse_several(strategy: Any, num_devices: int, num_nodes: int) -> None:
+    """Refuse a strategy for one card where several were asked for: the others would idle."""
+    if num_devices > 1 or num_nodes > 1:
+        raise MisconfigurationException(
+            f"strategy={strategy!r} trains on one card, but devices and num_nodes ask for "
+            f"{num_devices * num_nodes}. Pass strategy='auto' or 'hpu_ddp', or devices=1."
+        )
+
+
+def _refuse_interactive(strategy: Any, num_devices: int) -> None:
+    """Refuse several cards in a notebook or a Python shell: processes could only be forked there.
+
+    Args:
+        strategy: As the user typed it, or the one that `"auto"` gave.
+        num_devices: How many cards it is for.
+
+    Raises:
+        MisconfigurationException: Always.
+    """
+    typed = f"strategy={strategy!r} and " if isinstance(strategy, str) else ""
+    raise MisconfigurationException(
+        f"{typed}devices={num_devices} need a process for each card, which an interactive session "
+        "(a notebook, a Python shell, `python -i`) cannot start: it would fork, which the driver "
+        "of an HPU does not survive. Pass devices=1, or run the program as a script."
+    )

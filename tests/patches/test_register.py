@@ -1,0 +1,256 @@
+"""The register of patches is all that is patched, and what is patched is what we know."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_gaudi
+from lightning_gaudi._core import mirror
+from lightning_gaudi._patches.document import markdown
+from lightning_gaudi._patches.register import BY_NAME, REGISTER
+from tests.helpers.process import run_python
+
+PACKAGE = Path(lightning_gaudi.__file__).parent
+
+# Source hashes of the functions of Lightning that are wrapped, in 2.5.6 to 2.6.6, oldest first.
+SOURCES = {
+    "{trainer}.trainer.connectors.accelerator_connector:_AcceleratorConnector.": {
+        "_check_config_and_set_final_flags": ["947302743392"],
+        "_choose_auto_accelerator": ["1b8c7af74bc2"],
+        "_set_parallel_devices_and_init_accelerator": ["e3b768e3b375"],
+        "_choose_and_init_cluster_environment": ["c6ae6d947245"],
+        "_choose_strategy": ["81e89d036042"],
+        "_check_strategy_and_fallback": ["26b169deb2f4"],
+        "_check_and_init_precision": ["7e496b7b2ec1", "09dff7904c62"],
+    },
+    "{fabric}.connector:_Connector.": {
+        "_check_config_and_set_final_flags": ["2ba96a581fcb"],
+        "_choose_auto_accelerator": ["b3271d822696"],
+        "_set_parallel_devices_and_init_accelerator": ["172be9304722"],
+        "_choose_and_init_cluster_environment": ["c6ae6d947245"],
+        "_choose_strategy": ["a4f082ff16cf"],
+        "_check_strategy_and_fallback": ["6dce32242bd8"],
+        "_check_and_init_precision": ["d0c28a357381"],
+    },
+    "{fabric}.cli:": {"_get_num_processes": ["6b2ad2ac303e"]},
+}
+FUNCTIONS = [
+    (f"{place}{name}", known) for place, names in SOURCES.items() for name, known in names.items()
+]
+FAMILIES = pytest.mark.parametrize("family", mirror.FAMILIES, ids=lambda family: family.trainer)
+
+
+def format_target(text: str, family: mirror.Family) -> str:
+    return text.format(trainer=family.trainer, fabric=family.fabric)
+
+
+def resolve(target: str) -> Any:
+    module, _, path = target.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _source_hash(function: Any) -> str:
+    source = inspect.getsource(inspect.unwrap(function))
+    for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
+        source = source.replace(name, "")
+    return hashlib.sha256(source.encode()).hexdigest()[:12]
+
+
+@FAMILIES
+@pytest.mark.parametrize(("target", "known"), FUNCTIONS, ids=[target for target, _ in FUNCTIONS])
+def test_a_wrapped_function_is_one_we_know(
+    target: str, known: list[str], family: mirror.Family
+) -> None:
+    """On a mismatch, read what Lightning changed, then add the hash."""
+    assert any(target in patch.targets for patch in REGISTER)
+    assert _source_hash(resolve(format_target(target, family))) in known
+
+
+def test_every_function_that_is_wrapped_has_its_hash() -> None:
+    """But for those that are called and looked at no further."""
+    plain = {
+        "{trainer}.trainer.setup:_log_device_info",
+        "{trainer}.trainer.setup:_init_profiler",
+        "{fabric}.utilities.throughput:get_available_flops",
+        "{fabric}.utilities.throughput:_plugin_to_compute_dtype",
+        "{trainer}.callbacks.throughput_monitor:get_available_flops",
+        "{trainer}.callbacks.throughput_monitor:_plugin_to_compute_dtype",
+    }
+    wrapped = {
+        target
+        for patch in REGISTER
+        if patch.library == "lightning" and patch.trigger
+        for target in patch.targets
+        if inspect.isfunction(resolve(format_target(target, mirror.LIGHTNING)))
+    }
+    assert wrapped == plain | {target for target, _ in FUNCTIONS}
+
+
+SNAPSHOT = """
+import importlib, inspect, json, sys
+for name in {modules!r}:
+    importlib.import_module(name)
+ROOTS = ("torch", "lightning", "lightning_fabric", "pytorch_lightning")
+kept = []  # so that no address is used again
+
+def state():
+    found = {{}}
+    for name, module in list(sys.modules.items()):
+        if module is None or name != getattr(module, "__name__", ""):
+            continue  # Lightning enters its graveyard under the old names of modules, too
+        if name.split(".")[0] not in ROOTS:
+            continue
+        for attribute, value in list(vars(module).items()):
+            kept.append(value)
+            found[f"{{name}}:{{attribute}}"] = id(value)
+            if inspect.isclass(value) and value.__module__ == name and "graveyard" not in name:
+                for method, function in list(vars(value).items()):
+                    kept.append(function)
+                    found[f"{{name}}:{{attribute}}.{{method}}"] = id(function)
+            elif isinstance(value, dict) and type(value) is not dict:
+                found[f"{{name}}:{{attribute}}"] = sorted(map(str, value))
+    return found
+
+before = state()
+import lightning_gaudi
+after = state()
+changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+print(json.dumps(sorted(changed)))
+"""
+REGISTRIES = {
+    "StrategyRegistry": "strategies",
+    "AcceleratorRegistry": "accelerators",
+    "STRATEGY_REGISTRY": "strategies",
+    "ACCELERATOR_REGISTRY": "accelerators",
+}
+
+
+def test_what_changes_when_we_are_imported_is_what_the_register_says() -> None:
+    """Nothing else in Lightning and torch is another object than before."""
+    patches = [
+        patch
+        for patch in REGISTER
+        if patch.library in ("lightning", "torch")
+        and patch.trigger
+        and not patch.trigger.startswith("habana_frameworks")
+    ]
+    pairs = [(patch, family) for patch in patches for family in mirror.FAMILIES]
+    result = run_python(
+        SNAPSHOT.format(modules=[format_target(patch.trigger, family) for patch, family in pairs]),
+        env={"LIGHTNING_GAUDI_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULATE": None},
+    )
+    targets = {format_target(target, family) for patch, family in pairs for target in patch.targets}
+    # It is a command's option, which is neither in a module nor in a class.
+    targets -= {f"{family.fabric}.cli:_run.params" for family in mirror.FAMILIES}
+    # How a module finds what it has no more (PEP 562).
+    stubs = {
+        format_target(t, family) for t in BY_NAME["old-names"].targets for family in mirror.FAMILIES
+    }
+    targets |= {f"{stub.partition(':')[0]}:__getattr__" for stub in stubs}
+    changed = {name for name in json.loads(result.stdout) if not _is_import_of_registry(name)}
+    assert changed == targets
+
+
+def _is_import_of_registry(name: str) -> bool:
+    """Whether it is one of Lightning's registries where another module has imported it."""
+    module, _, attribute = name.partition(":")
+    return attribute in REGISTRIES and not module.endswith(f".{REGISTRIES[attribute]}")
+
+
+def _foreign_assignments(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Where something is set that belongs neither to `self` nor to the function."""
+    for node in ast.walk(tree):
+        is_set = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+        if isinstance(node, ast.Attribute) and is_set:
+            if ast.unparse(node.value) not in ("self", "cls"):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Subscript) and is_set:
+            owner = ast.unparse(node.value)
+            if owner in ("sys.modules",) or ".__dict__" in owner or owner.startswith("vars("):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            yield node.lineno, ast.unparse(node)
+
+
+OWN = {
+    # Objects of our own.
+    "_core/lazy.py": {"setattr(sys.modules[package], name, found)"},
+    "_core/mirror.py": {"spec.loader"},
+    "_core/processes.py": {"_started.has_failed"},
+    "callbacks/graphs.py": {
+        "self.report.graph_compilations",
+        "self.report.host_syncs",
+        "self.report.num_log_steps",
+        "self.report.num_steps",
+    },
+    "callbacks/throughput.py": {
+        "report.num_samples",
+        "report.num_slots",
+        "report.num_steps",
+        "report.num_tokens",
+        "report.seconds",
+    },
+    "data/describe.py": {
+        "report.num_batches",
+        "report.num_batches_total",
+        "twin.__dict__",
+        "twin.__dict__[name]",
+    },
+    "data/loader.py": {
+        "batch_sampler._counts_itself",
+        "sampler.progress.position",
+        "self.__dict__['sampler']",
+    },
+    "data/sampler.py": {"self.progress.position"},
+    "deepspeed/config/validation.py": {"found.asked"},
+    # Tensors, which are there to be written.
+    "_core/gradient_clipping.py": {"parameter.grad"},
+    "deepspeed/engine/lifecycle.py": {"tensor.data"},
+    # Settings, which Lightning's methods, or a user, set just so.
+    "_patches/connector.py": {"connector._devices_flag", "connector._strategy_flag"},
+    "_patches/deepspeed.py": {"torch.utils.deterministic.fill_uninitialized_memory"},
+    "strategies/base.py": {"self._checkpoint_io.checkpoint_io"},
+    "strategies/deepspeed.py": {"self.precision_plugin.gradient_clipping"},
+    "strategies/fsdp.py": {"plugin.model"},
+    "strategies/parallel.py": {"self._trainer._signal_connector.received_sigterm"},
+    # A note on a user's model.
+    "distributed/fsdp.py": {"vars(model)[_ROOT]"},
+}
+"""What is set and is no patch, by file."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        # The simulator is a device and the vendor's package: it sets in torch what those set.
+        if path.relative_to(PACKAGE).parts[0] != "simulator"
+    ],
+    ids=lambda path: path.relative_to(PACKAGE).as_posix(),
+)
+def test_nothing_is_patched_but_by_the_register(path: Path) -> None:
+    name = path.relative_to(PACKAGE).as_posix()
+    if name in ("_patches/apply.py", "_patches/class_swap.py", "_patches/on_import.py"):
+        return
+    found = list(_foreign_assignments(ast.parse(path.read_text())))
+    strange = [f"{name}:{line}: {text}" for line, text in found if text not in OWN.get(name, set())]
+    assert not strange, "use _patches.apply, with an entry of the register"
+    assert OWN.get(name, set()) <= {text for _, text in found}
+
+
+def test_the_document_is_the_registers() -> None:
+    document = (PACKAGE.parent / "docs" / "patches.md").read_text()
+    assert document == markdown(), "run `python -m lightning_gaudi._patches.document`"
