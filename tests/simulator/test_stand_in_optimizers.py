@@ -8,7 +8,7 @@ from habana_frameworks.torch.hpex.optimizers import FusedAdamW, FusedLamb
 
 from tests.helpers.process import run_python
 
-SHAPES = ((4, 3), (5,), (2, 2, 2))
+SHAPES = ((4, 3), (5,), (2, 2, 2), ())
 NUM_STEPS = 6
 
 
