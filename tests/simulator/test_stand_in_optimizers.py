@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from habana_frameworks.torch.hpex.optimizers import FusedAdamW, FusedLamb
+from habana_frameworks.torch.hpex.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD
 
 from tests.helpers.process import run_python
 from tests.simulator.descent import gradients, make_parameters, take_steps
@@ -117,14 +119,16 @@ def test_adamw_refuses_settings_out_of_range(settings, message):
         FusedAdamW(make_parameters(), **settings)
 
 
-@pytest.mark.parametrize("optimizer", [FusedAdamW, FusedLamb])
+@pytest.mark.parametrize(
+    "optimizer", [FusedAdamW, FusedLamb, FusedAdagrad, partial(FusedSGD, lr=0.1)], ids=str
+)
 def test_empty_groups_are_refused(optimizer):
     groups = [{"params": make_parameters()}, {"params": []}]
     with pytest.raises(ValueError, match=r"Fused\w+: parameter group 1 of 2 is empty"):
         optimizer(groups)
 
 
-@pytest.mark.parametrize("optimizer", [FusedAdamW, FusedLamb])
+@pytest.mark.parametrize("optimizer", [FusedAdamW, FusedLamb, partial(FusedSGD, lr=0.1)], ids=str)
 def test_sparse_gradients_are_refused(optimizer):
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.sparse_coo_tensor([[0]], [1.0], (3,), check_invariants=True)
