@@ -31,6 +31,7 @@ HERE = {
     "distributed.hccl": "initialize_distributed_hpu",
     "hpex.optimizers": "Adam FusedAdagrad FusedAdamW FusedLamb FusedLars "
     "FusedResourceApplyMomentum FusedSGD",
+    "hpex.movingavrg": "FusedEMA",
     "hpex.normalization": "FusedClipNorm FusedRMSNorm",
     "hpex.kernels": "FusedSDPA",
     "utils.internal": "is_lazy lazy_only Timer",
@@ -52,7 +53,7 @@ MISSING = {
 OPERATORS = (
     "optimizer_adamw fused_clip_norm optimizer_lamb_fused_norm optimizer_lamb_phase1 "
     "optimizer_lamb_phase2 optimizer_sgd optimizer_sgd_momentum optimizer_lars "
-    "optimizer_resource_apply_momentum sdpa_fwd sdpa_recomp_fwd sdpa_bwd "
+    "optimizer_resource_apply_momentum optimizer_ema sdpa_fwd sdpa_recomp_fwd sdpa_bwd "
     "sdpa_recomp_bwd rms_norm rms_norm_backward"
 )
 
