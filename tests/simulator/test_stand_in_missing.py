@@ -34,6 +34,10 @@ HERE = {
     "hpex.movingavrg": "FusedEMA",
     "hpex.normalization": "FusedClipNorm FusedRMSNorm",
     "hpex.kernels": "FusedSDPA",
+    "utils.experimental": "detect_recompilation_auto_model data_dynamicity const_shape_dataloader "
+    "synDeviceType",
+    "utils.experimental.detect_recompilation": "detect_recompilation_auto_model data_dynamicity "
+    "const_shape_dataloader get_shape print_result",
     "utils.internal": "is_lazy lazy_only Timer",
     "utils.library_loader": "is_habana_available load_habana_module",
 }
@@ -45,7 +49,7 @@ MISSING = {
     "hpex.optimizers": "AdamW SparseSGD SparseAdagrad distributed",
     "hpex.kernels": "RotaryPosEmbeddingHelperV1 CustomSoftmax fp8_fused_sdpa",
     "hpex.experimental.transformer_engine": "Linear fp8_autocast recipe fp8",
-    "utils.experimental": "detect_recompilation_auto_model data_dynamicity const_shape_dataloader",
+    "utils.experimental": "distributed_emulation",
     "utils": "event_dispatcher",
     "": "gpu_migration activity_profiler",
 }
