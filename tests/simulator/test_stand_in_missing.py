@@ -29,9 +29,15 @@ HERE = {
     "hpu.random": "default_generators",
     "hpu.metrics": "metric_global metric_localcontext metrics_dump",
     "distributed.hccl": "initialize_distributed_hpu",
-    "hpex.optimizers": "FusedAdamW FusedLamb",
+    "hpex.optimizers": "Adam FusedAdagrad FusedAdamW FusedLamb FusedLars "
+    "FusedResourceApplyMomentum FusedSGD",
+    "hpex.movingavrg": "FusedEMA",
     "hpex.normalization": "FusedClipNorm FusedRMSNorm",
     "hpex.kernels": "FusedSDPA",
+    "utils.experimental": "detect_recompilation_auto_model data_dynamicity const_shape_dataloader "
+    "synDeviceType",
+    "utils.experimental.detect_recompilation": "detect_recompilation_auto_model data_dynamicity "
+    "const_shape_dataloader get_shape print_result",
     "utils.internal": "is_lazy lazy_only Timer",
     "utils.library_loader": "is_habana_available load_habana_module",
 }
@@ -40,18 +46,19 @@ MISSING = {
     "hpu": "HPUGraph graph make_graphed_callables wrap_in_hpu_graph ModuleCacher CachedParams "
     "get_stream_info empty_cache reset_max_memory_allocated utilization",
     "hpu.graphs": "TensorPacker HPUGraph wrap_in_hpu_graph ModuleCacher",
-    "hpex.optimizers": "FusedSGD FusedAdagrad FusedLars FusedResourceApplyMomentum Adam AdamW",
+    "hpex.optimizers": "AdamW SparseSGD SparseAdagrad distributed",
     "hpex.kernels": "RotaryPosEmbeddingHelperV1 CustomSoftmax fp8_fused_sdpa",
     "hpex.experimental.transformer_engine": "Linear fp8_autocast recipe fp8",
-    "utils.experimental": "detect_recompilation_auto_model data_dynamicity const_shape_dataloader",
+    "utils.experimental": "distributed_emulation",
     "utils": "event_dispatcher",
     "": "gpu_migration activity_profiler",
 }
 
 OPERATORS = (
     "optimizer_adamw fused_clip_norm optimizer_lamb_fused_norm optimizer_lamb_phase1 "
-    "optimizer_lamb_phase2 sdpa_fwd sdpa_recomp_fwd sdpa_bwd sdpa_recomp_bwd rms_norm "
-    "rms_norm_backward"
+    "optimizer_lamb_phase2 optimizer_sgd optimizer_sgd_momentum optimizer_lars "
+    "optimizer_resource_apply_momentum optimizer_ema sdpa_fwd sdpa_recomp_fwd sdpa_bwd "
+    "sdpa_recomp_bwd rms_norm rms_norm_backward"
 )
 
 

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from habana_frameworks.torch.hpex.optimizers import FusedAdamW, FusedLamb
+from habana_frameworks.torch.hpex.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD
 
 from tests.helpers.process import run_python
-
-SHAPES = ((4, 3), (5,), (2, 2, 2))
-NUM_STEPS = 6
-
-
-def _parameters(device="hpu", dtype=torch.float32):
-    generator = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(shape, generator=generator) for shape in SHAPES]
-    return [torch.nn.Parameter(tensor.to(device, dtype)) for tensor in tensors]
-
-
-def _train(optimizer, parameters, num_steps=NUM_STEPS, scale=1.0):
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(num_steps):
-        for parameter in parameters:
-            gradient = torch.randn(parameter.shape, generator=generator) * scale
-            parameter.grad = gradient.to(parameter.device, parameter.dtype)
-        optimizer.step()
-    return [parameter.detach().cpu().double() for parameter in parameters]
+from tests.simulator.descent import gradients, make_parameters, take_steps
 
 
 def _adamw_reference(lr, betas, eps, weight_decay, bias_correction=True):
-    parameters = _parameters("cpu", torch.float64)
-    generator = torch.Generator().manual_seed(1)
+    parameters = make_parameters("cpu", torch.float64)
     m = [torch.zeros_like(p) for p in parameters]
     v = [torch.zeros_like(p) for p in parameters]
     with torch.no_grad():
-        for t in range(1, NUM_STEPS + 1):
+        for t, values in enumerate(gradients(), start=1):
             size = lr
             if bias_correction:
                 size *= (1 - betas[1] ** t) ** 0.5 / (1 - betas[0] ** t)
-            for i, p in enumerate(parameters):
-                g = torch.randn(p.shape, generator=generator).double()
+            for i, (p, g) in enumerate(zip(parameters, values, strict=True)):
+                g = g.double()
                 m[i] = betas[0] * m[i] + (1 - betas[0]) * g
                 v[i] = betas[1] * v[i] + (1 - betas[1]) * g * g
                 p.mul_(1 - weight_decay * lr).sub_(size * m[i] / (v[i].sqrt() + eps))
@@ -51,32 +34,32 @@ def _adamw_reference(lr, betas, eps, weight_decay, bias_correction=True):
 @pytest.mark.parametrize("eps", [1e-6, 1e-2])
 def test_adamw_follows_its_formula(weight_decay, bias_correction, eps):
     settings = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": eps, "weight_decay": weight_decay}
-    parameters = _parameters()
+    parameters = make_parameters()
     optimizer = FusedAdamW(parameters, bias_correction=bias_correction, **settings)
     expected = _adamw_reference(bias_correction=bias_correction, **settings)
     # fp32 against float64: 6 steps of 1e-2.
-    torch.testing.assert_close(_train(optimizer, parameters), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(take_steps(optimizer, parameters), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_adamw_agrees_with_torch_where_eps_is_small():
-    parameters, reference = _parameters(), _parameters("cpu")
+    parameters, reference = make_parameters(), make_parameters("cpu")
     settings = {"lr": 1e-2, "eps": 1e-10, "weight_decay": 0.1}
-    ours = _train(FusedAdamW(parameters, **settings), parameters)
-    theirs = _train(torch.optim.AdamW(reference, **settings), reference)
+    ours = take_steps(FusedAdamW(parameters, **settings), parameters)
+    theirs = take_steps(torch.optim.AdamW(reference, **settings), reference)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-7)
 
 
 def test_adamw_default_eps_stays_near_torch():
-    parameters, reference = _parameters(), _parameters("cpu")
-    ours = _train(FusedAdamW(parameters), parameters)
-    theirs = _train(torch.optim.AdamW(reference, eps=1e-6, weight_decay=0), reference)
+    parameters, reference = make_parameters(), make_parameters("cpu")
+    ours = take_steps(FusedAdamW(parameters), parameters)
+    theirs = take_steps(torch.optim.AdamW(reference, eps=1e-6, weight_decay=0), reference)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=7e-5)
 
 
 def test_adamw_counts_steps_in_the_group():
-    parameters = _parameters()
+    parameters = make_parameters()
     optimizer = FusedAdamW([{"params": parameters[:1]}, {"params": parameters[1:]}])
-    _train(optimizer, parameters, num_steps=2)
+    take_steps(optimizer, parameters, stop=2)
     assert [group["step"] for group in optimizer.param_groups] == [2, 2]
     parameters[0].grad = None
     optimizer.step()
@@ -84,34 +67,29 @@ def test_adamw_counts_steps_in_the_group():
 
 
 def test_adamw_resumes_from_a_state_dict():
-    whole = _parameters()
-    expected = _train(FusedAdamW(whole, weight_decay=0.1), whole, num_steps=4)
-    parameters = _parameters()
+    whole = make_parameters()
+    expected = take_steps(FusedAdamW(whole, weight_decay=0.1), whole, stop=4)
+    parameters = make_parameters()
     first = FusedAdamW(parameters, weight_decay=0.1)
     second = FusedAdamW(parameters, weight_decay=0.1)
-    generator = torch.Generator().manual_seed(1)
-    for optimizer in (first, first, second, second):
-        if optimizer is second and "step" not in second.param_groups[0]:
-            second.load_state_dict(first.state_dict())
-        for p in parameters:
-            p.grad = torch.randn(p.shape, generator=generator).to("hpu")
-        optimizer.step()
-    torch.testing.assert_close([p.detach().cpu().double() for p in parameters], expected)
+    take_steps(first, parameters, stop=2)
+    second.load_state_dict(first.state_dict())
+    torch.testing.assert_close(take_steps(second, parameters, start=2, stop=4), expected)
 
 
 def test_adamw_keeps_moments_in_another_dtype():
-    parameters = _parameters(dtype=torch.bfloat16)
+    parameters = make_parameters(dtype=torch.bfloat16)
     optimizer = FusedAdamW(parameters, moments_dtype=torch.float32)
-    _train(optimizer, parameters, num_steps=1)
+    take_steps(optimizer, parameters, stop=1)
     state = optimizer.state[parameters[0]]
     assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.float32
     assert parameters[0].dtype == torch.bfloat16
     with pytest.raises(NotImplementedError, match=r"moments_dtype=torch.float8_e4m3fn"):
-        FusedAdamW(_parameters(), moments_dtype=torch.float8_e4m3fn)
+        FusedAdamW(make_parameters(), moments_dtype=torch.float8_e4m3fn)
 
 
 def test_adamw_returns_the_closures_loss_and_does_not_wait_for_the_device():
-    parameters = _parameters()
+    parameters = make_parameters()
     optimizer = FusedAdamW(parameters, lr=0.1)
     loss = torch.ones((), device="hpu")
 
@@ -138,17 +116,19 @@ def test_adamw_returns_the_closures_loss_and_does_not_wait_for_the_device():
 )
 def test_adamw_refuses_settings_out_of_range(settings, message):
     with pytest.raises(ValueError, match=message):
-        FusedAdamW(_parameters(), **settings)
+        FusedAdamW(make_parameters(), **settings)
 
 
-@pytest.mark.parametrize("optimizer", [FusedAdamW, FusedLamb])
+@pytest.mark.parametrize(
+    "optimizer", [FusedAdamW, FusedLamb, FusedAdagrad, partial(FusedSGD, lr=0.1)], ids=str
+)
 def test_empty_groups_are_refused(optimizer):
-    groups = [{"params": _parameters()}, {"params": []}]
+    groups = [{"params": make_parameters()}, {"params": []}]
     with pytest.raises(ValueError, match=r"Fused\w+: parameter group 1 of 2 is empty"):
         optimizer(groups)
 
 
-@pytest.mark.parametrize("optimizer", [FusedAdamW, FusedLamb])
+@pytest.mark.parametrize("optimizer", [FusedAdamW, FusedLamb, partial(FusedSGD, lr=0.1)], ids=str)
 def test_sparse_gradients_are_refused(optimizer):
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.sparse_coo_tensor([[0]], [1.0], (3,), check_invariants=True)
@@ -166,78 +146,6 @@ def test_operators_refuse_lists_that_do_not_fit():
         adamw(weights * 2, weights, weights, weights, *rest)
     with pytest.raises(NotImplementedError, match="with moments in fp8"):
         adamw(weights, weights, weights, weights, *rest, [scalar], [scalar])
-
-
-def _lamb_reference(lr, weight_decay, max_grad_norm, use_lamb, grad_averaging, bias_correction):
-    parameters = _parameters("cpu", torch.float64)
-    generator = torch.Generator().manual_seed(1)
-    b1, b2, eps = 0.9, 0.999, 1e-6
-    m = [torch.zeros_like(p) for p in parameters]
-    v = [torch.zeros_like(p) for p in parameters]
-    with torch.no_grad():
-        for t in range(1, NUM_STEPS + 1):
-            gradients = [torch.randn(p.shape, generator=generator).double() for p in parameters]
-            norm = torch.cat([g.flatten() for g in gradients]).norm()
-            divisor = 1.0 if max_grad_norm is None else max(1.0, float(norm) / max_grad_norm)
-            c1, c2 = (1 - b1**t, 1 - b2**t) if bias_correction else (1.0, 1.0)
-            for i, p in enumerate(parameters):
-                g = gradients[i] / divisor
-                m[i] = b1 * m[i] + (1 - b1 if grad_averaging else 1.0) * g
-                v[i] = b2 * v[i] + (1 - b2) * g * g
-                step = (m[i] / c1) / ((v[i] / c2).sqrt() + eps) + weight_decay * p
-                is_scaled = weight_decay != 0 or use_lamb
-                p.sub_(lr * (p.norm() / step.norm() if is_scaled else 1.0) * step)
-    return [p.detach() for p in parameters]
-
-
-@pytest.mark.parametrize("changes", [
-    {}, {"weight_decay": 0.0}, {"weight_decay": 0.0, "use_lamb": True}, {"max_grad_norm": None},
-    {"grad_averaging": False}, {"bias_correction": False},
-], ids=str)  # fmt: skip
-def test_lamb_follows_its_formula(changes):
-    settings = {
-        "lr": 1e-2,
-        "weight_decay": 0.01,
-        "max_grad_norm": 1.0,
-        "use_lamb": False,
-        "grad_averaging": True,
-        "bias_correction": True,
-    } | changes
-    parameters = _parameters()
-    ours = _train(FusedLamb(parameters, **settings), parameters)
-    torch.testing.assert_close(ours, _lamb_reference(**settings), rtol=1e-5, atol=2e-6)
-
-
-def test_lamb_takes_ratio_1_for_weights_of_zero():
-    parameter = torch.nn.Parameter(torch.zeros(3, device="hpu"))
-    parameter.grad = torch.ones(3, device="hpu")
-    FusedLamb([parameter], lr=0.1, max_grad_norm=None).step()
-    torch.testing.assert_close(parameter.detach().cpu(), torch.full((3,), -0.1), atol=1e-6, rtol=0)
-
-
-def test_lamb_zero_grad_takes_no_argument():
-    parameters = _parameters()
-    _train(optimizer := FusedLamb(parameters), parameters, num_steps=1)
-    with pytest.raises(TypeError, match="set_to_none"):
-        optimizer.zero_grad(set_to_none=True)
-    optimizer.zero_grad()
-    assert all(p.grad is None for p in parameters)
-    optimizer = FusedLamb(parameters, set_grad_none=False)
-    parameters[0].grad = torch.ones_like(parameters[0])
-    optimizer.zero_grad()
-    assert parameters[0].grad.abs().sum() == 0
-
-
-def test_lamb_refuses_amsgrad_and_groups_without_gradients():
-    with pytest.raises(RuntimeError, match="got amsgrad=True"):
-        FusedLamb(_parameters(), amsgrad=True)
-    parameters = _parameters()
-    optimizer = FusedLamb([{"params": parameters[:1]}, {"params": parameters[1:]}])
-    parameters[0].grad = torch.ones_like(parameters[0])
-    with pytest.raises(RuntimeError, match=r"optimizer_lamb_phase1 got no tensors .* leave it out"):
-        optimizer.step()
-    with pytest.raises(RuntimeError, match="FusedLamb: no parameter has a gradient"):
-        FusedLamb(_parameters()).step()
 
 
 def test_lazy_mode_gives_the_same_weights_and_compiles_a_fixed_number_of_graphs():

@@ -7,7 +7,9 @@ tests/pytest_working/any_mode/test_fused_adamw.py).
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,11 @@ NUM_STEPS = 5
 BETAS = (0.8, 0.95)
 EPS = 1e-6
 LR = 1e-2
+
+
+def _named(name: str) -> Any:
+    """An optimizer that the plugin does not use, and that so has no place in `vendor`."""
+    return getattr(importlib.import_module("habana_frameworks.torch.hpex.optimizers"), name)
 
 
 def _parameters(device: str, dtype: torch.dtype) -> list[nn.Parameter]:
@@ -112,7 +119,38 @@ def test_lamb_clips_and_follows_its_formula(weight_decay: float) -> None:
             ratio = weight.norm() / direction.norm() if weight_decay else 1.0
             weight.sub_(LR * ratio * direction)
     parameters = _parameters("hpu", torch.float32)
-    # Not used by the plugin, so it has no place in `vendor`; recipes may ask for it.
-    lamb = importlib.import_module("habana_frameworks.torch.hpex.optimizers").FusedLamb
-    optimizer = lamb(parameters, lr=LR, betas=BETAS, eps=EPS, weight_decay=weight_decay)
+    optimizer = _named("FusedLamb")(
+        parameters, lr=LR, betas=BETAS, eps=EPS, weight_decay=weight_decay
+    )
     torch.testing.assert_close(_train(optimizer, parameters), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}],
+    ids=["plain", "momentum", "nesterov"],
+)
+def test_sgd_is_torchs(settings: dict[str, Any]) -> None:
+    """1e-3 is the tolerance of the vendor's own test (bridge 1.19, eager/fused_ops/test_sgd.py)."""
+    weights, parameters = _parameters("cpu", torch.float64), _parameters("hpu", torch.float32)
+    settings = {"lr": LR, "weight_decay": 0.1} | settings
+    expected = torch.optim.SGD(weights, **settings)
+    for gradients in _gradients():
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient.double()
+        expected.step()
+    ours = _train(_named("FusedSGD")(parameters, **settings), parameters)
+    torch.testing.assert_close(ours, [w.detach() for w in weights], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("FusedAdagrad", "params lr lr_decay weight_decay initial_accumulator_value eps"),
+        ("FusedLars", "optimizer skip_mask eeta eps"),
+        ("FusedResourceApplyMomentum", "params lr momentum weight_decay nesterov"),
+        ("FusedSGD", "params lr momentum weight_decay dampening nesterov"),
+    ],
+)
+def test_optimizer_takes_the_vendors_arguments(name: str, parameters: str) -> None:
+    assert list(inspect.signature(_named(name)).parameters) == parameters.split()

@@ -3,6 +3,6 @@
 Schemas are the vendor's (release 1.19); `optimizer_adamw` has another one in lazy mode.
 """
 
-from . import attention, normalization, optimizers
+from . import attention, gradient_descent, moving_average, normalization, optimizers
 
-__all__ = ["attention", "normalization", "optimizers"]
+__all__ = ["attention", "gradient_descent", "moving_average", "normalization", "optimizers"]

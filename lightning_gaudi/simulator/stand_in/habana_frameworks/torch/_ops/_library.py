@@ -25,24 +25,30 @@ def operator(schema: str, fake: Callable[..., Any] | None = None) -> Callable[[K
     name = schema.partition("(")[0]
 
     def decorate(kernel: Kernel) -> Kernel:
-        @functools.wraps(kernel)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with torch.no_grad(), torch.autocast("hpu", enabled=False):
-                return kernel(*args, **kwargs)
-
         _LIBRARY.define(schema)
-        _LIBRARY.impl(name, run, "HPU")
+        _LIBRARY.impl(name, device_kernel(kernel), "HPU")
         torch.library.register_fake(f"hpu::{name}", fake or _no_outputs, lib=_LIBRARY)
         return kernel
 
     return decorate
 
 
+def device_kernel(kernel: Kernel) -> Kernel:
+    """Make `kernel` run without autograd and without autocast."""
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad(), torch.autocast("hpu", enabled=False):
+            return kernel(*args, **kwargs)
+
+    return run
+
+
 def _no_outputs(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-def check_tensors(op: str, **lists: Sequence[torch.Tensor]) -> None:
+def check_tensors(op: str, **lists: Sequence[object]) -> None:
     """Check that the lists of tensors are as long as one another and not empty.
 
     Raises:

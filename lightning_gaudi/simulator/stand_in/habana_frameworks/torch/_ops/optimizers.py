@@ -40,6 +40,8 @@ def _adamw(
         exp_avg_sq_vec=exp_avg_sqs,
     )
     beta1, beta2 = betas
+    neg_step = neg_step.reshape(())
+    decay = decay.reshape(()) if isinstance(decay, torch.Tensor) else decay
     for gradient, weight, exp_avg, exp_avg_sq in zip(
         gradients, weights, exp_avgs, exp_avg_sqs, strict=True
     ):
@@ -158,7 +160,7 @@ def optimizer_lamb_phase1(
     check_tensors("optimizer_lamb_phase1", gradients=gradients, weights=weights, exp_avg=exp_avg)
     beta3 = 1.0 - beta1 if grad_averaging else 1.0
     for i, weight in enumerate(weights):
-        gradient = gradients[i] / clip_global_grad_norm
+        gradient = gradients[i] / clip_global_grad_norm.reshape(())
         exp_avg[i].mul_(beta1).add_(gradient * beta3)
         exp_avg_sq[i].mul_(beta2).add_(gradient * gradient * (1.0 - beta2))
         denominator = (exp_avg_sq[i] / bias_correction2).sqrt() + epsilon
@@ -196,5 +198,5 @@ def optimizer_lamb_phase2(
         if wd != 0 or use_lamb:
             has_norms = (adam_norm > 0) & (weight_norm > 0)
             trust = torch.where(has_norms, weight_norm / adam_norm, torch.ones_like(weight_norm))
-            update = update * trust
+            update = update * trust.reshape(())
         weight.add_(update)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..._missing import missing
 from .. import _card
-from ..utils.experimental import _get_device_type
+from .._device_type import _get_device_type
 from ._lifecycle import init
 from ._utils import Device, _get_device_index, checked_index
 from .memory import memory_stats

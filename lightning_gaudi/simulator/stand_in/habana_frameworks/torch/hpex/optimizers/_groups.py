@@ -1,10 +1,38 @@
-"""What the fused optimizers ask of parameter groups."""
+"""What the fused optimizers do with parameter groups."""
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from ...core.step_closure import _mark_step_if_lazy
+
+
+class GroupOptimizer(torch.optim.Optimizer, abc.ABC):
+    """An optimizer that updates one group after the other."""
+
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+        """Update the parameters that have gradients; in lazy mode every group in its own graph.
+
+        Args:
+            closure: Computes the loss and the gradients.
+
+        Returns:
+            The closure's loss.
+        """
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            _mark_step_if_lazy()
+            self._update(group)
+        _mark_step_if_lazy()
+        return loss
+
+    @abc.abstractmethod
+    def _update(self, group: dict[str, Any]) -> None:
+        """Update the group's parameters that have gradients."""
 
 
 def check_groups(optimizer: torch.optim.Optimizer) -> None:
@@ -28,7 +56,7 @@ def check_range(name: str, value: float, below: float | None = None) -> None:
     Raises:
         ValueError: It is not.
     """
-    if value < 0 or (below is not None and value >= below):
+    if not value >= 0 or (below is not None and value >= below):
         limits = "at least 0" if below is None else f"at least 0 and under {below}"
         raise ValueError(f"{name}={value} must be {limits}.")
 
@@ -45,6 +73,26 @@ def dense_gradient(name: str, parameter: torch.nn.Parameter) -> torch.Tensor:
             f"{name} cannot use sparse gradients. Build the embedding with sparse=False."
         )
     return gradient
+
+
+def with_gradients(
+    name: str, group: dict[str, Any]
+) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """The group's parameters that have gradients, with these.
+
+    Raises:
+        RuntimeError: A gradient is sparse.
+    """
+    return [(p, dense_gradient(name, p)) for p in group["params"] if p.grad is not None]
+
+
+def on_device(
+    value: float | list[float],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "hpu",
+) -> torch.Tensor:
+    """A number or a list of them as a tensor, sent without waiting for the device."""
+    return torch.tensor(value, dtype=dtype).to(device, non_blocking=True)
 
 
 def next_step(group: dict[str, Any]) -> int:

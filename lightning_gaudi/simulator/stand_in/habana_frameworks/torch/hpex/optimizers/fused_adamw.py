@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ...._missing import missing, not_simulated
-from ...core.step_closure import _mark_step_if_lazy
 from ...utils.internal import is_lazy
-from ._groups import check_groups, check_range, dense_gradient, next_step
+from ._groups import (
+    GroupOptimizer,
+    check_groups,
+    check_range,
+    next_step,
+    on_device,
+    with_gradients,
+)
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-class FusedAdamW(torch.optim.Optimizer):
+class FusedAdamW(GroupOptimizer):
     """AdamW whose epsilon is added before the bias correction.
 
     A step is `w = w * (1 - weight_decay * lr) - s * m / (sqrt(v) + eps)` with
@@ -67,33 +73,12 @@ class FusedAdamW(torch.optim.Optimizer):
         super().__init__(params, defaults)
         check_groups(self)
 
-    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
-        """Update the parameters that have gradients.
-
-        In lazy mode every group starts a graph, and the step ends with a mark_step.
-
-        Args:
-            closure: Computes the loss and the gradients.
-
-        Returns:
-            The closure's loss.
-        """
-        loss = None if closure is None else closure()
-        for group in self.param_groups:
-            _mark_step_if_lazy()
-            if lists := self._lists(group):
-                self._update(group, lists)
-        _mark_step_if_lazy()
-        return loss
-
     def _lists(self, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...] | None:
         """Gradients, weights and averages of the group; None without gradients."""
         rows = []
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                gradient = dense_gradient("FusedAdamW", parameter)
-                state = self._state_of(parameter)
-                rows.append((gradient, parameter.data, state["exp_avg"], state["exp_avg_sq"]))
+        for parameter, gradient in with_gradients("FusedAdamW", group):
+            state = self._state_of(parameter)
+            rows.append((gradient, parameter.data, state["exp_avg"], state["exp_avg_sq"]))
         return tuple(list(column) for column in zip(*rows, strict=True)) if rows else None
 
     def _state_of(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
@@ -106,22 +91,20 @@ class FusedAdamW(torch.optim.Optimizer):
                 )
         return state
 
-    def _update(self, group: dict[str, Any], lists: tuple[list[torch.Tensor], ...]) -> None:
+    def _update(self, group: dict[str, Any]) -> None:
+        lists = self._lists(group)
+        if lists is None:
+            return
         step = next_step(group)
         beta1, beta2 = group["betas"]
         step_size = group["lr"]
         if group.get("bias_correction", group.get("correct_bias", True)):
             step_size *= math.sqrt(1.0 - beta2**step) / (1.0 - beta1**step)
         decay = 1.0 - group["weight_decay"] * group["lr"]
-        decay_args = (decay,) if is_lazy() else (_scalar(decay, lists[1][0]), decay != 1.0)
-        torch.ops.hpu.optimizer_adamw(
-            *lists, _scalar(-step_size, lists[1][0]), beta1, beta2, group["eps"], *decay_args
-        )
-
-
-def _scalar(value: float, like: torch.Tensor) -> torch.Tensor:
-    """`value` as a tensor of shape (1,), sent without waiting for the device."""
-    return torch.tensor([value], dtype=like.dtype).to(like.device, non_blocking=True)
+        dtype, device = lists[1][0].dtype, lists[1][0].device
+        neg_step = on_device([-step_size], dtype, device)
+        decay_args = (decay,) if is_lazy() else (on_device([decay], dtype, device), decay != 1.0)
+        torch.ops.hpu.optimizer_adamw(*lists, neg_step, beta1, beta2, group["eps"], *decay_args)
 
 
 __getattr__ = missing(__name__)

@@ -9,7 +9,7 @@ import torch
 
 from ...._missing import missing
 from ...core.step_closure import _mark_step_if_lazy
-from ._groups import check_groups, dense_gradient, next_step
+from ._groups import check_groups, next_step, on_device, with_gradients
 
 
 class FusedLamb(torch.optim.Optimizer):
@@ -101,10 +101,9 @@ class FusedLamb(torch.optim.Optimizer):
         if max_norm is None:
             return torch.ones(1, device=self.device)
         gradients = [
-            dense_gradient("FusedLamb", parameter).to(self.dtype or parameter.grad.dtype)
+            gradient.to(self.dtype or gradient.dtype)
             for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
+            for _, gradient in with_gradients("FusedLamb", group)
         ]
         if not gradients:
             raise RuntimeError(
@@ -114,10 +113,10 @@ class FusedLamb(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any], divisor: torch.Tensor) -> None:
         step = next_step(group)
-        parameters = [p for p in group["params"] if p.grad is not None]
-        states = [self._state_of(p) for p in parameters]
-        gradients = [dense_gradient("FusedLamb", p) for p in parameters]
-        weights = [p.data for p in parameters]
+        rows = with_gradients("FusedLamb", group)
+        states = [self._state_of(p) for p, _ in rows]
+        gradients = [gradient for _, gradient in rows]
+        weights = [p.data for p, _ in rows]
         weight_norms = [weight.new_empty(1) for weight in weights]
         direction_norms = [weight.new_empty(1) for weight in weights]
         directions = [torch.empty_like(state["exp_avg"]) for state in states]
@@ -164,7 +163,7 @@ class FusedLamb(torch.optim.Optimizer):
         return [self._scalar(1.0 - beta**step) for beta in group["betas"]]
 
     def _scalar(self, value: float) -> torch.Tensor:
-        return torch.tensor(value).to(self.device, non_blocking=True)
+        return on_device(value, device=self.device)
 
 
 __getattr__ = missing(__name__)

@@ -1,31 +1,18 @@
-"""Device type and precision queries."""
+"""Device type and precision queries, and tools that find changing shapes."""
 
 from __future__ import annotations
 
-import enum
-
 from ...._missing import missing
-from ..._card import card
+from ..._device_type import _get_device_type, synDeviceType
+from .data_shapes import const_shape_dataloader, data_dynamicity
+from .detect_recompilation import detect_recompilation_auto_model
 
-
-class synDeviceType(enum.IntEnum):  # noqa: N801 (the vendor's name)
-    """The driver's device types, those that can be simulated."""
-
-    synDeviceGaudi = 1
-    synDeviceGaudi2 = 4
-    synDeviceGaudi3 = 5
-
-
-_TYPES = {
-    "GAUDI": synDeviceType.synDeviceGaudi,
-    "GAUDI2": synDeviceType.synDeviceGaudi2,
-    "GAUDI3": synDeviceType.synDeviceGaudi3,
-}
-
-
-def _get_device_type() -> synDeviceType:
-    """The card's type."""
-    return _TYPES[card().device_name]
+__all__ = [
+    "const_shape_dataloader",
+    "data_dynamicity",
+    "detect_recompilation_auto_model",
+    "synDeviceType",
+]
 
 
 def _is_fp16_supported() -> bool:

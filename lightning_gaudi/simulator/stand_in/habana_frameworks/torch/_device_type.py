@@ -1,0 +1,27 @@
+"""The driver's name for the card's type."""
+
+from __future__ import annotations
+
+import enum
+
+from ._card import card
+
+
+class synDeviceType(enum.IntEnum):  # noqa: N801 (the vendor's name)
+    """The driver's device types, those that can be simulated."""
+
+    synDeviceGaudi = 1
+    synDeviceGaudi2 = 4
+    synDeviceGaudi3 = 5
+
+
+_TYPES = {
+    "GAUDI": synDeviceType.synDeviceGaudi,
+    "GAUDI2": synDeviceType.synDeviceGaudi2,
+    "GAUDI3": synDeviceType.synDeviceGaudi3,
+}
+
+
+def _get_device_type() -> synDeviceType:
+    """The card's type."""
+    return _TYPES[card().device_name]
