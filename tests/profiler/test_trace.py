@@ -1,0 +1,130 @@
+"""The traces as files: which steps are in them, and what becomes of them where they fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_gaudi import HPUProfiler
+from tests.helpers.process import run_python
+from tests.helpers.profiles import NUM_STEPS, ReadingModule, fit, ranges, read_trace
+
+
+def test_the_trace_shows_the_steps_of_the_schedule(tmp_path: Path) -> None:
+    trainer = fit(tmp_path)
+    (trace,) = tmp_path.iterdir()
+    assert trace.name == "fit-rank0.4.pt.trace.json"
+    events = read_trace(trace)
+    own = ranges(events, "[pl][profile]my own range")
+    batch = ranges(events, "[pl][profile]run_training_batch")
+    fetch = ranges(events, "[pl][profile][_TrainingEpochLoop].train_dataloader_next")
+    assert len(own) == len(batch) == len(fetch) == 3
+    for index, number in enumerate((2, 3, 4)):
+        ((start, end),) = ranges(events, f"ProfilerStep#{number}")
+        inside = (fetch[index], batch[index], own[index])
+        assert all(start <= left and right <= end for left, right in inside)
+        assert fetch[index][1] <= batch[index][0] <= own[index][0]
+    assert not ranges(events, "ProfilerStep#1")
+    assert not ranges(events, "ProfilerStep#5")
+    summary = trainer.profiler.summary()
+    assert f"Trace of steps 2 to 4: {trace} (open it at https://ui.perfetto.dev)" in summary
+    assert "The trace shows the host only: the device reported nothing to torch." in summary
+    assert "\nmy own range " in summary
+    assert "run_training_batch" not in summary
+
+
+def test_lines_are_short_and_aligned(tmp_path: Path) -> None:
+    lines = fit(tmp_path).profiler.summary().splitlines()
+    operators = lines.index("Operators in steps 2 to 4, by self_cpu_time_total")
+    assert len({len(line) for line in lines[1:7]}) == 1
+    assert len({len(line) for line in lines[operators + 1 :]}) == 1
+    assert len(lines[operators + 2 :]) == 10
+    assert max(len(line) for line in lines[operators:]) <= 100
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup:UserWarning")
+def test_every_cycle_of_a_schedule_has_its_file(tmp_path: Path) -> None:
+    schedule = torch.profiler.schedule(wait=1, warmup=0, active=1, repeat=2)
+    fit(tmp_path, HPUProfiler(tmp_path / "new" / "traces", "mine", schedule=schedule))
+    traces = tmp_path / "new" / "traces"
+    assert sorted(path.name for path in traces.iterdir()) == [
+        "fit-mine-rank0.1.pt.trace.json",
+        "fit-mine-rank0.3.pt.trace.json",
+        "fit-mine-rank0.txt",
+    ]
+    report = (traces / "fit-mine-rank0.txt").read_text()
+    assert "Trace of step 1: " in report
+    assert "Trace of step 3: " in report
+
+
+def test_a_short_run_is_recorded_whole(tmp_path: Path) -> None:
+    profiler = HPUProfiler(tmp_path)
+    fit(tmp_path, profiler, fast_dev_run=2)
+    events = read_trace(tmp_path / "fit-rank0.1.pt.trace.json")
+    assert len(ranges(events, "[pl][profile]run_training_batch")) == 2
+    assert profiler.summary().startswith("HPU profile of 2 training steps")
+
+
+def test_a_schedule_that_records_nothing_is_said(tmp_path: Path) -> None:
+    schedule = torch.profiler.schedule(wait=20, warmup=1, active=1)
+    summary = fit(tmp_path, HPUProfiler(schedule=schedule)).profiler.summary()
+    assert "No trace: the schedule recorded none of these steps." in summary
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_costs_the_trace_not_the_fit(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    profiler = HPUProfiler(tmp_path / "file" / "traces", filename="mine")
+    with pytest.warns(RuntimeWarning) as raised:
+        trainer = fit(tmp_path, profiler)
+    assert trainer.global_step == NUM_STEPS
+    texts = [str(warning.message) for warning in raised]
+    reason = (
+        f"Could not save {tmp_path}/file/traces/fit-mine-rank0.4.pt.trace.json: Not a directory"
+    )
+    assert any("rank 0 goes on without its trace of steps 2 to 4. " + reason in t for t in texts)
+    assert any("cannot write its summary to dirpath=" in text for text in texts)
+    assert f"No trace of steps 2 to 4: {reason}" in profiler.summary()
+
+
+def test_a_full_disk_costs_the_trace_not_the_fit(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk."""
+    result = run_python(
+        """
+        import resource, sys, warnings
+        from tests.helpers.tiny import TinyModule, batches, hpu_trainer
+        folder = sys.argv[1]
+        trainer = hpu_trainer(profiler="hpu", max_epochs=1, default_root_dir=folder)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+        trainer.fit(TinyModule(), batches(8))
+        print(trainer.global_step, trainer.profiler.summary())
+        """,
+        str(tmp_path),
+        cwd=Path(__file__).parents[2],
+    )
+    assert result.stdout.startswith("8 HPU profile of 8 training steps")
+    assert "No trace of steps 2 to 4: Could not export the trace to " in result.stdout
+    assert "it was cut short. Set TMPDIR to a folder with more space." in result.stdout
+    assert "goes on without its trace" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_fit_leaves_its_trace_and_no_running_profiler(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="as asked"):
+        fit(tmp_path, module=ReadingModule(fails_at=4))
+    assert not torch.autograd._profiler_enabled()
+    (trace,) = tmp_path.iterdir()
+    assert trace.name == "fit-rank0.3.pt.trace.json"
+    assert len(ranges(read_trace(trace), "[pl][profile]run_training_batch")) >= 2
+    assert "Trace of steps 2 to 4" in fit(tmp_path).profiler.summary()
+
+
+def test_on_trace_ready_takes_the_place_of_the_file(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    fit(tmp_path, HPUProfiler(on_trace_ready=seen.append))
+    assert [type(profile) for profile in seen] == [torch.profiler.profile]
+    assert not list(tmp_path.iterdir())
