@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,9 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 def ranges(events: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
     found = [event for event in events if event["ph"] == "X" and event["name"] == name]
     return sorted((event["ts"], event["ts"] + event["dur"]) for event in found)
+
+
+def event_counts(profiler: Any) -> Counter[str]:
+    """Name -> number of the events in a profiler's last trace."""
+    assert profiler.function_events is not None
+    return Counter(event.name for event in profiler.function_events)

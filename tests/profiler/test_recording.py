@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from lightning_gaudi import HPUProfiler
-from tests.helpers.profiles import ReadingModule, fit, ranges, read_trace
+from tests.helpers.profiles import event_counts, fit, ranges, read_trace
 
 
 def test_a_running_profiler_is_left_alone(tmp_path: Path) -> None:
@@ -20,14 +20,6 @@ def test_a_running_profiler_is_left_alone(tmp_path: Path) -> None:
         trainer = fit(tmp_path)
     assert any(event.key == "aten::addmm" for event in users.key_averages())
     assert "No trace: another torch.profiler is running." in trainer.profiler.summary()
-
-
-def test_module_names_are_in_the_trace_if_asked(tmp_path: Path) -> None:
-    module = ReadingModule()
-    fit(tmp_path, HPUProfiler(record_module_names=True, group_by_input_shapes=True), module)
-    names = {event["name"] for event in read_trace(tmp_path / "fit-rank0.4.pt.trace.json")}
-    assert "[pl][module]torch.nn.modules.linear.Linear: net.0" in names
-    assert not module.net[0]._forward_hooks
 
 
 class VendorActivity(enum.Enum):
@@ -77,3 +69,31 @@ def test_a_torch_without_the_activity_is_said_to_lack_it(
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {ProfilerActivity.CPU})
     summary = fit(tmp_path).profiler.summary()
     assert "this torch and this release of the vendor's package cannot record the HPU" in summary
+
+
+def test_the_hpu_alone_is_said_not_to_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {ProfilerActivity.CPU})
+    profiler = HPUProfiler(activities=[ProfilerActivity.HPU])
+    summary = fit(tmp_path, profiler).profiler.summary()
+    assert "No trace: activities=... names the HPU alone, which cannot be recorded." in summary
+    assert profiler.function_events is None
+
+
+def test_activities_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    fit(tmp_path, profiler := HPUProfiler(activities=["CPU"]))
+    assert event_counts(profiler)["aten::addmm"] == 6
+    assert "shows the host only" not in profiler.summary()  # nothing else was asked for
+
+
+def test_a_trace_without_events_has_no_operators(tmp_path: Path) -> None:
+    try:
+        config = torch._C._profiler._ExperimentalConfig(trace_only=True)
+    except TypeError:
+        pytest.skip("needs a torch whose _ExperimentalConfig has trace_only")
+    profiler = HPUProfiler(experimental_config=config)
+    summary = fit(tmp_path, profiler).profiler.summary()
+    assert "No operators: experimental_config has trace_only=True." in summary
+    assert "Trace of steps 2 to 4: " in summary
+    assert profiler.function_events is None
