@@ -1,14 +1,16 @@
 """Torch's profiler over the steps that a schedule picks, with the HPU where it can be recorded.
 
-The vendor replaces classes of `torch.profiler` when its package is imported (release 1.19), and
-newer torch has an activity for the HPU of its own. Nothing here is therefore bound at import: what
-is in `torch.profiler` when recording starts is what is used, whoever imported what first.
+The vendor replaces classes of `torch.profiler` when its package is imported (releases 1.19 to
+1.24), and newer torch has an activity for the HPU of its own. Nothing here is therefore bound at
+import: what is in `torch.profiler` when recording starts is what is used, whoever imported what
+first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,76 +18,122 @@ from torch.profiler import ProfilerAction, record_function
 
 from lightning_gaudi._core import vendor
 
+from .modules import ModuleRanges
 from .schedule import Schedule
 
 # Bound now, before the vendor may replace it.
 _TORCHS_ACTIVITY = torch.autograd.ProfilerActivity  # type: ignore[attr-defined]
 _RECORDS = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+_NO_HPU = (
+    "The trace shows the host only: this torch and this release of the vendor's package cannot "
+    "record the HPU."
+)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is in a trace."""
+
+    steps: tuple[int, ...]
+    is_whole: bool
+    """Whether what ran around the steps is in it, too."""
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return "what ran"
+        first, last = self.steps[0], self.steps[-1]
+        span, them = (
+            (f"step {first}", "it") if first == last else (f"steps {first} to {last}", "them")
+        )
+        return f"{span} and what ran around {them}" if self.is_whole else span
 
 
 class Recorder:
-    """Records steps and the ranges in them.
+    """Records steps, and the ranges in them and between.
 
     Args:
-        schedule: Says of each step, counted from 0, what to do.
+        schedule: Says of each step, counted from 0, what to do; None records from now to `stop`.
         activities: What to record; the host, and the HPU where that is possible, by default.
         is_hpu: Whether the steps run on an HPU.
-        on_ready: Is called with torch's profiler and the recorded steps when a trace is complete.
+        on_ready: Is called with torch's profiler and what it recorded when a trace is complete.
         settings: Further arguments of `torch.profiler.profile`.
+        modules: The modules whose ranges are recorded, too.
     """
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: Schedule | None,
         activities: Iterable[Any] | None,
         is_hpu: bool,
-        on_ready: Callable[[Any, list[int]], None],
+        on_ready: Callable[[Any, Recorded], None],
         settings: dict[str, Any],
+        modules: ModuleRanges | None = None,
     ) -> None:
         self.problem: str | None = None
         """Why nothing can be recorded, or why the device cannot."""
         self.has_hpu = False
         """Whether the device is asked to record itself."""
+        self.profile: Any = None
+        """Torch's profiler, from the start to `stop`."""
+        self._is_whole = schedule is None
         self._on_ready = on_ready
+        self._modules = modules
         self._ranges: dict[str, list[AbstractContextManager[Any]]] = {}
+        self._step: AbstractContextManager[Any] | None = None
         self._steps: list[int] = []
-        self._profile: Any = None
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             self.problem = "No trace: another torch.profiler is running."
             return
         profiler = torch_profiler()
-        chosen = self._choose(profiler, activities, is_hpu)
-        self._profile = profiler.profile(
-            activities=chosen, schedule=schedule, on_trace_ready=self._ready, **settings
-        )
-        self._profile.start()
+        if chosen := self._choose(profiler, activities, is_hpu):
+            self.profile = profiler.profile(
+                activities=chosen, schedule=schedule, on_trace_ready=self._ready, **settings
+            )
+            # By this TensorBoard's plugin knows that the ranges are Lightning's.
+            self.profile.preset_metadata_json("Framework", '"pytorch-lightning"')
+            self.profile.start()
+            self._show_modules()
 
     @property
     def is_recording(self) -> bool:
         """Whether the current step is recorded."""
-        return self._profile is not None and self._profile.current_action in _RECORDS
+        return self.profile is not None and self.profile.current_action in _RECORDS
+
+    def begin_step(self) -> None:
+        """A step begins. Those of a schedule are marked by torch, the others here."""
+        if self._is_whole and self.profile is not None:
+            self._step = _range(f"ProfilerStep#{self.profile.step_num}")
 
     def advance(self) -> None:
         """The step has ended; where its trace is complete, `on_ready` is called."""
-        if self._profile is not None:
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+        if self.profile is not None:
             if self.is_recording:
-                self._steps.append(self._profile.step_num)
-            self._profile.step()
+                self._steps.append(self.profile.step_num)
+            self.profile.step()
+            self._show_modules()
 
     def stop(self) -> None:
         """Record no more; what has been recorded of an unfinished trace goes to `on_ready`."""
-        profile, self._profile = self._profile, None
+        profile, self.profile = self.profile, None
+        self._show_modules()
         self._ranges.clear()
+        self._step = None
         if profile is not None:
             profile.stop()
+
+    def discard(self) -> None:
+        """Record no more, and forget what has been recorded."""
+        self._on_ready = lambda profile, recorded: None
+        self.stop()
 
     def enter(self, name: str) -> None:
         """Begin a range, if the step is recorded."""
         if self.is_recording:
             # The prefix by which TensorBoard's plugin knows Lightning's ranges.
-            recorded = record_function(f"[pl][profile]{name}")
-            recorded.__enter__()  # type: ignore[no-untyped-call]
-            self._ranges.setdefault(name, []).append(recorded)
+            self._ranges.setdefault(name, []).append(_range(f"[pl][profile]{name}"))
 
     def exit(self, name: str) -> None:
         """End the range."""
@@ -93,26 +141,28 @@ class Recorder:
             self._ranges[name].pop().__exit__(None, None, None)
 
     def _ready(self, profile: Any) -> None:
-        steps, self._steps = self._steps, []
-        if steps:
-            self._on_ready(profile, steps)
+        recorded, self._steps = Recorded(tuple(self._steps), self._is_whole), []
+        if recorded.steps or self._is_whole:
+            self._on_ready(profile, recorded)
+
+    def _show_modules(self) -> None:
+        """Hooks cost time: they are there while there is something to record."""
+        if self._modules is not None:
+            self._modules.show(self.is_recording)
 
     def _choose(self, profiler: Any, asked: Iterable[Any] | None, is_hpu: bool) -> list[Any]:
         """The activities under the names of the profiler as it is now."""
+        chosen = list(("CPU", "HPU") if asked is None else asked)
+        device = [activity for activity in chosen if activity_name(activity) == "HPU"]
+        self.has_hpu = bool(device) and is_hpu and _has_hpu_activity(profiler)
+        if device and not self.has_hpu:
+            chosen = [activity for activity in chosen if activity not in device]
+            if is_hpu:
+                self.problem = _NO_HPU
+        if not chosen:
+            self.problem = "No trace: activities=... names the HPU alone, which cannot be recorded."
         kinds = profiler.ProfilerActivity
-        chosen = (
-            ["CPU", "HPU"] if asked is None else [getattr(kind, "name", kind) for kind in asked]
-        )
-        if "HPU" in chosen:
-            self.has_hpu = is_hpu and _has_hpu_activity(profiler)
-            if not self.has_hpu:
-                chosen.remove("HPU")
-                if is_hpu:
-                    self.problem = (
-                        "The trace shows the host only: this torch and this release of the "
-                        "vendor's package cannot record the HPU."
-                    )
-        return [getattr(kinds, kind) if isinstance(kind, str) else kind for kind in chosen]
+        return [getattr(kinds, activity_name(activity)) for activity in chosen]
 
 
 def torch_profiler() -> Any:
@@ -120,6 +170,17 @@ def torch_profiler() -> Any:
     if vendor.is_available():
         vendor.package()
     return torch.profiler
+
+
+def activity_name(activity: Any) -> str:
+    """The name of an activity: torch's, the vendor's, or a string."""
+    return str(getattr(activity, "name", activity))
+
+
+def _range(name: str) -> AbstractContextManager[Any]:
+    entered = record_function(name)
+    entered.__enter__()  # type: ignore[no-untyped-call]
+    return entered
 
 
 def _has_hpu_activity(profiler: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -13,15 +13,28 @@ from torch.profiler import ProfilerAction
 
 Schedule = Callable[[int], ProfilerAction]
 """Number of a step, from 0 on -> what to do in it."""
+AskedSchedule = Schedule | Literal["default"] | None
+"""What `HPUProfiler` takes: None records everything."""
 
-_SAVE = ProfilerAction.RECORD_AND_SAVE
 
-
-def default_schedule(num_planned: float) -> Schedule:
+def default_schedule(num_planned: float) -> Schedule | None:
     """Steps 2 to 4 of a run, or all of one that is shorter than five steps."""
     if num_planned < 5:
-        return lambda step: _SAVE if step == num_planned - 1 else ProfilerAction.RECORD
+        return None
     return torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
+
+
+def schedule_for(asked: AskedSchedule, trainer: pl.Trainer | None, stage: str) -> Schedule | None:
+    """The schedule of a run.
+
+    Args:
+        asked: What the user asked for.
+        trainer: Has its data loaders already; None outside a Trainer.
+        stage: "fit", "validate", "test" or "predict".
+    """
+    if asked != "default":
+        return asked
+    return default_schedule(math.inf if trainer is None else planned_steps(trainer, stage))
 
 
 def planned_steps(trainer: pl.Trainer, stage: str) -> float:
@@ -40,14 +53,17 @@ def planned_steps(trainer: pl.Trainer, stage: str) -> float:
     return float(min(batches * epochs, steps * a_step))
 
 
-def check_schedule(schedule: Any) -> None:
+def check_schedule(asked: Any) -> None:
     """Refuse a schedule that torch's profiler would stumble over in the middle of a run.
 
     Raises:
         MisconfigurationException: It is none.
     """
-    if not callable(schedule) or not isinstance(schedule(0), ProfilerAction):
+    if asked is None or asked == "default":
+        return
+    if not callable(asked) or not isinstance(asked(0), ProfilerAction):
         raise MisconfigurationException(
-            f"HPUProfiler(schedule={schedule!r}) must take the number of a step and return a "
-            "torch.profiler.ProfilerAction. Build it with torch.profiler.schedule(...)."
+            f"HPUProfiler(schedule={asked!r}) must take the number of a step and return a "
+            "torch.profiler.ProfilerAction. Build it with torch.profiler.schedule(...); pass None "
+            "to record everything, or leave it out for steps 2 to 4."
         )

@@ -1,10 +1,11 @@
-"""Chrome traces as files: written at once or not at all, and looked into."""
+"""Chrome traces and stacks as files: written at once or not at all, and looked into."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,26 @@ def save_trace(profile: Any, target: str) -> bool:
     Raises:
         OSError: It cannot be written.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        exported = Path(folder, Path(target).name)
-        _export(profile, exported)
-        if _is_local_file_protocol(target):
-            _make_folder(Path(target).parent, target)
-            with exported.open("rb") as source:
-                write_atomically(Path(target), lambda file: shutil.copyfileobj(source, file))
-        else:
-            get_filesystem(target).put_file(str(exported), target)
-        return holds_device_events(exported)
+    return _save(lambda path: _export(profile, path), target, holds_device_events)
+
+
+def save_stacks(profile: Any, target: str, key: str) -> bool:
+    """Write stacks for a flame graph, a line each; return whether there are any.
+
+    Args:
+        profile: Torch's profiler.
+        target: Path or URL of the file.
+        key: What the stacks are weighed by, an attribute of torch's events; "hpu" in it is the
+            device.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    # Torch has one attribute for all devices, under the names of those that it knows.
+    name = key.replace("hpu", "cuda")
+    return _save(
+        lambda path: profile.export_stacks(str(path), name), target, lambda p: p.stat().st_size > 0
+    )
 
 
 def holds_device_events(trace: Path) -> bool:
@@ -46,6 +57,20 @@ def holds_device_events(trace: Path) -> bool:
                 return True
             rest = chunk[-64:]
     return False
+
+
+def _save(export: Callable[[Path], None], target: str, look: Callable[[Path], bool]) -> bool:
+    """Have `export` write a file, bring it to `target`, and return what `look` says of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder, Path(target).name)
+        export(exported)
+        if _is_local_file_protocol(target):
+            _make_folder(Path(target).parent, target)
+            with exported.open("rb") as source:
+                write_atomically(Path(target), lambda file: shutil.copyfileobj(source, file))
+        else:
+            get_filesystem(target).put_file(str(exported), target)
+        return look(exported)
 
 
 def _export(profile: Any, target: Path) -> None:

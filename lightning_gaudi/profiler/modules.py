@@ -1,0 +1,75 @@
+"""Ranges named after the submodules of a model, while they are recorded."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+from torch.utils.hooks import RemovableHandle
+
+
+class ModuleRanges:
+    """Puts the forward of each submodule into the trace, as Lightning's RegisterRecordFunction.
+
+    Unlike that one it closes the range of a forward that raises, knows a module that calls itself,
+    and leaves out what is compiled: torch.compile would do so anew with the hooks and without them,
+    and a ScriptModule takes none.
+
+    Args:
+        model: Whose submodules are shown, each by its name in `named_modules`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._handles: list[RemovableHandle] = []
+
+    def show(self, is_shown: bool) -> None:
+        """Put the hooks onto the modules, or take them off again."""
+        if is_shown and not self._handles:
+            compiled = _compiled_modules(self._model)
+            for name, module in self._model.named_modules():
+                if name and module not in compiled:
+                    self._hook(name, module)
+        elif not is_shown:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+
+    def _hook(self, name: str, module: nn.Module) -> None:
+        kind = type(module)
+        # The name by which TensorBoard's plugin knows Lightning's modules.
+        title = f"[pl][module]{kind.__module__}.{kind.__name__}: {name}"
+        entered: list[record_function] = []
+        self._handles += [
+            module.register_forward_pre_hook(partial(_enter, title, entered)),
+            module.register_forward_hook(partial(_exit, entered), always_call=True),
+        ]
+
+
+def _compiled_modules(model: nn.Module) -> set[nn.Module]:
+    """The modules whose hooks would be compiled, or that take none."""
+    if getattr(model, "_compiler_ctx", None):  # Lightning's mark of a model that came compiled
+        return set(model.modules())
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        if module._compiled_call_impl or isinstance(module, torch.jit.ScriptModule):
+            found.update(module.modules())
+        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+            # What torch.compile(module) gives has hooks of its own, before what is compiled.
+            found.update(inner.modules())
+    return found
+
+
+def _enter(title: str, entered: list[record_function], *_: Any) -> None:
+    # A function may be compiled, too, and that cannot be seen from its modules.
+    if not torch.compiler.is_compiling():
+        entered.append(record_function(title))
+        entered[-1].__enter__()  # type: ignore[no-untyped-call]
+
+
+def _exit(entered: list[record_function], *_: Any) -> None:
+    if not torch.compiler.is_compiling() and entered:
+        entered.pop().__exit__(None, None, None)
