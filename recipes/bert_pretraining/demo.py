@@ -21,6 +21,7 @@ from lightning_gaudi.callbacks import GraphMonitor, TokenThroughput
 from recipes.bert_pretraining.__main__ import run
 from recipes.bert_pretraining.plot import plot_losses, read_curves
 from recipes.common.cli import RecipeCLI
+from recipes.common.errors import UserError
 from recipes.common.export import export
 
 CONFIG = Path(__file__).with_name("simulated.yaml")
@@ -72,7 +73,7 @@ def main(overrides: Sequence[str] = ()) -> int:
 def _callback(trainer: Trainer, kind: type) -> object:
     found = [callback for callback in trainer.callbacks if isinstance(callback, kind)]
     if not found:
-        raise ValueError(f"The demonstration reads its figures from a {kind.__name__}: add it.")
+        raise UserError(f"The demonstration reads its figures from a {kind.__name__}: add it.")
     return found[0]
 
 
