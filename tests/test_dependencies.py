@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from recipes.common import front
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -128,3 +130,8 @@ def test_recipes_import_what_their_extra_declares() -> None:
 def test_what_is_declared_is_imported(extra: str | None, folder: str, others: set[str]) -> None:
     used = {each.distribution for each in _imports(folder)}
     assert _declared(extra) - used - others == set()
+
+
+def test_recipes_know_what_their_extra_installs() -> None:
+    """By the names that are imported: what of it is absent is said with how to get it."""
+    assert {_distributions()[name] for name in front.EXTRA} == _declared("recipes")
