@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from lightning_gaudi._version import __version__
-from lightning_gaudi.cli import catalog, consolidate, copy, recipes, simulate
+from lightning_gaudi.cli import catalog, consolidate, copy, recipes, run, simulate
 
 __all__ = ["main"]
 
 _PROGRAM = "lightning-gaudi"
 _COMMANDS = {
     "recipes": recipes,
+    "run": run,
     "copy": copy,
     "simulate": simulate,
     "consolidate": consolidate,
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    if words[:1] == ["run"] and len(words) > 1 and not words[1].startswith("-"):
+        return run.run(words[1], words[2:])
     if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
         raise catalog.UsageError(
             f"There is no command {words[0]!r}. {catalog.choices(words[0], _COMMANDS)}"

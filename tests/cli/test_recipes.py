@@ -56,8 +56,9 @@ def test_a_header_is_read_up_to_its_keys(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["recipse"], "There is no command 'recipse'. Did you mean recipes? There are: recipes,"),
-        (["nothing"], "There is no command 'nothing'. There are: recipes, copy, simulate"),
+        (["nothing"], "There is no command 'nothing'. There are: recipes, run, copy, simulate"),
         (["copy", "mrcp"], "There is no recipe 'mrcp'. Did you mean mrpc? There are: bert_"),
+        (["run", "mrcp", "fit"], "There is no recipe 'mrcp'. Did you mean mrpc?"),
     ],
 )
 def test_what_is_not_there_is_a_line_with_the_nearest(
@@ -77,6 +78,7 @@ def test_what_is_not_there_is_a_line_with_the_nearest(
         (["copy", "mrpc", "--forec"], "unrecognized arguments: --forec\n"),
         (["simulate", "--crads=2", "--", "ls"], "--crads=2; did you mean --cards?\n"),
         ([], "the following arguments are required: COMMAND\n"),
+        (["run"], "the following arguments are required: RECIPE\n"),
     ],
 )
 def test_wrong_words_are_said_below_the_usage(
@@ -88,7 +90,7 @@ def test_wrong_words_are_said_below_the_usage(
     assert capsys.readouterr().err.endswith(message)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["recipes"]])
+@pytest.mark.parametrize("words", [["--help"], ["recipes"], ["run", "mrpc", "--help"]])
 def test_help_and_the_list_import_nothing_that_is_slow(words: list[str]) -> None:
     source = """
         import contextlib, sys
