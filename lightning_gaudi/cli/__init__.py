@@ -13,13 +13,14 @@ from lightning_gaudi.cli import catalog, consolidate, copy, recipes, run, simula
 __all__ = ["main"]
 
 _PROGRAM = "lightning-gaudi"
-_COMMANDS = {
+COMMANDS = {
     "recipes": recipes,
     "run": run,
     "copy": copy,
     "simulate": simulate,
     "consolidate": consolidate,
 }
+"""By name, the module that adds the command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     if words[:1] == ["run"] and len(words) > 1 and not words[1].startswith("-"):
         return run.run(words[1], words[2:])
-    if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         raise catalog.UsageError(
-            f"There is no command {words[0]!r}. {catalog.choices(words[0], _COMMANDS)}"
+            f"There is no command {words[0]!r}. {catalog.choices(words[0], COMMANDS)}"
         )
     # argparse would eat the command's own options: what follows `--` is the command's alone.
     split = words.index("--") if "--" in words else len(words)
@@ -57,7 +58,7 @@ def _run(words: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in _COMMANDS.values():
+    for module in COMMANDS.values():
         module.add_parser(subparsers)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
