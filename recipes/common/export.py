@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +76,3 @@ def _name_for_transformers_4(config: Path) -> None:
     if settings.get("tokenizer_class") == "TokenizersBackend":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def main(program: str, args: Sequence[str]) -> None:
-    """The command line of `export`; `program` is how the recipe is called."""
-    parser = argparse.ArgumentParser(prog=f"{program} export", description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a .ckpt file of a fit")
-    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
-    arguments = parser.parse_args(args)
-    try:
-        export(arguments.checkpoint, arguments.output)
-    except UserError as error:
-        parser.error(str(error))
-    print(f"Exported to {arguments.output}: AutoModel.from_pretrained('{arguments.output}')")

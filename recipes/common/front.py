@@ -5,6 +5,7 @@ Help, the names of commands and configurations, and what is missing for them.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import signal
 import sys
@@ -71,11 +72,24 @@ def _run(program: str, run: Run, arguments: list[str]) -> None:
         if not importlib.util.find_spec(name):
             raise UserError(_explain_missing(name))
     if arguments[0] == "export":
-        from recipes.common import export
-
-        export.main(program, arguments[1:])
+        _export(program, arguments[1:])
     else:
         run(arguments, program=program)
+
+
+def _export(program: str, arguments: Sequence[str]) -> None:
+    """Needs neither Trainer nor card."""
+    parser = argparse.ArgumentParser(
+        prog=f"{program} export",
+        description="Write a folder that transformers' `from_pretrained` loads.",
+    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a .ckpt file of a fit")
+    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
+    options = parser.parse_args(arguments)
+    from recipes.common.export import export
+
+    export(options.checkpoint, options.output)
+    print(f"Exported to {options.output}: AutoModel.from_pretrained('{options.output}')")
 
 
 def _check(arguments: Sequence[str]) -> None:

@@ -84,6 +84,15 @@ def test_a_mistake_of_the_user_is_a_line(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == said
 
 
+def test_a_checkpoint_that_is_not_there_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--checkpoint", str(tmp_path / "no.ckpt"), "--output", str(tmp_path / "x")]
+    assert _end(None, "export", *words) == 2
+    said = f"lightning-gaudi run mrpc: error: --checkpoint {tmp_path / 'no.ckpt'} does not exist."
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_ctrl_c_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert _end(_raising(KeyboardInterrupt()), "fit") == 130
     assert capsys.readouterr().err == "lightning-gaudi run mrpc: interrupted\n"
