@@ -6,7 +6,7 @@ pytest = $(python) -m pytest -n auto --maxprocesses 4 --dist loadfile
 # Of a Gaudi server's environment, which has the vendor's torch: `make test-gaudi` alone uses it.
 gaudi_python ?= python3
 
-.PHONY: help setup demo test test-all test-gaudi lint types format benchmarks clean
+.PHONY: help setup demo test test-all test-gaudi lint types format check-wheel dist benchmarks clean
 
 help:
 	@echo "make demo        train BERT on real text on a simulated Gaudi 2 (about 5 minutes)"
@@ -14,6 +14,8 @@ help:
 	@echo "make test-all    the whole test suite"
 	@echo "make test-gaudi  on a Gaudi server: the contract tests on its cards (docs/on-a-gaudi.md)"
 	@echo "make lint types  ruff; mypy"
+	@echo "make check-wheel train with the built wheel in fresh environments, with each extra alone"
+	@echo "make dist        the same, and keep sdist and wheel in dist/"
 	@echo "make benchmarks  the simulator against the plain CPU, and the recipes against"
 	@echo "                 Hugging Face's Trainer, as ratios"
 	@echo "make clean       remove .venv and what runs left behind"
@@ -46,6 +48,12 @@ format: setup
 	$(python) -m ruff check --fix .
 	$(python) -m ruff format .
 
+check-wheel: setup
+	$(python) scripts/check_wheel.py
+
+dist: setup
+	$(python) scripts/check_wheel.py --output dist
+
 benchmarks: setup
 	$(simulate) --cards 1 -- $(python) benchmarks/simulator_vs_cpu.py
 	$(simulate) --cards 1 -- $(python) benchmarks/trainer_overhead.py
@@ -55,4 +63,4 @@ benchmarks: setup
 	$(python) benchmarks/recipe_throughput.py
 
 clean:
-	rm -rf .venv runs lightning_logs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist *.egg-info runs lightning_logs .mypy_cache .pytest_cache .ruff_cache

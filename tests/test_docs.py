@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lightning_gaudi.cli import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+RECIPES = sorted(path for kind in ("*.md", "*.yaml") for path in (ROOT / "recipes").rglob(kind))
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
@@ -34,6 +37,29 @@ def test_make_targets_that_a_page_names_exist(page: Path) -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     named = re.findall(r"`make ([\w-]+)`", page.read_text())
     assert set(named) <= set(targets)
+
+
+def test_what_ci_runs_is_what_the_readme_says() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    said, _, _ = (ROOT / "README.md").read_text().partition("are what CI runs")
+    named = re.findall(r"`make ([\w-]+)`", said.split("\n\n")[-1])
+    assert re.findall(r"^make ([\w-]+)$", script, re.MULTILINE) == named
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *RECIPES], ids=lambda page: f"{page.parent.name}-{page.name}"
+)
+def test_commands_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"(?:`|^)lightning-gaudi ([\w-]+)", page.read_text(), re.MULTILINE)
+    assert set(named) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *RECIPES], ids=lambda page: f"{page.parent.name}-{page.name}"
+)
+def test_no_page_installs_from_an_index_that_has_no_release(page: Path) -> None:
+    """An extra by name is fine: pip adds its packages to what is installed."""
+    assert not re.findall(r"pip install (?:-\S+ )*'?lightning-gaudi(?!\[)", page.read_text())
 
 
 def test_supported_releases_are_the_ones_that_the_version_script_checks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -48,12 +49,23 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     # DeepSpeed looks for an accelerator when it is imported, and none is needed.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
+        _check_installed(options.output)
         consolidate(options.folder, options.output)
     except (OSError, ValueError, ImportError) as error:
         print(f"lightning-gaudi: {error}", file=sys.stderr)
         return 2
     print(f"{options.output}: {options.output.stat().st_size / 2**20:.1f} MiB")
     return 0
+
+
+def _check_installed(output: Path) -> None:
+    """Refuse safetensors where that package, which comes with an extra, is not there."""
+    if output.suffix == ".safetensors" and importlib.util.find_spec("safetensors") is None:
+        raise ModuleNotFoundError(
+            f"{output} needs the package safetensors, which is not installed. Run: pip install "
+            f"safetensors; or pass {output.stem}.ckpt, which needs none.",
+            name="safetensors",
+        )
 
 
 def consolidate(folder: Path, output: Path) -> None:

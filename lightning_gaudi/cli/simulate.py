@@ -63,7 +63,7 @@ def add_parser(subparsers: _Subparsers) -> None:
         help="the generation: memory of "
         + ", ".join(f"{c.memory_bytes // 2**30} GiB ({c.key})" for c in CARDS.values()),
     )
-    parser.set_defaults(run=_run, error=parser.error)
+    parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
 
 
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.cli import ArgsType
+from recipes.common import front
 
-from recipes.bert_pretraining.data import BertData
-from recipes.bert_pretraining.module import BertPretraining
-from recipes.common import cli
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import ArgsType
+
+    from recipes.common.cli import RecipeCLI
 
 LINKS = ("vocab_size", "max_seq_length", "next_sentence")
 
 
-def run(args: ArgsType = None, **options: Any) -> cli.RecipeCLI:
-    """Parse the arguments (the command line's by default) and run the subcommand."""
+def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
+    """Parse the arguments (the command line's by default) and run the command."""
+    from recipes.bert_pretraining.data import BertData
+    from recipes.bert_pretraining.module import BertPretraining
+    from recipes.common import cli
+
     return cli.run(BertPretraining, BertData, args, links=LINKS, **options)
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run a subcommand of the Trainer's, or `export`."""
-    cli.main("python -m recipes.bert_pretraining", run, args)
+def main(args: Sequence[str] | None = None, program: str = "") -> None:
+    """Run one of the Trainer's commands, or `export`; see `front.main`."""
+    front.main(__file__, run, args, program)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from recipes.bert_pretraining.rows import RowShape
 from recipes.bert_pretraining.sequences import num_special_tokens
+from recipes.common.errors import UserError
 
 _MIN_VOCAB_SIZE = 8  # five special tokens, and letters
 
@@ -18,25 +19,25 @@ def check_sizes(
     """Refuse sizes of a row that do not fit together.
 
     Raises:
-        ValueError: naming the setting as it is typed.
+        UserError: naming the setting as it is typed.
     """
     if max_seq_length <= num_special_tokens(next_sentence) + 4:
-        raise ValueError(f"data.max_seq_length={max_seq_length} leaves no room for text.")
+        raise UserError(f"data.max_seq_length={max_seq_length} leaves no room for text.")
     wanted = math.ceil(RowShape.mlm_probability * (max_seq_length - 2))
     if max_predictions < wanted:
-        raise ValueError(
+        raise UserError(
             f"data.max_predictions_per_seq={max_predictions} is too small: 15 % of "
             f"data.max_seq_length={max_seq_length} tokens are predicted, so set at least {wanted}."
         )
     if not 0 < validation_share < 0.5:
-        raise ValueError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
+        raise UserError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
 
 
 def check_counts(vocab_size: int, batch_size: int, max_sequences: int, num_workers: int) -> None:
     """Refuse numbers that are too small.
 
     Raises:
-        ValueError: naming the setting as it is typed.
+        UserError: naming the setting as it is typed.
     """
     lowest = {
         "vocab_size": (vocab_size, _MIN_VOCAB_SIZE),
@@ -46,17 +47,17 @@ def check_counts(vocab_size: int, batch_size: int, max_sequences: int, num_worke
     }
     for name, (value, limit) in lowest.items():
         if value < limit:
-            raise ValueError(f"data.{name}={value} must be at least {limit}.")
+            raise UserError(f"data.{name}={value} must be at least {limit}.")
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
     """Refuse a tokenizer with more tokens than the model has embeddings.
 
     Raises:
-        ValueError: saying how many it needs.
+        UserError: saying how many it needs.
     """
     if len(tokenizer) > vocab_size:
-        raise ValueError(
+        raise UserError(
             f"The tokenizer has {len(tokenizer)} tokens, but data.vocab_size is {vocab_size}: the "
             "model would have no embedding for the others. Set "
             f"data.vocab_size={len(tokenizer)}."

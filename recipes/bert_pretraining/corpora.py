@@ -11,6 +11,7 @@ from typing import Any, Literal
 from lightning_gaudi.data import embedded_documents, embedded_fingerprint
 from lightning_gaudi.data.text import sentences
 from recipes.bert_pretraining import files
+from recipes.common.errors import UserError
 from recipes.common.hub import load_hub_dataset
 
 Source = Literal["embedded", "path", "hub"]
@@ -47,15 +48,15 @@ def check_source(
     """Refuse a corpus that cannot exist, before anything expensive is started.
 
     Raises:
-        ValueError: naming the setting as it is typed.
+        UserError: naming the setting as it is typed.
     """
     if max_documents is not None and max_documents < 1:
-        raise ValueError(f"data.max_documents={max_documents} leaves no text: set at least 3.")
+        raise UserError(f"data.max_documents={max_documents} leaves no text: set at least 3.")
     if source == "embedded":
         embedded_fingerprint(packages)
     elif path is None:
         kind = "a file of text or parquet, or a folder of them" if source == "path" else "a name"
-        raise ValueError(f"data.source={source} needs data.path: {kind}.")
+        raise UserError(f"data.source={source} needs data.path: {kind}.")
     elif source == "path":
         files.check(path, text_column)
 
@@ -81,7 +82,7 @@ def open_corpus(
         max_documents: stop after so many; None for all.
 
     Raises:
-        ValueError: if there is no such corpus or no such column in it.
+        UserError: if there is no such corpus or no such column in it.
     """
     check_source(
         source, path, packages=packages, text_column=text_column, max_documents=max_documents
@@ -101,7 +102,7 @@ def _of_rows(rows: Any, name: str, text_column: str) -> Iterator[list[str]]:
     for number, row in enumerate(rows.select_columns([text_column])):
         text = row[text_column]
         if text is not None and not isinstance(text, str):
-            raise ValueError(
+            raise UserError(
                 f"data.text_column={text_column} of {name} is not text: row {number} holds "
                 f"{type(text).__name__}. Name a column of text."
             )

@@ -27,6 +27,7 @@ from recipes.bert_pretraining.prepared import Prepared, Settings, prepare
 from recipes.bert_pretraining.rows import RowShape
 from recipes.bert_pretraining.unigram import UnigramReference, unigram_reference
 from recipes.common.data import RecipeData
+from recipes.common.errors import UserError
 from recipes.common.tokenization import load_tokenizer, tokenizer_from_state, tokenizer_state
 
 
@@ -61,7 +62,7 @@ class BertData(RecipeData):
         seed: of the split, the pairs, the order and the masks.
 
     Raises:
-        ValueError: for a corpus that does not exist, a tokenizer in a folder that does not fit,
+        UserError: for a corpus that does not exist, a tokenizer in a folder that does not fit,
             and sizes that do not fit together, here already: before a card is acquired.
     """
 
@@ -92,7 +93,7 @@ class BertData(RecipeData):
             source, path, packages=packages, text_column=text_column, max_documents=max_documents
         )
         if predict_path is not None and not Path(predict_path).expanduser().is_file():
-            raise ValueError(
+            raise UserError(
                 f"data.predict_path={predict_path} does not exist. Name a UTF-8 text file in which "
                 "words are replaced by [MASK], or leave it out to take held-out text."
             )
@@ -150,7 +151,7 @@ class BertData(RecipeData):
         name, saved = self.hparams["tokenizer"], self._saved_tokenizer
         named = load_tokenizer(name) if name else None
         if named and saved and named.get_vocab() != saved.get_vocab():
-            raise ValueError(
+            raise UserError(
                 f"The checkpoint was trained with another vocabulary than that of "
                 f"data.tokenizer={name}: its weights mean other tokens. Name the tokenizer that it "
                 "was trained with, or leave data.tokenizer out to take the one in the checkpoint."
@@ -188,7 +189,7 @@ class BertData(RecipeData):
         Lightning calls this after `setup`: the text is tokenized again if it has to be.
 
         Raises:
-            ValueError: if data.tokenizer names one with another vocabulary, then or in `setup`.
+            UserError: if data.tokenizer names one with another vocabulary, then or in `setup`.
         """
         super().load_state_dict(state_dict)
         if "tokenizer" not in state_dict:
@@ -213,7 +214,7 @@ class BertData(RecipeData):
         batch_size, workers, seed = (self.hparams[name] for name in names)
         num_ranks = 1 if self.trainer is None else self.trainer.world_size
         if not len(dataset):
-            raise ValueError(
+            raise UserError(
                 f"The {split} documents give no row. Use more text, or a larger "
                 "data.validation_share; with data.next_sentence=true, documents of more than one "
                 "sentence."
@@ -222,7 +223,7 @@ class BertData(RecipeData):
         if len(dataset) < batch_size * num_ranks * accumulated and is_training:
             on = f" on each of {num_ranks} cards" if num_ranks > 1 else ""
             on += f", accumulated {accumulated} times" if accumulated > 1 else ""
-            raise ValueError(
+            raise UserError(
                 f"The training text fills {len(dataset)} row(s), less than one batch of "
                 f"data.batch_size={batch_size}{on}. Use more text, or a smaller batch."
             )

@@ -21,6 +21,7 @@ from lightning_gaudi.callbacks import GraphMonitor, TokenThroughput
 from recipes.bert_pretraining.__main__ import run
 from recipes.bert_pretraining.plot import plot_losses, read_curves
 from recipes.common.cli import RecipeCLI
+from recipes.common.errors import UserError
 from recipes.common.export import export
 
 CONFIG = Path(__file__).with_name("simulated.yaml")
@@ -45,8 +46,8 @@ def main(overrides: Sequence[str] = ()) -> int:
     """Train, test, export, plot and report.
 
     Returns:
-        The exit status: 0 if every goal was met, 1 if not, 130 after Ctrl-C outside of a fit (in
-        one, Lightning itself ends the process, with 1).
+        The exit status: 0 if every goal was met, 1 if not, 2 for a wrong setting, 130 after Ctrl-C
+        outside of a fit (in one, Lightning itself ends the process, with 1).
     """
     start = time.perf_counter()
     print("1/3  Training on real text: the documentation of Python and torch", flush=True)
@@ -60,6 +61,9 @@ def main(overrides: Sequence[str] = ()) -> int:
         losses["test"] = float(cli.trainer.callback_metrics["test/mlm_loss"])
         print("3/3  Exporting and drawing", flush=True)
         lines = [*_loss_lines(cli, losses), *lines_of_run, *_artifacts(cli, checkpoint)]
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
@@ -72,7 +76,7 @@ def main(overrides: Sequence[str] = ()) -> int:
 def _callback(trainer: Trainer, kind: type) -> object:
     found = [callback for callback in trainer.callbacks if isinstance(callback, kind)]
     if not found:
-        raise ValueError(f"The demonstration reads its figures from a {kind.__name__}: add it.")
+        raise UserError(f"The demonstration reads its figures from a {kind.__name__}: add it.")
     return found[0]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gaudi.data.text import sentences
+from recipes.common.errors import UserError
 
 _FORMATS = (".txt", ".parquet")
 _EXPECTED = (
@@ -22,11 +23,11 @@ def check(path: str, text_column: str) -> None:
     """Look at names, sizes and beginnings, but read no whole file.
 
     Raises:
-        ValueError: for files that are not there, empty, or cannot be read as `read` would.
+        UserError: for files that are not there, empty, or cannot be read as `read` would.
     """
     found = _files(path)
     if not any(file.stat().st_size for file in found):
-        raise ValueError(f"data.path={path} is empty: there is no text in it.")
+        raise UserError(f"data.path={path} is empty: there is no text in it.")
     for file in found:
         if file.suffix == ".parquet":
             _open_parquet(file, text_column).close()
@@ -49,7 +50,7 @@ def read(path: str, text_column: str) -> Iterator[list[str]]:
         text_column: of parquet files: the column in which each row holds a document.
 
     Raises:
-        ValueError: for a file that cannot be read, naming the place in it.
+        UserError: for a file that cannot be read, naming the place in it.
     """
     for file in _files(path):
         is_parquet = file.suffix == ".parquet"
@@ -65,16 +66,16 @@ def _files(path: str) -> list[Path]:
     if root.is_file():
         return [root]
     if not root.is_dir():
-        raise ValueError(f"data.path={path} does not exist. {_EXPECTED}")
+        raise UserError(f"data.path={path} does not exist. {_EXPECTED}")
     found = {suffix: sorted(root.rglob(f"*{suffix}")) for suffix in _FORMATS}
     text, parquet = found.values()
     if text and parquet:
-        raise ValueError(
+        raise UserError(
             f"data.path={path} holds {len(text)} *.txt and {len(parquet)} *.parquet files, and "
             "only one kind is read. Put them into folders of their own."
         )
     if not text and not parquet:
-        raise ValueError(f"data.path={path} is a folder without *.txt or *.parquet. {_EXPECTED}")
+        raise UserError(f"data.path={path} is a folder without *.txt or *.parquet. {_EXPECTED}")
     return text or parquet
 
 
@@ -90,9 +91,9 @@ def _check_encoding(file: Path) -> None:
             raise _not_utf8(file, beginning[: error.start].count(b"\n") + 1, error) from error
 
 
-def _not_utf8(file: Path, line: int, error: UnicodeDecodeError) -> ValueError:
+def _not_utf8(file: Path, line: int, error: UnicodeDecodeError) -> UserError:
     byte = error.object[error.start]
-    return ValueError(
+    return UserError(
         f"data.path: {file} is not UTF-8 text: line {line} has the byte 0x{byte:02x}. Uncompress "
         f"it, or convert it, for example with: iconv -f latin1 -t utf-8 {file.name}"
     )
@@ -115,7 +116,7 @@ def _blocks(file: Path) -> Iterator[str]:
                 yield " ".join(block)
                 block, num_characters = [], 0
             if num_characters > _MAX_DOCUMENT_CHARACTERS:
-                raise ValueError(
+                raise UserError(
                     f"data.path: {file} has more than {_MAX_DOCUMENT_CHARACTERS:,} characters "
                     f"without a blank line up to line {number}. Separate documents by blank lines."
                 )
@@ -138,7 +139,7 @@ def _open_parquet(file: Path, text_column: str) -> Any:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"data.path: {file} is read with the `pyarrow` package, which is not installed. "
             "Install it with: pip install 'lightning-gaudi[recipes]'"
         ) from error
@@ -148,18 +149,18 @@ def _open_parquet(file: Path, text_column: str) -> Any:
         raise _corrupt(file, error) from error
     schema = table.schema_arrow
     if text_column not in schema.names:
-        raise ValueError(
+        raise UserError(
             f"data.text_column={text_column} is not a column of {file}, which has "
             f"{', '.join(schema.names)}."
         )
     kind = schema.field(text_column).type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise ValueError(f"data.text_column={text_column} of {file} holds {kind}, not text.")
+        raise UserError(f"data.text_column={text_column} of {file} holds {kind}, not text.")
     return table
 
 
-def _corrupt(file: Path, error: Exception) -> ValueError:
-    return ValueError(
+def _corrupt(file: Path, error: Exception) -> UserError:
+    return UserError(
         f"data.path: {file} cannot be read as parquet: {error}. Fetch it again, or take it out of "
         "the folder."
     )

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from recipes.bert_pretraining.rows import RowShape
 from recipes.bert_pretraining.sequences import NO_LABEL
+from recipes.common.errors import UserError
 
 _CONTEXT_TOKENS = 8
 
@@ -43,7 +44,7 @@ class MaskedLines(Dataset[dict[str, Any]]):
         shape: of a row.
 
     Raises:
-        ValueError: for a file without lines, and a line without `[MASK]` or with too many tokens or
+        UserError: for a file without lines, and a line without `[MASK]` or with too many tokens or
             masks.
     """
 
@@ -58,18 +59,16 @@ class MaskedLines(Dataset[dict[str, Any]]):
             self._check(f"data.predict_path={path}, line {number}", ids, places, tokenizer)
             self.rows.append((ids, places))
         if not self.rows:
-            raise ValueError(f"data.predict_path={path} has no line with {tokenizer.mask_token}.")
+            raise UserError(f"data.predict_path={path} has no line with {tokenizer.mask_token}.")
 
     def _check(
         self, name: str, ids: np.ndarray, places: np.ndarray, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         limit, most = self.shape.max_seq_length, self.shape.max_predictions_per_seq
         if not len(places):
-            raise ValueError(
-                f"{name} has no {tokenizer.mask_token}: put it where words are hidden."
-            )
+            raise UserError(f"{name} has no {tokenizer.mask_token}: put it where words are hidden.")
         if len(places) > most or len(ids) > limit:
-            raise ValueError(
+            raise UserError(
                 f"{name} has {len(ids)} tokens and {len(places)} masks, but a row holds "
                 f"data.max_seq_length={limit} and data.max_predictions_per_seq={most}. Cut it."
             )

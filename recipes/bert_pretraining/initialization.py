@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import BertModel
 
+from recipes.common.errors import UserError
+
 _POSITION_SCALE, _SEGMENT_SCALE, _VALUE_SCALE, _SHARPNESS = 0.2, 0.3, 3.0, 4.0
 
 
@@ -21,10 +23,10 @@ def look_at_one_segment(bert: BertModel) -> None:
         bert: new, with two heads or more.
 
     Raises:
-        ValueError: for a single head.
+        UserError: for a single head.
     """
     if bert.config.num_attention_heads < 2:
-        raise ValueError(
+        raise UserError(
             "model.initialization=segments gives a head to each segment, but model.num_heads is 1. "
             "Set at least 2."
         )

@@ -19,6 +19,7 @@ from recipes.bert_pretraining.fill_mask import FilledMask, candidates, lines
 from recipes.bert_pretraining.initialization import look_at_one_segment
 from recipes.bert_pretraining.phases import PHASE1_KEY, Phase1
 from recipes.bert_pretraining.sequences import IS_RANDOM
+from recipes.common.errors import UserError
 from recipes.common.optimizers import OptimizerName, Schedule
 from recipes.common.training import RecipeModule, enable_checkpointing
 
@@ -65,7 +66,7 @@ class BertPretraining(RecipeModule):
         num_candidates: tokens that `predict` names for each masked one.
 
     Raises:
-        ValueError: for a model shorter than the sequences, and for a file that is no checkpoint of
+        UserError: for a model shorter than the sequences, and for a file that is no checkpoint of
             phase 1 of this model.
     """
 
@@ -99,7 +100,7 @@ class BertPretraining(RecipeModule):
         # The weights that a checkpoint holds do not come from phase 1 any more.
         self.save_hyperparameters(ignore="phase1_checkpoint")
         if num_positions is not None and num_positions < max_seq_length:
-            raise ValueError(
+            raise UserError(
                 f"model.num_positions={num_positions} is less than data.max_seq_length="
                 f"{max_seq_length}: the last tokens would have no position. Set at least that."
             )

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recipes.common.errors import UserError
 from recipes.common.training import CONFIG_KEY, RecipeModule
 
 REQUIRED = "required"
@@ -36,7 +37,7 @@ class Phase1:
         """The checkpoint that `model.phase1_checkpoint` names, if any, after a look at it.
 
         Raises:
-            ValueError: if it is no checkpoint of phase 1 of the same model.
+            UserError: if it is no checkpoint of phase 1 of the same model.
         """
         if path is None:
             return None
@@ -50,10 +51,10 @@ class Phase1:
         """Give the module, still on the CPU, the weights, and its data the vocabulary.
 
         Raises:
-            ValueError: if the data have another vocabulary, or no checkpoint was named.
+            UserError: if the data have another vocabulary, or no checkpoint was named.
         """
         if self.path == REQUIRED:
-            raise ValueError(
+            raise UserError(
                 f"model.phase1_checkpoint={REQUIRED}: this configuration goes on from phase 1. "
                 "Name the last checkpoint of phase 1, or null to begin with random weights."
             )
@@ -65,13 +66,13 @@ class Phase1:
         """Give an optimizer that has not made a step the averages, and no more.
 
         Raises:
-            ValueError: if it is of another kind, or trains other parameters.
+            UserError: if it is of another kind, or trains other parameters.
         """
         (saved,) = self.checkpoint["optimizer_states"]
         groups = optimizer.state_dict()["param_groups"]
         ours, theirs = ([len(g["params"]) for g in gs] for gs in (groups, saved["param_groups"]))
         if ours != theirs:
-            raise ValueError(
+            raise UserError(
                 f"model.phase1_checkpoint={self.path}: it trained {sum(theirs)} parameters, and "
                 f"{sum(ours)} are trained now. Set data.next_sentence and model.weight_decay as in "
                 "phase 1."
@@ -82,25 +83,25 @@ class Phase1:
     def _check(self, module: RecipeModule) -> None:
         name = f"model.phase1_checkpoint={self.path}"
         if not self.checkpoint.get("optimizer_states") or CONFIG_KEY not in self.checkpoint:
-            raise ValueError(
+            raise UserError(
                 f"{name} holds no model with the state of its optimizer: name a checkpoint that "
                 "`fit` of this recipe wrote, with save_weights_only left false."
             )
         if self.checkpoint.get(PHASE1_KEY) is not None:
-            raise ValueError(
+            raise UserError(
                 f"{name} was written by phase 2, which began with "
                 f"{self.checkpoint[PHASE1_KEY]}. To go on with it, give it as --ckpt_path."
             )
         try:
             module.on_load_checkpoint(self.checkpoint)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
         theirs, ours = (
             str(settings.get("optimizer")).removeprefix("fused_")
             for settings in (self.checkpoint["hyper_parameters"], module.hparams)
         )
         if theirs != ours:
-            raise ValueError(
+            raise UserError(
                 f"{name} was trained with model.optimizer={theirs}, whose averages are not those "
                 f"of {ours}. Set the same."
             )
@@ -109,14 +110,14 @@ class Phase1:
 def _read(path: str) -> dict[str, Any]:
     """Map a checkpoint into memory: what is not used is not read."""
     if not Path(path).is_file():
-        raise ValueError(
+        raise UserError(
             f"model.phase1_checkpoint={path} does not exist. Name the last .ckpt file of phase 1; "
             "to validate or test a checkpoint of phase 2, set it to null."
         )
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
-        raise ValueError(
+        raise UserError(
             f"model.phase1_checkpoint={path} cannot be read as a checkpoint: {error}"
         ) from error
     return content if isinstance(content, dict) else {}

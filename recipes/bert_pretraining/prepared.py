@@ -19,6 +19,7 @@ from recipes.bert_pretraining.corpora import Corpus
 from recipes.bert_pretraining.rows import RowPlan, RowShape, write_plan
 from recipes.bert_pretraining.sequences import sentence_pairs, single_sequences
 from recipes.bert_pretraining.tokenized import TokenizedCorpus, write_tokens
+from recipes.common.errors import UserError
 from recipes.common.tokenization import tokenizer_from_state, tokenizer_state, train_wordpiece
 
 SPLITS = ("train", "validation", "test")
@@ -60,7 +61,7 @@ def prepare(
         root: the cache.
 
     Raises:
-        ValueError: for a corpus without text or with too few documents.
+        UserError: for a corpus without text or with too few documents.
         OSError: if the cache cannot be written.
     """
     share, seed = settings.validation_share, settings.seed
@@ -123,10 +124,10 @@ class _Chosen:
 
 def _check_number(corpus: Corpus, num_documents: int, validation_share: float) -> None:
     if not num_documents:
-        raise ValueError(f"The corpus {corpus.name!r} is empty: there is no text in it.")
+        raise UserError(f"The corpus {corpus.name!r} is empty: there is no text in it.")
     held_out = _num_held_out(num_documents, validation_share)
     if num_documents <= 2 * held_out:
-        raise ValueError(
+        raise UserError(
             f"The corpus {corpus.name!r} has {num_documents} document(s), too few to hold out "
             f"{held_out} for validation and as many for test. Separate documents by blank lines, "
             "or set a smaller data.validation_share."

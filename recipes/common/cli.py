@@ -1,20 +1,24 @@
-"""The command line of a recipe: Lightning's, and `export`."""
+"""The command line of a recipe: Lightning's, with one line for each mistake."""
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from recipes.common import export
+from recipes.common.errors import UserError
+from recipes.common.parser import RecipeParser
 from recipes.common.training import RecipeModule
 
 _FOUND_BY_LIGHTNING = ("best", "last", "hpc", "registry")
+_SWITCHES = {"enable_progress_bar": ProgressBar, "enable_checkpointing": ModelCheckpoint}
 
 
 class RecipeCLI(LightningCLI):
@@ -27,7 +31,7 @@ class RecipeCLI(LightningCLI):
 
     def __init__(self, *arguments: Any, links: Sequence[str] = (), **options: Any) -> None:
         self.links = links
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, parser_class=RecipeParser, **options)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for name in self.links:
@@ -38,8 +42,30 @@ class RecipeCLI(LightningCLI):
         try:
             _check_checkpoint(self._get(self.config, "ckpt_path"))
             super().instantiate_classes()
-        except ValueError as error:
-            self.parser.error(str(error), error)
+        except (ValueError, MisconfigurationException) as error:
+            raise UserError(str(error)) from error
+
+    def instantiate_trainer(self, **settings: Any) -> Trainer:
+        """Without the callbacks of the file that `trainer.enable_...=false` is against."""
+        config = self._get(self.config_init, "trainer")
+        for switch, kind in _SWITCHES.items():
+            if config[switch] is False:
+                callbacks = config["callbacks"] or []
+                config["callbacks"] = [each for each in callbacks if not isinstance(each, kind)]
+        return super().instantiate_trainer(**settings)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run it; what Lightning or the strategy finds wrong with the settings is the user's."""
+        is_new = self.model.hparams.get("name") is None
+        if subcommand != "fit" and is_new and not self._get(self.config, "ckpt_path"):
+            rank_zero_warn(
+                f"{subcommand} has no --ckpt_path, so it takes random weights, of a model that has "
+                "learnt nothing. Name a .ckpt file that `fit` wrote."
+            )
+        try:
+            super()._run_subcommand(subcommand)
+        except MisconfigurationException as error:
+            raise UserError(str(error)) from error
 
 
 def run(
@@ -48,6 +74,7 @@ def run(
     args: ArgsType = None,
     *,
     links: Sequence[str] = (),
+    program: str | None = None,
     **options: Any,
 ) -> RecipeCLI:
     """Parse the arguments (the command line's by default) and run the subcommand.
@@ -57,6 +84,7 @@ def run(
         data_class: the recipe's data.
         args: instead of the command line.
         links: see `RecipeCLI`.
+        program: what the user typed to come here, for usage and errors.
         options: of LightningCLI, `run=False` for example.
     """
     with warnings.catch_warnings():
@@ -75,6 +103,7 @@ def run(
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},  # without a logger every run has one folder
             auto_configure_optimizers=False,
+            parser_kwargs={"prog": program},
             **options,
         )
 
@@ -83,22 +112,7 @@ def _check_checkpoint(path: str | None) -> None:
     """Refuse a file that is not there; words such as `last`, and URLs, are Lightning's to read."""
     if path is None or path in _FOUND_BY_LIGHTNING or ":" in path or Path(path).exists():
         return
-    raise ValueError(
+    raise UserError(
         f"--ckpt_path {path} does not exist. Name a .ckpt file that `fit` wrote (below "
         "trainer.default_root_dir or the first logger's folder), or leave it out."
     )
-
-
-def main(program: str, run: Callable[[ArgsType], Any], args: Sequence[str] | None = None) -> None:
-    """Run the Trainer's subcommands, or `export`, which needs neither Trainer nor card.
-
-    Args:
-        program: how the recipe is called, for messages: `python -m recipes.mrpc`.
-        run: the recipe's own, with its classes.
-        args: instead of the command line.
-    """
-    arguments = sys.argv[1:] if args is None else list(args)
-    if arguments[:1] == ["export"]:
-        export.main(program, arguments[1:])
-    else:
-        run(args and arguments)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
 from recipes.common.tokenization import tokenizer_from_state
 from recipes.common.training import CLASS_KEY, CONFIG_KEY
@@ -27,21 +26,21 @@ def export(checkpoint: Path, output: Path) -> None:
         output: the folder to write, made if it is not there.
 
     Raises:
-        ValueError: if there is no such checkpoint, it is in shards, or no recipe wrote it.
+        UserError: if there is no such checkpoint, it is in shards, or no recipe wrote it.
     """
     if checkpoint.is_dir():
-        raise ValueError(
+        raise UserError(
             f"--checkpoint {checkpoint} is a folder of shards. Make one file of it first: "
             f"lightning-gaudi consolidate {checkpoint} {checkpoint.stem}-whole.ckpt"
         )
     if not checkpoint.is_file():
-        raise ValueError(
+        raise UserError(
             f"--checkpoint {checkpoint} does not exist. Name a .ckpt file that `fit` wrote."
         )
     content = torch.load(checkpoint, map_location="cpu", weights_only=True)
     missing = [key for key in (CONFIG_KEY, CLASS_KEY, "state_dict") if key not in content]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"--checkpoint {checkpoint} was not written by `fit` of a recipe: it has no "
             f"{', '.join(missing)}."
         )
@@ -77,16 +76,3 @@ def _name_for_transformers_4(config: Path) -> None:
     if settings.get("tokenizer_class") == "TokenizersBackend":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def main(program: str, args: Sequence[str]) -> None:
-    """The command line of `export`; `program` is how the recipe is called."""
-    parser = argparse.ArgumentParser(prog=f"{program} export", description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a .ckpt file of a fit")
-    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
-    arguments = parser.parse_args(args)
-    try:
-        export(arguments.checkpoint, arguments.output)
-    except ValueError as error:
-        parser.error(str(error))
-    print(f"Exported to {arguments.output}: AutoModel.from_pretrained('{arguments.output}')")

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recipes.common.errors import UserError
+
 Model = TypeVar("Model")
 
 
@@ -19,14 +21,14 @@ def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options
         options: of `from_pretrained`.
 
     Raises:
-        ValueError: if there is no such model, or it cannot be read.
+        UserError: if there is no such model, or it cannot be read.
     """
     path = Path(name_or_path).expanduser()
     try:
         return cls.from_pretrained(str(path) if path.is_dir() else name_or_path, **options)  # type: ignore[attr-defined,no-any-return]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(
+        raise UserError(
             f"{setting}={name_or_path} could not be loaded as {cls.__name__}: {lines[0]} "
             "Check the name and the network. Without a network, download it where there is one "
             f"(`hf download {name_or_path} --local-dir FOLDER`) and set {setting}=FOLDER."
@@ -46,19 +48,19 @@ def load_hub_dataset(
         revision: branch, tag or commit; None for the newest.
 
     Raises:
-        ValueError: if it cannot be had, or lacks a column.
+        UserError: if it cannot be had, or lacks a column.
     """
     try:
         import datasets
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"data.source=hub reads {name!r} with the `datasets` package, which is not installed. "
             "Install it with: pip install 'lightning-gaudi[recipes]'"
         ) from error
     try:
         rows = datasets.load_dataset(name, subset, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ValueError(
+        raise UserError(
             f"data.path={name} with data.subset={subset} could not be loaded: {error} Check the "
             "name, the subset and the network, or take local files with data.source=path."
         ) from error
@@ -70,10 +72,10 @@ def check_columns(origin: str, found: Sequence[str], wanted: Sequence[str]) -> N
     """Refuse a table without the columns that are read.
 
     Raises:
-        ValueError: naming what is missing and what is there.
+        UserError: naming what is missing and what is there.
     """
     if missing := [column for column in wanted if column not in found]:
-        raise ValueError(
+        raise UserError(
             f"{origin} has no column {', '.join(map(repr, missing))}. It has "
             f"{', '.join(map(repr, found)) or 'none'}; needed: {', '.join(map(repr, wanted))}."
         )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_gaudi import vendor
+from recipes.common.errors import UserError
 
 OptimizerName = Literal["adamw", "fused_adamw", "lamb", "fused_lamb"]
 Schedule = Literal["linear", "polynomial", "constant"]
@@ -116,11 +117,11 @@ def make_optimizer(
             `trainer.gradient_clip_val`.
 
     Raises:
-        ValueError: for a kernel of the vendor's on another device than hpu.
+        UserError: for a kernel of the vendor's on another device than hpu.
     """
     devices = {parameter.device.type for parameter in module.parameters()}
     if name.startswith("fused_") and devices != {"hpu"}:
-        raise ValueError(
+        raise UserError(
             f"model.optimizer={name} is the vendor's kernel for hpu, but the model is on "
             f"{', '.join(sorted(devices))}. Use model.optimizer={name.removeprefix('fused_')}, or "
             "trainer.accelerator=hpu."
@@ -187,16 +188,16 @@ def make_schedule(
         warmup_steps: 1 or more: steps; below 1: a share of the run.
 
     Raises:
-        ValueError: if the length of the run is needed and not known, or the warm-up is longer.
+        UserError: if the length of the run is needed and not known, or the warm-up is longer.
     """
     if num_steps == float("inf") and (name != "constant" or 0 < warmup_steps < 1):
-        raise ValueError(
+        raise UserError(
             f"model.schedule={name} with model.warmup_steps={warmup_steps} needs the length of the "
             "run. Set trainer.max_steps or trainer.max_epochs."
         )
     num_warmup = warmup_steps * num_steps if 0 < warmup_steps < 1 else warmup_steps
     if not 0 <= num_warmup <= num_steps:
-        raise ValueError(
+        raise UserError(
             f"model.warmup_steps={warmup_steps} does not lie within the {num_steps:.0f} steps of "
             "the run. Give a number of steps, or a share below 1."
         )

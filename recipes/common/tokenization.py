@@ -18,6 +18,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
 
 BERT_TOKENS = {
@@ -125,12 +126,12 @@ def load_tokenizer(
         model: what they are needed for, in the message.
 
     Raises:
-        ValueError: if there is no such tokenizer, or it lacks one of the tokens.
+        UserError: if there is no such tokenizer, or it lacks one of the tokens.
     """
     tokenizer = load_pretrained(AutoTokenizer, "data.tokenizer", name_or_path)
     missing = [name for name in needed if getattr(tokenizer, name, None) is None]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"data.tokenizer={name_or_path} has no {', '.join(missing)}: it is not a tokenizer "
             f"for {model}. Name one that is, or leave it out to train one on the text."
         )

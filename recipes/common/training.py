@@ -17,6 +17,7 @@ from lightning.pytorch.strategies import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from recipes.common.errors import UserError
 from recipes.common.optimizers import CLIPS_ITSELF, make_optimizer, make_schedule
 
 CONFIG_KEY, CLASS_KEY = "transformers_config", "transformers_class"
@@ -65,7 +66,7 @@ class RecipeModule(LightningModule):
         """The optimizer and the schedule that the hyperparameters name."""
         settings = self.hparams
         if settings["optimizer"] in CLIPS_ITSELF and self.trainer.gradient_clip_val:
-            raise ValueError(
+            raise UserError(
                 f"model.optimizer={settings['optimizer']} clips the gradients itself, but "
                 f"trainer.gradient_clip_val is {self.trainer.gradient_clip_val}. Leave it out, and "
                 "set model.max_grad_norm."
@@ -97,7 +98,7 @@ class RecipeModule(LightningModule):
         """Refuse the weights of another model before any are loaded.
 
         Raises:
-            ValueError: naming the settings in which the models differ.
+            UserError: naming the settings in which the models differ.
         """
         if not (theirs := checkpoint.get("state_dict")):
             return  # a strategy has loaded them in parts, and compared them then
@@ -106,7 +107,7 @@ class RecipeModule(LightningModule):
         shapes = {name: getattr(weight, "ds_shape", weight.shape) for name, weight in ours.items()}
         differing = [name for name, shape in shapes.items() if _shape(theirs, name) != shape]
         if differing:
-            raise ValueError(
+            raise UserError(
                 f"The checkpoint holds another model than the one that is configured: "
                 f"{_difference(checkpoint, self.model.config.to_dict()) or differing[0]}. Start "
                 "with the settings of the run that wrote it (config.yaml in its folder)."
@@ -137,12 +138,12 @@ def _check_takes_shards(name: str, weight_decay: float, strategy: Strategy) -> N
     """Refuse what is wrong on a part of a weight, or does not know DTensors."""
     is_sharded = isinstance(strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy)
     if is_sharded and name != "adamw":
-        raise ValueError(
+        raise UserError(
             f"model.optimizer={name} updates whole weights, but trainer.strategy is "
             f"{type(strategy).__name__}, which cuts them up. Use model.optimizer=adamw."
         )
     if isinstance(strategy, FSDPStrategy) and weight_decay:
-        raise ValueError(
+        raise UserError(
             f"model.weight_decay={weight_decay} leaves out biases and norms, but under "
             f"{type(strategy).__name__} all weights look like them: flat. Use "
             "trainer.strategy=deepspeed_stage_3, or model.weight_decay=0."

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.cli import ArgsType
+from recipes.common import front
 
-from recipes.common import cli
-from recipes.mrpc.data import MrpcData
-from recipes.mrpc.module import Mrpc
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import ArgsType
 
+    from recipes.common.cli import RecipeCLI
 
-def run(args: ArgsType = None, **options: Any) -> cli.RecipeCLI:
-    """Parse the arguments (the command line's by default) and run the subcommand."""
-    return cli.run(Mrpc, MrpcData, args, links=("vocab_size", "max_length"), **options)
+LINKS = ("vocab_size", "max_length")
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run the Trainer's subcommands, or `export`."""
-    cli.main("python -m recipes.mrpc", run, args)
+def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
+    """Parse the arguments (the command line's by default) and run the command."""
+    from recipes.common import cli
+    from recipes.mrpc.data import MrpcData
+    from recipes.mrpc.module import Mrpc
+
+    return cli.run(Mrpc, MrpcData, args, links=LINKS, **options)
+
+
+def main(args: Sequence[str] | None = None, program: str = "") -> None:
+    """Run one of the Trainer's commands, or `export`; see `front.main`."""
+    front.main(__file__, run, args, program)
 
 
 if __name__ == "__main__":

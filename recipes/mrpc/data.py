@@ -16,6 +16,7 @@ from lightning_gaudi.data import (
     optimal_buckets,
 )
 from recipes.common.data import RecipeData
+from recipes.common.errors import UserError
 from recipes.common.tokenization import (
     load_tokenizer,
     tokenizer_from_state,
@@ -52,7 +53,7 @@ class MrpcData(RecipeData):
         seed: of the order, of what is held out and of the embedded pairs.
 
     Raises:
-        ValueError: for data or a tokenizer that cannot be had or do not fit, here already: before
+        UserError: for data or a tokenizer that cannot be had or do not fit, here already: before
             a card is acquired.
     """
 
@@ -75,16 +76,16 @@ class MrpcData(RecipeData):
         super().__init__()
         self.save_hyperparameters()
         if not 0 < validation_share < 0.5:
-            raise ValueError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
+            raise UserError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
         if max_length < 8:
-            raise ValueError(f"data.max_length={max_length} leaves no room for two sentences.")
+            raise UserError(f"data.max_length={max_length} leaves no room for two sentences.")
         self.tokenizer: PreTrainedTokenizerBase | None = None
         if tokenizer is not None:
             self.tokenizer = load_tokenizer(tokenizer)
             _check_tokenizer(self.tokenizer, tokenizer, vocab_size)
         if source != "embedded" and path is None:
             needed = "a folder with the files of MRPC." if source == "path" else "nyu-mll/glue."
-            raise ValueError(f"data.source={source} needs data.path: {needed}")
+            raise UserError(f"data.source={source} needs data.path: {needed}")
         self.pairs: Splits = self._read() if source == "path" else {}
         self._encoded: dict[str, EncodedPairs] = {}
         self._baselines: dict[str, Scores] = {}
@@ -119,7 +120,7 @@ class MrpcData(RecipeData):
     def test_dataloader(self) -> BucketDataLoader:
         pairs = self._split("test")
         if num_unknown := sum(pair.label is None for pair in pairs):
-            raise ValueError(
+            raise UserError(
                 f"The test split {self.origin} has no label for {num_unknown} of its {len(pairs)} "
                 "pairs, as GLUE publishes it. Use `predict`, or `validate` for scores."
             )
@@ -163,7 +164,7 @@ class MrpcData(RecipeData):
 
     def _split(self, split: str) -> list[Any]:
         if split not in self.pairs:
-            raise ValueError(
+            raise UserError(
                 f"data.path={self.hparams['path']} has no {split} split, but only "
                 f"{', '.join(self.pairs)}. Add its file."
             )
@@ -204,7 +205,7 @@ class MrpcData(RecipeData):
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str, vocab_size: int) -> None:
     """A tokenizer of another model has another number of tokens."""
     if not 0 <= vocab_size - len(tokenizer) <= _MAX_UNUSED:
-        raise ValueError(
+        raise UserError(
             f"data.tokenizer={name} has {len(tokenizer)} tokens, but data.vocab_size is "
             f"{vocab_size}, the number that the model has embeddings for. Name the tokenizer that "
             f"the model was trained with, and set data.vocab_size to the model's vocab_size."

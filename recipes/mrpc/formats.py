@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from recipes.common.errors import UserError
 from recipes.common.hub import check_columns, load_hub_dataset
 
 
@@ -48,7 +49,7 @@ def read_folder(path: str) -> Splits:
     """The pairs of a folder, in the first layout of which it has a file.
 
     Raises:
-        ValueError: if it has none, or a row is not what its format says; with file and row.
+        UserError: if it has none, or a row is not what its format says; with file and row.
     """
     folder = Path(path).expanduser()
     for layout in _LAYOUTS:
@@ -57,7 +58,7 @@ def read_folder(path: str) -> Splits:
         if found:
             return {split: list(_read_file(file, split)) for split, file in found.items()}
     state = "has none of them" if folder.is_dir() else "is not a folder"
-    raise ValueError(
+    raise UserError(
         f"data.path={path} {state}. With data.source=path, name a folder with the files of GLUE "
         "(train.tsv, dev.tsv, test.tsv), of MSR (msr_paraphrase_train.txt, "
         "msr_paraphrase_test.txt), or train, validation and test as .jsonl, .parquet or .csv with "
@@ -69,7 +70,7 @@ def read_hub(name: str, subset: str | None) -> Splits:
     """The pairs of a data set of the hub with MRPC's columns, such as `nyu-mll/glue` `mrpc`.
 
     Raises:
-        ValueError: if it cannot be had, or a row is not what it should be.
+        UserError: if it cannot be had, or a row is not what it should be.
     """
     splits: Splits = {}
     for split in ("train", "validation", "test"):
@@ -92,9 +93,9 @@ def _read_file(file: Path, split: str) -> Iterator[Pair]:
     try:
         rows = list(_ROWS[file.suffix](file))
     except UnicodeDecodeError as error:
-        raise ValueError(f"data.path={file} is not UTF-8: {error}. Convert it.") from error
+        raise UserError(f"data.path={file} is not UTF-8: {error}. Convert it.") from error
     if not rows:
-        raise ValueError(f"data.path={file} has no rows. Is it cut short?")
+        raise UserError(f"data.path={file} has no rows. Is it cut short?")
     needed = columns[:2] if split == "test" else columns
     check_columns(f"data.path={file}", list(rows[0]), needed)
     return _pairs(rows, columns, split, f"data.path={file}")
@@ -108,7 +109,7 @@ def _pairs(
         first, second, label = (row.get(column) for column in columns)
         for column, text in zip(columns, (first, second), strict=False):
             if not isinstance(text, str) or not text.strip():
-                raise ValueError(
+                raise UserError(
                     f"{origin}: {column!r} of row {number} is {text!r}, not a sentence. Remove "
                     "the row or complete it."
                 )
@@ -119,7 +120,7 @@ def _label(value: Any, split: str, origin: str) -> int | None:
     if split == "test" and str(value) in ("None", str(_NO_LABEL)):
         return None
     if str(value) not in ("0", "1"):
-        raise ValueError(
+        raise UserError(
             f"{origin}: the label is {value!r}. It must be 1 for a paraphrase, or 0; a test split "
             f"may have none, or {_NO_LABEL}."
         )
@@ -138,7 +139,7 @@ def _rows_of_table(file: Path, **options: Any) -> Iterator[dict[str, str]]:
         header = next(reader, [])
         for number, fields in enumerate(reader, 1):
             if len(fields) != len(header):
-                raise ValueError(
+                raise UserError(
                     f"data.path={file}: row {number} has {len(fields)} columns, its header "
                     f"{len(header)}. Is it cut short, or has it been written with other quotes?"
                 )
@@ -151,7 +152,7 @@ def _rows_of_jsonl(file: Path) -> Iterator[dict[str, Any]]:
             try:
                 yield dict(json.loads(line))
             except (TypeError, ValueError) as error:
-                raise ValueError(
+                raise UserError(
                     f"data.path={file}: line {number} is not a JSON object: {error}."
                 ) from error
 
@@ -160,14 +161,14 @@ def _rows_of_parquet(file: Path) -> list[dict[str, Any]]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"data.path={file} is read with pyarrow, which is not installed. Install it with: "
             "pip install 'lightning-gaudi[recipes]'"
         ) from error
     try:
         rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
     except ArrowInvalid as error:
-        raise ValueError(f"data.path={file} is not a parquet file: {error}") from error
+        raise UserError(f"data.path={file} is not a parquet file: {error}") from error
     return rows
 
 

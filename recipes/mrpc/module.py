@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from torchmetrics.functional.classification import binary_accuracy, binary_f1_score
 from transformers import AutoConfig, BertConfig, BertForSequenceClassification
 
+from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import OptimizerName, Schedule
 from recipes.common.training import RecipeModule
@@ -49,7 +50,7 @@ class Mrpc(RecipeModule):
         max_grad_norm: of lamb and fused_lamb; for the others set trainer.gradient_clip_val.
 
     Raises:
-        ValueError: for a model that cannot be had, is no BERT, or does not fit the tokenizer.
+        UserError: for a model that cannot be had, is no BERT, or does not fit the tokenizer.
     """
 
     progress_loss = "loss"
@@ -166,25 +167,25 @@ def _pretrained(
 ) -> BertForSequenceClassification:
     config = load_pretrained(AutoConfig, "model.name", name)
     if config.model_type != "bert":
-        raise ValueError(
+        raise UserError(
             f"model.name={name} is a {config.model_type} model, but this recipe fine-tunes BERT. "
             "Name a BERT, such as bert-large-uncased-whole-word-masking."
         )
     if config.vocab_size != vocab_size:
-        raise ValueError(
+        raise UserError(
             f"model.name={name} has embeddings for {config.vocab_size} tokens, but "
             f"data.vocab_size is {vocab_size}. Set data.tokenizer={name}, the tokenizer of the "
             f"model, and data.vocab_size={config.vocab_size}."
         )
     if config.max_position_embeddings < max_length:
-        raise ValueError(
+        raise UserError(
             f"model.name={name} has {config.max_position_embeddings} positions, but "
             f"data.max_length is {max_length}. Set data.max_length={config.max_position_embeddings}"
             " or less."
         )
     has_head = any("SequenceClassification" in name for name in config.architectures or ())
     if has_head and config.num_labels != _NUM_LABELS:
-        raise ValueError(
+        raise UserError(
             f"model.name={name} has been fine-tuned for {config.num_labels} labels, and a pair has "
             f"one of {_NUM_LABELS}. Name the model that it was made from."
         )

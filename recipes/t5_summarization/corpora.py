@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_gaudi.data import embedded_documents
+from recipes.common.errors import UserError
 from recipes.common.hub import check_columns, load_hub_dataset
 from recipes.t5_summarization.rouge import lead
 
@@ -54,13 +55,13 @@ def check_source(source: Source, path: str | None, columns: Columns) -> None:
     """Refuse data that cannot be had, before anything expensive is started.
 
     Raises:
-        ValueError: naming the setting as it is typed.
+        UserError: naming the setting as it is typed.
     """
     if source == "embedded":
         return
     if path is None:
         wanted = "a folder with train, validation and test files"
-        raise ValueError(
+        raise UserError(
             f"data.source={source} needs data.path: "
             + (f"{wanted}." if source == "path" else "a name, such as abisee/cnn_dailymail.")
         )
@@ -75,7 +76,7 @@ def files_of(folder: Path, split: str) -> list[Path]:
     """The files of a split: `train.csv`, or the shards `train-00000-of-00003.parquet`.
 
     Raises:
-        ValueError: naming the folder, what it should hold, and how to get it.
+        UserError: naming the folder, what it should hold, and how to get it.
     """
     found = [
         path
@@ -86,7 +87,7 @@ def files_of(folder: Path, split: str) -> list[Path]:
     if found:
         return found
     problem = "has no such file" if folder.is_dir() else "is not a folder"
-    raise ValueError(
+    raise UserError(
         f"data.path={folder} {problem}: {split}.csv, {split}.jsonl, {split}.parquet or shards "
         f"{split}-*.parquet, with the columns article, highlights and id of CNN/DailyMail. Get "
         "them where there is a network with `hf download abisee/cnn_dailymail --repo-type dataset "
@@ -98,7 +99,7 @@ def read_files(folder: Path, split: str, columns: Columns) -> Iterator[Row]:
     """The rows of a split, in the order of the files.
 
     Raises:
-        ValueError: for files that are missing, cannot be read, or lack a column.
+        UserError: for files that are missing, cannot be read, or lack a column.
     """
     number = 0
     for path in files_of(folder, split):
@@ -110,7 +111,7 @@ def read_files(folder: Path, split: str, columns: Columns) -> Iterator[Row]:
                 yield columns.row(values, number)
                 number += 1
         except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
-            raise ValueError(
+            raise UserError(
                 f"{path} could not be read as {path.suffix[1:]} (row {number}): {error}. It must "
                 "be UTF-8, and jsonl has one object a line."
             ) from error
@@ -131,7 +132,7 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is read with the `pyarrow` package, which is not installed. Install it with: "
             "pip install 'lightning-gaudi[recipes]'"
         ) from error
@@ -146,7 +147,7 @@ def read_hub(name: str, subset: str | None, split: str, columns: Columns) -> Ite
     """The rows of a split of a data set of the hub.
 
     Raises:
-        ValueError: if it cannot be had, or lacks a column.
+        UserError: if it cannot be had, or lacks a column.
     """
     table = load_hub_dataset(name, subset, split, (columns.article, columns.summary))
     for number, values in enumerate(table):

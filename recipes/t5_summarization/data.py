@@ -19,6 +19,7 @@ from lightning_gaudi.data import (
     pad_batch,
 )
 from recipes.common.data import RecipeData
+from recipes.common.errors import UserError
 from recipes.common.tokenization import (
     T5_TOKENS,
     load_tokenizer,
@@ -74,7 +75,7 @@ class SummarizationData(RecipeData):
         seed: of the order, of `num_generated` and of the embedded articles.
 
     Raises:
-        ValueError: for data or a tokenizer that cannot be had or do not fit, here already: before
+        UserError: for data or a tokenizer that cannot be had or do not fit, here already: before
             a card is acquired.
     """
 
@@ -124,7 +125,7 @@ class SummarizationData(RecipeData):
         """The rows of a split, read and tokenized when they are first asked for.
 
         Raises:
-            ValueError: if it has no rows, or longer ones than it may have.
+            UserError: if it has no rows, or longer ones than it may have.
         """
         if split not in self.datasets:
             settings = self.hparams
@@ -231,12 +232,12 @@ class SummarizationData(RecipeData):
         source, limit = self.hparams["source"], self.hparams["max_source_length"]
         where = f"data.source={source}, data.path={self.hparams['path']}, split {split}"
         if not len(rows):
-            raise ValueError(
+            raise UserError(
                 f"{where}: there is no row with both an article and a summary "
                 f"({rows.num_empty} row(s) lack one of them)."
             )
         if rows.sources.num_cut and not self.hparams["truncate_source"]:
-            raise ValueError(
+            raise UserError(
                 f"{where}: {rows.sources.num_cut} article(s) are longer than "
                 f"data.max_source_length={limit}. Raise it, or set data.truncate_source=true."
             )
@@ -248,7 +249,7 @@ def _check_lengths(max_source_length: int, max_target_length: int) -> None:
     lengths = {"max_source_length": max_source_length, "max_target_length": max_target_length}
     for name, length in lengths.items():
         if length < _MIN_LENGTH:
-            raise ValueError(
+            raise UserError(
                 f"data.{name}={length} leaves no room for text: at least {_MIN_LENGTH}."
             )
 

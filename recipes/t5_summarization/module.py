@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import T5Config, T5ForConditionalGeneration
 
 from lightning_gaudi import vendor
+from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import OptimizerName, Schedule
 from recipes.common.tokenization import T5_TOKENS, load_tokenizer
@@ -62,7 +63,8 @@ class T5Summarization(RecipeModule):
         weight_decay: of all weights but norms.
         betas: of the optimizer.
         max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
-        predictions: the file that `predict` writes, one JSON object a line.
+        predictions: the file that `predict` writes, one JSON object a line; None: summaries.jsonl
+            below trainer.default_root_dir, in the folder that has the name of the logger.
     """
 
     progress_loss = "summary_loss"
@@ -88,12 +90,12 @@ class T5Summarization(RecipeModule):
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         max_grad_norm: float = 1.0,
-        predictions: str = "summaries.jsonl",
+        predictions: str | None = None,
     ) -> None:
         super().__init__()
         # Where to write is not part of the model: a checkpoint must not bring its own place.
         self.save_hyperparameters(ignore=["predictions"])
-        self.predictions = Path(predictions)
+        self._predictions = predictions
         self.model = self._pretrained() if name else self._from_nothing()
         self._check_tokenizer()
         self._totals: Tensor | None = None
@@ -156,7 +158,14 @@ class T5Summarization(RecipeModule):
     def on_predict_epoch_end(self) -> None:
         """Write the summaries of all cards to one file, in the order of the rows."""
         rows = self._data().rows_to_generate("test")
-        write_summaries(self.predictions, self._read_summaries(), rows, self.trainer.strategy)
+        write_summaries(self._output(), self._read_summaries(), rows, self.trainer.strategy)
+
+    def _output(self) -> Path:
+        if self._predictions is not None:
+            return Path(self._predictions)
+        logger = self.trainer.logger
+        name = logger.name if logger else None
+        return Path(self.trainer.default_root_dir, name or "", "summaries.jsonl")
 
     def summarize(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
         """Tokens [B, T] and which rows are real [B], both on the device; and the rows' numbers."""
@@ -206,7 +215,7 @@ class T5Summarization(RecipeModule):
     def _pretrained(self) -> T5ForConditionalGeneration:
         settings = self.hparams
         if settings["tokenizer"] is None:
-            raise ValueError(
+            raise UserError(
                 f"model.name={settings['name']} knows only its own vocabulary, but data.tokenizer "
                 f"is not set. Set data.tokenizer={settings['name']}."
             )
@@ -243,14 +252,14 @@ class T5Summarization(RecipeModule):
         tokenizer = load_tokenizer(name, tuple(T5_TOKENS), "T5")
         of = f"model.name={self.hparams['name']}" if self.hparams["name"] else "the model"
         if len(tokenizer) > config.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"data.tokenizer={name} has {len(tokenizer)} tokens, but {of} has embeddings for "
                 f"{config.vocab_size}. Name the tokenizer of that model, or for a model from "
                 f"nothing set data.vocab_size={len(tokenizer)}."
             )
         for token in ("pad_token_id", "eos_token_id"):
             if (theirs := getattr(tokenizer, token)) != (ours := getattr(config, token)):
-                raise ValueError(
+                raise UserError(
                     f"data.tokenizer={name} has {token} {theirs}, but {of} has {ours}: it is the "
                     "tokenizer of another model. Name the one that the model was trained with."
                 )

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import T5Config, T5ForConditionalGeneration
 
+from recipes.common.errors import UserError
 from recipes.t5_summarization.stacks import StaticBlock
 
 _BY_OUTPUT = ("q", "k", "v", "wi", "wi_0", "wi_1")
@@ -42,7 +43,7 @@ def shard(module: LightningModule, model: T5ForConditionalGeneration, mesh: Devi
         mesh: with the axes data_parallel and tensor_parallel.
 
     Raises:
-        ValueError: the heads or the feed-forward layers do not divide among the cards.
+        UserError: the heads or the feed-forward layers do not divide among the cards.
     """
     blocks = [block for stack in (model.encoder, model.decoder) for block in stack.block]
     if isinstance(blocks[0], StaticBlock):
@@ -78,7 +79,7 @@ def _check_divides(config: T5Config, num_cards: int) -> None:
     for name in ("num_heads", "d_ff"):
         size = getattr(config, name)
         if size % num_cards:
-            raise ValueError(
+            raise UserError(
                 f"tensor_parallel_size={num_cards} does not divide the model's {name}={size}. "
                 "Give each card equally many."
             )

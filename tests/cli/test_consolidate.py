@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,15 @@ def test_deepspeed_that_is_not_installed_is_said(
     (tmp_path / "latest").write_text("checkpoint")
     assert main(["consolidate", str(tmp_path), str(tmp_path / "model.ckpt")]) == 2
     assert f"The checkpoint {tmp_path} needs the package deepspeed" in capsys.readouterr().err
+
+
+def test_safetensors_that_are_not_installed_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["consolidate", str(tmp_path), str(tmp_path / "model.safetensors")]) == 2
+    said = "needs the package safetensors, which is not installed. Run: pip install safetensors"
+    assert said in capsys.readouterr().err
 
 
 def test_a_command_after_dashes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

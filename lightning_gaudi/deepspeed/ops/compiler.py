@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil  # DeepSpeed requires it
-
 _COMPILE = """\
 import importlib, sys
 getattr(importlib.import_module(sys.argv[1]), sys.argv[2])().jit_load(verbose=False)
@@ -84,6 +82,8 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def _end(process: subprocess.Popen[str]) -> str:
     """End it and all that it has started; ninja puts each compiler in a group of its own."""
+    import psutil  # DeepSpeed requires it; Lightning alone does not
+
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(process.pid)
         for each in (*parent.children(recursive=True), parent):

@@ -6,7 +6,8 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModel, BertConfig, BertForSequenceClassification
 
-from recipes.common.export import export, main
+from recipes.common.errors import UserError
+from recipes.common.export import export
 from recipes.common.tokenization import tokenizer_state, train_bpe, train_wordpiece
 from recipes.common.training import RecipeModule
 from tests.helpers.tiny import QUIET
@@ -105,14 +106,11 @@ def test_an_exported_checkpoint_loads_without_the_recipe(checkpoint, tmp_path):
     assert (tmp_path / "export" / "tokenizer.json").exists()
 
 
-def test_export_says_what_a_checkpoint_lacks(tmp_path, capsys):
+def test_export_says_what_a_checkpoint_lacks(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    arguments = ["--checkpoint", str(tmp_path / "other.ckpt"), "--output", str(tmp_path / "x")]
-    with pytest.raises(SystemExit):
-        main("python -m recipes.x", arguments)
-    message = capsys.readouterr().err
-    assert "was not written by `fit` of a recipe" in message
-    assert "transformers_config" in message
+    said = "was not written by `fit` of a recipe: it has no transformers_config"
+    with pytest.raises(UserError, match=said):
+        export(tmp_path / "other.ckpt", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 

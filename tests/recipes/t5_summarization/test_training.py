@@ -301,6 +301,9 @@ def test_predict_writes_where_it_is_told_and_not_where_the_checkpoint_was_told(t
     main(["predict", *common, *told, "--trainer.logger=false"])
     assert len((tmp_path / "second.jsonl").read_text().splitlines()) == 4
     assert not (tmp_path / "first").exists()
+    main(["predict", *common, "--ckpt_path", str(checkpoint)])
+    by_default = tmp_path / "lightning_logs" / "summaries.jsonl"
+    assert by_default.read_text() == (tmp_path / "second.jsonl").read_text()
 
 
 def test_missing_files_end_the_command_with_one_line(tmp_path, capsys):

@@ -1,0 +1,132 @@
+"""What a recipe answers before torch, transformers and Lightning are imported, which takes seconds.
+
+Help, the names of commands and configurations, and what is missing for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lightning_gaudi.cli import catalog
+from recipes.common.errors import UserError
+
+COMMANDS = {
+    "fit": "train; checkpoints, logs and the settings go to trainer.default_root_dir",
+    "validate": "measure a checkpoint (--ckpt_path) on the validation data",
+    "test": "measure a checkpoint on the test data",
+    "predict": "what a checkpoint predicts for the test data",
+    "export": "make a folder of a checkpoint that transformers' from_pretrained loads",
+}
+EXTRA = ("datasets", "jsonargparse", "matplotlib", "pyarrow", "rouge_score", "sklearn")
+EXTRA += ("tensorboard", "tokenizers", "torchmetrics", "transformers")
+"""What the extra `recipes` installs, as it is imported."""
+_INSTALL = "pip install 'lightning-gaudi[recipes]'"
+# Lightning imports them for us, and has words of its own for their absence.
+_FOR_LIGHTNING = ("jsonargparse", "tensorboard")
+
+Run = Callable[..., Any]
+"""A recipe's `run`: parses the arguments with its classes, and runs the command."""
+
+
+def main(file: str, run: Run, args: Sequence[str] | None = None, program: str = "") -> None:
+    """The command line of a recipe.
+
+    Args:
+        file: `__file__` of the recipe's `__main__`.
+        run: the recipe's own; takes the arguments, and `program`.
+        args: instead of the command line.
+        program: what the user typed to come here; by default the module.
+
+    Raises:
+        SystemExit: with 2 for what the user has to change, said in a line, and 130 for Ctrl-C.
+    """
+    recipe = catalog.read_recipe(Path(file).resolve().parent)
+    program = program or f"python -m {catalog.PACKAGE}.{recipe.name}"
+    arguments = sys.argv[1:] if args is None else list(args)
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(_help(recipe, program))
+        return
+    try:
+        _check(arguments)
+        _run(program, run, catalog.find_configurations(recipe, arguments))
+    except (UserError, catalog.UsageError) as error:
+        _exit(program, str(error))
+    except ModuleNotFoundError as error:
+        name = str(error.name).partition(".")[0]
+        if name not in EXTRA or importlib.util.find_spec(name):
+            raise
+        _exit(program, _explain_missing(name))
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _run(program: str, run: Run, arguments: list[str]) -> None:
+    for name in _FOR_LIGHTNING:
+        if not importlib.util.find_spec(name):
+            raise UserError(_explain_missing(name))
+    if arguments[0] == "export":
+        _export(program, arguments[1:])
+    else:
+        run(arguments, program=program)
+
+
+def _export(program: str, arguments: Sequence[str]) -> None:
+    """Needs neither Trainer nor card."""
+    parser = argparse.ArgumentParser(
+        prog=f"{program} export",
+        description="Write a folder that transformers' `from_pretrained` loads.",
+    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a .ckpt file of a fit")
+    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
+    options = parser.parse_args(arguments)
+    from recipes.common.export import export
+
+    export(options.checkpoint, options.output)
+    print(f"Exported to {options.output}: AutoModel.from_pretrained('{options.output}')")
+
+
+def _check(arguments: Sequence[str]) -> None:
+    """Refuse what is no command; options before it are for LightningCLI to read."""
+    if not arguments:
+        raise UserError(f"No command. There are: {', '.join(COMMANDS)}.")
+    word = arguments[0]
+    if not word.startswith("-") and word not in COMMANDS:
+        raise UserError(f"There is no command {word!r}. {catalog.choices(word, COMMANDS)}")
+
+
+def _explain_missing(name: str) -> str:
+    return f"The recipes need the package {name}, which is not installed. Run: {_INSTALL}"
+
+
+def _exit(program: str, message: str) -> NoReturn:
+    print(f"{program}: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _help(recipe: catalog.Recipe, program: str) -> str:
+    configurations = {each.name: each.summary for each in recipe.configurations}
+    width = max(map(len, (*COMMANDS, *configurations)))
+    commands, names = (
+        "\n".join(f"  {name:<{width}}  {text}" for name, text in table.items())
+        for table in (COMMANDS, configurations)
+    )
+    return f"""\
+usage: {program} COMMAND --config NAME [--SECTION.KEY=VALUE ...]
+
+{recipe.summary}
+
+commands:
+{commands}
+
+configurations, for --config; or the path of a YAML file:
+{names}
+
+Every setting: {program} fit --help
+What the recipe does, and how: {recipe.folder / "README.md"}"""

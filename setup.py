@@ -1,0 +1,24 @@
+"""Which packages there are; all else stands in pyproject.toml.
+
+The recipes lie at the top of a checkout, where `python -m recipes.mrpc` finds them, and below the
+package in a wheel: `recipes` is no name to claim in a user's environment. `lightning-gaudi run`
+puts that folder on `sys.path`, so modules, pickles and YAML files name the same in both.
+"""
+
+from setuptools import find_namespace_packages, setup
+
+_SHIPPED = "lightning_gaudi._shipped"
+_RECIPES = find_namespace_packages(include=["recipes", "recipes.*"])
+
+setup(
+    packages=[
+        *find_namespace_packages(include=["lightning_gaudi", "lightning_gaudi.*"]),
+        *(f"{_SHIPPED}.{name}" for name in _RECIPES),
+    ],
+    package_dir={f"{_SHIPPED}.recipes": "recipes"},
+    package_data={
+        "lightning_gaudi": ["py.typed", "simulator/README.md", "simulator/csrc/*"],
+        **{f"{_SHIPPED}.{name}": ["*.yaml", "README.md"] for name in _RECIPES},
+    },
+    py_modules=["_lightning_gaudi_autoload"],
+)
