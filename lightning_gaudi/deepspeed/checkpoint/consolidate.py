@@ -75,7 +75,7 @@ def weights(shards: Shards) -> Weights:
     """The whole model's state, in fp32: the masters where there are shards of some.
 
     Args:
-        shards: Those of any stage.
+        shards: The files of a version, of any stage.
 
     Raises:
         ValueError: The shards do not have all of it.
