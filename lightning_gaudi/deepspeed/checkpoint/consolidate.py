@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import library
-from . import shards as _shards
-from . import versions
+from . import shards as _shards, versions
 from .shards import Shards
 
 MODEL_NAME = "lightning_gaudi_model_name"
