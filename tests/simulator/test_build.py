@@ -16,7 +16,7 @@ from tests.helpers.process import environment, run, run_python
 
 _NAME = "tiny"
 _BINDINGS = """
-#include "answer.h"
+#include "maths/answer.h"
 #include <Python.h>
 static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(compute()); }
 static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, nullptr}, {nullptr}};
@@ -50,9 +50,10 @@ def sources(tmp_path, monkeypatch):
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     folder = tmp_path / "sources"
-    folder.mkdir()
-    (folder / "answer.h").write_text("int compute();\n")
-    (folder / "answer.cpp").write_text('#include "answer.h"\nint compute() { return 42; }\n')
+    (folder / "maths").mkdir(parents=True)
+    (folder / "maths/answer.h").write_text("int compute();\n")
+    source = '#include "maths/answer.h"\nint compute() { return 42; }\n'
+    (folder / "maths/answer.cpp").write_text(source)
     (folder / "bindings.cpp").write_text(_BINDINGS)
     return folder
 
@@ -175,7 +176,7 @@ def test_a_stale_lock_file_does_not_block(sources):
 
 def test_the_key_follows_sources_and_compiler(sources, tmp_path, monkeypatch):
     first = _ensure_built(sources)
-    (sources / "answer.h").write_text("int compute();  // changed\n")
+    (sources / "maths/answer.h").write_text("int compute();  // changed\n")
     second = _ensure_built(sources)
     compiler = tmp_path / "compiler"
     os.utime(compiler, (1, 1))
@@ -183,6 +184,15 @@ def test_the_key_follows_sources_and_compiler(sources, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", f"{compiler} -DANYTHING")
     fourth = _ensure_built(sources)
     assert len({first, second, third, fourth}) == 4
+
+
+def test_the_key_follows_the_folders_of_sources(sources):
+    first = _ensure_built(sources)
+    (sources / "api").mkdir()
+    (sources / "bindings.cpp").rename(sources / "api/bindings.cpp")  # the order stays
+    second = _ensure_built(sources)
+    assert first != second
+    assert build.load(sources, _NAME).answer() == 42
 
 
 def test_the_key_follows_torch(sources, monkeypatch):
@@ -238,7 +248,7 @@ def test_another_system_is_an_error(sources, monkeypatch):
 
 
 def test_a_failed_compilation_names_its_cause_and_its_log(sources, tmp_path):
-    (sources / "answer.cpp").write_text("int compute() { return forty_two; }\n")
+    (sources / "maths/answer.cpp").write_text("int compute() { return forty_two; }\n")
     with pytest.raises(SimulatorError, match="could not be compiled for torch 2") as caught:
         _ensure_built(sources)
     message = str(caught.value)
