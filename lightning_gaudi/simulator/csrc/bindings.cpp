@@ -2,17 +2,17 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "allocator.h"
-#include "autocast.h"
-#include "counters.h"
-#include "device.h"
-#include "exit.h"
-#include "fallback.h"
-#include "generator.h"
-#include "graph.h"
-#include "hooks.h"
-#if __has_include("hccl.h")
-#include "hccl.h"
+#include "aten/autocast.h"
+#include "aten/fallback.h"
+#include "runtime/allocator.h"
+#include "runtime/device.h"
+#include "runtime/exit.h"
+#include "runtime/generator.h"
+#include "runtime/hooks.h"
+#include "statistics/counters.h"
+#include "statistics/graph.h"
+#if __has_include("distributed/hccl.h")
+#include "distributed/hccl.h"
 #define HPU_SIM_HAS_HCCL
 #endif
 

@@ -1,13 +1,13 @@
-#include "hooks.h"
+#include "runtime/hooks.h"
 
 #include <ATen/detail/HPUHooksInterface.h>
 
 #include <new>
 #include <typeinfo>
 
-#include "allocator.h"
-#include "device.h"
-#include "generator.h"
+#include "runtime/allocator.h"
+#include "runtime/device.h"
+#include "runtime/generator.h"
 
 namespace hpu_sim {
 

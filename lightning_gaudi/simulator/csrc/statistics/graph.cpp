@@ -1,4 +1,4 @@
-#include "graph.h"
+#include "statistics/graph.h"
 
 #include <chrono>
 #include <cstring>
@@ -6,8 +6,8 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "allocator.h"
-#include "op_info.h"
+#include "aten/op_info.h"
+#include "runtime/allocator.h"
 
 namespace hpu_sim {
 

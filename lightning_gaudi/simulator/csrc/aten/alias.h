@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "pair_table.h"
+#include "aten/pair_table.h"
 
 namespace hpu_sim {
 

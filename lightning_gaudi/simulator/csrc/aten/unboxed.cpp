@@ -24,12 +24,12 @@
 
 #include <type_traits>
 
-#include "alias.h"
-#include "device.h"
-#include "dispatch_keys.h"
-#include "fallback.h"
-#include "graph.h"
-#include "op_info.h"
+#include "aten/alias.h"
+#include "aten/dispatch_keys.h"
+#include "aten/fallback.h"
+#include "aten/op_info.h"
+#include "runtime/device.h"
+#include "statistics/graph.h"
 
 namespace hpu_sim {
 namespace {

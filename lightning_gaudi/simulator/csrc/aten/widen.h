@@ -7,7 +7,7 @@
 
 #include <optional>
 
-#include "op_info.h"
+#include "aten/op_info.h"
 
 namespace hpu_sim {
 

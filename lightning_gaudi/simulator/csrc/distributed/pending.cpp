@@ -1,4 +1,4 @@
-#include "hccl_pending.h"
+#include "distributed/pending.h"
 
 #include <chrono>
 #include <map>

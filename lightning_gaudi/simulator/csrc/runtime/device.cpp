@@ -1,4 +1,4 @@
-#include "device.h"
+#include "runtime/device.h"
 
 #include <c10/util/Exception.h>
 #include <pthread.h>

@@ -7,8 +7,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "hccl.h"
-#include "hccl_work.h"
+#include "distributed/hccl.h"
+#include "distributed/work.h"
 
 namespace hpu_sim {
 namespace {

@@ -1,8 +1,8 @@
-#include "widen.h"
+#include "aten/widen.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "dispatch_keys.h"
+#include "aten/dispatch_keys.h"
 
 namespace hpu_sim {
 namespace {

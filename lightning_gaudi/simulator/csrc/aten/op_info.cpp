@@ -1,4 +1,4 @@
-#include "op_info.h"
+#include "aten/op_info.h"
 
 #include <array>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "allocator.h"
+#include "runtime/allocator.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
@@ -8,8 +8,8 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "device.h"
-#include "memory_accounting.h"
+#include "runtime/device.h"
+#include "runtime/memory_accounting.h"
 
 namespace hpu_sim {
 namespace {

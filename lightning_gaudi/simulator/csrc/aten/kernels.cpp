@@ -13,13 +13,13 @@
 
 #include <cstring>
 
-#include "alias.h"
-#include "allocator.h"
-#include "counters.h"
-#include "device.h"
-#include "dispatch_keys.h"
-#include "fallback.h"
-#include "graph.h"
+#include "aten/alias.h"
+#include "aten/dispatch_keys.h"
+#include "aten/fallback.h"
+#include "runtime/allocator.h"
+#include "runtime/device.h"
+#include "statistics/counters.h"
+#include "statistics/graph.h"
 
 namespace hpu_sim {
 namespace {

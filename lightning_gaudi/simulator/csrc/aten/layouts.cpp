@@ -1,4 +1,4 @@
-#include "layouts.h"
+#include "aten/layouts.h"
 
 #include <torch/library.h>
 

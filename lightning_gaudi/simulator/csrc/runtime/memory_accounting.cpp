@@ -1,11 +1,11 @@
-#include "memory_accounting.h"
+#include "runtime/memory_accounting.h"
 
 #include <c10/util/Exception.h>
 
 #include <atomic>
 #include <cstdio>
 
-#include "allocator.h"
+#include "runtime/allocator.h"
 
 namespace hpu_sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "fallback.h"
+#include "aten/fallback.h"
 
 #include <ATen/core/Generator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -7,14 +7,14 @@
 #include <memory>
 #include <optional>
 
-#include "alias.h"
-#include "counters.h"
-#include "device.h"
-#include "dispatch_keys.h"
-#include "generator.h"
-#include "graph.h"
-#include "op_info.h"
-#include "widen.h"
+#include "aten/alias.h"
+#include "aten/dispatch_keys.h"
+#include "aten/op_info.h"
+#include "aten/widen.h"
+#include "runtime/device.h"
+#include "runtime/generator.h"
+#include "statistics/counters.h"
+#include "statistics/graph.h"
 
 namespace hpu_sim {
 namespace {

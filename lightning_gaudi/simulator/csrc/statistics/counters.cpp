@@ -1,9 +1,9 @@
-#include "counters.h"
+#include "statistics/counters.h"
 
 #include <atomic>
 #include <mutex>
 
-#include "graph.h"
+#include "statistics/graph.h"
 
 namespace hpu_sim {
 namespace {

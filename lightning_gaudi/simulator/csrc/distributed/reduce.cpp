@@ -1,8 +1,8 @@
-#include "hccl_reduce.h"
+#include "distributed/reduce.h"
 
 #include <ATen/ATen.h>
 
-#include "graph.h"
+#include "statistics/graph.h"
 
 namespace hpu_sim {
 namespace {

@@ -1,14 +1,14 @@
-#include "alias.h"
+#include "aten/alias.h"
 
 #include <ATen/TensorUtils.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "allocator.h"
-#include "device.h"
-#include "dispatch_keys.h"
-#include "layouts.h"
+#include "aten/dispatch_keys.h"
+#include "aten/layouts.h"
+#include "runtime/allocator.h"
+#include "runtime/device.h"
 
 namespace hpu_sim {
 namespace {

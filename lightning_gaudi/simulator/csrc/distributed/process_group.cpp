@@ -1,18 +1,17 @@
 // The process group: every collective runs in gloo, in place, on CPU aliases of the hpu tensors.
 // What gloo lacks is made from what it has: reduce-scatter, all-to-all of lists, the average.
 // What HCCL lacks is refused, though gloo has it.
-#include "hccl.h"
-
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "alias.h"
-#include "counters.h"
-#include "graph.h"
-#include "hccl_pending.h"
-#include "hccl_reduce.h"
-#include "hccl_tensors.h"
-#include "hccl_work.h"
+#include "aten/alias.h"
+#include "distributed/hccl.h"
+#include "distributed/pending.h"
+#include "distributed/reduce.h"
+#include "distributed/tensors.h"
+#include "distributed/work.h"
+#include "statistics/counters.h"
+#include "statistics/graph.h"
 
 namespace hpu_sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "autocast.h"
+#include "aten/autocast.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <unordered_set>
 
-#include "registration.h"
+#include "aten/registration.h"
 
 namespace hpu_sim {
 namespace {

@@ -1,10 +1,10 @@
-#include "generator.h"
+#include "runtime/generator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <mutex>
 
-#include "device.h"
+#include "runtime/device.h"
 
 namespace hpu_sim {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <ATen/ATen.h>
 
-#include "alias.h"
-#include "hccl_work.h"
+#include "aten/alias.h"
+#include "distributed/work.h"
 
 namespace hpu_sim {
 

@@ -1,7 +1,7 @@
-#include "registration.h"
+#include "aten/registration.h"
 
-#include "fallback.h"
-#include "op_info.h"
+#include "aten/fallback.h"
+#include "aten/op_info.h"
 
 namespace hpu_sim {
 

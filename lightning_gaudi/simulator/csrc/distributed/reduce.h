@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "hccl_work.h"
+#include "distributed/work.h"
 
 namespace hpu_sim {
 

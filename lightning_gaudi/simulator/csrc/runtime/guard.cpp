@@ -5,8 +5,8 @@
 #include <atomic>
 #include <chrono>
 
-#include "counters.h"
-#include "device.h"
+#include "runtime/device.h"
+#include "statistics/counters.h"
 
 namespace hpu_sim {
 namespace {

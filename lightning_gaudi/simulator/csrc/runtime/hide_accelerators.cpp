@@ -16,7 +16,7 @@
 #include <string>
 #include <typeinfo>
 
-#include "hooks.h"
+#include "runtime/hooks.h"
 
 namespace hpu_sim {
 namespace {

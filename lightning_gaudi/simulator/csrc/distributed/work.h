@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "graph.h"
-#include "hccl_pending.h"
+#include "distributed/pending.h"
+#include "statistics/graph.h"
 
 namespace hpu_sim {
 

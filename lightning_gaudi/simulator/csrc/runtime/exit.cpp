@@ -1,11 +1,11 @@
-#include "exit.h"
+#include "runtime/exit.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
-#include "device.h"
+#include "runtime/device.h"
 
 namespace hpu_sim {
 
