@@ -4,6 +4,7 @@
 
 #include "aten/autocast.h"
 #include "aten/fallback.h"
+#include "distributed/hccl.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
 #include "runtime/exit.h"
@@ -11,10 +12,6 @@
 #include "runtime/hooks.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
-#if __has_include("distributed/hccl.h")
-#include "distributed/hccl.h"
-#define HPU_SIM_HAS_HCCL
-#endif
 
 namespace hpu_sim {
 namespace {
@@ -24,9 +21,7 @@ void install() {
   if (std::exchange(is_installed, true)) return;
   install_direct_kernels();
   install_autocast();
-#ifdef HPU_SIM_HAS_HCCL
   install_collectives();
-#endif
 }
 
 py::dict graph_stats_dict() {
@@ -102,7 +97,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   hpu_sim::init_memory(m);
   hpu_sim::init_counters(m);
   hpu_sim::init_graph(m);
-#ifdef HPU_SIM_HAS_HCCL
   hpu_sim::bind_collectives(m);
-#endif
 }

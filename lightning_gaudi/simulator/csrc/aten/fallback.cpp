@@ -73,7 +73,7 @@ class FallbackCall {
     } else if (value.isStorage()) {
       TORCH_CHECK_NOT_IMPLEMENTED(
           false, info_.name,
-          " takes a storage and has no kernel on the simulated HPU. Add one in kernels.cpp.");
+          " takes a storage and has no kernel on the simulated HPU. Add one in aten/kernels.cpp.");
     }
   }
 

@@ -8,8 +8,6 @@
 
 namespace hpu_sim {
 
-using BoxedKernel = void(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
-
 /// Calls `visit(op, name)` for every operator of aten that has a schema; `name` is without
 /// "aten::".
 void for_each_aten_op(

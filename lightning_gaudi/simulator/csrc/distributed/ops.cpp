@@ -7,6 +7,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "aten/registration.h"
 #include "distributed/hccl.h"
 #include "distributed/work.h"
 
@@ -262,13 +263,11 @@ void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
 }  // namespace
 
 void install_collectives() {
-  // Never destroyed: its end would come after the dispatcher's.
-  static auto* library = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::HPU,
-                                            __FILE__, __LINE__);
+  torch::Library& library = permanent_library("c10d", c10::DispatchKey::HPU);
   for (const auto& [name, kernel] : kernels()) {
     if (!c10::Dispatcher::singleton().findSchema({name, ""})) continue;  // not in this torch
-    library->impl(name.substr(name.rfind(':') + 1).c_str(),
-                  torch::CppFunction::makeFromBoxedFunction<&boxed_kernel>());
+    library.impl(name.substr(name.rfind(':') + 1).c_str(),
+                 torch::CppFunction::makeFromBoxedFunction<&boxed_kernel>());
   }
 }
 

@@ -27,7 +27,7 @@ struct Block {
   int64_t graph_epoch = -1;
   int64_t graph_value = -1;
 
-  // A CPU storage over this memory that does not own it, made at the first use (alias.cpp).
+  // A CPU storage over this memory that does not own it, made at the first use (aten/alias.cpp).
   std::atomic<c10::StorageImpl*> cpu_twin{nullptr};
 };
 
