@@ -118,7 +118,6 @@ def test_log_tells_what_ended_each_new_graph_and_its_size() -> None:
     inputs.exp().sum().item()
     assert _hpu_sim.graph_stats()["log"] == [("mark_step", 2), ("aten::_local_scalar_dense", 2)]
     assert _stats("num_ops") == [4]
-    assert _hpu_sim.graph_stats()["compile_time_ns"] > 0
 
 
 @pytest.mark.usefixtures("lazy")

@@ -1,6 +1,5 @@
 #include "statistics/graph.h"
 
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -86,12 +85,9 @@ class Tracker {
       ++stats.num_empty_steps;
       return;
     }
-    const auto start = std::chrono::steady_clock::now();
     if (recipes.insert(hash_).second) {
       ++stats.num_compilations;
       stats.log.emplace_back(reason, stats.pending_ops);
-      const auto elapsed = std::chrono::steady_clock::now() - start;
-      stats.compile_time_ns += std::chrono::nanoseconds(elapsed).count();
     } else {
       ++stats.num_cache_hits;
     }

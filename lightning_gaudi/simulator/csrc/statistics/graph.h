@@ -59,7 +59,6 @@ struct GraphStats {
   int64_t num_empty_steps = 0;  ///< of all three, those with nothing to run
   int64_t num_ops = 0;
   int64_t pending_ops = 0;
-  int64_t compile_time_ns = 0;  ///< time the tracker itself took for new graphs
   std::vector<std::pair<std::string, int64_t>> log;  ///< each compilation: what ended it, its ops
 };
 
