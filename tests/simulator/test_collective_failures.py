@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.helpers.forked import fork_python
+
+_ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 2
 _GROUP_TIMEOUT_S = 120
 
@@ -53,14 +57,22 @@ def _error_of(function) -> str:
 def reports(tmp_path_factory):
     """What the ranks that live saw, by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    context = torch.multiprocessing.spawn(_work, (folder,), 3, join=False)
+    source = "from tests.simulator import test_collective_failures as tests; tests.fork_ranks()"
+    fork_python(source, str(folder), env={"LIGHTNING_GAUDI_SIMULATE": "3"}, cwd=_ROOT)
+    return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 2)}
+
+
+def fork_ranks() -> None:
+    """For a process of its own."""
+    context = torch.multiprocessing.start_processes(
+        _work, (Path(sys.argv[1]),), 3, join=False, start_method="fork"
+    )
     for process in context.processes:
         process.join(timeout=60)
     still_running = [i for i, process in enumerate(context.processes) if process.is_alive()]
     for process in context.processes:
         process.kill()
     assert not still_running
-    return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 2)}
 
 
 def test_a_missing_rank_ends_the_collective_after_the_timeout(reports):
