@@ -8,7 +8,7 @@ import _hpu_sim
 import pytest
 import torch
 
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -177,7 +177,7 @@ def test_forked_process_is_refused_the_card_of_its_parent() -> None:
         print(answers.get(timeout=60))
         process.join()
     """
-    assert "Cannot use the HPU in a forked process" in run_python(source).stdout
+    assert "Cannot use the HPU in a forked process" in fork_python(source).stdout
 
 
 def test_forked_process_may_use_a_card_that_its_parent_does_not() -> None:
@@ -194,7 +194,7 @@ def test_forked_process_may_use_a_card_that_its_parent_does_not() -> None:
         print(answers.get(timeout=60))
         process.join()
     """
-    assert run_python(source).stdout.strip() == "6.0"
+    assert fork_python(source).stdout.strip() == "6.0"
 
 
 def test_workers_of_a_loader_fork_beside_a_used_card() -> None:
@@ -207,4 +207,4 @@ def test_workers_of_a_loader_fork_beside_a_used_card() -> None:
                             multiprocessing_context="fork")
         print([(batch.to("hpu") * weight).sum().item() for batch in loader])
     """
-    assert run_python(source).stdout.strip() == "[6.0, 22.0]"
+    assert fork_python(source).stdout.strip() == "[6.0, 22.0]"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 
 def _saved(value: object) -> io.BytesIO:
@@ -95,7 +95,7 @@ def test_file_saved_on_hpu_loads_on_a_machine_without_one(
         except Exception as error:
             print(error)
     """
-    result = run_python(source, str(path), env={"LIGHTNING_GAUDI_SIMULATE": None})
+    result = fork_python(source, str(path), env={"LIGHTNING_GAUDI_SIMULATE": None})
     total, error = result.stdout.split("\n", 1)
     assert float(total) == 66
     assert "HPU" in error
