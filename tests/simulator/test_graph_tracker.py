@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import _hpu_sim
@@ -12,15 +11,6 @@ import torch
 from torch import nn
 
 NUM_STEPS = 10
-
-
-@pytest.fixture
-def lazy() -> Iterator[None]:
-    _hpu_sim.reset_graph_cache()
-    _hpu_sim.set_lazy(True)
-    yield
-    _hpu_sim.set_lazy(False)
-    _hpu_sim.reset_graph_cache()
 
 
 def _stats(*names: str) -> list[int]:
@@ -79,32 +69,6 @@ def test_reading_the_loss_breaks_the_graph_every_step() -> None:
     _train([4] * NUM_STEPS, reads_loss=True)
     assert _stats("num_breaks") == [NUM_STEPS]
     assert _hpu_sim.host_syncs()["aten::_local_scalar_dense"] == NUM_STEPS
-
-
-@pytest.mark.usefixtures("lazy")
-@pytest.mark.parametrize(
-    ("reason", "wait"),
-    [
-        ("copy_to_host", lambda x: x.cpu()),
-        ("aten::_local_scalar_dense", lambda x: x.sum().item()),
-        ("aten::nonzero", torch.nonzero),
-        ("aten::masked_select", lambda x: x.masked_select(x > 0)),
-        ("aten::equal", lambda x: torch.equal(x, x)),
-        ("aten::_unique2", torch.unique),
-        ("aten::bincount", lambda x: torch.bincount(x.long())),
-        ("synchronize", lambda x: torch.accelerator.synchronize()),
-    ],
-)
-def test_what_the_host_waits_for_ends_the_graph(reason: str, wait: Any) -> None:
-    inputs = torch.ones(4, device="hpu")
-    _hpu_sim.reset_counters()
-    _hpu_sim.reset_graph_cache()
-    inputs + 1
-    wait(inputs)
-    stats = _hpu_sim.graph_stats()
-    assert stats["log"][0][0] == reason
-    assert stats["pending_ops"] == 0
-    assert _hpu_sim.host_syncs()[reason] == 1
 
 
 @pytest.mark.usefixtures("lazy")
@@ -171,16 +135,19 @@ def test_graphs_that_differ_only_in_addresses_and_numbers_are_one() -> None:
 def test_threads_may_record_at_once() -> None:
     def work() -> None:
         inputs = torch.ones(4, device="hpu")
-        for _ in range(200):
+        for _ in range(10_000):
             inputs = inputs + 1
 
     _hpu_sim.reset_graph_cache()
+    work()
+    (num_ops,) = _stats("num_ops")
+    assert num_ops > 10_000
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert _stats("num_ops")[0] >= 800
+    assert _stats("num_ops") == [5 * num_ops]
 
 
 def test_eager_mode_tracks_nothing() -> None:

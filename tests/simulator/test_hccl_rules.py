@@ -17,16 +17,6 @@ def group():
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def lazy():
-    _hpu_sim.reset_graph_cache()
-    _hpu_sim.set_lazy(True)
-    yield
-    _hpu_sim.set_lazy(False)
-    _hpu_sim.set_lazy_collectives(False)
-    _hpu_sim.reset_graph_cache()
-
-
 def _ones(dtype=torch.float32):
     return torch.ones(4, device="hpu", dtype=dtype)
 
@@ -57,11 +47,13 @@ def test_coalescing_within_coalescing_is_refused():
         pass
 
 
-def test_the_backend_can_be_aborted_and_shut_down():
+def test_aborting_and_shutting_down_the_backend_does_nothing():
     backend = dist.group.WORLD._get_backend(torch.device("hpu"))
     assert backend.name() == "hccl"
     backend.abort()
     backend.shutdown()
+    dist.all_reduce(tensor := _ones())
+    assert tensor.tolist() == [1] * 4
 
 
 def test_a_collective_ends_the_lazy_graph_before_it(lazy):

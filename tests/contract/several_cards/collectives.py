@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -68,7 +69,7 @@ def check_all_reduce_of_many_elements(rank: int, size: int) -> None:
     assert tensor.min().item() == tensor.max().item() == expected
 
 
-def check_all_reduce_returns_before_it_is_done(rank: int, size: int) -> None:
+def check_all_reduces_under_way_at_once(rank: int, size: int) -> None:
     tensors = [_filled(rank + i) for i in range(3)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in works:
@@ -125,8 +126,13 @@ def check_send_and_receive(rank: int, size: int) -> None:
 
 
 def check_barrier(rank: int, size: int) -> None:
-    dist.barrier()
-    collectives.barrier()
+    """No rank leaves before the last has come; the ranks of a server have one clock."""
+    for meet in (dist.barrier, collectives.barrier):
+        time.sleep(0.05 * rank)
+        came = time.monotonic()
+        meet()
+        times = collectives.gather_objects((came, time.monotonic()))
+        assert max(came for came, _ in times) <= min(left for _, left in times), times
 
 
 def check_subgroup(rank: int, size: int) -> None:
