@@ -45,21 +45,47 @@ def run_ranks(
     Raises:
         AssertionError: A rank failed, or they did not end in time; it says which.
     """
+    # To say which ranks were late takes a moment more.
+    call_forked(_fork_ranks, folder, worker, args, num_ranks, timeout, timeout=timeout + 30)
+
+
+def call_forked(function: Callable[..., None], folder: Path, *args: Any, timeout: float) -> None:
+    """Call `function(folder, *args)` in a process that may fork ranks: it has used no card.
+
+    Args:
+        function: A function of a module.
+        folder: An own folder.
+        args: Further arguments, picklable.
+        timeout: Seconds for all of it.
+
+    Raises:
+        AssertionError: It failed, or it did not end in time.
+    """
     task = folder / "task"
-    task.write_bytes(pickle.dumps((worker, folder, args, num_ranks, timeout)))
+    task.write_bytes(pickle.dumps((function, folder, args)))
     fork_python(
-        "from tests.helpers import ranks; ranks.fork_ranks()",
+        "from tests.helpers import ranks; ranks.call_task()",
         str(task),
         env={"LIGHTNING_GAUDI_SIMULATE": os.environ["LIGHTNING_GAUDI_SIMULATE"]},
         cwd=_ROOT,
-        timeout=timeout + 30,  # to say which ranks were late
+        timeout=timeout,
         preload=_IMPORTED_LATE,
     )
 
 
-def fork_ranks() -> None:
-    """For a process of its own: the other half of `run_ranks`; `sys.argv` names what to do."""
-    worker, folder, args, num_ranks, timeout = pickle.loads(Path(sys.argv[1]).read_bytes())
+def call_task() -> None:
+    """The other half of `call_forked`; `sys.argv` names what to do."""
+    function, folder, args = pickle.loads(Path(sys.argv[1]).read_bytes())
+    function(folder, *args)
+
+
+def _fork_ranks(
+    folder: Path,
+    worker: Callable[..., None],
+    args: tuple[Any, ...],
+    num_ranks: int,
+    timeout: float,
+) -> None:
     context = torch.multiprocessing.start_processes(
         _main,
         (num_ranks, folder / "store", worker, args),

@@ -4,7 +4,6 @@ import datetime
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -12,9 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.helpers.forked import fork_python
+from tests.helpers.ranks import call_forked
 
-_ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 2
 _GROUP_TIMEOUT_S = 120
 
@@ -57,15 +55,13 @@ def _error_of(function) -> str:
 def reports(tmp_path_factory):
     """What the ranks that live saw, by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    source = "from tests.simulator import test_collective_failures as tests; tests.fork_ranks()"
-    fork_python(source, str(folder), env={"LIGHTNING_GAUDI_SIMULATE": "3"}, cwd=_ROOT)
+    call_forked(_fork_ranks, folder, timeout=120)
     return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 2)}
 
 
-def fork_ranks() -> None:
-    """For a process of its own."""
+def _fork_ranks(folder: Path) -> None:
     context = torch.multiprocessing.start_processes(
-        _work, (Path(sys.argv[1]),), 3, join=False, start_method="fork"
+        _work, (folder,), 3, join=False, start_method="fork"
     )
     for process in context.processes:
         process.join(timeout=60)
