@@ -21,7 +21,6 @@ def test_the_server_has_its_cards_and_the_process_one_device():
     assert torch.hpu.current_device() == 0
     assert torch.hpu.is_initialized()
     assert torch.hpu.is_bf16_supported()
-    assert not torch.hpu._is_in_bad_fork()
 
 
 @pytest.mark.parametrize(

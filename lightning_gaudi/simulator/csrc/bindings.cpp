@@ -35,7 +35,6 @@ py::dict graph_stats_dict() {
   result["num_empty_steps"] = stats.num_empty_steps;
   result["num_ops"] = stats.num_ops;
   result["pending_ops"] = stats.pending_ops;
-  result["compile_time_ns"] = 0;  // nothing is compiled here
   result["log"] = stats.log;
   return result;
 }
