@@ -1,22 +1,26 @@
-"""A process that has imported torch and used no card, and forks itself for each piece of Python.
+"""A process that has imported torch and what Lightning imports, and forks itself for Python to run.
 
-`tests.helpers.forked` runs this file with the names of further modules to import, and writes
-requests to its standard input, a line of JSON each. The answer to each is a line with the exit
-status of the fork.
+`tests.helpers.forked` runs this file and writes requests to its standard input, a line of JSON
+each. The answer to each is a line with the exit status of the fork. Neither the device nor
+Lightning is loaded here: each fork does that in its own environment, as `import torch` would.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
-import importlib
 import json
 import os
 import sys
-import traceback
+import types
 from typing import Any
 
-import torch  # noqa: F401
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+import torch
+
+# What takes seconds of Lightning's import.
+import torch._dynamo
+import torchmetrics  # noqa: F401
 
 
 def _serve() -> dict[str, Any] | None:
@@ -39,27 +43,32 @@ def _become(request: dict[str, Any]) -> None:
         descriptor = os.open(path, flags)
         os.dup2(descriptor, number)
         os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["env"])
     os.chdir(request["cwd"])
     sys.argv = ["-c", *request["args"]]
 
 
 def _run(source: str) -> int:
-    """Run `source` as a script; returns its exit status."""
+    """End the import of torch, and run `source` as a script; returns its exit status."""
     try:
-        exec(compile(source, "<string>", "exec"), {"__name__": "__main__"})
+        if torch._is_device_backend_autoload_enabled():
+            torch._import_device_backends()
+        main = sys.modules["__main__"] = types.ModuleType("__main__")  # where pickle looks
+        exec(compile(source, "<string>", "exec"), vars(main))
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         return 1
     return 0
 
 
 if __name__ == "__main__":
     sys.path[0] = ""  # as for `python -c`, not the folder of this file
-    for _name in sys.argv[1:]:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(_name)
     if (_request := _serve()) is not None:
         _become(_request)
         _status = _run(_request["source"])

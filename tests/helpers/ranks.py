@@ -17,9 +17,6 @@ import torch.distributed as dist
 from .forked import fork_python
 
 _ROOT = Path(__file__).parents[2]
-_IMPORTED_LATE = ("torch._dynamo", "torch.distributed._local_tensor", "torch.distributed.fsdp")
-"""What torch imports at a first collective or a first step, and many tests of ranks too."""
-
 _GROUP_TIMEOUT = datetime.timedelta(seconds=60)
 
 
@@ -33,7 +30,7 @@ def run_ranks(
     """Call `worker(rank, *args)` in each of several processes of one `hccl` group.
 
     They are forked from a process that has imported the worker's module and what torch imports
-    later, and has used no card: 0.1 s a rank, not 5 s.
+    at a first collective, and has used no card: 0.1 s a rank, not 5 s.
 
     Args:
         worker: A function of a module.
@@ -69,7 +66,6 @@ def call_forked(function: Callable[..., None], folder: Path, *args: Any, timeout
         env={"LIGHTNING_GAUDI_SIMULATE": os.environ["LIGHTNING_GAUDI_SIMULATE"]},
         cwd=_ROOT,
         timeout=timeout,
-        preload=_IMPORTED_LATE,
     )
 
 
