@@ -45,6 +45,7 @@ def _become(request: dict[str, Any]) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["env"])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     os.chdir(request["cwd"])
     sys.argv = ["-c", *request["args"]]
 

@@ -126,6 +126,7 @@ _servers: dict[object, _Server] = {}
 
 def _server(env: Mapping[str, str]) -> _Server:
     """A process that has imported torch in an environment like `env`."""
+    env = {name: value for name, value in env.items() if name != "PYTHONPATH"}  # of each fork
     key = frozenset(item for item in env.items() if item[0].startswith(_READ_AT_START))
     server = _servers.pop(key, None)
     if server is None or not server.is_running:
