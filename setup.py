@@ -17,7 +17,7 @@ setup(
     ],
     package_dir={f"{_SHIPPED}.recipes": "recipes"},
     package_data={
-        "lightning_gaudi": ["py.typed", "simulator/README.md", "simulator/csrc/*"],
+        "lightning_gaudi": ["py.typed", "simulator/README.md", "simulator/csrc/**/*"],
         **{f"{_SHIPPED}.{name}": ["*.yaml", "README.md"] for name in _RECIPES},
     },
     py_modules=["_lightning_gaudi_autoload"],

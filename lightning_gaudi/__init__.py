@@ -12,54 +12,36 @@ from lightning_gaudi import _patches
 from lightning_gaudi._core import lazy
 
 if TYPE_CHECKING:
-    from . import callbacks, data, fabric, profiler, simulator
-    from ._core import vendor
-    from ._version import __version__
-    from .accelerator import HPUAccelerator
-    from .checkpoint import HPUCheckpointIO
-    from .precision import (
-        HPUDeepSpeedPrecision,
-        HPUDeepSpeedPrecisionPlugin,
-        HPUFSDPPrecision,
-        HPUPrecisionPlugin,
+    from . import (
+        callbacks as callbacks,
+        data as data,
+        fabric as fabric,
+        profiler as profiler,
+        simulator as simulator,
     )
-    from .profiler import HPUProfiler
+    from ._core import vendor as vendor
+    from ._version import __version__ as __version__
+    from .accelerator import HPUAccelerator as HPUAccelerator
+    from .checkpoint import HPUCheckpointIO as HPUCheckpointIO
+    from .precision import (
+        HPUDeepSpeedPrecision as HPUDeepSpeedPrecision,
+        HPUDeepSpeedPrecisionPlugin as HPUDeepSpeedPrecisionPlugin,
+        HPUFSDPPrecision as HPUFSDPPrecision,
+        HPUPrecisionPlugin as HPUPrecisionPlugin,
+    )
+    from .profiler import HPUProfiler as HPUProfiler
     from .strategies import (
-        HPUDDPStrategy,
-        HPUDeepSpeedStrategy,
-        HPUFSDPStrategy,
-        HPUModelParallelStrategy,
-        HPUParallelStrategy,
-        SingleHPUStrategy,
+        HPUDDPStrategy as HPUDDPStrategy,
+        HPUDeepSpeedStrategy as HPUDeepSpeedStrategy,
+        HPUFSDPStrategy as HPUFSDPStrategy,
+        HPUModelParallelStrategy as HPUModelParallelStrategy,
+        HPUParallelStrategy as HPUParallelStrategy,
+        SingleHPUStrategy as SingleHPUStrategy,
     )
 
     HPU_AVAILABLE: bool
 
-__all__ = [
-    "HPU_AVAILABLE",
-    "HPUAccelerator",
-    "HPUCheckpointIO",
-    "HPUDDPStrategy",
-    "HPUDeepSpeedPrecision",
-    "HPUDeepSpeedPrecisionPlugin",
-    "HPUDeepSpeedStrategy",
-    "HPUFSDPPrecision",
-    "HPUFSDPStrategy",
-    "HPUModelParallelStrategy",
-    "HPUParallelStrategy",
-    "HPUPrecisionPlugin",
-    "HPUProfiler",
-    "SingleHPUStrategy",
-    "__version__",
-    "callbacks",
-    "data",
-    "fabric",
-    "profiler",
-    "simulator",
-    "vendor",
-]
-
-_find, __dir__ = lazy.names(
+_find, __dir__, _names = lazy.names(
     __name__,
     {
         "__version__": "lightning_gaudi._version",
@@ -84,6 +66,8 @@ _find, __dir__ = lazy.names(
         "vendor": "lightning_gaudi._core.vendor",
     },
 )
+
+__all__ = [*_names, "HPU_AVAILABLE"]
 
 _patches.activate()
 

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import DeviceStatsMonitor
 
 from lightning_gaudi import HPUAccelerator
 from lightning_gaudi._core import vendor
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 from tests.helpers.tiny import QUIET, TinyModule, batches, hpu_trainer
 
 
@@ -118,7 +118,7 @@ def test_one_card_of_any_is_the_one_this_process_was_told(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("devices", "module"), [([3], "3"), (1, "None"), ([0], "None")])
 def test_a_named_card_is_selected_before_it_is_used(devices: Any, module: str) -> None:
-    result = run_python(
+    result = fork_python(
         f"""
         import os
         from tests.helpers.tiny import TinyModule, batches, hpu_trainer
@@ -170,7 +170,7 @@ def test_instance_and_auto_train_on_hpu() -> None:
 
 def test_torch_knows_of_the_device_before_anything_is_computed() -> None:
     """Else activation checkpointing would keep no random state of it."""
-    result = run_python(
+    result = fork_python(
         """
         import torch
         from lightning_gaudi import HPUAccelerator
@@ -189,7 +189,7 @@ def test_hpu_is_not_a_device_of_another_type() -> None:
 
 @pytest.mark.parametrize("accelerator", ["'hpu'", "pl.accelerators.HPUAccelerator()"])
 def test_without_card_or_simulator_one_error_says_what_to_do(accelerator: str) -> None:
-    result = run_python(
+    result = fork_python(
         f"""
         import lightning.pytorch as pl
         pl.Trainer(accelerator={accelerator}, logger=False)
@@ -206,7 +206,7 @@ def test_without_card_or_simulator_one_error_says_what_to_do(accelerator: str) -
 
 
 def test_auto_without_card_takes_the_cpu() -> None:
-    result = run_python(
+    result = fork_python(
         """
         import lightning.pytorch as pl
         trainer = pl.Trainer(accelerator="auto", logger=False)

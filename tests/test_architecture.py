@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,6 +188,33 @@ def test_shared_rooms_are_imported_absolutely_by_mirrored_ones() -> None:
                 rooms = [base[1]] if len(base) > 1 and base[1] else [a.name for a in node.names]
                 shared = [room for room in rooms if room in ROOMS and not is_mirrored(room)]
                 assert not shared, (path, shared)
+
+
+def test_rooms_that_exist_twice_keep_no_state_of_the_process() -> None:
+    """There would be two of it where a program uses both of Lightning's namespaces."""
+    for path in _mirrored():
+        tree = ast.parse(path.read_text())
+        changed = {
+            name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names
+        }
+        caches = [
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef)
+            and any("cache" in ast.unparse(each) for each in node.decorator_list)
+        ]
+        # A constant has a name in capitals.
+        names = [
+            ast.unparse(target)
+            for node in tree.body
+            if isinstance(node, (ast.Assign, ast.AnnAssign))
+            and isinstance(node.value, (ast.Dict, ast.List, ast.Set, ast.Call))
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        ]
+        variables = [name for name in names if re.fullmatch(r"_?[a-z][a-z_]*", name)]
+        assert not changed, path
+        assert not caches, path
+        assert set(variables) <= {"log"}, path
 
 
 def _mirrored() -> list[Path]:

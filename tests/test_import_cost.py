@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+
 import pytest
 
+from tests.helpers.forked import fork_python
 from tests.helpers.process import run_python
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 OURS = {
     "_lightning_gaudi_autoload",
@@ -20,13 +26,16 @@ OURS = {
 UNUSED: dict[str, str | None] = {"LIGHTNING_GAUDI_SIMULATE": None}
 
 
-def _imported(statement: str, env: dict[str, str | None] = UNUSED) -> set[str]:
-    result = run_python(f"{statement}; import sys; print(' '.join(sys.modules))", env=env)
+def _imported(
+    statement: str, env: dict[str, str | None] = UNUSED, run: Run = fork_python
+) -> set[str]:
+    """What is imported then; the fork has torch, and what Lightning imports of others, before."""
+    result = run(f"{statement}; import sys; print(' '.join(sys.modules))", env=env)
     return set(result.stdout.split())
 
 
 def test_importing_torch_loads_a_few_small_modules_of_ours() -> None:
-    modules = _imported("import torch")
+    modules = _imported("import torch", run=run_python)
     ours = {name for name in modules if "lightning_gaudi" in name and "editable" not in name}
     assert ours == OURS
     roots = {name.split(".")[0] for name in modules}
@@ -34,7 +43,7 @@ def test_importing_torch_loads_a_few_small_modules_of_ours() -> None:
 
 
 def test_importing_us_loads_the_standard_library_only() -> None:
-    modules = _imported("import lightning_gaudi")
+    modules = _imported("import lightning_gaudi", run=run_python)
     roots = {name.split(".")[0] for name in modules}
     assert roots.isdisjoint({"torch", "numpy", "lightning", "pytorch_lightning"})
     assert "dataclasses" not in modules
@@ -71,7 +80,7 @@ def test_a_form_is_imported_when_its_strategy_is_asked_for() -> None:
 
 def test_nothing_of_the_extras_is_needed_for_one_card() -> None:
     """A plain installation brings neither DeepSpeed nor what comes with it."""
-    run_python(
+    fork_python(
         """
         import sys, warnings
         from importlib.abc import MetaPathFinder

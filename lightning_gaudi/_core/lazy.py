@@ -10,8 +10,8 @@ from typing import Any
 
 def names(
     package: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package (PEP 562).
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """The `__getattr__`, `__dir__` and `__all__` of a package (PEP 562).
 
     Args:
         package: Its `__name__`.
@@ -30,4 +30,4 @@ def names(
     def listed() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes})
 
-    return find, listed
+    return find, listed, sorted(homes)

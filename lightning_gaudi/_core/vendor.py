@@ -1,7 +1,7 @@
 """The only importer of the vendor's package: a typed facade over `habana_frameworks.torch`.
 
 Callers write `from lightning_gaudi import vendor` and `vendor.mark_step()`. Real or simulated, the
-package is imported at the first call, never at ours, and nobody else asks which of them it is.
+package is imported at the first call and never before, and nobody else asks whose it is.
 Source: Intel Gaudi PyTorch bridge, release 1.19, `python_packages/habana_frameworks/torch`.
 """
 

@@ -9,16 +9,17 @@ from .register import REGISTER, Patch
 _HEAD = """\
 # What is patched
 
-lightning-gaudi changes a few things in other packages while they run, since Lightning asks nobody
-outside of it which accelerator to take, and some of torch and DeepSpeed is made for other devices.
-This is all of it. It is made of the register (`lightning_gaudi/_patches/register.py`); nothing is
-patched but by an entry there, which tests hold against the sources and against a running process.
+A few things in other packages are changed while they run, since Lightning asks nobody outside of it
+which accelerator to take, and some of torch and DeepSpeed is made for other devices. This is all of
+it. It is made of the register (`lightning_gaudi/_patches/register.py`); nothing is patched but by
+an entry there, which tests hold against the sources and against a running process.
 
 - A patch is applied right after its module has been imported, or by our code where it must. Without
   an HPU asked for, each does what was there before.
 - It looks for the names that it changes or relies on. Where one is gone, the patch is off as a
   whole, a warning names it, and the others stay; where a run would go wrong without it, that
   raises.
+- "Checked with" names the versions whose sources have all that the patch changes or relies on.
 - `LIGHTNING_GAUDI_AUTOLOAD=0` in the environment leaves all of them off.
 - The simulator is a device and the vendor's package in its absence: what it sets in torch is what
   those set, and is not listed here.

@@ -20,7 +20,7 @@ from .torch_dcp.layout import check_replaceable, is_sharded_folder
 
 
 class HPUCheckpointIO(TorchCheckpointIO):
-    """Saves checkpoints as CPU tensors, at once or not at all; loads them as told."""
+    """Saves checkpoints as CPU tensors, at once or not at all, and loads what any other saved."""
 
     @override
     def save_checkpoint(

@@ -25,7 +25,7 @@ def check_arguments(
 
     Args:
         typed: The strategy as the user typed it.
-        arguments: Those of FullyShardedDataParallel.
+        arguments: The keyword arguments of FullyShardedDataParallel.
         sharding: `sharding_strategy` of the strategy.
         state_dict_type: That of the strategy.
 
@@ -59,7 +59,7 @@ def complete(
     """Make the mesh, now that all ranks are connected, and have copies of shards start alike.
 
     Args:
-        arguments: Those of FullyShardedDataParallel; changed in place.
+        arguments: The keyword arguments of FullyShardedDataParallel; changed in place.
         sharding: `sharding_strategy` of the strategy.
         num_nodes: That of the Trainer.
         num_cards: The cards of each node.

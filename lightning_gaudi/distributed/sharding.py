@@ -41,7 +41,7 @@ class FSDPMixin(ShardedMixin):
 
     @property
     def fsdp_arguments(self) -> dict[str, Any]:
-        """Those of FullyShardedDataParallel, which Lightning has under two names."""
+        """The arguments of FullyShardedDataParallel, which Lightning has under two names."""
         raise NotImplementedError
 
     def validate_for_hpu(self, typed: str) -> None:

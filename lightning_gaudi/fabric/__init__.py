@@ -5,19 +5,23 @@ from typing import TYPE_CHECKING
 from lightning_gaudi._core import lazy
 
 if TYPE_CHECKING:
-    from ..checkpoint import HPUCheckpointIO
-    from .accelerator import HPUAccelerator
-    from .precision import HPUDeepSpeedPrecision, HPUFSDPPrecision, HPUPrecision
+    from ..checkpoint import HPUCheckpointIO as HPUCheckpointIO
+    from .accelerator import HPUAccelerator as HPUAccelerator
+    from .precision import (
+        HPUDeepSpeedPrecision as HPUDeepSpeedPrecision,
+        HPUFSDPPrecision as HPUFSDPPrecision,
+        HPUPrecision as HPUPrecision,
+    )
     from .strategies import (
-        HPUDDPStrategy,
-        HPUDeepSpeedStrategy,
-        HPUFSDPStrategy,
-        HPUModelParallelStrategy,
-        HPUParallelStrategy,
-        SingleHPUStrategy,
+        HPUDDPStrategy as HPUDDPStrategy,
+        HPUDeepSpeedStrategy as HPUDeepSpeedStrategy,
+        HPUFSDPStrategy as HPUFSDPStrategy,
+        HPUModelParallelStrategy as HPUModelParallelStrategy,
+        HPUParallelStrategy as HPUParallelStrategy,
+        SingleHPUStrategy as SingleHPUStrategy,
     )
 else:
-    __getattr__, __dir__ = lazy.names(
+    __getattr__, __dir__, __all__ = lazy.names(
         __name__,
         {
             "HPUAccelerator": ".accelerator",
@@ -33,17 +37,3 @@ else:
             "SingleHPUStrategy": ".strategies",
         },
     )
-
-__all__ = [
-    "HPUAccelerator",
-    "HPUCheckpointIO",
-    "HPUDDPStrategy",
-    "HPUDeepSpeedPrecision",
-    "HPUDeepSpeedStrategy",
-    "HPUFSDPPrecision",
-    "HPUFSDPStrategy",
-    "HPUModelParallelStrategy",
-    "HPUParallelStrategy",
-    "HPUPrecision",
-    "SingleHPUStrategy",
-]

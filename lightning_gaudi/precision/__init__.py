@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING
 from lightning_gaudi._core import lazy
 
 if TYPE_CHECKING:
-    from .deepspeed import HPUDeepSpeedPrecision, HPUDeepSpeedPrecisionPlugin
-    from .fsdp import HPUFSDPPrecision
-    from .plugin import HPUPrecisionPlugin
+    from .deepspeed import (
+        HPUDeepSpeedPrecision as HPUDeepSpeedPrecision,
+        HPUDeepSpeedPrecisionPlugin as HPUDeepSpeedPrecisionPlugin,
+    )
+    from .fsdp import HPUFSDPPrecision as HPUFSDPPrecision
+    from .plugin import HPUPrecisionPlugin as HPUPrecisionPlugin
 else:
-    __getattr__, __dir__ = lazy.names(
+    __getattr__, __dir__, __all__ = lazy.names(
         __name__,
         {
             "HPUDeepSpeedPrecision": ".deepspeed",
@@ -18,10 +21,3 @@ else:
             "HPUPrecisionPlugin": ".plugin",
         },
     )
-
-__all__ = [
-    "HPUDeepSpeedPrecision",
-    "HPUDeepSpeedPrecisionPlugin",
-    "HPUFSDPPrecision",
-    "HPUPrecisionPlugin",
-]

@@ -100,7 +100,7 @@ class Recorder:
         return self.profile is not None and self.profile.current_action in _RECORDS
 
     def begin_step(self) -> None:
-        """A step begins. Those of a schedule are marked by torch, the others here."""
+        """A step begins. With a schedule torch marks the steps, without one this does."""
         if self._is_whole and self.profile is not None:
             self._step = _range(f"ProfilerStep#{self.profile.step_num}")
 

@@ -183,8 +183,7 @@ def _end_cleanly(device: ModuleType, pid: int) -> None:
         with torch.autograd.set_multithreading_enabled(True), contextlib.suppress(RuntimeError):
             device.drain_autograd()
         os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
-        if hasattr(device, "keep_pending_collectives"):  # torch has torch.distributed
-            device.keep_pending_collectives()
+        device.keep_pending_collectives()
 
 
 def _announce(settings: Settings) -> None:

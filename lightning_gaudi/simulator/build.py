@@ -35,7 +35,7 @@ def load(sources: Path = SOURCES, name: str = MODULE) -> ModuleType:
     """Load the extension `name`, after building it if need be, into `sys.modules`.
 
     Args:
-        sources: The folder of its C++ files.
+        sources: The folder with its C++ files, and folders of them.
         name: Its Python name.
 
     Raises:
@@ -66,9 +66,8 @@ def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
     if sys.platform != "linux":
         raise SimulatorError(f"The simulated HPU runs on Linux; this is {sys.platform}.")
     torch = toolchain.find_torch()
-    files = sorted(path for path in sources.iterdir() if path.suffix in (".cpp", ".h"))
     flags = toolchain.compile_flags(torch, name)
-    prefix = f"torch-{torch.version}-{_key(torch, flags, files)}-"
+    prefix = f"torch-{torch.version}-{_key(torch, flags, sources)}-"
     compiler = toolchain.find_compiler()
     if found := _find(prefix, compiler, name):
         return found
@@ -78,7 +77,7 @@ def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
         target.parent.parent.mkdir(parents=True, exist_ok=True)
         with _locked(_beside(target.parent, ".lock")):
             if not target.exists():  # else the process we waited for has built it
-                _build(files, target, flags, torch, compiler)
+                _build(sources, target, flags, torch, compiler)
     return target
 
 
@@ -92,7 +91,7 @@ def _find(prefix: str, compiler: toolchain.Compiler | None, name: str) -> Path |
 
 
 def _build(
-    files: Sequence[Path],
+    sources: Path,
     target: Path,
     flags: Sequence[str],
     torch: toolchain.Torch,
@@ -102,7 +101,6 @@ def _build(
     folder = target.parent
     for stale in folder.parent.glob(f"{folder.name}.building-*"):
         shutil.rmtree(stale, ignore_errors=True)
-    sources = [path for path in files if path.suffix == ".cpp"]
     about = f"once, about {_TYPICAL_SECONDS} s"
     _say(f"building the simulated HPU for torch {torch.version}, {about} ...")
     start = time.monotonic()
@@ -120,16 +118,16 @@ def _build(
     _say(f"built the simulated HPU in {time.monotonic() - start:.0f} s")
 
 
-def _key(torch: toolchain.Torch, flags: Sequence[str], files: Sequence[Path]) -> str:
+def _key(torch: toolchain.Torch, flags: Sequence[str], sources: Path) -> str:
     """A hash of all that goes into a build, but for the compiler."""
     digest = hashlib.sha256()
     for part in (torch.version, torch.git_version, EXTENSION_SUFFIXES[0], os.uname().machine):
         digest.update(f"{part}\n".encode())
     for part in flags:
         digest.update(f"{part}\n".encode())
-    for path in files:
-        content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    for path in toolchain.source_files(sources):
+        name, content = path.relative_to(sources).as_posix(), path.read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
 

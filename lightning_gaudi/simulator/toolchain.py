@@ -112,15 +112,22 @@ def compile_flags(torch: Torch, name: str) -> list[str]:
     return [f"-std={standard}", _OPTIMIZATION, "-fPIC", "-pipe", f"-DTORCH_EXTENSION_NAME={name}"]
 
 
+def source_files(sources: Path) -> list[Path]:
+    """The C++ files in `sources` and below, in the same order on every machine."""
+    found = (path for path in sources.rglob("*") if path.suffix in (".cpp", ".h"))
+    return sorted(found, key=lambda path: path.relative_to(sources).as_posix())
+
+
 def compile_library(
-    sources: Sequence[Path], output: Path, flags: Sequence[str], torch: Torch, compiler: Compiler
+    sources: Path, output: Path, flags: Sequence[str], torch: Torch, compiler: Compiler
 ) -> None:
-    """Compile and link `sources` into the Python extension `output`.
+    """Compile and link the C++ files of `sources` into the Python extension `output`.
 
     They are compiled as one: torch's headers take most of the time, and so are read once.
 
     Args:
-        sources: C++ files; what they define must not clash, in anonymous namespaces either.
+        sources: The folder that holds them, and that their `#include "..."` begin at; what they
+            define must not clash, in anonymous namespaces either.
         output: The library to make, in a private folder.
         flags: What `compile_flags` says.
         torch: The torch to compile against.
@@ -130,10 +137,12 @@ def compile_library(
         SimulatorError: The compiler failed; the message is all that it said.
     """
     everything = output.with_suffix(".cpp")
-    everything.write_text("".join(f'#include "{source}"\n' for source in sources))
+    files = [path for path in source_files(sources) if path.suffix == ".cpp"]
+    everything.write_text("".join(f'#include "{path}"\n' for path in files))
     include = [torch.root / "include", torch.root / "include/torch/csrc/api/include"]
     include.append(Path(sysconfig.get_paths()["include"]))
     command = [*compiler.command, *flags, *_abi_flags(), "-shared", "-Wl,-s"]
+    command += ["-iquote", str(sources)]
     command += [word for folder in include for word in ("-isystem", str(folder))]
     command += [str(everything), "-o", str(output), f"-L{torch.root / 'lib'}"]
     command += [f"-l{library}" for library in _LIBRARIES]

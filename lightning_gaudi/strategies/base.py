@@ -17,8 +17,7 @@ from lightning_gaudi._core import vendor
 from lightning_gaudi._core.tied_weights import kept_tied
 
 from ..checkpoint.io import HPUCheckpointIO
-from ..checkpoint.rng import KEY as RNG_STATE
-from ..checkpoint.rng import restore_rng_state
+from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
 from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
 

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 from lightning_gaudi.checkpoint.atomic import write_atomically
-from tests.helpers.process import environment
+from tests.helpers.ranks import call_forked
 
 
 def test_file_appears_complete(tmp_path: Path) -> None:
@@ -76,17 +76,14 @@ def test_folder_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert synced[1] == str(tmp_path.resolve())
 
 
-HANG = """
-import sys, time
-from pathlib import Path
-from lightning_gaudi.checkpoint.atomic import write_atomically
-def write(file):
-    file.write(b"half")
-    file.flush()
-    print("writing", flush=True)
-    time.sleep(600)
-write_atomically(Path(sys.argv[1]), write)
-"""
+def _hang(target: Path, is_writing: Event) -> None:
+    def write(file: IO[bytes]) -> None:
+        file.write(b"half")
+        file.flush()
+        is_writing.set()
+        time.sleep(600)
+
+    write_atomically(target, write)
 
 
 def _age(path: Path) -> None:
@@ -95,28 +92,30 @@ def _age(path: Path) -> None:
 
 
 def test_what_a_killed_save_has_left_is_removed_and_a_running_one_is_not(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HANG]
-    env = environment({"LIGHTNING_GAUDI_SIMULATE": None})
-    writers = [
-        subprocess.Popen([*command, str(tmp_path / name)], stdout=subprocess.PIPE, env=env)
-        for name in ("killed", "running")
-    ]
-    try:
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"writing\n"
-        for left in tmp_path.iterdir():
-            _age(left)
-        writers[0].kill()
-        writers[0].wait()
-        write_atomically(tmp_path / "x", lambda file: None)
-        assert (tmp_path / "x").exists()
-        (running,) = set(tmp_path.iterdir()) - {tmp_path / "x"}
-        assert running.read_bytes() == b"half"
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.communicate()
+    call_forked(_check_killed_save, tmp_path, timeout=120)
+
+
+def _check_killed_save(folder: Path) -> None:
+    saved = folder / "saved"
+    saved.mkdir()
+    context = multiprocessing.get_context("fork")
+    events = [context.Event() for _ in range(2)]
+    killed, running = (
+        context.Process(target=_hang, args=(saved / str(number), event), daemon=True)
+        for number, event in enumerate(events)
+    )
+    killed.start()
+    running.start()
+    assert all(event.wait(60) for event in events)
+    for left in saved.iterdir():
+        _age(left)
+    killed.kill()
+    killed.join()
+    write_atomically(saved / "x", lambda file: None)
+    assert (saved / "x").exists()
+    (half,) = set(saved.iterdir()) - {saved / "x"}
+    assert half.read_bytes() == b"half"
+    running.kill()
 
 
 def test_what_another_process_begins_to_write_is_left_alone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_gaudi import HPUCheckpointIO
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
 
 
@@ -28,7 +28,7 @@ def test_checkpoint_loads_on_a_machine_without_hpu(tmp_path: Path) -> None:
     path = tmp_path / "model.ckpt"
     model = _trained(path)
     torch.save(model.cpu().state_dict(), tmp_path / "expected.pt")
-    run_python(
+    fork_python(
         """
         import sys, torch
         import lightning.pytorch as pl
@@ -93,7 +93,7 @@ def test_weights_only_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_weights_only_is_explicit_where_the_vendor_has_another_default(tmp_path: Path) -> None:
     path = tmp_path / "namespace.ckpt"
     HPUCheckpointIO().save_checkpoint({"arguments": argparse.Namespace(x=1)}, path)
-    result = run_python(
+    result = fork_python(
         """
         import sys, torch
         from lightning_gaudi import HPUCheckpointIO, vendor
@@ -145,7 +145,7 @@ def test_model_checkpoint_keeps_the_best_and_resumes_the_last(tmp_path: Path) ->
 
 def test_full_disk_is_one_clear_error_and_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk."""
-    result = run_python(
+    result = fork_python(
         """
         import resource, sys, torch
         from pathlib import Path

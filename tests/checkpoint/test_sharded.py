@@ -26,7 +26,7 @@ from lightning_gaudi.checkpoint.torch_dcp.load import (
     read_metadata,
 )
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 from tests.helpers.trainers import run_trainers
 
 NAME = "epoch=1.ckpt"
@@ -161,7 +161,7 @@ def test_strategies_without_shards_load_a_folder(path: Path) -> None:
 
 
 def test_full_state_is_loaded_without_an_hpu(path: Path) -> None:
-    result = run_python(
+    result = fork_python(
         """
         import sys, torch
         from lightning_gaudi.checkpoint.torch_dcp.load import load_full_state

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from _lightning_gaudi_autoload import SimulatorDidNotStartError
-from lightning_gaudi.cli import catalog, main
-from lightning_gaudi.cli import run as command
+from lightning_gaudi.cli import catalog, main, run as command
 from tests.helpers.process import run
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 import lightning_gaudi.simulator
 from lightning_gaudi._core import autocast_ops
 
-_SOURCE = Path(lightning_gaudi.simulator.__file__).parent / "csrc" / "autocast.cpp"
+_SOURCE = Path(lightning_gaudi.simulator.__file__).parent / "csrc" / "aten" / "autocast.cpp"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pytorch_lightning.plugins.precision import Precision as OtherPrecision
 
 import lightning_gaudi
 from lightning_gaudi._core.mirror import translate
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 NAMES = [name for name in lightning_gaudi.__all__ if name.startswith(("HPU", "Single"))]
 NAMES.remove("HPU_AVAILABLE")
@@ -67,8 +67,8 @@ def test_the_families_do_not_load_each_other() -> None:
         roots = {{name.split(".")[0] for name in sys.modules}}
         assert "{other}" not in roots and "{ours}.strategies.single" in sys.modules
         """
-    run_python(source.format(ours="lightning_gaudi", other="pytorch_lightning"))
-    run_python(source.format(ours="lightning_gaudi.pytorch_lightning", other="lightning"))
+    fork_python(source.format(ours="lightning_gaudi", other="pytorch_lightning"))
+    fork_python(source.format(ours="lightning_gaudi.pytorch_lightning", other="lightning"))
 
 
 def test_replaced_names_keep_their_length() -> None:

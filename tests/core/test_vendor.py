@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_gaudi._core import vendor
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 
 def test_device_is_described() -> None:
@@ -64,7 +64,7 @@ def test_mark_step_and_synchronize_do_nothing_harmful_in_eager_mode() -> None:
 
 
 def test_nothing_is_thrown_without_the_vendors_package() -> None:
-    result = run_python(
+    result = fork_python(
         """
         from lightning_gaudi import vendor
         print(vendor.is_available(), vendor.device_count(), vendor.unavailable_reason())
@@ -94,7 +94,7 @@ def test_a_vendor_package_without_a_card_is_explained(
     (package / "hpu" / "__init__.py").write_text("def device_count(): return 0")
     (package / "utils" / "__init__.py").touch()
     (package / "__init__.py").write_text(source)
-    result = run_python(
+    result = fork_python(
         """
         import lightning.pytorch as pl
         pl.Trainer(accelerator="hpu", logger=False)
@@ -124,7 +124,7 @@ def test_fused_adamw_is_the_vendors() -> None:
 
 
 def test_processes_without_an_hpu_connect_as_without_the_vendors_package(tmp_path: Path) -> None:
-    result = run_python(
+    result = fork_python(
         """
         import sys
         import lightning, torch

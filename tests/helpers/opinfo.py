@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
-from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -51,11 +51,10 @@ class Variant:
     ) -> Iterator[SampleInput]:
         """The operator's first samples, the same ones at every call."""
         seed_all(0)
-        with (
-            mock.patch.object(common_utils, "extract_test_fn", return_value=None),
-            mock.patch.object(core, "extract_test_fn", return_value=None),
-        ):
+        with pytest.MonkeyPatch.context() as patch:
             # Each call would look for a unittest.TestCase in all frames of the stack: 0.3 s.
+            for module in (common_utils, core):
+                patch.setattr(module, "extract_test_fn", lambda: None)
             samples = self.op.sample_inputs(device, self.dtype, requires_grad=requires_grad)
         return islice((sample for sample in samples if _names_a_device(sample)), max_samples)
 

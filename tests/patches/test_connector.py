@@ -9,7 +9,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 
 from lightning_gaudi import HPUAccelerator, HPUDDPStrategy, SingleHPUStrategy
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 from tests.helpers.tiny import QUIET, TinyModule, ValidatedModule, batches, hpu_trainer
 
 # Each line is evaluated with and without the plugin.
@@ -59,7 +59,7 @@ def test_cpu_and_cuda_users_see_no_difference(namespace: str) -> None:
     for autoload in ("0", "1"):
         env = {"LIGHTNING_GAUDI_SIMULATE": None, "LIGHTNING_GAUDI_AUTOLOAD": autoload}
         source = COMPARE.replace("lightning.pytorch", namespace)
-        outputs.append(run_python(source, *CPU_SETTINGS, env=env))
+        outputs.append(fork_python(source, *CPU_SETTINGS, env=env))
     without, with_plugin = outputs
     assert without.stdout.count("\n") == len(CPU_SETTINGS)
     assert with_plugin.stdout == without.stdout
@@ -137,7 +137,7 @@ def test_lightning_cli_trains_on_hpu(tmp_path: Path) -> None:
               init_args: {precision: bf16-mixed}
         """
     )
-    result = run_python(
+    result = fork_python(
         """
         from lightning.pytorch.cli import LightningCLI
         from tests.helpers.tiny import TinyModule, batches

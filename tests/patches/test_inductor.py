@@ -10,7 +10,7 @@ import torch
 
 from lightning_gaudi._core import mirror
 from lightning_gaudi._patches import inductor as hpu_compile
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own deprecations
 
@@ -148,7 +148,7 @@ def test_a_compiler_for_the_hpu_inside_inductor_is_left_alone(monkeypatch):
 
 
 def test_lazy_mode_refuses_and_says_what_to_do():
-    result = run_python(
+    result = fork_python(
         "import torch; torch.compile(torch.exp)(torch.ones(2).to('hpu'))",
         env={"PT_HPU_LAZY_MODE": "1"},
         check=False,
@@ -163,7 +163,7 @@ def test_lazy_mode_refuses_and_says_what_to_do():
 )
 def test_any_order_of_imports_serves_a_script_that_never_heard_of_us(imports):
     autoload = "0" if "lightning_gaudi" in imports else None
-    result = run_python(
+    result = fork_python(
         f"{imports}; print(torch.compile(torch.exp)(torch.zeros(2, device='hpu')))",
         env={"LIGHTNING_GAUDI_AUTOLOAD": autoload},
     )

@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import lightning_gaudi
 from lightning_gaudi import _patches
+from tests.helpers.forked import fork_python
 from tests.helpers.process import run_python
 
 TRAIN = """
-class Model({pl}.LightningModule):
+class Model(pl.LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
@@ -22,39 +25,41 @@ class Model({pl}.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
-trainer = {pl}.Trainer(accelerator={accelerator}, max_steps=3, logger=False,
-                       enable_checkpointing=False, enable_progress_bar=False)
+trainer = pl.Trainer(accelerator={accelerator}, max_steps=3, logger=False,
+                     enable_checkpointing=False, enable_progress_bar=False)
 trainer.fit(Model(), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4))
 print(type(trainer.strategy).__name__, trainer.strategy.root_device, trainer.global_step)
 """
 TRAINED = "SingleHPUStrategy hpu:0 3"
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
 
 @pytest.mark.parametrize(
-    ("imports", "pl"),
+    ("run", "imports"),
     [
-        ("import lightning as L; import torch", "L"),
-        ("import torch; import lightning.pytorch as pl", "pl"),
-        ("import torch; import pytorch_lightning as pl", "pl"),
+        (run_python, "import lightning as L; import torch; pl = L"),
+        (fork_python, "import torch; import lightning.pytorch as pl"),
+        (fork_python, "import torch; import pytorch_lightning as pl"),
     ],
 )
-def test_script_that_never_imports_us_trains_on_hpu(imports: str, pl: str) -> None:
-    result = run_python(f"{imports}\n" + TRAIN.format(pl=pl, accelerator="'hpu'"))
+def test_script_that_never_imports_us_trains_on_hpu(run: Run, imports: str) -> None:
+    result = run(f"{imports}\n" + TRAIN.format(accelerator="'hpu'"))
     assert TRAINED in result.stdout
     assert "HPU available: True, using: 1 HPU" in result.stderr
 
 
 @pytest.mark.parametrize(
-    "imports",
+    ("run", "imports"),
     [
-        "import lightning_gaudi; import lightning.pytorch as pl; import torch",
-        "import lightning.pytorch as pl; import torch; import lightning_gaudi",
-        "import torch; import lightning_gaudi; import lightning.pytorch as pl",
+        (run_python, "import lightning_gaudi; import lightning.pytorch as pl; import torch"),
+        (fork_python, "import lightning.pytorch as pl; import torch; import lightning_gaudi"),
+        (fork_python, "import torch; import lightning_gaudi; import lightning.pytorch as pl"),
     ],
 )
-def test_explicit_import_activates_in_any_order(imports: str) -> None:
-    result = run_python(
-        f"{imports}\n" + TRAIN.format(pl="pl", accelerator="'auto'"),
+def test_explicit_import_activates_in_any_order(run: Run, imports: str) -> None:
+    result = run(
+        f"{imports}\n" + TRAIN.format(accelerator="'auto'"),
         env={"LIGHTNING_GAUDI_AUTOLOAD": "0"},
     )
     assert TRAINED in result.stdout
@@ -72,12 +77,12 @@ def test_explicit_import_activates_in_any_order(imports: str) -> None:
 )
 def test_our_classes_may_be_what_imports_lightning(first: str) -> None:
     pl = "pytorch_lightning" if "pytorch_lightning" in first else "lightning.pytorch"
-    source = f"{first}; import torch, {pl} as pl\n" + TRAIN.format(pl="pl", accelerator="'hpu'")
-    assert TRAINED in run_python(source).stdout
+    source = f"{first}; import torch, {pl} as pl\n" + TRAIN.format(accelerator="'hpu'")
+    assert TRAINED in fork_python(source).stdout
 
 
 def test_both_namespaces_can_be_used_in_one_process() -> None:
-    result = run_python(
+    result = fork_python(
         """
         import lightning.pytorch, pytorch_lightning
         from lightning_gaudi import HPUAccelerator
@@ -95,7 +100,7 @@ def test_both_namespaces_can_be_used_in_one_process() -> None:
 
 
 def test_autoload_0_leaves_everything_off() -> None:
-    run_python(
+    fork_python(
         """
         import sys, torch
         import lightning.pytorch as pl
@@ -137,7 +142,7 @@ def broken_package(tmp_path: Path) -> Path:
 
 
 def test_torch_imports_with_one_warning_if_we_are_broken(broken_package: Path) -> None:
-    result = run_python(
+    result = fork_python(
         "import torch; print(torch.ones(2).sum().item())",
         env={"LIGHTNING_GAUDI_SIMULATE": None},
         cwd=broken_package,
@@ -155,7 +160,7 @@ def test_lightning_imports_with_one_warning_if_a_part_of_us_is_broken(
     copy = tmp_path / "lightning_gaudi"
     shutil.copytree(package, copy, ignore=shutil.ignore_patterns("simulator", "__pycache__"))
     (copy / f"{module}.py").write_text("import no_such_dependency")
-    result = run_python(
+    result = fork_python(
         """
         import lightning as L
         print(type(L.Trainer(accelerator="auto", logger=False).accelerator).__name__)
@@ -174,12 +179,12 @@ def test_lightning_imports_with_one_warning_if_a_part_of_us_is_broken(
 
 
 def test_failure_is_raised_if_the_simulator_is_asked_for(broken_package: Path) -> None:
-    result = run_python("import torch", cwd=broken_package, check=False)
+    result = fork_python("import torch", cwd=broken_package, check=False)
     assert result.returncode != 0
     assert "OSError: half installed" in result.stderr
 
 
 def test_simulator_error_reaches_the_user() -> None:
-    result = run_python("import torch", env={"LIGHTNING_GAUDI_SIMULATE": "9"}, check=False)
+    result = fork_python("import torch", env={"LIGHTNING_GAUDI_SIMULATE": "9"}, check=False)
     assert result.returncode != 0
     assert "LIGHTNING_GAUDI_SIMULATE='9'" in result.stderr

@@ -17,7 +17,7 @@ import lightning_gaudi
 from lightning_gaudi._core import mirror
 from lightning_gaudi._patches.document import markdown
 from lightning_gaudi._patches.register import BY_NAME, REGISTER
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 PACKAGE = Path(lightning_gaudi.__file__).parent
 
@@ -147,7 +147,7 @@ def test_what_changes_when_we_are_imported_is_what_the_register_says() -> None:
         and not patch.trigger.startswith("habana_frameworks")
     ]
     pairs = [(patch, family) for patch in patches for family in mirror.FAMILIES]
-    result = run_python(
+    result = fork_python(
         SNAPSHOT.format(modules=[format_target(patch.trigger, family) for patch, family in pairs]),
         env={"LIGHTNING_GAUDI_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULATE": None},
     )

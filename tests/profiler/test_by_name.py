@@ -83,8 +83,7 @@ def test_the_name_means_the_class_of_the_family_and_counts_graphs(tmp_path: Path
     assert rows["graph compilations"][0] == "0"
     assert rows["graph compilations"][2] == expected
     assert rows["host syncs"] == ["0", "0", "0"]
-    assert rows["time compiling"][2].endswith(" ms")
-    assert float(rows["time compiling"][2].split()[0]) > 0
+    assert "time compiling" not in rows  # a simulated card compiles nothing
 
 
 @pytest.fixture(params=["lightning_gaudi", "lightning_gaudi.pytorch_lightning"])

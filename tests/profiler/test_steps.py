@@ -12,7 +12,7 @@ import torch
 from lightning_gaudi import HPUProfiler
 from lightning_gaudi.callbacks import GraphMonitor
 from lightning_gaudi.profiler import steps
-from lightning_gaudi.profiler.steps import DATA, GAP, HOST, SYNCS, StepMeter
+from lightning_gaudi.profiler.steps import COMPILING, DATA, GAP, GRAPHS, HOST, SYNCS, StepMeter
 from tests.helpers.profiles import NUM_STEPS, QUIET_RESULTS, ReadingModule, fit, read_trace, table
 from tests.helpers.tiny import ValidatedModule, batches, hpu_trainer
 
@@ -119,3 +119,16 @@ def test_the_meter_tells_host_gap_and_data_apart(monkeypatch: pytest.MonkeyPatch
     assert list(meter.values[GAP]) == [5 + 3 + 1]
     assert list(meter.values[DATA]) == [3]
     assert list(meter.values[SYNCS]) == [2, 3]
+
+
+@pytest.mark.parametrize(("seconds", "is_shown"), [(1.5, True), (0.0, False)])
+def test_time_compiling_is_shown_where_the_device_tells_it(seconds: float, is_shown: bool) -> None:
+    totals = iter([{GRAPHS: 0.0, COMPILING: 0.0}, {GRAPHS: 1.0, COMPILING: seconds}])
+    meter = StepMeter(lambda: next(totals))
+    meter.open()
+    meter.step_started()
+    meter.step_stopped()
+    meter.close()
+    rows = table(f"title\n{meter.table()}")
+    assert rows["graph compilations"][2] == "1"
+    assert rows.get("time compiling") == (["1,500.0 ms"] * 3 if is_shown else None)

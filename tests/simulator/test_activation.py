@@ -1,14 +1,17 @@
 """When and how a process gets its simulated HPU."""
 
 import sys
+from functools import cache
 
 import pytest
 
 from lightning_gaudi import simulator
 from lightning_gaudi.simulator import SimulatorError, activation, settings
+from tests.helpers.forked import fork_python
 from tests.helpers.process import run_python
 
-_ANNOUNCED = {"_LIGHTNING_GAUDI_SIMULATOR_ANNOUNCED": None}
+_MARK = "_LIGHTNING_GAUDI_SIMULATOR_ANNOUNCED"
+_ANNOUNCED = {_MARK: None}
 _LINE = (
     "lightning-gaudi: HPU is simulated: 1 Gaudi 2 card of 96 GiB on this CPU; results are real, "
     "speed is not a Gaudi's."
@@ -62,7 +65,11 @@ def test_activating_unasked_is_an_error(monkeypatch, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("LIGHTNING_GAUDI_SIMULATE", "9"), ("LIGHTNING_GAUDI_SIMULATE_CARD", "v5")]
+    ("name", "value"),
+    [
+        ("LIGHTNING_GAUDI_SIMULATE", "9"),
+        pytest.param("LIGHTNING_GAUDI_SIMULATE_CARD", "v5", marks=pytest.mark.slow),
+    ],
 )
 def test_a_wrong_value_ends_import_torch(name, value):
     result = run_python("import torch", env={name: value}, check=False)
@@ -78,28 +85,34 @@ def test_import_torch_alone_activates_and_announces_on_stderr():
     assert result.stderr == _LINE + "\n"
 
 
+_OUR_SWITCH, _SWITCH_OF_TORCH = "LIGHTNING_GAUDI_AUTOLOAD", "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_OURS_FIRST, _TORCH_FIRST = "import lightning_gaudi, torch", "import torch, lightning_gaudi"
+
+
 @pytest.mark.parametrize(
-    "kill_switch", ["TORCH_DEVICE_BACKEND_AUTOLOAD", "LIGHTNING_GAUDI_AUTOLOAD"]
-)
-@pytest.mark.parametrize(
-    "imports", ["import lightning_gaudi, torch", "import torch, lightning_gaudi"]
+    ("kill_switch", "imports"),
+    [
+        (_OUR_SWITCH, _OURS_FIRST),
+        pytest.param(_OUR_SWITCH, _TORCH_FIRST, marks=pytest.mark.slow),
+        pytest.param(_SWITCH_OF_TORCH, _OURS_FIRST, marks=pytest.mark.slow),
+        # And torch first without its switch: see what asks torch early.
+    ],
 )
 def test_without_autoload_our_import_activates(kill_switch, imports):
     result = run_python(imports + _BACKWARD, env={kill_switch: "0"})
     assert result.stdout == "hpu:0 16.0\n"
 
 
-def test_the_announcement_counts_cards():
-    env = _ANNOUNCED | {
-        "LIGHTNING_GAUDI_SIMULATE": "8",
-        "LIGHTNING_GAUDI_SIMULATE_CARD": "gaudi3",
-    }
-    source = "import torch; print(torch.hpu.device_count(), torch.hpu.get_device_name())"
-    result = run_python(source, env=env)
-    assert "8 Gaudi 3 cards of 128 GiB" in result.stderr
-    assert result.stdout == "8 GAUDI3\n"
+def test_the_announcement_counts_cards_and_is_made_once(monkeypatch, capsys):
+    monkeypatch.setenv("LIGHTNING_GAUDI_SIMULATE", "8")
+    monkeypatch.setenv("LIGHTNING_GAUDI_SIMULATE_CARD", "gaudi3")
+    monkeypatch.delenv(_MARK)
+    for _ in range(2):  # the second time as a child, which inherits the environment
+        activation._announce(simulator.read_settings())
+    assert capsys.readouterr().err.count("8 Gaudi 3 cards of 128 GiB") == 1
 
 
+@pytest.mark.slow
 def test_a_run_announces_once_with_workers_ranks_and_children():
     source = """
 import os, subprocess, sys, torch
@@ -127,15 +140,34 @@ runpy.run_path(str(path), run_name="__main__")
     assert result.stderr.count("HPU is simulated") == 1
 
 
-def test_without_the_request_there_is_no_hpu():
+@cache
+def _run_without_the_request():
     source = """
         import sys, torch, lightning_gaudi
         print(torch.accelerator.current_accelerator(), "_hpu_sim" in sys.modules)
         print(any("stand_in" in entry for entry in sys.path))
+        from lightning_gaudi import simulator
+        for function in (
+            simulator.collective_stats, simulator.host_syncs, simulator.reset_statistics
+        ):
+            try:
+                function()
+            except simulator.SimulatorError as error:
+                print(error)
     """
-    result = run_python(source, env={"LIGHTNING_GAUDI_SIMULATE": None})
-    assert result.stdout.splitlines() == ["None False", "False"]
+    return run_python(source, env={"LIGHTNING_GAUDI_SIMULATE": None})
+
+
+def test_without_the_request_there_is_no_hpu():
+    result = _run_without_the_request()
+    assert result.stdout.splitlines()[:2] == ["None False", "False"]
     assert result.stderr == ""
+
+
+def test_statistics_need_the_simulator():
+    errors = _run_without_the_request().stdout.splitlines()[2:]
+    message = "is not active, so it has counted nothing. Set LIGHTNING_GAUDI_SIMULATE"
+    assert [message in error for error in errors] == [True] * 3
 
 
 def test_importing_the_simulator_does_not_import_torch():
@@ -144,11 +176,20 @@ def test_importing_the_simulator_does_not_import_torch():
 
 
 @pytest.mark.parametrize("has_init", [True, False])
-def test_a_real_vendor_package_beside_is_an_error(tmp_path, has_init):
+def test_a_real_vendor_package_is_found(tmp_path, monkeypatch, has_init):
     package = tmp_path / "habana_frameworks" / "torch"
     package.mkdir(parents=True)
     if has_init:
         (package.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    message = f"X asks for the simulated HPU, but .* is installed in {package.parent}"
+    with pytest.raises(SimulatorError, match=message):
+        activation.refuse_vendor("X")
+
+
+def test_a_real_vendor_package_beside_is_an_error(tmp_path):
+    package = tmp_path / "habana_frameworks" / "torch"
+    package.mkdir(parents=True)
     result = run_python("import torch", env={"PYTHONPATH": str(tmp_path)}, check=False)
     assert result.returncode == 1
     assert (
@@ -172,8 +213,8 @@ htcore.mark_step()
 """
         + _BACKWARD
     )
-    for lazy in ("0", "1"):
-        assert run_python(source, env={"PT_HPU_LAZY_MODE": lazy}).stdout == "hpu:0 16.0\n"
+    for lazy in (None, "1"):
+        assert fork_python(source, env={"PT_HPU_LAZY_MODE": lazy}).stdout == "hpu:0 16.0\n"
 
 
 def test_activation_after_a_first_backward_warns_and_still_trains():
@@ -207,7 +248,7 @@ others = threading.Thread(target=lambda: print(*threads_of_backward()))
 others.start()
 others.join()
 """
-    assert run_python(source).stdout == "[True] [2.0, 2.0]\n[False] [2.0, 2.0]\n"
+    assert fork_python(source).stdout == "[True] [2.0, 2.0]\n[False] [2.0, 2.0]\n"
 
 
 def test_activation_after_another_early_question_needs_no_warning():
@@ -276,20 +317,3 @@ def test_a_memory_limit_needs_the_simulator(monkeypatch):
     monkeypatch.setattr(activation, "_status", "off")
     with pytest.raises(SimulatorError, match="not active, so it has no memory limit"):
         simulator.set_memory_limit(1)
-
-
-def test_statistics_need_the_simulator():
-    out = run_python(
-        """
-        from lightning_gaudi import simulator
-        for function in (
-            simulator.collective_stats, simulator.host_syncs, simulator.reset_statistics
-        ):
-            try:
-                function()
-            except simulator.SimulatorError as error:
-                print(error)
-        """,
-        env={"LIGHTNING_GAUDI_SIMULATE": None},
-    ).stdout
-    assert out.count("is not active, so it has counted nothing. Set LIGHTNING_GAUDI_SIMULATE") == 3

@@ -8,7 +8,7 @@ import _hpu_sim
 import pytest
 import torch
 
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -102,13 +102,16 @@ def test_result_past_the_limit_is_refused_and_given_back() -> None:
     assert (column + 1).sum() == 2048
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_out_argument_that_cannot_grow_keeps_its_value(room: int) -> None:
     column, row = torch.ones(1024, 1, device="hpu"), torch.ones(1, 1024, device="hpu")
     out = torch.full((4,), 7.0, device="hpu")
     before = _in_use()
     with pytest.raises(torch.OutOfMemoryError, match="HPU out of memory"):
-        torch.add(column, row, out=out.resize_(0))
+        torch.add(column, row, out=out)
     assert _in_use() == before
+    assert out.tolist() == [7.0] * 4
+    assert out.mul_(2).tolist() == [14.0] * 4  # by the CPU's kernel, on the same memory
     _hpu_sim.set_memory_limit(before + 8 * room)
     assert torch.add(column, row, out=out).sum() == 2 * 1024 * 1024
 
@@ -177,7 +180,7 @@ def test_forked_process_is_refused_the_card_of_its_parent() -> None:
         print(answers.get(timeout=60))
         process.join()
     """
-    assert "Cannot use the HPU in a forked process" in run_python(source).stdout
+    assert "Cannot use the HPU in a forked process" in fork_python(source).stdout
 
 
 def test_forked_process_may_use_a_card_that_its_parent_does_not() -> None:
@@ -194,7 +197,7 @@ def test_forked_process_may_use_a_card_that_its_parent_does_not() -> None:
         print(answers.get(timeout=60))
         process.join()
     """
-    assert run_python(source).stdout.strip() == "6.0"
+    assert fork_python(source).stdout.strip() == "6.0"
 
 
 def test_workers_of_a_loader_fork_beside_a_used_card() -> None:
@@ -207,4 +210,4 @@ def test_workers_of_a_loader_fork_beside_a_used_card() -> None:
                             multiprocessing_context="fork")
         print([(batch.to("hpu") * weight).sum().item() for batch in loader])
     """
-    assert run_python(source).stdout.strip() == "[6.0, 22.0]"
+    assert fork_python(source).stdout.strip() == "[6.0, 22.0]"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.helpers.forked import fork_python
 from tests.helpers.process import run_python
 
 Run = Callable[[torch.Tensor], torch.Tensor]
@@ -112,37 +113,56 @@ def test_gradients_of_a_cast_weight_come_back_in_its_type(inputs: torch.Tensor) 
 _PRINT_TYPES = """
     import torch
     x = torch.rand(2, 2, device="hpu")
+    low = x.bfloat16()
     with torch.autocast("hpu", torch.bfloat16):
-        results = (x @ x, x.bfloat16().log(), x.softmax(-1), x.sin())
+        results = (x @ x, x.softmax(-1), x.sin(), x.cos(), low.sin(), low.log(), low.tan())
     print(*[str(result.dtype).removeprefix("torch.") for result in results])
 """
 _LOWER_FILE, _FP32_FILE = (
     f"PT_HPU_AUTOCAST_{name}_OPS_LIST" for name in ("LOWER_PRECISION", "FP32")
 )
+_DEFAULT = "bfloat16 bfloat16 float32 float32 bfloat16 float32 float32"
 
 
-@pytest.mark.parametrize(
-    ("lower", "fp32", "types"),
-    [
-        (None, None, "bfloat16 float32 bfloat16 float32"),
-        ("sin\n", None, "float32 float32 float32 bfloat16"),
-        (None, "sin\n", "bfloat16 bfloat16 bfloat16 float32"),
-        ("log\n", "log\n", "float32 bfloat16 float32 float32"),
-        ("sin \r\nmatmul", None, "bfloat16 float32 float32 float32"),
-    ],
-    ids=["default", "lower", "fp32", "lower-wins", "to-the-letter"],
-)
-def test_lists_from_files_replace_the_defaults(
-    lower: str | None, fp32: str | None, types: str, tmp_path: Path
-) -> None:
+def _run_with_lists(tmp_path: Path, lower: str | None, fp32: str | None) -> str:
     env = {}
     for variable, text in ((_LOWER_FILE, lower), (_FP32_FILE, fp32)):
         if text is not None:
             env[variable] = str(tmp_path / variable)
             (tmp_path / variable).write_bytes(text.encode())
-    assert run_python(_PRINT_TYPES, env=env).stdout.strip() == types
+    return run_python(_PRINT_TYPES, env=env).stdout.strip()
+
+
+def test_without_files_the_defaults_hold() -> None:
+    assert fork_python(_PRINT_TYPES).stdout.strip() == _DEFAULT
+
+
+def test_lists_from_files_replace_the_defaults_to_the_letter_and_lower_wins(
+    tmp_path: Path,
+) -> None:
+    types = _run_with_lists(tmp_path, "sin\nlog\ncos \r\nmatmul", "log\n")
+    assert types == "bfloat16 float32 bfloat16 float32 bfloat16 bfloat16 bfloat16"
 
 
 def test_list_that_cannot_be_read_is_ignored(tmp_path: Path) -> None:
-    result = run_python(_PRINT_TYPES, env={_LOWER_FILE: str(tmp_path / "absent")})
-    assert result.stdout.strip() == "bfloat16 float32 bfloat16 float32"
+    (tmp_path / "fp32").write_text("sin\n")
+    env = {_LOWER_FILE: str(tmp_path / "absent"), _FP32_FILE: str(tmp_path / "fp32")}
+    types = run_python(_PRINT_TYPES, env=env).stdout.strip()
+    assert types == "bfloat16 bfloat16 float32 float32 float32 bfloat16 bfloat16"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lower", "fp32", "types"),
+    [
+        ("sin\n", None, "float32 float32 bfloat16 float32 bfloat16 float32 float32"),
+        (None, "sin\n", "bfloat16 bfloat16 float32 float32 float32 bfloat16 bfloat16"),
+        ("log\n", "log\n", "float32 float32 float32 float32 bfloat16 bfloat16 bfloat16"),
+        ("sin \r\nmatmul", None, "bfloat16 float32 float32 float32 bfloat16 float32 float32"),
+    ],
+    ids=["lower", "fp32", "lower-wins", "to-the-letter"],
+)
+def test_each_list_replaces_its_default_alone(
+    lower: str | None, fp32: str | None, types: str, tmp_path: Path
+) -> None:
+    assert _run_with_lists(tmp_path, lower, fp32) == types

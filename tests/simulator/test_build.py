@@ -16,7 +16,7 @@ from tests.helpers.process import environment, run, run_python
 
 _NAME = "tiny"
 _BINDINGS = """
-#include "answer.h"
+#include "maths/answer.h"
 #include <Python.h>
 static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(compute()); }
 static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, nullptr}, {nullptr}};
@@ -45,16 +45,24 @@ def sources(tmp_path, monkeypatch):
     compiler.write_text(
         f"#!/bin/sh\ncd {tmp_path}\necho $$ >> compiled\n"
         f'[ ! -e slow ] || sleep "$(cat slow)"\n[ ! -e bad ] || {{ cat bad; exit 1; }}\n'
+        'if [ -e empty ]; then while [ "$1" != -o ]; do shift; done; : > "$2"; exit; fi\n'
         f'exec {real.command[0]} "$@"\n'
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     folder = tmp_path / "sources"
-    folder.mkdir()
-    (folder / "answer.h").write_text("int compute();\n")
-    (folder / "answer.cpp").write_text('#include "answer.h"\nint compute() { return 42; }\n')
+    (folder / "maths").mkdir(parents=True)
+    (folder / "maths/answer.h").write_text("int compute();\n")
+    source = '#include "maths/answer.h"\nint compute() { return 42; }\n'
+    (folder / "maths/answer.cpp").write_text(source)
     (folder / "bindings.cpp").write_text(_BINDINGS)
     return folder
+
+
+@pytest.fixture
+def empty_builds(tmp_path):
+    """Let the compiler make empty files where nothing is loaded: half a second less for each."""
+    (tmp_path / "empty").touch()
 
 
 def _ensure_built(sources):
@@ -101,7 +109,8 @@ def test_a_build_loads_and_says_that_it_happens_once(sources, capfd):
     assert "once, about" in said
 
 
-def test_a_cached_build_loads_without_torch_and_without_tools(sources, tmp_path):
+@pytest.mark.usefixtures("empty_builds")
+def test_a_cached_build_is_found_without_torch_and_without_tools(sources, tmp_path):
     path = _ensure_built(sources)
     compiled = _num_compiled(tmp_path)
     env = {"LIGHTNING_GAUDI_SIMULATE": None}
@@ -111,6 +120,7 @@ def test_a_cached_build_loads_without_torch_and_without_tools(sources, tmp_path)
     assert _num_compiled(tmp_path) == compiled
 
 
+@pytest.mark.usefixtures("empty_builds")
 def test_finding_a_cached_build_takes_milliseconds(sources):
     _ensure_built(sources)
     seconds = []
@@ -121,6 +131,7 @@ def test_finding_a_cached_build_takes_milliseconds(sources):
     assert min(seconds) < 0.02
 
 
+@pytest.mark.usefixtures("empty_builds")
 def test_of_two_builders_one_builds_and_the_other_waits(sources, tmp_path):
     (tmp_path / "slow").write_text("1")
     first, said_by_first = _start_builder(sources)
@@ -165,6 +176,7 @@ def test_an_interrupted_builder_ends_its_compiler_and_cleans_up(sources, tmp_pat
             os.kill(int(pid), 0)
 
 
+@pytest.mark.usefixtures("empty_builds")
 def test_a_stale_lock_file_does_not_block(sources):
     path = _ensure_built(sources)
     lock = path.parent.parent / f"{path.parent.name}.lock"
@@ -173,9 +185,10 @@ def test_a_stale_lock_file_does_not_block(sources):
     assert _ensure_built(sources) == path
 
 
+@pytest.mark.usefixtures("empty_builds")
 def test_the_key_follows_sources_and_compiler(sources, tmp_path, monkeypatch):
     first = _ensure_built(sources)
-    (sources / "answer.h").write_text("int compute();  // changed\n")
+    (sources / "maths/answer.h").write_text("int compute();  // changed\n")
     second = _ensure_built(sources)
     compiler = tmp_path / "compiler"
     os.utime(compiler, (1, 1))
@@ -185,6 +198,15 @@ def test_the_key_follows_sources_and_compiler(sources, tmp_path, monkeypatch):
     assert len({first, second, third, fourth}) == 4
 
 
+@pytest.mark.usefixtures("empty_builds")
+def test_the_key_follows_the_folders_of_sources(sources):
+    first = _ensure_built(sources)
+    (sources / "api").mkdir()
+    (sources / "bindings.cpp").rename(sources / "api/bindings.cpp")  # the order stays
+    assert _ensure_built(sources) != first
+
+
+@pytest.mark.usefixtures("empty_builds")
 def test_the_key_follows_torch(sources, monkeypatch):
     first = _ensure_built(sources)
     torch = toolchain.find_torch()
@@ -202,6 +224,7 @@ def test_without_a_compiler_the_error_says_what_to_install(sources, tmp_path, mo
         _ensure_built(sources)
 
 
+@pytest.mark.usefixtures("empty_builds")
 def test_without_a_compiler_a_cached_build_still_serves(sources, tmp_path, monkeypatch):
     path = _ensure_built(sources)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
@@ -238,7 +261,7 @@ def test_another_system_is_an_error(sources, monkeypatch):
 
 
 def test_a_failed_compilation_names_its_cause_and_its_log(sources, tmp_path):
-    (sources / "answer.cpp").write_text("int compute() { return forty_two; }\n")
+    (sources / "maths/answer.cpp").write_text("int compute() { return forty_two; }\n")
     with pytest.raises(SimulatorError, match="could not be compiled for torch 2") as caught:
         _ensure_built(sources)
     message = str(caught.value)
@@ -250,6 +273,7 @@ def test_a_failed_compilation_names_its_cause_and_its_log(sources, tmp_path):
     assert not _leftovers(tmp_path)
 
 
+@pytest.mark.usefixtures("empty_builds")
 def test_a_build_that_does_not_load_is_an_error_naming_its_folder(sources):
     path = _ensure_built(sources)
     path.write_bytes(b"not an ELF file")

@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.helpers.ranks import call_forked
+
 _TIMEOUT_S = 2
 _GROUP_TIMEOUT_S = 120
 
@@ -53,14 +55,20 @@ def _error_of(function) -> str:
 def reports(tmp_path_factory):
     """What the ranks that live saw, by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    context = torch.multiprocessing.spawn(_work, (folder,), 3, join=False)
+    call_forked(_fork_ranks, folder, timeout=120)
+    return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 2)}
+
+
+def _fork_ranks(folder: Path) -> None:
+    context = torch.multiprocessing.start_processes(
+        _work, (folder,), 3, join=False, start_method="fork"
+    )
     for process in context.processes:
         process.join(timeout=60)
     still_running = [i for i, process in enumerate(context.processes) if process.is_alive()]
     for process in context.processes:
         process.kill()
     assert not still_running
-    return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 2)}
 
 
 def test_a_missing_rank_ends_the_collective_after_the_timeout(reports):

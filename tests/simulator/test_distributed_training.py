@@ -32,7 +32,7 @@ _WHOLE_BATCH = 8
 
 
 class _Model(nn.Module):
-    """Its second branch is left out where the first input is 0, or always."""
+    """Two layers and, if asked for, one more that no step uses."""
 
     def __init__(self, has_unused=False):
         super().__init__()

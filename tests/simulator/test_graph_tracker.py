@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import _hpu_sim
@@ -11,18 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.process import run_python
-
 NUM_STEPS = 10
-
-
-@pytest.fixture
-def lazy() -> Iterator[None]:
-    _hpu_sim.reset_graph_cache()
-    _hpu_sim.set_lazy(True)
-    yield
-    _hpu_sim.set_lazy(False)
-    _hpu_sim.reset_graph_cache()
 
 
 def _stats(*names: str) -> list[int]:
@@ -84,32 +72,6 @@ def test_reading_the_loss_breaks_the_graph_every_step() -> None:
 
 
 @pytest.mark.usefixtures("lazy")
-@pytest.mark.parametrize(
-    ("reason", "wait"),
-    [
-        ("copy_to_host", lambda x: x.cpu()),
-        ("aten::_local_scalar_dense", lambda x: x.sum().item()),
-        ("aten::nonzero", torch.nonzero),
-        ("aten::masked_select", lambda x: x.masked_select(x > 0)),
-        ("aten::equal", lambda x: torch.equal(x, x)),
-        ("aten::_unique2", torch.unique),
-        ("aten::bincount", lambda x: torch.bincount(x.long())),
-        ("synchronize", lambda x: torch.accelerator.synchronize()),
-    ],
-)
-def test_what_the_host_waits_for_ends_the_graph(reason: str, wait: Any) -> None:
-    inputs = torch.ones(4, device="hpu")
-    _hpu_sim.reset_counters()
-    _hpu_sim.reset_graph_cache()
-    inputs + 1
-    wait(inputs)
-    stats = _hpu_sim.graph_stats()
-    assert stats["log"][0][0] == reason
-    assert stats["pending_ops"] == 0
-    assert _hpu_sim.host_syncs()[reason] == 1
-
-
-@pytest.mark.usefixtures("lazy")
 def test_log_tells_what_ended_each_new_graph_and_its_size() -> None:
     inputs = torch.ones(4, device="hpu")
     _hpu_sim.reset_graph_cache()
@@ -118,7 +80,6 @@ def test_log_tells_what_ended_each_new_graph_and_its_size() -> None:
     inputs.exp().sum().item()
     assert _hpu_sim.graph_stats()["log"] == [("mark_step", 2), ("aten::_local_scalar_dense", 2)]
     assert _stats("num_ops") == [4]
-    assert _hpu_sim.graph_stats()["compile_time_ns"] > 0
 
 
 @pytest.mark.usefixtures("lazy")
@@ -174,16 +135,19 @@ def test_graphs_that_differ_only_in_addresses_and_numbers_are_one() -> None:
 def test_threads_may_record_at_once() -> None:
     def work() -> None:
         inputs = torch.ones(4, device="hpu")
-        for _ in range(200):
+        for _ in range(10_000):
             inputs = inputs + 1
 
     _hpu_sim.reset_graph_cache()
+    work()
+    (num_ops,) = _stats("num_ops")
+    assert num_ops > 10_000
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert _stats("num_ops")[0] >= 800
+    assert _stats("num_ops") == [5 * num_ops]
 
 
 def test_eager_mode_tracks_nothing() -> None:
@@ -195,19 +159,16 @@ def test_eager_mode_tracks_nothing() -> None:
     assert not any(stats.values())
 
 
+@pytest.mark.usefixtures("lazy")
 def test_lazy_and_eager_compute_the_same() -> None:
-    source = """
-        import torch
-        import _hpu_sim
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 4).to("hpu")
-        for lazy in (False, True):
-            _hpu_sim.set_lazy(lazy)
-            inputs = torch.arange(8.0).view(2, 4).to("hpu")
-            print(model(inputs).sum().item())
-    """
-    eager, lazy = run_python(source).stdout.split()
-    assert eager == lazy
+    model = nn.Linear(4, 4).to("hpu")
+    results = []
+    for is_lazy in (False, True):
+        _hpu_sim.set_lazy(is_lazy)
+        inputs = torch.arange(8.0).view(2, 4).to("hpu")
+        results.append(model(inputs).exp().sum().item())
+        assert (_stats("num_breaks") == [1]) == is_lazy
+    assert results[0] == results[1]
 
 
 def test_transfers_count_copies_and_bytes_by_direction() -> None:

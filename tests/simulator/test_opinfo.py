@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 import pytest
@@ -29,6 +29,8 @@ from tests.helpers.opinfo import (
 )
 from tests.simulator import opinfo_misses as misses
 
+Compare = Callable[[Variant, int], None]
+
 FORWARD = variants()
 BACKWARD = [variant for variant in FORWARD if variant.has_backward]
 
@@ -36,31 +38,55 @@ BACKWARD = [variant for variant in FORWARD if variant.has_backward]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def _params(group: list[Variant], reasons: dict[str, str]) -> list[object]:
-    """One test case a variant; the misses are strict xfails."""
-    return [
-        pytest.param(
-            variant,
-            id=variant.name,
-            marks=[pytest.mark.xfail(reason=reasons[variant.name], strict=True)]
-            if variant.name in reasons
-            else [],
-        )
-        for variant in group
-    ]
+@pytest.fixture(autouse=True, scope="module")
+def _cheap_seeds() -> Iterator[None]:
+    """For accelerators that are not there yet, torch keeps each seed with the stack of its call."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (torch.cuda, torch.xpu, torch.mtia):
+            patch.setattr(module, "manual_seed_all", lambda seed: None)
+        yield
+
+
+def _run(compare: Compare, variant: Variant, max_samples: int, reasons: dict[str, str]) -> None:
+    """Compare; a miss is a strict xfail.
+
+    By hand, for the mark would quote the source of torch where it raised, which takes a second.
+    """
+    if variant.name not in reasons:
+        compare(variant, max_samples)
+        return
+    try:
+        compare(variant, max_samples)
+        has_failed = False
+    except Exception:
+        has_failed = True
+    if has_failed:
+        pytest.xfail(reasons[variant.name])
+    pytest.fail(f"{variant.name} passes: delete it from the misses ({reasons[variant.name]})")
+
+
+def _params(group: list[Variant]) -> list[object]:
+    """One test case a variant."""
+    return [pytest.param(variant, id=variant.name) for variant in group]
 
 
 # Some operators have a thousand samples that differ in one flag: 48 are as good as all, and the
 # first of them meet all but rare faults.
 ALL_SAMPLES = 48
-SAMPLES = pytest.mark.parametrize(
-    "max_samples", [8, pytest.param(ALL_SAMPLES, marks=pytest.mark.slow)]
-)
 
 
-@SAMPLES
-@pytest.mark.parametrize("variant", _params(FORWARD, misses.FORWARD))
+def _samples(num_fast: int) -> pytest.MarkDecorator:
+    all_of_them = pytest.param(ALL_SAMPLES, marks=pytest.mark.slow)
+    return pytest.mark.parametrize("max_samples", [num_fast, all_of_them])
+
+
+@_samples(8)
+@pytest.mark.parametrize("variant", _params(FORWARD))
 def test_forward_equals_cpu(variant: Variant, max_samples: int) -> None:
+    _run(_compare_forward, variant, max_samples, misses.FORWARD)
+
+
+def _compare_forward(variant: Variant, max_samples: int) -> None:
     num_compared = 0
     for index, sample in enumerate(variant.samples("hpu", max_samples)):
         on_cpu, on_hpu = (move(arguments(sample), device) for device in ("cpu", "hpu"))
@@ -81,13 +107,18 @@ def _check(variant: Variant) -> Check:
     return "close" if variant.name in misses.NOT_DETERMINISTIC else "bits"
 
 
-@SAMPLES
-@pytest.mark.parametrize("variant", _params(BACKWARD, misses.BACKWARD))
+@_samples(8)
+@pytest.mark.parametrize("variant", _params(BACKWARD))
 def test_backward_equals_cpu(variant: Variant, max_samples: int) -> None:
+    _run(_compare_backward, variant, max_samples, misses.BACKWARD)
+
+
+def _compare_backward(variant: Variant, max_samples: int) -> None:
     num_compared = 0
+    check: Check = "close" if variant.name in misses.LAST_BITS else "bits"
     for index, sample in enumerate(variant.samples("hpu", max_samples, requires_grad=True)):
         expected, actual = (_gradients(variant, sample, device) for device in ("cpu", "hpu"))
-        found = difference(expected, actual)
+        found = difference(expected, actual, check)
         assert found is None, f"sample {index}: {found}\n{sample.summary()}"
         num_compared += len(tensors(expected))
     assert num_compared, f"{variant.name} has no sample with a gradient"
@@ -107,9 +138,13 @@ def _gradients(variant: Variant, sample: SampleInput, device: str) -> Sequence[t
     return torch.autograd.grad(outputs, inputs, upstream, allow_unused=True)
 
 
-@SAMPLES
-@pytest.mark.parametrize("variant", _params(FORWARD, misses.STRIDES))
+@_samples(4)
+@pytest.mark.parametrize("variant", _params(FORWARD))
 def test_output_strides_equal_those_of_fake_tensor(variant: Variant, max_samples: int) -> None:
+    _run(_compare_strides, variant, max_samples, misses.STRIDES)
+
+
+def _compare_strides(variant: Variant, max_samples: int) -> None:
     num_compared, mode = 0, FakeTensorMode()
     if variant.name in misses.STRIDES:
         max_samples = ALL_SAMPLES  # some of these show in a late sample alone
@@ -142,7 +177,7 @@ def test_enough_variants_equal_the_cpu() -> None:
     """The counts come from the tables that mark the misses, so none can be marked away."""
     not_equal = misses.FORWARD.keys() | misses.UNDEFINED_CONTENTS | misses.NOT_DETERMINISTIC
     assert len(FORWARD) - len(not_equal) >= 590
-    assert len(BACKWARD) - len(misses.BACKWARD) >= 500
+    assert len(BACKWARD) - len(misses.BACKWARD) - len(misses.LAST_BITS) >= 500
 
 
 def test_tables_name_known_variants() -> None:
@@ -150,4 +185,4 @@ def test_tables_name_known_variants() -> None:
     known = {variant.name for variant in FORWARD}
     sets = misses.UNDEFINED_CONTENTS, misses.NOT_DETERMINISTIC, misses.WITHOUT_PREDICTION
     assert known.issuperset(chain(misses.FORWARD, misses.STRIDES, *sets))
-    assert misses.BACKWARD.keys() <= {variant.name for variant in BACKWARD}
+    assert misses.BACKWARD.keys() | misses.LAST_BITS <= {variant.name for variant in BACKWARD}

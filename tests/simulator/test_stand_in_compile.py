@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from habana_frameworks.torch.dynamo.compile_backend import backends
 from habana_frameworks.torch.hpex.kernels import FusedSDPA
 from habana_frameworks.torch.hpex.normalization import FusedRMSNorm
 
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own deprecations
 
@@ -78,8 +79,16 @@ def test_the_compiler_knows_the_device():
     assert get_interface_for_device("hpu:0") is interface
 
 
-def test_lazy_mode_refuses_to_compile():
-    run_python(
+def test_lazy_mode_refuses_to_compile(monkeypatch):
+    monkeypatch.setattr(backends, "is_lazy", lambda: True)
+    message = r'torch.compile\(backend="hpu_backend"\) needs eager mode'
+    with pytest.raises(Exception, match=message):
+        torch.compile(lambda x: x + 1, backend="hpu_backend")(torch.ones(2, device="hpu"))
+
+
+@pytest.mark.slow
+def test_a_process_in_lazy_mode_refuses_to_compile():
+    fork_python(
         """
         import torch
         try:
@@ -94,13 +103,15 @@ def test_lazy_mode_refuses_to_compile():
 
 
 def test_importing_the_package_leaves_the_compiler_alone():
-    out = run_python(
-        """
+    source = """
         import sys, torch
         import habana_frameworks.torch
         print("torch._dynamo.backends.registry" in sys.modules)
-        import torch._dynamo
-        print("hpu_backend" in torch._dynamo.list_backends())
         """
-    ).stdout
-    assert out.split() == ["False", "True"]
+    assert fork_python(source).stdout == "False\n"
+
+
+def test_the_compiler_knows_the_backend_once_it_is_imported():
+    import torch._dynamo
+
+    assert "hpu_backend" in torch._dynamo.list_backends()

@@ -6,7 +6,9 @@ import habana_frameworks.torch as ht
 import pytest
 import torch
 from habana_frameworks.torch import core
+from habana_frameworks.torch.utils.internal import is_lazy
 
+from tests.helpers.forked import fork_python
 from tests.helpers.process import run_python
 
 LAZY = {"PT_HPU_LAZY_MODE": "1"}
@@ -26,7 +28,7 @@ def test_closures_do_nothing_in_eager_mode():
 
 
 def test_mark_step_flushes_then_runs_closures_once_in_lazy_mode():
-    out = run_python(
+    out = fork_python(
         """
         import torch, _hpu_sim
         from habana_frameworks.torch import core
@@ -43,15 +45,24 @@ def test_mark_step_flushes_then_runs_closures_once_in_lazy_mode():
     assert out == "[((1, 2), 0)]\n"
 
 
-def test_lazy_mode_is_read_from_the_environment():
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, False), ("", False), ("0", False), ("1", True), ("2", True)]
+)
+def test_lazy_mode_is_read_from_the_environment(monkeypatch, value, expected):
+    monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("PT_HPU_LAZY_MODE", value)
+    assert is_lazy.__wrapped__() is expected  # past its cache
+
+
+def test_the_device_is_in_the_mode_of_the_process():
     source = """
         import torch, _hpu_sim
         from habana_frameworks.torch.utils.internal import is_lazy
         print(is_lazy(), _hpu_sim.is_lazy())
         """
-    assert run_python(source).stdout == "False False\n"
-    assert run_python(source, env={"PT_HPU_LAZY_MODE": "0"}).stdout == "False False\n"
-    assert run_python(source, env=LAZY).stdout == "True True\n"
+    assert fork_python(source).stdout == "False False\n"
+    assert fork_python(source, env=LAZY).stdout == "True True\n"
 
 
 def test_manual_seed_seeds_the_hpu_too():
@@ -100,7 +111,7 @@ def test_eager_mode_keeps_torch_save_and_load(tmp_path):
 
 
 def test_lazy_mode_saves_cpu_tensors_and_loads_pickles_by_default(tmp_path):
-    run_python(
+    fork_python(
         """
         import pathlib, sys, torch
         import habana_frameworks.torch
@@ -149,7 +160,8 @@ def test_an_inactive_simulator_says_how_to_activate_it():
     assert "Set LIGHTNING_GAUDI_SIMULATE=1 before torch is imported" in out
 
 
-def test_the_stand_in_activates_the_simulator_if_the_environment_asks():
+@pytest.mark.parametrize("switch", ["0", pytest.param(None, marks=pytest.mark.slow)])
+def test_the_stand_in_activates_the_simulator_if_the_environment_asks(switch):
     source = """
         import sys
         from lightning_gaudi.simulator.settings import STAND_IN
@@ -158,6 +170,5 @@ def test_the_stand_in_activates_the_simulator_if_the_environment_asks():
         import torch
         print(torch.ones(1, device="hpu").device, ht.hpu is torch.hpu)
         """
-    env = {"LIGHTNING_GAUDI_AUTOLOAD": "0"}
+    env = {"LIGHTNING_GAUDI_AUTOLOAD": switch}
     assert run_python(source, env=env).stdout == "hpu:0 True\n"
-    assert run_python(source).stdout == "hpu:0 True\n"

@@ -6,10 +6,11 @@ import os
 import threading
 import time
 
+import _hpu_sim
 import pytest
 import torch
 
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 MIB = 2**20
 
@@ -20,15 +21,18 @@ def test_the_server_has_its_cards_and_the_process_one_device():
     assert torch.hpu.current_device() == 0
     assert torch.hpu.is_initialized()
     assert torch.hpu.is_bf16_supported()
-    assert not torch.hpu._is_in_bad_fork()
 
 
 @pytest.mark.parametrize(
     ("card", "name", "gib", "kind"),
-    [("gaudi1", "GAUDI", 32, 1), ("gaudi2", "GAUDI2", 96, 4), ("gaudi3", "GAUDI3", 128, 5)],
+    [
+        pytest.param("gaudi1", "GAUDI", 32, 1, marks=pytest.mark.slow),
+        (None, "GAUDI2", 96, 4),
+        ("gaudi3", "GAUDI3", 128, 5),
+    ],
 )
 def test_the_card_describes_itself(card, name, gib, kind):
-    out = run_python(
+    out = fork_python(
         """
         import torch
         from habana_frameworks.torch.utils import experimental
@@ -138,21 +142,22 @@ def test_set_device_selects_a_module_and_keeps_index_0(monkeypatch):
         torch.hpu.set_device(0)
 
 
-def test_set_device_takes_only_0_on_a_small_server():
-    out = run_python(
-        """
-        import os, torch
-        torch.hpu.set_device(0)
-        print(os.environ.get("HLS_MODULE_ID"))
-        try:
-            torch.hpu.set_device(1)
-        except AssertionError as error:
-            print(error)
-        """,
-        env={"LIGHTNING_GAUDI_SIMULATE": "2", "HABANA_VISIBLE_MODULES": None},
-    ).stdout.splitlines()
-    assert out[0] == "None"
-    assert "set_device(1) on a server of 2 cards needs HABANA_VISIBLE_MODULES" in out[1]
+@pytest.fixture
+def two_cards():
+    _hpu_sim.set_device_count(2)
+    yield
+    _hpu_sim.set_device_count(8)
+
+
+@pytest.mark.usefixtures("two_cards")
+def test_set_device_takes_only_0_on_a_small_server(monkeypatch):
+    for name in ("HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    torch.hpu.set_device(0)
+    assert "HLS_MODULE_ID" not in os.environ
+    message = r"set_device\(1\) on a server of 2 cards needs HABANA_VISIBLE_MODULES"
+    with pytest.raises(AssertionError, match=message):
+        torch.hpu.set_device(1)
 
 
 def test_device_contexts_check_the_device(monkeypatch):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from functools import partial
 
 import pytest
 import torch
 from habana_frameworks.torch.hpex.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD
 
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 from tests.simulator.descent import gradients, make_parameters, take_steps
 
 
@@ -148,7 +149,7 @@ def test_operators_refuse_lists_that_do_not_fit():
         adamw(weights, weights, weights, weights, *rest, [scalar], [scalar])
 
 
-def test_lazy_mode_gives_the_same_weights_and_compiles_a_fixed_number_of_graphs():
+def test_lazy_mode_gives_the_same_weights_and_compiles_a_fixed_number_of_graphs(capsys):
     source = """
         import torch
         from habana_frameworks.torch.hpex.optimizers import FusedAdamW, FusedLamb
@@ -165,7 +166,8 @@ def test_lazy_mode_gives_the_same_weights_and_compiles_a_fixed_number_of_graphs(
             after = dict(metric_global("graph_compilation").stats())["TotalNumber"]
             print(after - before, p.sum().item())
         """
-    eager = run_python(source).stdout.split()
-    lazy = run_python(source, env={"PT_HPU_LAZY_MODE": "1"}).stdout.split()
+    exec(textwrap.dedent(source), {})
+    eager = capsys.readouterr().out.split()
+    lazy = fork_python(source, env={"PT_HPU_LAZY_MODE": "1"}).stdout.split()
     assert eager == lazy
     assert eager[0::2] == ["0", "0"]

@@ -11,7 +11,7 @@ from habana_frameworks.torch.utils import experimental
 from habana_frameworks.torch.utils.experimental.detect_recompilation import get_shape
 from torch import nn
 
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 
 def _batches(*lengths):
@@ -120,7 +120,7 @@ LAZY = """
 def watched(tmp_path_factory):
     """What was printed of two models, and the folder of their files."""
     folder = tmp_path_factory.mktemp("watched")
-    return run_python(LAZY, env={"PT_HPU_LAZY_MODE": "1"}, cwd=folder).stdout, folder
+    return fork_python(LAZY, env={"PT_HPU_LAZY_MODE": "1"}, cwd=folder).stdout, folder
 
 
 def _rows(folder, name):

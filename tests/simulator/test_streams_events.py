@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import Any
 
 import _hpu_sim
 import pytest
@@ -62,11 +64,37 @@ def test_record_stream_is_accepted() -> None:
     assert tensor.sum() == 2
 
 
-def test_backward_runs_on_the_stream_of_another_thread_as_well() -> None:
+def _forward_and_backward(seen: list[Any]) -> None:
+    """Adds the stream of the forward, that of the backward, and the one after both."""
+    side = torch.Stream("hpu")
     weight = torch.ones(2, device="hpu", requires_grad=True)
-    with torch.Stream("hpu"):
-        weight.square().sum().backward()
-    assert torch.equal(weight.grad.cpu(), torch.full((2,), 2.0))
+    with side:
+        squares = weight.square()
+        squares.register_hook(lambda gradient: seen.append(torch.accelerator.current_stream()))
+    seen.append(side)
+    squares.sum().backward()
+    seen.append(torch.accelerator.current_stream())
+    assert weight.grad.tolist() == [2.0, 2.0]
+
+
+def test_backward_runs_on_the_stream_of_its_forward() -> None:
+    seen: list[Any] = []
+    _forward_and_backward(seen)
+    default = torch.accelerator.current_stream()
+    assert seen[0] != default
+    assert seen == [seen[0], seen[0], default]
+
+
+def test_backward_of_another_thread_runs_on_the_stream_of_its_forward() -> None:
+    """Autograd's own thread for the device runs it then."""
+    seen: list[Any] = []
+    with torch.Stream("hpu"):  # this thread's stream, not that one's
+        thread = threading.Thread(target=_forward_and_backward, args=(seen,))
+        thread.start()
+        thread.join()
+    default = torch.accelerator.current_stream()
+    assert seen[0] != default
+    assert seen == [seen[0], seen[0], default]
 
 
 def test_process_has_one_device_and_the_server_all() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,6 +18,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import wrap
 
 from lightning_gaudi import HPUFSDPPrecision
+from lightning_gaudi.distributed.fsdp import was_sharded
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies import ddp_cases
@@ -140,6 +143,7 @@ def _rank(rank: int) -> Found:
         "tied": _weights("tied"),
         "clipped_value": _weights("clipped_value"),
         "batch norm": _normalized_twice(rank, accelerator="hpu", devices=2, strategy="fsdp"),
+        "copied": _copied(rank),
         "unseeded": _unseeded(rank),
         "validated": {name: _validated(rank, name) for name in ("hpu_ddp", "fsdp")},
         "runs": {name: _runs(rank, name) for name in ("hpu_ddp", "fsdp")},
@@ -195,6 +199,15 @@ def _normalized_twice(rank: int, **settings: Any) -> dict[str, Tensor]:
         trainer.fit(model, data)
     weights = trainer.strategy.lightning_module_state_dict()
     return {name: weight.cpu() for name, weight in weights.items()}
+
+
+def _copied(rank: int) -> list[bool]:
+    """Whether a model that was trained in shards can be copied, and is whole to FSDP then."""
+    model = Stack()
+    CASES["adamw"].fit(NUM_RANKS, model=model, strategy="fsdp")
+    model.losses.clear()
+    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    return [was_sharded(model), *map(was_sharded, copies)]
 
 
 def _unseeded(rank: int) -> Tensor:
@@ -292,6 +305,10 @@ def test_batch_norms_stay_synchronized_in_a_second_run(ranks: list[Found]) -> No
     expected = _normalized_twice(0, accelerator="cpu", devices=1)
     for key, weight in expected.items():
         torch.testing.assert_close(ranks[0]["batch norm"][key], weight, rtol=0, atol=1e-5, msg=key)
+
+
+def test_a_copy_of_a_trained_model_does_not_hold_what_it_was_wrapped_in(ranks: list[Found]) -> None:
+    assert [found["copied"] for found in ranks] == [[True, False, False]] * NUM_RANKS
 
 
 def test_copies_start_as_rank_zero_does(ranks: list[Found]) -> None:

@@ -30,7 +30,7 @@ class CheckpointIndex:
     def fit_weights(
         self, model: str, weights: Mapping[str, Any], *, strict: bool
     ) -> dict[str, Any]:
-        """Those of a model's weights that the checkpoint has.
+        """The weights of a model that the checkpoint has, too.
 
         Args:
             model: The model's name in the checkpoint.
@@ -89,14 +89,14 @@ class CheckpointIndex:
         return saved
 
     def fit_optimizer(self, optimizer: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of an optimizer's states that the checkpoint has: of all parameters ever stepped.
+        """The states of an optimizer that the checkpoint has, too: of all parameters ever stepped.
 
         Args:
             optimizer: The optimizer's name in the checkpoint.
-            own: What it keeps for each parameter, by name.
+            own: What this run's optimizer keeps for each parameter, by name.
 
         Raises:
-            ValueError: What it keeps for a parameter is something else, or has another shape.
+            ValueError: The checkpoint keeps something else for a parameter, or another shape.
         """
         fitting: dict[str, Any] = {}
         kept = self._kept(optimizer)

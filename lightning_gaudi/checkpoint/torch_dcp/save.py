@@ -82,7 +82,7 @@ def _finish(temporary: Path, target: Path, rest: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         sync(temporary)
         put_in_place(temporary, target)
-    except (OSError, RuntimeError) as error:  # torch.save hides a full disk in the latter
+    except (OSError, RuntimeError) as error:  # torch.save hides a full disk in a RuntimeError
         remove(temporary)
         raise _explain(target, {0: error}) from error
     except BaseException:

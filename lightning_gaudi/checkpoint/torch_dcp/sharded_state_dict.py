@@ -173,8 +173,8 @@ def load_states(
     What does not fit is found before anything is loaded.
 
     Args:
-        source: A folder of shards, or states that each rank has whole, on the CPU. Those of
-            optimizers have parameters by name, or by position as torch's have.
+        source: A folder of shards, or states that each rank has whole, on the CPU. An
+            optimizer's state has its parameters by name, or by position as torch's has.
         name: The model's in the checkpoint.
         model: In shards.
         optimizers: Of that model, by the names that they have in the checkpoint.

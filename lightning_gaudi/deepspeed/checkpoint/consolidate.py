@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import library
-from . import shards as _shards
-from . import versions
+from . import shards as _shards, versions
 from .shards import Shards
 
 MODEL_NAME = "lightning_gaudi_model_name"
@@ -75,7 +74,7 @@ def weights(shards: Shards) -> Weights:
     """The whole model's state, in fp32: the masters where there are shards of some.
 
     Args:
-        shards: Those of any stage.
+        shards: The files of a version, of any stage.
 
     Raises:
         ValueError: The shards do not have all of it.

@@ -12,8 +12,7 @@ from lightning.fabric.utilities.types import _PATH
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from . import load as loading
-from . import save as saving
+from . import load as loading, save as saving
 from .consolidate import MODEL_NAME
 
 State = dict[str, Any]

@@ -160,7 +160,7 @@ def _set_accumulation(config: Config, settings: Settings) -> None:
     if None not in (given, ours) and given != ours:
         raise MisconfigurationException(
             f"{name}={given} in DeepSpeed's settings, but accumulate_grad_batches={ours} in the "
-            f"Trainer's. Remove the former, and pass Trainer(accumulate_grad_batches={given}) if "
+            f"Trainer's. Remove DeepSpeed's, and pass Trainer(accumulate_grad_batches={given}) if "
             "that is what you want."
         )
     config[name] = given or ours or 1
@@ -204,7 +204,7 @@ def _set_precision(config: Config, settings: Settings) -> None:
         if given is not None and bool(given) != (name == wanted):
             raise MisconfigurationException(
                 f"{name}={{'enabled': {given}}} in DeepSpeed's settings, but precision="
-                f"{settings.precision!r} in Lightning's. Remove the former, or pass "
+                f"{settings.precision!r} in Lightning's. Remove DeepSpeed's, or pass "
                 f"precision={_other_precision(name, given=bool(given))}."
             )
         if name == wanted:

@@ -25,7 +25,7 @@ def take_vendors(
     Args:
         config: DeepSpeed's settings, such as `{"optimizer": {"type": "FusedAdamW"}}`.
         optimizer: The user's, if there is one.
-        parameters: What it trains.
+        parameters: The parameters that the optimizer trains.
 
     Returns:
         The settings without it, and the optimizer; or what was passed.

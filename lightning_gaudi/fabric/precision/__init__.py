@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from lightning_gaudi._core import lazy
 
 if TYPE_CHECKING:
-    from .deepspeed import HPUDeepSpeedPrecision
-    from .fsdp import HPUFSDPPrecision
-    from .plugin import HPUPrecision
+    from .deepspeed import HPUDeepSpeedPrecision as HPUDeepSpeedPrecision
+    from .fsdp import HPUFSDPPrecision as HPUFSDPPrecision
+    from .plugin import HPUPrecision as HPUPrecision
 else:
-    __getattr__, __dir__ = lazy.names(
+    __getattr__, __dir__, __all__ = lazy.names(
         __name__,
         {
             "HPUDeepSpeedPrecision": ".deepspeed",
@@ -17,5 +17,3 @@ else:
             "HPUPrecision": ".plugin",
         },
     )
-
-__all__ = ["HPUDeepSpeedPrecision", "HPUFSDPPrecision", "HPUPrecision"]

@@ -30,7 +30,7 @@ def check_precision(plugin: Precision, kind: type[Any] = DeepSpeedPrecision) -> 
 
     Args:
         plugin: The strategy's.
-        kind: What it should be: Fabric's class, or the Trainer's.
+        kind: The class that the plugin should have: Fabric's, or the Trainer's.
 
     Raises:
         MisconfigurationException: The plugin would bypass DeepSpeed, or the card knows no fp16.

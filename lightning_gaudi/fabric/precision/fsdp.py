@@ -33,7 +33,7 @@ class HPUShardedPrecision(Precision):
     - `"bf16-mixed"`: as with other strategies: weights, buffers and optimizer in fp32, operations
       in the dtype that the vendor's autocast lists say. Gradients travel in bf16.
     - `"bf16-true"`: all in bf16; no fp32 copy of the weights is kept.
-    - `"16-mixed"`, `"16-true"`: the same in fp16, where the card can; the former scales the loss.
+    - `"16-mixed"`, `"16-true"`: the same in fp16, where the card can; `"16-mixed"` scales the loss.
 
     Lightning 2.6 gathers the weights of `"bf16-mixed"` in bf16, 2.5 in fp32. In bf16, operations
     that autocast keeps in fp32 get rounded weights and inputs, and regressions rounded targets.

@@ -23,7 +23,7 @@ SUPPORTED: tuple[str, ...] = get_args(PrecisionName)
 SHORT = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
 """Lightning replaces these before a plugin sees them; lightning-habana's plugins took them, too."""
 
-# Those of Lightning's own plugins that hold on any device, or on the one they are given.
+# Lightning's own plugins that compute on any device, or on the one that they are given.
 _PORTABLE = ("Precision", "MixedPrecision", "HalfPrecision")
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from lightning_gaudi._core import lazy
 
 if TYPE_CHECKING:
-    from .ddp import HPUDDPStrategy, HPUParallelStrategy
-    from .deepspeed import HPUDeepSpeedStrategy
-    from .fsdp import HPUFSDPStrategy
-    from .model_parallel import HPUModelParallelStrategy
-    from .single import SingleHPUStrategy
+    from .ddp import HPUDDPStrategy as HPUDDPStrategy, HPUParallelStrategy as HPUParallelStrategy
+    from .deepspeed import HPUDeepSpeedStrategy as HPUDeepSpeedStrategy
+    from .fsdp import HPUFSDPStrategy as HPUFSDPStrategy
+    from .model_parallel import HPUModelParallelStrategy as HPUModelParallelStrategy
+    from .single import SingleHPUStrategy as SingleHPUStrategy
 else:
-    __getattr__, __dir__ = lazy.names(
+    __getattr__, __dir__, __all__ = lazy.names(
         __name__,
         {
             "HPUDDPStrategy": ".ddp",
@@ -27,12 +27,3 @@ else:
             "SingleHPUStrategy": ".single",
         },
     )
-
-__all__ = [
-    "HPUDDPStrategy",
-    "HPUDeepSpeedStrategy",
-    "HPUFSDPStrategy",
-    "HPUModelParallelStrategy",
-    "HPUParallelStrategy",
-    "SingleHPUStrategy",
-]

@@ -30,7 +30,7 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
 
     @property
     def fsdp_arguments(self) -> dict[str, Any]:
-        """Those of FullyShardedDataParallel."""
+        """The arguments of FullyShardedDataParallel."""
         arguments: dict[str, Any] = self._fsdp_kwargs
         return arguments
 

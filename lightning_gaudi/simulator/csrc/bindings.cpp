@@ -2,19 +2,16 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "allocator.h"
-#include "autocast.h"
-#include "counters.h"
-#include "device.h"
-#include "exit.h"
-#include "fallback.h"
-#include "generator.h"
-#include "graph.h"
-#include "hooks.h"
-#if __has_include("hccl.h")
-#include "hccl.h"
-#define HPU_SIM_HAS_HCCL
-#endif
+#include "aten/autocast.h"
+#include "aten/fallback.h"
+#include "distributed/hccl.h"
+#include "runtime/allocator.h"
+#include "runtime/device.h"
+#include "runtime/exit.h"
+#include "runtime/generator.h"
+#include "runtime/hooks.h"
+#include "statistics/counters.h"
+#include "statistics/graph.h"
 
 namespace hpu_sim {
 namespace {
@@ -24,9 +21,7 @@ void install() {
   if (std::exchange(is_installed, true)) return;
   install_direct_kernels();
   install_autocast();
-#ifdef HPU_SIM_HAS_HCCL
   install_collectives();
-#endif
 }
 
 py::dict graph_stats_dict() {
@@ -40,7 +35,6 @@ py::dict graph_stats_dict() {
   result["num_empty_steps"] = stats.num_empty_steps;
   result["num_ops"] = stats.num_ops;
   result["pending_ops"] = stats.pending_ops;
-  result["compile_time_ns"] = stats.compile_time_ns;
   result["log"] = stats.log;
   return result;
 }
@@ -102,7 +96,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   hpu_sim::init_memory(m);
   hpu_sim::init_counters(m);
   hpu_sim::init_graph(m);
-#ifdef HPU_SIM_HAS_HCCL
   hpu_sim::bind_collectives(m);
-#endif
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
 from lightning_gaudi import HPUAccelerator
@@ -13,8 +14,12 @@ from tests.helpers import vendor_names
 NUM_BYTES = 64 * 2**20
 
 
-def _settle() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _without_garbage() -> None:
     gc.collect()
+
+
+def _settle() -> None:
     vendor.mark_step()
     vendor.synchronize()
 

@@ -52,13 +52,23 @@ def test_a_new_shape_is_compiled_once() -> None:
 def test_compilation_time_grows_with_their_number() -> None:
     if not vendor.is_lazy():
         pytest.skip("needs lazy mode: PT_HPU_LAZY_MODE=1 (`make test-gaudi` runs both modes)")
+    _step(507)
     before = vendor.metric("graph_compilation")
     _step(509)
     after = vendor.metric("graph_compilation")
     assert before is not None
     assert after is not None
+    if before["TotalNumber"] and not before["TotalTime"]:
+        pytest.skip("needs a card that compiles: this one counts graphs, and no time for them")
     assert after["TotalTime"] > before["TotalTime"]
-    assert after["AvgTime"] == pytest.approx(after["TotalTime"] / after["TotalNumber"])
+
+
+def test_average_time_is_the_total_by_the_number() -> None:
+    _step(511)
+    stats = vendor.metric("graph_compilation")
+    assert stats is not None
+    expected = stats["TotalTime"] / max(1, stats["TotalNumber"])
+    assert stats["AvgTime"] == pytest.approx(expected)
 
 
 def test_what_a_model_needs_runs_on_the_card() -> None:

@@ -1,4 +1,4 @@
-"""What HCCL must do on every rank; run by torchrun, see test_collectives.py.
+"""What HCCL must do on every rank; run by torchrun, and by the ranks of fit.py when they are done.
 
 Each check appends a line of JSON to rank{n}.jsonl: its name, and null or what went wrong. So a
 rank that hangs still tells how far it came.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -68,7 +69,7 @@ def check_all_reduce_of_many_elements(rank: int, size: int) -> None:
     assert tensor.min().item() == tensor.max().item() == expected
 
 
-def check_all_reduce_returns_before_it_is_done(rank: int, size: int) -> None:
+def check_all_reduces_under_way_at_once(rank: int, size: int) -> None:
     tensors = [_filled(rank + i) for i in range(3)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in works:
@@ -125,8 +126,13 @@ def check_send_and_receive(rank: int, size: int) -> None:
 
 
 def check_barrier(rank: int, size: int) -> None:
-    dist.barrier()
-    collectives.barrier()
+    """No rank leaves before the last has come; the ranks of a server have one clock."""
+    for meet in (dist.barrier, collectives.barrier):
+        time.sleep(0.05 * rank)
+        came = time.monotonic()
+        meet()
+        times = collectives.gather_objects((came, time.monotonic()))
+        assert max(came for came, _ in times) <= min(left for _, left in times), times
 
 
 def check_subgroup(rank: int, size: int) -> None:
@@ -177,14 +183,12 @@ CHECKS: dict[str, Any] = {
 }
 
 
-def main(folder: Path) -> None:
-    """Take a card and connect, in the order that the vendor asks for; then run all checks."""
-    rank, size, local_rank = (
-        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    )
-    select_card([torch.device("hpu", i) for i in range(size)], local_rank)
-    vendor.init_hccl(size, rank, local_rank)
-    dist.init_process_group("hccl", timeout=timedelta(minutes=5))
+Results = list[dict[str, str | None]]
+"""Of each rank: name of a check -> what went wrong, or None."""
+
+
+def run_checks(folder: Path, rank: int, size: int) -> None:
+    """Run all checks on a rank of a group; what they find is for `read_results`."""
     with (folder / f"rank{rank}.jsonl").open("w", buffering=1) as results:
         for name, check in CHECKS.items():
             try:
@@ -193,6 +197,34 @@ def main(folder: Path) -> None:
             except Exception:
                 error = traceback.format_exc()
             results.write(json.dumps([name, error]) + "\n")
+
+
+def read_results(folder: Path, num_ranks: int, missing: str | None = None) -> Results:
+    """What the ranks found; a check that one did not come to is `missing`."""
+    found: Results = []
+    for rank in range(num_ranks):
+        file = folder / f"rank{rank}.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        done = dict(json.loads(line) for line in lines)
+        found.append({name: done.get(name, f"not reached: {missing}") for name in CHECKS})
+    return found
+
+
+def expect_success(name: str, results: Results) -> None:
+    """Fail with what every rank found on which the check `name` failed."""
+    failures = [f"rank {rank}: {done[name]}" for rank, done in enumerate(results) if done[name]]
+    assert not failures, "\n".join(failures)
+
+
+def main(folder: Path) -> None:
+    """Take a card and connect, in the order that the vendor asks for; then run all checks."""
+    rank, size, local_rank = (
+        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    )
+    select_card([torch.device("hpu", i) for i in range(size)], local_rank)
+    vendor.init_hccl(size, rank, local_rank)
+    dist.init_process_group("hccl", timeout=timedelta(minutes=5))
+    run_checks(folder, rank, size)
     collectives.barrier()
     dist.destroy_process_group()
 

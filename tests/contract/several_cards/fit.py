@@ -1,19 +1,24 @@
 """A user's script for several cards: `python -m tests.contract.several_cards.fit FOLDER DEVICES`.
 
-Lightning starts the other ranks itself. Each rank leaves its weights in FOLDER.
+Lightning starts the other ranks itself. Each rank leaves its weights in FOLDER, and, since it is
+there, what the checks of the collectives find in the group that the Trainer made.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import collectives, vendor
 from tests.helpers.tiny import QUIET, TinyModule, batches
+
+from .collectives import run_checks
 
 NUM_STEPS = 10
 BATCH_SIZE = 4
@@ -38,6 +43,8 @@ class Module(TinyModule):
 
 def main(folder: Path, num_devices: int) -> None:
     """Train, and save what the tests look at."""
+    vendor.device_count()
+    meeting_port = os.environ.get("MASTER_PORT")  # of the vendor's import, if any
     module = seeded(Module)
     # Accumulation included: one all-reduce for every two batches.
     trainer = pl.Trainer(
@@ -58,8 +65,12 @@ def main(folder: Path, num_devices: int) -> None:
         "strategy": trainer.strategy.__class__.__name__,
         "world_size": trainer.world_size,
         "num_losses": len(module.losses),
+        "meeting_port": meeting_port,
     }
     torch.save(seen, folder / f"rank{trainer.global_rank}.pt")
+    run_checks(folder, trainer.global_rank, trainer.world_size)
+    collectives.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""HCCL between the cards of this server: one run, each of its checks a test here."""
+"""HCCL between the cards of this server, under torchrun; each of its checks is a test here.
+
+The fast tests have the same checks between the ranks that Lightning starts, in test_ddp.py.
+"""
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 
@@ -10,18 +12,13 @@ import pytest
 
 from lightning_gaudi._core import vendor
 
-from .collectives import CHECKS
+from .collectives import CHECKS, Results, expect_success, read_results
 from .torchrun import need_cards, torchrun
 
-Results = list[dict[str, str | None]]
-"""Of each rank: name of a check -> what went wrong, or None."""
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(
-    scope="module",
-    params=[2, pytest.param(0, marks=pytest.mark.slow)],
-    ids=["two-cards", "all-cards"],
-)
+@pytest.fixture(scope="module", params=[2, 0], ids=["two-cards", "all-cards"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     need_cards(2)
     num_ranks = request.param or vendor.num_visible_cards()
@@ -35,18 +32,11 @@ def _run(num_ranks: int, folder: Path) -> Results:
         torchrun("tests.contract.several_cards.collectives", folder, num_ranks=num_ranks)
     except AssertionError as error:
         failure = str(error)
-    files = [folder / f"rank{rank}.jsonl" for rank in range(num_ranks)]
-    if failure is not None and not any(file.exists() for file in files):
+    if failure is not None and not any(folder.iterdir()):
         pytest.fail(f"no rank came to its first check: {failure}", pytrace=False)
-    found: Results = []
-    for file in files:
-        lines = file.read_text().splitlines() if file.exists() else []
-        done = dict(json.loads(line) for line in lines)
-        found.append({name: done.get(name, f"not reached: {failure}") for name in CHECKS})
-    return found
+    return read_results(folder, num_ranks, failure)
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_collective(name: str, results: Results) -> None:
-    failures = [f"rank {rank}: {done[name]}" for rank, done in enumerate(results) if done[name]]
-    assert not failures, "\n".join(failures)
+    expect_success(name, results)

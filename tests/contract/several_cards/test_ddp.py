@@ -15,6 +15,7 @@ import torch
 
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
+from .collectives import CHECKS, expect_success, read_results
 from .fit import BATCH_SIZE, NUM_STEPS, seeded
 from .torchrun import need_cards, run
 
@@ -67,15 +68,11 @@ def test_the_one_checkpoint_holds_the_weights(folder: Path, ranks: Seen) -> None
         assert torch.equal(ours, theirs)
 
 
-MEETING_POINT = """
-import os
-import torch
-from lightning_gaudi import vendor
-vendor.device_count()
-print("MASTER_PORT is", os.environ.get("MASTER_PORT"))
-"""
-
-
-def test_looking_for_cards_names_no_meeting_point() -> None:
+def test_looking_for_cards_names_no_meeting_point(ranks: Seen) -> None:
     """The vendor's import names localhost:12345, where two jobs of a server would meet."""
-    assert "MASTER_PORT is None" in run("-c", MEETING_POINT)
+    assert ranks[0]["meeting_port"] is None
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_collective(name: str, folder: Path) -> None:
+    expect_success(name, read_results(folder, NUM_RANKS))

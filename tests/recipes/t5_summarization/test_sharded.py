@@ -148,10 +148,13 @@ def test_a_resumed_run_goes_on_with_the_same_bits(ranks: list[dict[str, Any]], n
 def test_losses_in_bf16_are_those_of_ddp_but_for_its_rounding(
     ranks: list[dict[str, Any]], name: str
 ) -> None:
-    """With weights in float32; only DeepSpeed computes layer norms and residuals in bfloat16."""
+    """With weights in float32; only DeepSpeed computes layer norms and residuals in bfloat16.
+
+    Within half a unit in bfloat16's last place: which products round up depends on the processor.
+    """
     expected = _losses(ranks, "ddp", "bf16")
     assert not torch.equal(expected, _losses(ranks, "ddp")[:SAVED_AT])
-    torch.testing.assert_close(_losses(ranks, name, "bf16"), expected, rtol=0, atol=3e-3)
+    torch.testing.assert_close(_losses(ranks, name, "bf16"), expected, rtol=2**-9, atol=0)
 
 
 def test_a_card_holds_its_part_of_the_weights(ranks: list[dict[str, Any]], pretrained: str) -> None:

@@ -10,7 +10,6 @@ class CompiledGraphs:
     """Graphs that `torch.compile(backend="hpu_backend")` handed over."""
 
     num_graphs: int = 0
-    time_ns: int = 0
 
 
 compiled_graphs = CompiledGraphs()

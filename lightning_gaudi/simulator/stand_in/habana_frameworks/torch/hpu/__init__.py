@@ -6,7 +6,6 @@ One device a process, index 0, whatever the number of cards: the vendor's rule.
 from ..._missing import missing
 from . import graphs, metrics, random
 from ._lifecycle import (
-    _is_in_bad_fork,  # noqa: F401 (torch asks for it)
     _lazy_init,  # noqa: F401 (torch asks for it)
     current_device,
     device_count,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from torch.utils.checkpoint import DefaultDeviceType
 
 from .._binding import C
 
-_OWNER_PID = os.getpid()
 _state = {"is_initialized": False}
 
 
@@ -38,11 +35,6 @@ _lazy_init = init  # the name that torch looks for in a device's module
 def is_initialized() -> bool:
     """Whether the device was started, or has been given memory to keep."""
     return _state["is_initialized"] or C.memory_stats()["TotalSystemAllocs"] > 0
-
-
-def _is_in_bad_fork() -> bool:
-    """Whether this process was forked from one that had started the device."""
-    return is_initialized() and os.getpid() != _OWNER_PID
 
 
 def current_device() -> int:

@@ -1,0 +1,152 @@
+// The few operators that the CPU's kernel cannot do for us: making memory, looking at it in another
+// shape, and copying it across the bus.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <cstring>
+
+#include "aten/alias.h"
+#include "aten/dispatch_keys.h"
+#include "aten/fallback.h"
+#include "runtime/allocator.h"
+#include "runtime/device.h"
+#include "statistics/counters.h"
+#include "statistics/graph.h"
+
+namespace hpu_sim {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+using std::optional;
+
+Tensor empty(IntArrayRef size, optional<at::ScalarType> dtype, optional<at::Layout>,
+             optional<at::Device> device, optional<bool>, optional<at::MemoryFormat> format) {
+  check_device(device);
+  return at::detail::empty_generic(size, hpu_allocator(), kHpuKeys, c10::dtype_or_default(dtype),
+                                   format);
+}
+
+Tensor empty_strided(IntArrayRef size, IntArrayRef stride, optional<at::ScalarType> dtype,
+                     optional<at::Layout>, optional<at::Device> device, optional<bool>) {
+  check_device(device);
+  return at::detail::empty_strided_generic(size, stride, hpu_allocator(), kHpuKeys,
+                                           c10::dtype_or_default(dtype));
+}
+
+// Elsewhere a tensor without memory that counts as zero: there would be nothing to alias.
+Tensor zero_tensor(IntArrayRef size, optional<at::ScalarType> dtype, optional<at::Layout> layout,
+                   optional<at::Device> device, optional<bool> pin_memory) {
+  Tensor result = empty(size, dtype, layout, device, pin_memory, std::nullopt);
+  std::memset(result.mutable_data_ptr(), 0, result.nbytes());
+  return result;
+}
+
+void count_copy(const Tensor& source, const Tensor& destination) {
+  const auto num_bytes = static_cast<int64_t>(source.nbytes());
+  if (!destination.device().is_hpu()) {
+    count_transfer(Transfer::kDeviceToHost, num_bytes);
+  } else if (!source.device().is_hpu()) {
+    count_transfer(Transfer::kHostToDevice, num_bytes);
+  } else {
+    count_transfer(Transfer::kDeviceToDevice, num_bytes);
+    if (is_lazy()) record_copy(source, destination);
+  }
+}
+
+Tensor copy_from(const Tensor& source, const Tensor& destination, bool) {
+  touch_device();
+  count_copy(source, destination);
+  {
+    c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
+    AliasTable aliases;
+    aliases.to_cpu(destination).copy_(aliases.to_cpu(source));
+  }
+  if (!destination.device().is_hpu()) host_sync("copy_to_host");
+  return destination;
+}
+
+Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
+  copy_from(source, self, non_blocking);
+  return self;
+}
+
+Tensor copy_from_and_resize(const Tensor& source, const Tensor& destination) {
+  destination.resize_(source.sizes());
+  return copy_from(source, destination, false);
+}
+
+Tensor& set_empty(Tensor& self) {
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), 0, hpu_allocator()->allocate(0), hpu_allocator(),
+      /*resizable=*/true));
+  return at::native::set_storage_cpu_(self, std::move(storage), 0, {0}, {});
+}
+
+// Operations finish before they return, so no stream can still be using the memory.
+void record_stream(Tensor&, c10::Stream) {}
+
+const c10::OperatorHandle& find_op(const char* name) {
+  return *new c10::OperatorHandle(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
+}
+
+// torch sends convolutions of devices it does not know here, instead of choosing an algorithm; the
+// CPU then chooses one for itself.
+Tensor convolution(const Tensor& input, const Tensor& weight, const optional<Tensor>& bias,
+                   IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
+                   IntArrayRef output_padding, int64_t groups) {
+  static const auto& op = find_op("aten::convolution");
+  torch::jit::Stack stack{input,    weight,     bias,           stride, padding,
+                          dilation, transposed, output_padding, groups};
+  cpu_fallback(op, kHpuKeys, &stack);
+  return stack[0].toTensor();
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_output,
+                                                        const Tensor& input, const Tensor& weight,
+                                                        IntArrayRef stride, IntArrayRef padding,
+                                                        IntArrayRef dilation, bool transposed,
+                                                        IntArrayRef output_padding, int64_t groups,
+                                                        std::array<bool, 3> output_mask) {
+  static const auto& op = find_op("aten::convolution_backward");
+  optional<std::vector<int64_t>> bias_sizes;
+  if (output_mask[2]) bias_sizes = std::vector<int64_t>{grad_output.size(1)};
+  const c10::List<bool> mask({output_mask[0], output_mask[1], output_mask[2]});
+  torch::jit::Stack stack{grad_output, input,      weight,         bias_sizes, stride, padding,
+                          dilation,    transposed, output_padding, groups,     mask};
+  cpu_fallback(op, kHpuKeys, &stack);
+  return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, HPU, library) {
+  library.impl("empty.memory_format", empty);
+  library.impl("empty_strided", empty_strided);
+  library.impl("_efficientzerotensor", zero_tensor);
+  library.impl("as_strided", at::native::as_strided_tensorimpl);
+  library.impl("view", TORCH_FN(at::native::view));
+  library.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
+  library.impl("resize_", TORCH_FN(at::native::resize_));
+  library.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
+  library.impl("set_.source_Storage",
+               static_cast<Tensor& (*)(Tensor&, at::Storage)>(at::native::set_));
+  library.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
+  library.impl("set_", set_empty);
+  library.impl("copy_", copy_);
+  library.impl("_copy_from", copy_from);
+  library.impl("_copy_from_and_resize", copy_from_and_resize);
+  library.impl("record_stream", record_stream);
+  library.impl("convolution_overrideable", convolution);
+  library.impl("convolution_backward_overrideable", convolution_backward);
+}
+
+}  // namespace hpu_sim

@@ -1,0 +1,125 @@
+// Unboxed ways to the CPU's kernel, for the operators that steps of small models consist of.
+//
+// They do what the boxed fallback does. Boxing is not only slower itself: it copies each tensor
+// argument, and a tensor that Python knows takes Python's lock whenever its count of C++
+// references leaves one or comes back to it (incref_pyobject in c10/util/intrusive_ptr.h). Four
+// such rounds are a third of what a small operator costs.
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
+#include <ATen/ops/addcmul_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/lerp_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/threshold_backward_ops.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <type_traits>
+
+#include "aten/alias.h"
+#include "aten/dispatch_keys.h"
+#include "aten/fallback.h"
+#include "aten/op_info.h"
+#include "runtime/device.h"
+#include "statistics/graph.h"
+
+namespace hpu_sim {
+namespace {
+
+using at::Tensor;
+
+/// Whether the argument needs nothing that only the boxed way does: checks of devices, errors.
+template <class T>
+bool is_plain(const T& argument) {
+  if constexpr (std::is_same_v<T, Tensor>) {
+    // A CPU tensor of no dimensions counts as a number.
+    return argument.defined() &&
+           (argument.device().is_hpu() || (argument.device().is_cpu() && argument.dim() == 0));
+  }
+  return true;
+}
+
+/// The argument as the CPU's kernel wants it; the caller holds what it borrows.
+template <class T>
+decltype(auto) on_cpu(const T& argument) {
+  if constexpr (std::is_same_v<T, Tensor>) {
+    return borrowing_cpu_alias(argument);
+  } else {
+    return (argument);
+  }
+}
+
+template <class Op>
+const c10::OperatorHandle& handle() {
+  static const c10::OperatorHandle op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  return op;
+}
+
+template <class Op, class... Arguments>
+torch::jit::Stack call_boxed(const Arguments&... arguments) {
+  torch::jit::Stack stack{c10::IValue(arguments)...};
+  cpu_fallback(handle<Op>(), kHpuKeys, &stack);
+  return stack;
+}
+
+template <class Op, class Schema = typename Op::schema>
+struct Unboxed;
+
+/// A new tensor from others.
+template <class Op, class... Arguments>
+struct Unboxed<Op, Tensor(Arguments...)> {
+  static Tensor call(Arguments... arguments) {
+    if (is_lazy() || !(is_plain(arguments) && ...)) {
+      return call_boxed<Op>(arguments...)[0].toTensor();
+    }
+    static const bool has_contiguous_results = op_info(handle<Op>()).has_contiguous_results;
+    touch_device();
+    c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
+    return adopt_result(Op::redispatch(kCpuKeys, on_cpu(arguments)...), has_contiguous_results);
+  }
+};
+
+/// An update in place, which never resizes.
+template <class Op, class... Arguments>
+struct Unboxed<Op, Tensor&(Tensor&, Arguments...)> {
+  static Tensor& call(Tensor& self, Arguments... arguments) {
+    if (is_lazy() || !(is_plain(self) && ... && is_plain(arguments))) {
+      call_boxed<Op>(self, arguments...);
+      return self;
+    }
+    touch_device();
+    c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
+    Tensor alias = on_cpu(self);
+    Op::redispatch(kCpuKeys, alias, on_cpu(arguments)...);
+    return self;
+  }
+};
+
+template <class... Ops>
+void register_unboxed(torch::Library& library) {
+  (library.impl(full_name(c10::OperatorName(Ops::name, Ops::overload_name)).c_str(),
+                TORCH_FN((&Unboxed<Ops>::call))),
+   ...);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, HPU, library) {
+  namespace ops = at::_ops;
+  register_unboxed<ops::add_Tensor, ops::sub_Tensor, ops::mul_Tensor, ops::div_Tensor, ops::sqrt,
+                   ops::relu, ops::threshold_backward, ops::mm, ops::addmm, ops::bmm>(library);
+  // What AdamW does in place.
+  register_unboxed<ops::add__Tensor, ops::mul__Tensor, ops::div__Tensor, ops::lerp__Scalar,
+                   ops::addcmul_, ops::addcdiv_>(library);
+}
+
+}  // namespace hpu_sim

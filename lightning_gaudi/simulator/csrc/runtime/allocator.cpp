@@ -1,0 +1,119 @@
+#include "runtime/allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/Exception.h>
+
+#include <memory>
+#include <mutex>
+#include <unordered_set>
+
+#include "runtime/device.h"
+#include "runtime/memory_accounting.h"
+
+namespace hpu_sim {
+namespace {
+
+void free_block(void* context) {
+  std::unique_ptr<Block> block(static_cast<Block*>(context));
+  release_reserved(block->num_bytes);
+}
+
+c10::DataPtr to_data_ptr(void* pointer, std::unique_ptr<Block> block, Reservation& reservation) {
+  reservation.keep();
+  return {pointer, block.release(), &free_block, hpu_device()};
+}
+
+c10::DataPtr allocate_on_host(size_t num_bytes) {
+  try {
+    return c10::GetCPUAllocator()->allocate(num_bytes);
+  } catch (const c10::Error& error) {
+    C10_THROW_ERROR(OutOfMemoryError,
+                    "HPU out of memory: the simulated card has room for " +
+                        format_bytes(static_cast<int64_t>(num_bytes)) +
+                        " more, but the host that simulates it does not. Use a smaller model or "
+                        "batch, or a host with more memory. The host said: " +
+                        error.what_without_backtrace());
+  }
+}
+
+class HPUAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t num_bytes) override {
+    touch_device();
+    Reservation reservation(static_cast<int64_t>(num_bytes));
+    c10::DataPtr memory = allocate_on_host(num_bytes);
+    void* pointer = memory.get();
+    auto block =
+        std::make_unique<Block>(static_cast<int64_t>(num_bytes), std::move(memory), c10::Storage());
+    return to_data_ptr(pointer, std::move(block), reservation);
+  }
+
+  void copy_data(void* dest, const void* src, std::size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+};
+
+std::mutex g_pinned_mutex;
+std::unordered_set<const void*> g_pinned;
+
+void free_pinned(void* context) {
+  std::unique_ptr<c10::DataPtr> memory(static_cast<c10::DataPtr*>(context));
+  std::lock_guard<std::mutex> lock(g_pinned_mutex);
+  g_pinned.erase(memory->get());
+}
+
+/// Host memory that the card's DMA may read; here ordinary memory that is remembered.
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t num_bytes) override {
+    auto memory = std::make_unique<c10::DataPtr>(c10::GetCPUAllocator()->allocate(num_bytes));
+    void* pointer = memory->get();
+    std::lock_guard<std::mutex> lock(g_pinned_mutex);
+    if (pointer != nullptr) g_pinned.insert(pointer);
+    return {pointer, memory.release(), &free_pinned, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  void copy_data(void* dest, const void* src, std::size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+};
+
+HPUAllocator g_hpu_allocator;
+PinnedAllocator g_pinned_allocator;
+
+}  // namespace
+
+REGISTER_ALLOCATOR(c10::DeviceType::HPU, &g_hpu_allocator);
+
+Block::Block(int64_t num_bytes, c10::DataPtr memory, c10::Storage adopted)
+    : num_bytes(num_bytes), memory(std::move(memory)), adopted(std::move(adopted)) {}
+
+Block::~Block() {
+  if (c10::StorageImpl* twin = cpu_twin.load()) {
+    c10::intrusive_ptr<c10::StorageImpl>::reclaim(twin);  // and released at once
+  }
+}
+
+c10::Allocator* hpu_allocator() { return &g_hpu_allocator; }
+c10::Allocator* pinned_allocator() { return &g_pinned_allocator; }
+
+Block* block_of(const c10::StorageImpl* storage) {
+  const auto& data = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+  return data.get_deleter() == &free_block ? static_cast<Block*>(data.get_context()) : nullptr;
+}
+
+c10::DataPtr adopt_storage(const c10::Storage& cpu) {
+  const auto num_bytes = static_cast<int64_t>(cpu.nbytes());
+  Reservation reservation(num_bytes);
+  void* pointer = cpu.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  auto block = std::make_unique<Block>(num_bytes, c10::DataPtr(), cpu);
+  return to_data_ptr(pointer, std::move(block), reservation);
+}
+
+bool is_pinned(const void* pointer) {
+  std::lock_guard<std::mutex> lock(g_pinned_mutex);
+  return g_pinned.count(pointer) > 0;
+}
+
+}  // namespace hpu_sim

@@ -1,0 +1,54 @@
+// Memory of the card: taken from the host, counted against the card's capacity.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace hpu_sim {
+
+/// What stands behind the DataPtr of an hpu storage.
+struct Block {
+  Block(int64_t num_bytes, c10::DataPtr memory, c10::Storage adopted);
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block();
+
+  const int64_t num_bytes;
+  const c10::DataPtr memory;   ///< set if the allocator took the memory
+  const c10::Storage adopted;  ///< set if a CPU kernel had made it
+
+  // The graph tracker's name for the value in this memory. It lives here so that an address that
+  // is used again does not look like the old value.
+  int64_t graph_epoch = -1;
+  int64_t graph_value = -1;
+
+  // A CPU storage over this memory that does not own it, made at the first use (aten/alias.cpp).
+  std::atomic<c10::StorageImpl*> cpu_twin{nullptr};
+};
+
+c10::Allocator* hpu_allocator();
+c10::Allocator* pinned_allocator();
+
+/// The block of an hpu storage; null if the memory is not ours.
+Block* block_of(const c10::StorageImpl* storage);
+
+/// A DataPtr on the device that owns `cpu`; counted like an allocation of its size.
+c10::DataPtr adopt_storage(const c10::Storage& cpu);
+
+bool is_pinned(const void* pointer);
+
+/// Capacity in bytes; 0 means without a limit.
+void set_memory_limit(int64_t num_bytes);
+
+/// The vendor's keys: Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize,
+/// TotalSystemAllocs, TotalSystemFrees, TotalActiveAllocs.
+std::map<std::string, int64_t> memory_stats();
+void reset_peak_memory_stats();
+void reset_accumulated_memory_stats();
+
+}  // namespace hpu_sim

@@ -1,0 +1,114 @@
+#include "runtime/memory_accounting.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <cstdio>
+
+#include "runtime/allocator.h"
+
+namespace hpu_sim {
+namespace {
+
+using Counter = std::atomic<int64_t>;
+
+Counter g_limit{0};
+Counter g_in_use{0};
+Counter g_max_in_use{0};
+Counter g_max_alloc_size{0};
+Counter g_num_allocs{0};  // since the start, as the system's counters
+Counter g_num_frees{0};
+Counter g_allocs_at_reset{0};  // what the accumulated counters start from
+Counter g_frees_at_reset{0};
+
+void add(Counter& counter, int64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
+
+void raise_to(Counter& counter, int64_t value) {
+  int64_t seen = counter.load(std::memory_order_relaxed);
+  while (value > seen && !counter.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+[[noreturn]] void throw_out_of_memory(int64_t num_bytes, int64_t in_use, int64_t limit) {
+  C10_THROW_ERROR(
+      OutOfMemoryError,
+      "HPU out of memory: tried to allocate " + format_bytes(num_bytes) + "; " +
+          format_bytes(in_use) + " of " + format_bytes(limit) + " in use (peak " +
+          format_bytes(g_max_in_use.load()) +
+          "). Try a smaller micro batch, shorter sequences, gradient checkpointing or bf16; "
+          "tensors that are still referenced (a loss kept for logging) also hold memory.");
+}
+
+}  // namespace
+
+std::string format_bytes(int64_t num_bytes) {
+  const struct {
+    int shift;
+    const char* name;
+  } units[] = {{30, "GiB"}, {20, "MiB"}, {10, "KiB"}};
+  for (const auto& unit : units) {
+    if (num_bytes >= (int64_t{1} << unit.shift)) {
+      char text[32];
+      double amount = static_cast<double>(num_bytes) / static_cast<double>(1LL << unit.shift);
+      std::snprintf(text, sizeof(text), "%.2f %s", amount, unit.name);
+      return text;
+    }
+  }
+  return std::to_string(num_bytes) + " bytes";
+}
+
+Reservation::Reservation(int64_t num_bytes) : num_bytes_(num_bytes) {
+  const int64_t limit = g_limit.load(std::memory_order_relaxed);
+  const int64_t in_use = g_in_use.fetch_add(num_bytes, std::memory_order_relaxed) + num_bytes;
+  if (limit > 0 && in_use > limit) {
+    add(g_in_use, -num_bytes);
+    throw_out_of_memory(num_bytes, in_use - num_bytes, limit);
+  }
+}
+
+Reservation::~Reservation() {
+  if (!is_kept_) add(g_in_use, -num_bytes_);
+}
+
+void Reservation::keep() {
+  is_kept_ = true;
+  raise_to(g_max_in_use, g_in_use.load(std::memory_order_relaxed));
+  raise_to(g_max_alloc_size, num_bytes_);
+  add(g_num_allocs, 1);
+}
+
+void release_reserved(int64_t num_bytes) {
+  add(g_in_use, -num_bytes);
+  add(g_num_frees, 1);
+}
+
+void set_memory_limit(int64_t num_bytes) {
+  TORCH_CHECK_VALUE(num_bytes >= 0, "The memory limit is a number of bytes, or 0 for none, got ",
+                    num_bytes, ".");
+  g_limit.store(num_bytes);
+}
+
+std::map<std::string, int64_t> memory_stats() {
+  const int64_t num_allocs = g_num_allocs.load();
+  const int64_t num_frees = g_num_frees.load();
+  return {{"Limit", g_limit.load()},
+          {"InUse", g_in_use.load()},
+          {"MaxInUse", g_max_in_use.load()},
+          {"NumAllocs", num_allocs - g_allocs_at_reset.load()},
+          {"NumFrees", num_frees - g_frees_at_reset.load()},
+          {"ActiveAllocs", num_allocs - num_frees},
+          {"MaxAllocSize", g_max_alloc_size.load()},
+          {"TotalSystemAllocs", num_allocs},
+          {"TotalSystemFrees", num_frees},
+          {"TotalActiveAllocs", num_allocs - num_frees}};
+}
+
+void reset_peak_memory_stats() { g_max_in_use.store(g_in_use.load()); }
+
+void reset_accumulated_memory_stats() {
+  g_allocs_at_reset.store(g_num_allocs.load());
+  g_frees_at_reset.store(g_num_frees.load());
+  g_max_alloc_size.store(0);
+}
+
+}  // namespace hpu_sim

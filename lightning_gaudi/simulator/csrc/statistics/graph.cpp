@@ -1,0 +1,237 @@
+#include "statistics/graph.h"
+
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <unordered_set>
+
+#include "aten/op_info.h"
+#include "runtime/allocator.h"
+
+namespace hpu_sim {
+
+std::atomic<bool> g_is_lazy{false};
+
+namespace {
+
+std::atomic<bool> g_has_lazy_collectives{false};
+
+constexpr uint64_t kEmptyGraph = 1469598103934665603ULL;
+
+// One for each kind of thing that is hashed, so that [a, [b]] and [[a], b] differ.
+enum Mark : uint64_t {
+  kNone = 3,
+  kListEnd = 5,
+  kOther = 7,
+  kScalar = 11,
+  kHostTensor = 13,
+  kCopy = 17,
+  kCollective = 19
+};
+
+/// All of it is guarded by `mutex`: backward runs on a thread of its own.
+class Tracker {
+ public:
+  void mix(uint64_t word) {
+    hash_ ^= word + 0x9e3779b97f4a7c15ULL + (hash_ << 12) + (hash_ >> 4);
+    hash_ *= 0xff51afd7ed558ccdULL;
+    hash_ ^= hash_ >> 32;
+  }
+
+  void mix_value(const c10::IValue& value) {
+    if (value.isTensor()) {
+      mix_tensor(value.toTensor());
+    } else if (value.isInt()) {
+      mix(static_cast<uint64_t>(value.toInt()));
+    } else if (value.isBool()) {
+      mix(value.toBool() ? 1 : 2);
+    } else if (value.isDouble()) {
+      mix_double(value.toDouble());
+    } else if (value.isNone()) {
+      mix(kNone);
+    } else if (value.isString()) {
+      mix(std::hash<std::string>()(value.toStringRef()));
+    } else if (value.isList()) {
+      for (const c10::IValue& element : value.toListRef()) mix_value(element);
+      mix(kListEnd);
+    } else {
+      mix(kOther);
+    }
+  }
+
+  void mix_tensor(const at::Tensor& tensor) {
+    if (!tensor.defined()) return mix(kNone);
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    mix(static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())));
+    for (int64_t size : impl->sizes()) mix(static_cast<uint64_t>(size) * 2 + 1);
+    for (int64_t stride : impl->strides()) mix(static_cast<uint64_t>(stride) * 2);
+    if (!tensor.device().is_hpu()) return mix(kHostTensor);
+    mix(static_cast<uint64_t>(impl->storage_offset()));
+    mix_identity(impl->unsafe_storage().unsafeGetStorageImpl());
+  }
+
+  void define(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.device().is_hpu()) return;
+    if (Block* block = block_of(tensor.storage().unsafeGetStorageImpl())) name(*block);
+  }
+
+  void count_op() {
+    ++stats.pending_ops;
+    ++stats.num_ops;
+  }
+
+  void end_graph(const std::string& reason) {
+    if (stats.pending_ops == 0) {
+      ++stats.num_empty_steps;
+      return;
+    }
+    if (recipes.insert(hash_).second) {
+      ++stats.num_compilations;
+      stats.log.emplace_back(reason, stats.pending_ops);
+    } else {
+      ++stats.num_cache_hits;
+    }
+    start_graph();
+  }
+
+  void start_graph() {
+    ++epoch_;
+    next_value_ = 0;
+    hash_ = kEmptyGraph;
+    stats.pending_ops = 0;
+  }
+
+  std::mutex mutex;
+  GraphStats stats;
+  std::unordered_set<uint64_t> recipes;
+
+ private:
+  void mix_double(double value) {
+    uint64_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    mix(bits);
+  }
+
+  // Values are numbered in the order in which the graph meets them. What it meets first as an
+  // argument is an input, marked by the complement.
+  void mix_identity(const c10::StorageImpl* storage) {
+    Block* block = block_of(storage);
+    if (block == nullptr) return mix(kOther);
+    const bool is_input = block->graph_epoch != epoch_;
+    if (is_input) name(*block);
+    const auto value = static_cast<uint64_t>(block->graph_value);
+    mix(is_input ? ~value : value);
+  }
+
+  void name(Block& block) {
+    block.graph_epoch = epoch_;
+    block.graph_value = next_value_++;
+  }
+
+  uint64_t hash_ = kEmptyGraph;
+  int64_t epoch_ = 0;
+  int64_t next_value_ = 0;
+};
+
+// Never destroyed: threads of torch may outlive this library's static objects.
+Tracker& tracker() {
+  static auto& instance = *new Tracker();
+  return instance;
+}
+
+}  // namespace
+
+void set_lazy(bool lazy) { g_is_lazy.store(lazy); }
+
+void record_operation(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  graph.mix(info.hash);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (info.is_scalar[i]) {
+      graph.mix(kScalar);
+    } else {
+      graph.mix_value(arguments[i]);
+    }
+  }
+  graph.count_op();
+}
+
+void record_copy(const at::Tensor& source, const at::Tensor& destination) {
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  graph.mix(kCopy);
+  graph.mix_tensor(source);
+  graph.mix_tensor(destination);
+  graph.define(destination);
+  graph.count_op();
+}
+
+void define_value(const c10::IValue& value) {
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  if (value.isTensor()) {
+    graph.define(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) graph.define(tensor);
+  }
+}
+
+void break_graph(const std::string& reason) {
+  if (!is_lazy()) return;
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  ++graph.stats.num_breaks;
+  graph.end_graph(reason);
+}
+
+void set_lazy_collectives(bool lazy) { g_has_lazy_collectives.store(lazy); }
+bool has_lazy_collectives() { return g_has_lazy_collectives.load(); }
+
+void record_collective(const std::string& kind, c10::ArrayRef<at::Tensor> tensors) {
+  if (!is_lazy()) return;
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  if (!has_lazy_collectives()) {
+    ++graph.stats.num_collectives;
+    graph.end_graph(kind);
+    return;
+  }
+  graph.mix(kCollective);
+  graph.mix(std::hash<std::string>()(kind));
+  for (const at::Tensor& tensor : tensors) graph.mix_tensor(tensor);
+  for (const at::Tensor& tensor : tensors) graph.define(tensor);
+  graph.count_op();
+}
+
+void end_lazy_collectives(const std::string& reason) {
+  if (!is_lazy() || !has_lazy_collectives()) return;
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  ++graph.stats.num_collectives;
+  graph.end_graph(reason);
+}
+
+void mark_step() {
+  if (!is_lazy()) return;
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  ++graph.stats.num_mark_steps;
+  graph.end_graph("mark_step");
+}
+
+GraphStats graph_stats() {
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  return graph.stats;
+}
+
+void reset_graph_cache() {
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  graph.recipes.clear();
+  graph.start_graph();
+  graph.stats = GraphStats();
+}
+
+}  // namespace hpu_sim

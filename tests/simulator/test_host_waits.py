@@ -1,0 +1,105 @@
+"""What the host waits for: counted, and in lazy mode the end of the graph.
+
+The list is torch's: the operators that it tags, since their result, or its shape, depends on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import _hpu_sim
+import pytest
+import torch
+from torch.nn import functional
+
+
+def _write_where_positive(x: torch.Tensor) -> None:
+    x[x > 0] = 2.0
+
+
+def _ctc_loss(x: torch.Tensor) -> torch.Tensor:
+    labels, length = torch.ones(1, 2, dtype=torch.long).to(x.device), torch.tensor([2]).to(x.device)
+    return functional.ctc_loss(x.expand(5, 1, 4), labels, length + 3, length)
+
+
+WAITS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
+    "_ctc_loss": ("copy_to_host", _ctc_loss),
+    "_local_scalar_dense": ("aten::_local_scalar_dense", lambda x: float(x.sum())),
+    "_unique": ("aten::_unique", torch._unique),
+    "_unique2": ("aten::_unique2", torch.unique),
+    "allclose": ("aten::_local_scalar_dense", lambda x: torch.allclose(x, x)),
+    "argwhere": ("aten::nonzero", torch.argwhere),
+    "bincount": ("aten::bincount", lambda x: torch.bincount(x.long())),
+    "equal": ("aten::equal", lambda x: torch.equal(x, x)),
+    "index": ("aten::index", lambda x: x[x > 0]),
+    "item": ("aten::_local_scalar_dense", lambda x: x.sum().item()),
+    "linalg_lstsq": ("aten::linalg_lstsq", lambda x: torch.linalg.lstsq(x.diag(), x[:, None])),
+    "masked_select": ("aten::masked_select", lambda x: x.masked_select(x > 0)),
+    "nonzero": ("aten::nonzero", torch.nonzero),
+    "one_hot": ("aten::_local_scalar_dense", lambda x: functional.one_hot(x.long())),
+    "repeat_interleave": ("aten::repeat_interleave", lambda x: x.repeat_interleave(x.long())),
+    "unique_consecutive": ("aten::unique_consecutive", torch.unique_consecutive),
+    "unique_dim": ("aten::unique_dim", lambda x: torch.unique(x[:, None], dim=0)),
+    "unique_dim_consecutive": (
+        "aten::unique_dim_consecutive",
+        lambda x: torch.ops.aten.unique_dim_consecutive(x[:, None], 0),
+    ),
+    "cpu": ("copy_to_host", lambda x: x.cpu()),
+    "if": ("aten::_local_scalar_dense", lambda x: bool(x.any())),
+    "index_put_": ("aten::index_put_", _write_where_positive),
+    "synchronize": ("synchronize", lambda x: torch.accelerator.synchronize()),
+    "tolist": ("copy_to_host", lambda x: x.tolist()),
+}
+"""What ends the graph and is counted, and how a user comes to it; by operator, where it is one."""
+
+NOT_COUNTED = (
+    *("_unique", "index", "index_put_", "linalg_lstsq"),
+    *("repeat_interleave", "unique_dim_consecutive"),
+)
+"""On a card the host waits for these too."""
+
+
+@pytest.mark.usefixtures("lazy")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.xfail(
+                name in NOT_COUNTED,
+                reason=f"waiting for {name} is not counted",
+                raises=AssertionError,
+                strict=True,
+            ),
+        )
+        for name in WAITS
+    ],
+)
+def test_what_the_host_waits_for_ends_the_graph(name: str) -> None:
+    reason, wait = WAITS[name]
+    inputs = torch.ones(4, device="hpu")
+    _hpu_sim.reset_counters()
+    _hpu_sim.reset_graph_cache()
+    inputs + 1
+    wait(inputs)
+    stats = _hpu_sim.graph_stats()
+    assert [ended_by for ended_by, _ in stats["log"]][:1] == [reason]
+    assert _hpu_sim.host_syncs() == {reason: stats["num_breaks"]}
+
+
+def test_what_torch_says_depends_on_data_is_among_the_waits() -> None:
+    tagged = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        operator, _, overload = name.partition(".")
+        space, _, operator = operator.partition("::")
+        if space != "aten":
+            continue
+        try:
+            tags = getattr(getattr(torch.ops.aten, operator), overload or "default").tags
+        except (AttributeError, RuntimeError):
+            continue  # of TorchScript alone
+        if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
+            tagged.add(operator)
+    assert tagged
+    assert tagged <= WAITS.keys()
