@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata  # noqa: F401
+import inspect
 import logging  # noqa: F401
 import re
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 import lightning_gaudi
 import lightning_gaudi.fabric
-from lightning_gaudi import HPUAccelerator
+from lightning_gaudi import HPUAccelerator, vendor
 
 from .helpers.lightning_habana import FOR_STRATEGY, VARIABLES
 from .helpers.migrating import rows, spans
@@ -27,7 +28,7 @@ def test_what_to_call_instead_of_functions_gives_what_the_document_says() -> Non
     instead = {
         "HPUAccelerator.auto_device_count()": 8,
         "HPUAccelerator.get_device_name()": "GAUDI2",
-        "HPUAccelerator().get_device_stats(device)": lightning_gaudi.vendor.memory_stats(),
+        "HPUAccelerator().get_device_stats(device).keys()": vendor.memory_stats().keys(),
         "lightning_gaudi.vendor.is_fp16_supported()": True,
         "trainer.global_rank": 0,
         "trainer.world_size": 1,
@@ -93,11 +94,31 @@ def test_precisions_are_those_of_the_document(plugin: Any) -> None:
         plugin("bf16-mixed", device="cuda")
 
 
+def test_a_strategy_for_one_card_takes_one_of_eight() -> None:
+    for package, make in ((lightning_gaudi, hpu_trainer), (lightning_gaudi.fabric, _fabric)):
+        for strategy in ("hpu_single", package.SingleHPUStrategy(device=torch.device("hpu"))):
+            assert make(strategy=strategy, devices="auto").world_size == 1
+        assert make(devices="auto").world_size == 8
+
+
+@pytest.mark.parametrize("name", ["hpu", "auto"])
+def test_hpu_is_a_name_for_accelerator_and_profiler(name: str) -> None:
+    trainer = hpu_trainer(accelerator=name, devices="auto", profiler="hpu")
+    assert type(trainer.accelerator) is HPUAccelerator
+    assert type(trainer.profiler) is lightning_gaudi.HPUProfiler
+    assert type(_fabric(accelerator=name).accelerator) is lightning_gaudi.fabric.HPUAccelerator
+
+
 def test_arguments_mean_what_the_document_says() -> None:
     ours = lightning_gaudi
     assert ours.SingleHPUStrategy(device=torch.device("hpu")).root_device == torch.device("hpu", 0)
     assert hpu_trainer(strategy=ours.HPUFSDPStrategy(), devices=2).precision == "32-true"
+    hpus = [torch.device("hpu")] * 2
+    assert ours.HPUDDPStrategy(parallel_devices=hpus).root_device == torch.device("hpu", 0)
     assert ours.HPUParallelStrategy is ours.HPUDDPStrategy
+    assert [*inspect.signature(ours.HPUParallelStrategy).parameters][2] == "cluster_environment"
+    for kind in (ours.HPUDeepSpeedStrategy, ours.HPUFSDPStrategy):
+        assert not issubclass(kind, ours.HPUParallelStrategy)
     assert hpu_trainer(strategy="hpu_parallel", devices=2).strategy._start_method == "popen"
     assert hpu_trainer(strategy="ddp_spawn", devices=2).strategy._start_method == "spawn"
     assert HPUAccelerator.is_lazy() is False
@@ -116,10 +137,14 @@ def test_what_an_hpu_cannot_honour_is_refused(tmp_path: Path) -> None:
             hpu_trainer(strategy=lightning_gaudi.HPUDeepSpeedStrategy(**what, **nvme), devices=2)
     with pytest.raises(TypeError, match="has no use for storage_options"):
         lightning_gaudi.HPUCheckpointIO().save_checkpoint({}, tmp_path / "x", storage_options={})
+    ddp = lightning_gaudi.HPUDDPStrategy
     with pytest.raises(MisconfigurationException, match="process_group_backend='gloo'"):
-        hpu_trainer(
-            strategy=lightning_gaudi.HPUDDPStrategy(process_group_backend="gloo"), devices=2
-        )
+        hpu_trainer(strategy=ddp(process_group_backend="gloo"), devices=2)
+    with pytest.raises(MisconfigurationException, match="but the accelerator is 'cpu'"):
+        hpu_trainer(strategy=ddp(), accelerator="cpu")
+    for accelerator in (HPUAccelerator(), lightning_gaudi.fabric.HPUAccelerator()):
+        with pytest.raises(MisconfigurationException, match="was given the device cpu"):
+            accelerator.setup_device(torch.device("cpu"))
 
 
 SEVERAL = ("HPUDDPStrategy", "HPUDeepSpeedStrategy", "HPUFSDPStrategy", "HPUModelParallelStrategy")
@@ -135,4 +160,4 @@ def test_the_backend_is_hccl_before_ranks_are_connected(kind: str) -> None:
 
 
 def _fabric(**settings: Any) -> Fabric:
-    return Fabric(accelerator="hpu", **settings)
+    return Fabric(**{"accelerator": "hpu", **settings})
