@@ -40,7 +40,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException  # noqa: E40
 
 from tests.helpers.tiny import QUIET, TinyModule, batches  # noqa: E402
 
-# What nobody may settle before the ranks are there; in one of them the vendor guesses a module.
+# What nobody may settle before the ranks are there. In a rank the vendor has guessed its module.
 CHOSEN = {"MASTER_ADDR", "MASTER_PORT"} | ({"HLS_MODULE_ID"} - {*os.environ})
 
 if "EARLY" in os.environ:

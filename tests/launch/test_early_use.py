@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.helpers.tiny import NUM_FEATURES, TinyModule, hpu_trainer
+from tests.helpers.tiny import NUM_FEATURES, TinyModule, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers
 
 
@@ -50,3 +50,13 @@ def test_ranks_go_on_with_the_cards_they_have(tmp_path: Path) -> None:
             assert f"Local rank {rank} is to drive module {3 + rank}, but has used its" in message
             assert f"was bound to module {rank} then. Use no hpu tensor before" in message
     torch.testing.assert_close(ranks[0]["weights"], ranks[1]["weights"], rtol=0, atol=0)
+
+
+def test_ranks_are_not_spawned_by_a_process_that_holds_a_card() -> None:
+    assert torch.ones(1, device="hpu").sum() == 1
+    message = "one has used its HPU and holds it. Use no hpu tensor before Trainer.fit"
+    trainer = hpu_trainer(strategy="ddp_spawn", devices=2)
+    with pytest.raises(MisconfigurationException, match=message):
+        trainer.fit(TinyModule(), batches(1))
+    with pytest.raises(MisconfigurationException, match=message):
+        Fabric(accelerator="hpu", strategy="ddp_spawn", devices=2).launch(print)
