@@ -218,7 +218,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
 
 def _check_trains(optimizer: Optimizer | None) -> None:
-    """Refuse an optimizer of nothing, as Lightning has it where `configure_optimizers` gives none.
+    """Refuse an optimizer of nothing: Lightning makes one if `configure_optimizers` gives none.
 
     Args:
         optimizer: None where DeepSpeed's settings name one.
