@@ -103,6 +103,11 @@ def find_configurations(recipe: Recipe, arguments: Sequence[str]) -> list[str]:
     return found
 
 
+def names_configuration(arguments: Iterable[str]) -> bool:
+    """Whether there is a `--config` among `arguments`."""
+    return any(word.partition("=")[0] in CONFIG_OPTIONS for word in arguments)
+
+
 def choices(word: str, names: Iterable[str]) -> str:
     """What there is instead of `word`, in a sentence or two."""
     names = list(names)

@@ -26,6 +26,7 @@ COMMANDS = {
 EXTRA = ("datasets", "jsonargparse", "matplotlib", "pyarrow", "rouge_score", "sklearn")
 EXTRA += ("tensorboard", "tokenizers", "torchmetrics", "transformers")
 """What the extra `recipes` installs, as it is imported."""
+_SHOWS_ONLY = {"-h", "--help", "--print_config"}
 _INSTALL = "pip install 'lightning-gaudi[recipes]'"
 # Lightning imports them for us, and has words of its own for their absence.
 _FOR_LIGHTNING = ("jsonargparse", "tensorboard")
@@ -53,7 +54,7 @@ def main(file: str, run: Run, args: Sequence[str] | None = None, program: str = 
         print(_help(recipe, program))
         return
     try:
-        _check(arguments)
+        _check(recipe, arguments)
         _run(program, run, catalog.find_configurations(recipe, arguments))
     except (UserError, catalog.UsageError) as error:
         _exit(program, str(error))
@@ -92,13 +93,24 @@ def _export(program: str, arguments: Sequence[str]) -> None:
     print(f"Exported to {options.output}: AutoModel.from_pretrained('{options.output}')")
 
 
-def _check(arguments: Sequence[str]) -> None:
-    """Refuse what is no command; options before it are for LightningCLI to read."""
+def _check(recipe: catalog.Recipe, arguments: Sequence[str]) -> None:
+    """Refuse what is no command, and a run of settings that nobody has chosen.
+
+    Options before the command are for LightningCLI to read. The classes' own defaults are small and
+    without an end: they are no configuration, though one can be made of them.
+    """
     if not arguments:
         raise UserError(f"No command. There are: {', '.join(COMMANDS)}.")
     word = arguments[0]
     if not word.startswith("-") and word not in COMMANDS:
         raise UserError(f"There is no command {word!r}. {catalog.choices(word, COMMANDS)}")
+    runs = word != "export" and _SHOWS_ONLY.isdisjoint(each.partition("=")[0] for each in arguments)
+    if runs and not catalog.names_configuration(arguments):
+        names = ", ".join(each.name for each in recipe.configurations)
+        raise UserError(
+            "No configuration. Add --config with a name or the path of a YAML file. "
+            f"There are: {names}."
+        )
 
 
 def _explain_missing(name: str) -> str:
