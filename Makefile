@@ -11,7 +11,7 @@ gaudi_python ?= python3
 help:
 	@echo "make demo        train BERT on real text on a simulated Gaudi 2 (about 5 minutes)"
 	@echo "make test        the test suite without the slow tests"
-	@echo "make test-all    the whole test suite"
+	@echo "make test-all    the whole test suite, and what is slow in it"
 	@echo "make test-gaudi  on a Gaudi server: the contract tests on its cards (docs/on-a-gaudi.md)"
 	@echo "make lint types  ruff; mypy"
 	@echo "make check-wheel train with the built wheel in fresh environments, with each extra alone"
@@ -31,7 +31,7 @@ test: setup
 	$(pytest) -m "not slow"
 
 test-all: setup
-	$(pytest)
+	$(pytest) --durations 25 --durations-min 5
 
 # Without `setup`: its torch is stock, and the cards need the vendor's.
 test-gaudi:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from lightning_gaudi.cli import main
 from lightning_gaudi.cli.consolidate import consolidate
-from tests.helpers.process import run
+from tests.helpers.forked import fork_python
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies.deepspeed_checkpoint_cases import Rich, evaluate, fit, zero
 from tests.strategies.sharded_cases import loader
 
-_CLI = [sys.executable, "-m", "lightning_gaudi.cli", "consolidate"]
-_NO_HPU = {"LIGHTNING_GAUDI_SIMULATE": None, "PYTHONWARNINGS": "ignore"}
+_CLI = "import runpy; runpy.run_module('lightning_gaudi.cli', run_name='__main__')"
+_NO_HPU = {"LIGHTNING_GAUDI_SIMULATE": None}
 NAMES = ("deepspeed", "fsdp")
 
 
@@ -83,7 +83,7 @@ def test_any_machine_tests_with_a_lightning_checkpoint(
     folder, _, losses = saved
     output = tmp_path / "whole.ckpt"
     if name == "deepspeed":
-        result = run([*_CLI, str(folder / name), str(output)], env=_NO_HPU)
+        result = fork_python(_CLI, "consolidate", str(folder / name), str(output), env=_NO_HPU)
         assert result.stdout.startswith(f"{output}: 0.")
     else:
         consolidate(folder / name, output)
@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_leaves_the_output_as_it_was(
 ) -> None:
     folder, _, _ = saved
     home = tmp_path / "damaged"
-    run(["cp", "-r", str(folder / "deepspeed"), str(home)])
+    shutil.copytree(folder / "deepspeed", home)
     lost = home / "checkpoint" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     lost.unlink()
     output = tmp_path / "model.ckpt"

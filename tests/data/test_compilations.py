@@ -1,6 +1,6 @@
 """What `describe` predicts is what the simulated device compiles, in lazy mode."""
 
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 _SOURCE = """
     import lightning.pytorch as pl
@@ -49,8 +49,8 @@ _SOURCE = """
 
 
 def test_each_shape_is_compiled_once_in_training_and_once_in_validation():
-    env = {"PT_HPU_LAZY_MODE": "1", "PYTHONWARNINGS": "ignore"}
-    lines = run_python(_SOURCE, env=env).stdout.splitlines()[-2:]
+    lazy = {"PT_HPU_LAZY_MODE": "1"}
+    lines = fork_python(_SOURCE, env=lazy).stdout.splitlines()[-2:]
     training, validation = ([int(number) for number in line.split()] for line in lines)
     assert training == [3, 3 + 1]  # and the optimizer's, which depends on no batch
     assert validation == [3, 3]

@@ -93,6 +93,16 @@ def test_a_package_that_cannot_be_read_is_named(name, tmp_path):
         embedded_documents([name], cache_dir=tmp_path)
 
 
+def test_the_standard_library_and_the_topics_of_its_help_are_read(package, tmp_path, monkeypatch):
+    """With a small folder in place of the standard library's."""
+    documents = _read(package, tmp_path)
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path / package)})
+    found = embedded_documents([], cache_dir=tmp_path / "cache")
+    assert found[: len(documents)] == documents
+    assert len(found) > len(documents) + 50
+
+
+@pytest.mark.slow
 def test_the_standard_library_gives_text(tmp_path):
     documents = embedded_documents([], cache_dir=tmp_path)
     assert len(documents) > 500

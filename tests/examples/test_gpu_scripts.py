@@ -41,6 +41,9 @@ FAMILIES = {
         ("lightning.fabric", "lightning_fabric"),
     ),
 }
+OTHER = "pytorch_lightning"
+FAST_OF_OTHER = ("fabric_fsdp", "trainer_deepspeed")
+"""A Fabric and a Trainer that tell early what a slow test tells of all."""
 
 
 def _source(name: str, family: str) -> str:
@@ -80,27 +83,52 @@ def _run_all(rank: int, sources: dict[str, str], folder: Path) -> dict[str, str]
     return outputs
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory: Any) -> dict[str, str]:
-    """What each script prints on two cards, and with DDP in place of its strategy.
+def _outputs(path: Path, sources: dict[str, str]) -> dict[str, str]:
+    """What each source prints on two cards, and each reference.
 
     One after another in the same two processes, which import torch and DeepSpeed once.
     """
-    sources = {f"{name}-{family}": _source(name, family) for name in SCRIPTS for family in FAMILIES}
-    plain = {name: _source(name, "lightning") for name in SCRIPTS}
-    sources |= {name: _with_ddp(plain[name]) for name in REFERENCES}
-    path = tmp_path_factory.mktemp("gpu_scripts")
-    first: dict[str, str] = run_trainers(_run_all, path, sources, path, timeout=280)[0]
+    ddp = {name: _with_ddp(_source(name, "lightning")) for name in REFERENCES}
+    first: dict[str, str] = run_trainers(_run_all, path, sources | ddp, path, timeout=280)[0]
     return first
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_script_ends_with_the_loss_of_ddp(outputs: dict[str, str], name: str, family: str) -> None:
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: Any) -> dict[str, str]:
+    """Of every script as it is for `lightning`, and of two for the other namespace."""
+    sources = {f"{name}-lightning": _source(name, "lightning") for name in SCRIPTS}
+    other = {f"{name}-{OTHER}": _source(name, OTHER) for name in FAST_OF_OTHER}
+    return _outputs(tmp_path_factory.mktemp("gpu_scripts"), sources | other)
+
+
+@pytest.fixture(scope="module")
+def outputs_of_other(tmp_path_factory: Any) -> dict[str, str]:
+    """Of every script as it is for the other namespace."""
+    sources = {f"{name}-{OTHER}": _source(name, OTHER) for name in SCRIPTS}
+    return _outputs(tmp_path_factory.mktemp("gpu_scripts"), sources)
+
+
+def _assert_loss_of_ddp(outputs: dict[str, str], name: str, family: str) -> None:
     loss = _loss(outputs[f"{name}-{family}"])
     same = name if name in REFERENCES else f"{name.partition('_')[0]}_fsdp"
     assert loss == pytest.approx(_loss(outputs[same]), abs=2e-6)
     assert loss < UNTRAINED - 0.3
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [*((name, "lightning") for name in SCRIPTS), *((name, OTHER) for name in FAST_OF_OTHER)],
+)
+def test_script_ends_with_the_loss_of_ddp(outputs: dict[str, str], name: str, family: str) -> None:
+    _assert_loss_of_ddp(outputs, name, family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_of_the_other_namespace_ends_with_the_loss_of_ddp(
+    outputs_of_other: dict[str, str], name: str
+) -> None:
+    _assert_loss_of_ddp(outputs_of_other, name, OTHER)
 
 
 @pytest.mark.slow

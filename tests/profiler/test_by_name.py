@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.process import run, run_python
+from tests.helpers.forked import fork_python
+from tests.helpers.process import run
 from tests.helpers.profiles import table
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ def test_the_name_means_the_class_of_the_family_and_counts_graphs(tmp_path: Path
 
     The graphs are compared with `GraphMonitor`'s, which counts from the callbacks.
     """
-    result = run_python(
+    result = fork_python(
         """
         import sys
         from torch.profiler import ProfilerActivity, profile

@@ -47,7 +47,7 @@ def _versions() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("accelerator", ["cpu", "hpu"])
+@pytest.mark.parametrize("accelerator", ["hpu", pytest.param("cpu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recipe", OVERRIDES)
 def test_the_first_losses_are_those_recorded(recipe, accelerator, tmp_path):
     golden = json.loads(GOLDEN.read_text())

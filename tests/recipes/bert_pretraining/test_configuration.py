@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from recipes.bert_pretraining.__main__ import LINKS, main
 from recipes.bert_pretraining.data import BertData
 from recipes.bert_pretraining.module import BertPretraining
 from recipes.common import cli as recipe_cli
-from tests.helpers.process import run
+from tests.helpers.forked import fork_python
 
 FOLDER = Path(recipes.bert_pretraining.__file__).parent
 
@@ -71,12 +70,15 @@ def test_a_wrong_setting_is_one_clear_error(argument, message, capsys):
 
 
 def test_a_missing_corpus_is_reported_before_a_card_is_looked_for():
-    command = [sys.executable, "-m", "recipes.bert_pretraining", "fit"]
-    config = ["--config", str(FOLDER / "simulated.yaml")]
-    wrong = ["--data.source=path", "--data.path=/no/such/text"]
     # There is no card: an error about it would mean that it was asked for first.
-    without_card = {"LIGHTNING_GAUDI_SIMULATE": None, "PYTHONWARNINGS": "ignore"}
-    result = run([*command, *config, *wrong], env=without_card, cwd=FOLDER.parents[1], check=False)
+    result = fork_python(
+        "import runpy; runpy.run_module('recipes.bert_pretraining', run_name='__main__')",
+        *("fit", "--config", str(FOLDER / "simulated.yaml")),
+        *("--data.source=path", "--data.path=/no/such/text"),
+        env={"LIGHTNING_GAUDI_SIMULATE": None},
+        cwd=FOLDER.parents[1],
+        check=False,
+    )
     assert result.returncode == 2
     assert "data.path=/no/such/text does not exist" in result.stderr
     assert "accelerator" not in result.stderr.splitlines()[-1]

@@ -1,10 +1,9 @@
-import sys
 from pathlib import Path
 
 import pytest
 
 import recipes.bert_pretraining
-from tests.helpers.process import run
+from tests.helpers.forked import fork_python
 
 ROOT = Path(recipes.bert_pretraining.__file__).parents[2]
 
@@ -15,9 +14,9 @@ def _demo(path: Path, *overrides: str, lazy: bool = True):
         "--trainer.logger=lightning.pytorch.loggers.CSVLogger",
         f"--trainer.logger.save_dir={path}",
     ]
-    command = [sys.executable, "-m", "recipes.bert_pretraining.demo", *logger]
-    env = {"PT_HPU_LAZY_MODE": "1" if lazy else "0", "PYTHONWARNINGS": "ignore"}
-    return run([*command, *overrides], env=env, cwd=ROOT, timeout=900, check=False)
+    source = "import runpy; runpy.run_module('recipes.bert_pretraining.demo', run_name='__main__')"
+    env = {"PT_HPU_LAZY_MODE": "1" if lazy else "0"}
+    return fork_python(source, *logger, *overrides, env=env, cwd=ROOT, timeout=900, check=False)
 
 
 def test_a_run_that_misses_a_goal_says_so_and_fails(corpus, tmp_path):

@@ -13,7 +13,7 @@ from recipes.bert_pretraining.data import BertData
 from recipes.bert_pretraining.prepared import Settings, prepare
 from recipes.bert_pretraining.rows import RowShape
 from recipes.common.tokenization import train_wordpiece
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 NO_CARD = {"LIGHTNING_GAUDI_SIMULATE": None}
 SETTINGS = Settings(120, RowShape(48, 8, 4), False, 0.1, seed=0)
@@ -129,7 +129,7 @@ def test_another_process_makes_the_same_files(corpus, tmp_path):
         from recipes.bert_pretraining.data import BertData
         BertData("path", cache_dir={str(tmp_path / "there")!r}, **{settings}).prepare_data()
     """
-    run_python(source, env=NO_CARD)
+    fork_python(source, env=NO_CARD)
     BertData("path", cache_dir=str(tmp_path / "here"), **settings).prepare_data()
     here, there = _files(tmp_path / "here"), _files(tmp_path / "there")
     assert len(here) > 15

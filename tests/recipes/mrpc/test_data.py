@@ -1,12 +1,10 @@
-import sys
-
 import numpy as np
 import pytest
 import torch
 
 from lightning_gaudi.data import describe
 from recipes.mrpc.data import MrpcData
-from tests.helpers.process import run
+from tests.helpers.forked import fork_python
 from tests.recipes.mrpc.conftest import FIXTURES, VOCAB_SIZE
 
 
@@ -138,13 +136,12 @@ def test_a_tokenizer_of_another_model_is_refused(pretrained, vocab_size):
 
 def test_wrong_data_are_reported_before_a_card_is_looked_for(tmp_path):
     (tmp_path / "train.tsv").write_text("Quality\t#1 ID\t#1 String\n1\t7\tIt is so.\n")
-    command = [sys.executable, "-m", "recipes.mrpc", "fit"]
-    command += ["--config", "recipes/mrpc/simulated.yaml", "--data.source=path"]
     # There is no card: an error about it would mean that it was asked for first.
-    without_card = {"LIGHTNING_GAUDI_SIMULATE": None, "PYTHONWARNINGS": "ignore"}
-    result = run(
-        [*command, f"--data.path={tmp_path}"],
-        env=without_card,
+    result = fork_python(
+        "import runpy; runpy.run_module('recipes.mrpc', run_name='__main__')",
+        *("fit", "--config", "recipes/mrpc/simulated.yaml"),
+        *("--data.source=path", f"--data.path={tmp_path}"),
+        env={"LIGHTNING_GAUDI_SIMULATE": None},
         cwd=FIXTURES.parents[2],
         check=False,
     )

@@ -14,7 +14,7 @@ from recipes.mrpc.data import MrpcData
 from recipes.mrpc.encoding import EncodedPairs, collate
 from recipes.mrpc.module import Mrpc
 from recipes.mrpc.predictions import SubmissionWriter
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 from tests.helpers.recipes import Losses
 from tests.helpers.trainers import run_trainers
 from tests.recipes.mrpc.conftest import FIXTURES, VOCAB_SIZE
@@ -238,7 +238,7 @@ def test_two_cards_count_each_pair_once_and_agree(tmp_path):
 
 
 def test_a_lazy_run_compiles_two_graphs_a_phase_and_bucket_and_never_waits(tmp_path):
-    result = run_python(
+    result = fork_python(
         f"""
         from pathlib import Path
         from lightning_gaudi.callbacks import GraphMonitor, TokenThroughput
@@ -258,7 +258,7 @@ def test_a_lazy_run_compiles_two_graphs_a_phase_and_bucket_and_never_waits(tmp_p
         assert speed.report.num_tokens > 0
         assert speed.report.token_efficiency < 1
         """,
-        env={"PT_HPU_LAZY_MODE": "1", "PYTHONWARNINGS": "ignore"},
+        env={"PT_HPU_LAZY_MODE": "1"},
         timeout=200,
     )
     train, validation, training, validating, syncs, log_syncs, log_steps, waits = map(

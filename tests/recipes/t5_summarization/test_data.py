@@ -9,7 +9,7 @@ from rouge_score import rouge_scorer
 from recipes.t5_summarization.corpora import Columns, embedded_rows, marked, read_files
 from recipes.t5_summarization.data import SummarizationData
 from recipes.t5_summarization.rouge import lead, on_lines, rouge_sums
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 from tests.recipes.t5_summarization.conftest import FIXTURES
 
 
@@ -127,7 +127,8 @@ def test_the_same_rows_give_the_same_vocabulary_in_every_process():
         data.train_dataloader()
         print(data.state_dict()["tokenizer"])
     """
-    other = run_python(source, env={"LIGHTNING_GAUDI_SIMULATE": None}).stdout
+    no_card = {"LIGHTNING_GAUDI_SIMULATE": None}
+    other = fork_python(source, env=no_card).stdout
     assert data.state_dict()["tokenizer"] == other.strip()
 
 

@@ -26,7 +26,7 @@ from tests.helpers.recipes import Losses, quiet_cli
 from tests.helpers.trainers import run_trainers
 from tests.recipes.t5_summarization.conftest import FIXTURES
 
-NUM_STEPS, SAVED_AT = 4, 2
+NUM_STEPS, SAVED_AT, VALIDATED_AT = 4, 2, 3
 SIZE = "--trainer.strategy.init_args."
 CONFIGURATIONS = {
     "ddp": ("t5_3b_bf16_8x", "--data.batch_size=2", "--model.optimizer=adamw"),
@@ -62,7 +62,7 @@ def _cli(name: str, path: Path, pretrained: str, *overrides: str) -> Any:
         *("--data.max_source_length=96", "--data.max_target_length=8", "--data.num_buckets=2"),
         *("--model.dropout=0", "--model.warmup_steps=0"),
         *("--trainer.devices=2", "--trainer.precision=32-true", "--trainer.max_epochs=-1"),
-        *(f"--trainer.max_steps={NUM_STEPS}", f"--trainer.val_check_interval={SAVED_AT}"),
+        *(f"--trainer.max_steps={NUM_STEPS}", f"--trainer.val_check_interval={VALIDATED_AT}"),
         *("--trainer.check_val_every_n_epoch=null", "--trainer.limit_val_batches=1"),
         f"--model.predictions={path / name}.jsonl",
         *(*own, *overrides),
@@ -83,19 +83,25 @@ def _train(rank: int, path: Path, pretrained: str) -> dict[str, Any]:
 
 
 def _train_one(name: str, path: Path, pretrained: str) -> dict[str, Any]:
-    """What a configuration computes: whole, resumed, for prediction, in its own precision."""
+    """What a configuration computes in training, evaluation and prediction."""
     cli, held = _cli(name, path, pretrained), Held()
     saver = ModelCheckpoint(path / name, every_n_train_steps=SAVED_AT, save_top_k=-1)
     losses = _fit(cli, saver, held)
     logged = {key: value.item() for key, value in cli.trainer.callback_metrics.items()}
-    saved = _saved(path, name)
-    resumed = _fit(_cli(name, path, pretrained, "--trainer.limit_val_batches=0"), resume=saved)
     cli = _cli(name, path, pretrained)
-    cli.trainer.predict(cli.model, cli.datamodule, False, saved)
-    short = (f"--trainer.max_steps={SAVED_AT}", "--trainer.limit_val_batches=0")
-    bf16 = _fit(_cli(name, path, pretrained, "--trainer.precision=bf16-mixed", *short))
-    found = {"losses": losses, "logged": logged, "resumed": resumed, "bf16": bf16}
-    return {**found, "num_weights": held.num_weights}
+    cli.trainer.predict(cli.model, cli.datamodule, False, _saved(path, name))
+    return {"losses": losses, "logged": logged, "num_weights": held.num_weights}
+
+
+def _train_again(rank: int, path: Path, pretrained: str) -> dict[str, Any]:
+    """The losses of each configuration resumed and in its own precision."""
+    found, only_train = {}, "--trainer.limit_val_batches=0"
+    for name in CONFIGURATIONS:
+        resumed = _fit(_cli(name, path, pretrained, only_train), resume=_saved(path, name))
+        short = (only_train, f"--trainer.max_steps={SAVED_AT}", "--trainer.precision=bf16-mixed")
+        bf16 = _fit(_cli(name, path, pretrained, *short))
+        found[name] = {"resumed": resumed, "bf16": bf16}
+    return found
 
 
 def _saved(path: Path, name: str) -> Path:
@@ -103,15 +109,30 @@ def _saved(path: Path, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: Any, pretrained: str) -> list[dict[str, Any]]:
+def path(tmp_path_factory: Any) -> Path:
+    """Where the ranks write."""
+    folder: Path = tmp_path_factory.mktemp("sharded")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(path: Path, pretrained: str) -> list[dict[str, Any]]:
     """What the two ranks found, by configuration."""
-    path = tmp_path_factory.mktemp("sharded")
     found = run_trainers(_train, path, path, pretrained, timeout=280)
     for name in CONFIGURATIONS:
         lines = (path / f"{name}.jsonl").read_text().splitlines()
         found[0][name]["summaries"] = [json.loads(line) for line in lines]
         found[0][name]["checkpoint"] = _saved(path, name)
     return found
+
+
+@pytest.fixture(scope="module")
+def others(
+    ranks: list[dict[str, Any]], path: Path, pretrained: str, tmp_path_factory: Any
+) -> list[dict[str, Any]]:
+    """What the two ranks found in further runs, with the checkpoints of the first ones."""
+    own = tmp_path_factory.mktemp("others")
+    return run_trainers(_train_again, own, path, pretrained, timeout=280)
 
 
 def _losses(ranks: list[dict[str, Any]], name: str, run: str = "losses") -> torch.Tensor:
@@ -138,23 +159,28 @@ def test_evaluation_and_summaries_are_those_of_ddp(ranks: list[dict[str, Any]], 
     assert ranks[0][name]["summaries"] == summaries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_resumed_run_goes_on_with_the_same_bits(ranks: list[dict[str, Any]], name: str) -> None:
-    for rank in ranks:
-        assert rank[name]["resumed"] == rank[name]["losses"][SAVED_AT:]
+def test_a_resumed_run_goes_on_with_the_same_bits(
+    ranks: list[dict[str, Any]], others: list[dict[str, Any]], name: str
+) -> None:
+    for whole, other in zip(ranks, others, strict=True):
+        assert len(other[name]["resumed"]) == NUM_STEPS - SAVED_AT
+        assert other[name]["resumed"] == whole[name]["losses"][SAVED_AT:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARDED)
 def test_losses_in_bf16_are_those_of_ddp_but_for_its_rounding(
-    ranks: list[dict[str, Any]], name: str
+    ranks: list[dict[str, Any]], others: list[dict[str, Any]], name: str
 ) -> None:
     """With weights in float32; only DeepSpeed computes layer norms and residuals in bfloat16.
 
     Within half a unit in bfloat16's last place: which products round up depends on the processor.
     """
-    expected = _losses(ranks, "ddp", "bf16")
+    expected = _losses(others, "ddp", "bf16")
     assert not torch.equal(expected, _losses(ranks, "ddp")[:SAVED_AT])
-    torch.testing.assert_close(_losses(ranks, name, "bf16"), expected, rtol=2**-9, atol=0)
+    torch.testing.assert_close(_losses(others, name, "bf16"), expected, rtol=2**-9, atol=0)
 
 
 def test_a_card_holds_its_part_of_the_weights(ranks: list[dict[str, Any]], pretrained: str) -> None:

@@ -1,7 +1,7 @@
 import csv
 import json
 import math
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +13,13 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from recipes.common.export import export
 from recipes.t5_summarization.__main__ import main
+from recipes.t5_summarization.data import SummarizationData
 from recipes.t5_summarization.generation import generate
 from recipes.t5_summarization.module import T5Summarization
 from recipes.t5_summarization.rouge import lead, rouge_sums
-from tests.helpers.process import run, run_python
+from tests.helpers.forked import fork_python
 from tests.helpers.recipes import Losses
+from tests.helpers.trainers import run_trainers
 from tests.recipes.t5_summarization.conftest import FIXTURES, VOCABULARY
 
 SMALL = {
@@ -65,7 +67,7 @@ def module_for(path) -> T5Summarization:
     return T5Summarization(**SMALL, predictions=str(path / "out.jsonl"))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_training_on_hpu_gives_the_bits_of_the_cpu(make_data, tmp_path, checkpointing):
     losses, weights = {}, {}
     for accelerator in ("cpu", "hpu"):
@@ -156,21 +158,35 @@ def test_without_summaries_validation_measures_the_loss_only(make_data, tmp_path
     assert "val/rougeL" not in trainer.callback_metrics
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+def _test_and_predict(rank: int, path: Path, num_ranks: int) -> dict[str, float]:
+    """The metrics of the test; the summaries are left in `out.jsonl`."""
+    data = SummarizationData(
+        "path",
+        str(FIXTURES),
+        vocab_size=VOCABULARY,
+        batch_size=3,
+        max_source_length=160,
+        max_target_length=24,
+    )
+    module = module_for(path)
+    trainer = trainer_for("hpu", path, devices=num_ranks, logger=False, val_check_interval=None)
+    found = trainer.test(module, datamodule=data, verbose=False)
+    trainer.predict(module, datamodule=data, return_predictions=False)
+    return {name: value for each in found for name, value in each.items()}
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_test_and_predict_take_each_row_once(make_data, tmp_path, num_ranks):
     """Two ranks, and batches that the rows do not fill, give what one gives."""
-    program = "tests.recipes.t5_summarization.evaluate"
-    command = [sys.executable, "-m", program, str(tmp_path), str(num_ranks)]
-    result = run(command, env={"LIGHTNING_GAUDI_SIMULATE": "2", "PYTHONWARNINGS": "ignore"})
+    ranks = run_trainers(_test_and_predict, tmp_path, tmp_path, num_ranks, num_ranks=num_ranks)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     with (FIXTURES / "test.csv").open(newline="") as file:
         ids = [row["id"] for row in csv.DictReader(file)]
     assert [line["id"] for line in lines] == ids
     assert all(set(line) == {"id", "summary"} for line in lines)
     assert not list(tmp_path.glob("out.jsonl.*"))
-    metrics = json.loads(next(x for x in result.stdout.splitlines() if x.startswith("{")))
     for name, value in _one_by_one(make_data()).items():
-        assert metrics[name] == pytest.approx(value, abs=1e-3), name
+        assert ranks[0][name] == pytest.approx(value, abs=1e-3), name
 
 
 def _one_by_one(data):
@@ -195,7 +211,7 @@ def _one_by_one(data):
 
 
 def test_a_lazy_run_compiles_two_graphs_a_bucket_and_never_waits(tmp_path):
-    result = run_python(
+    result = fork_python(
         f"""
         from pathlib import Path
         from lightning_gaudi.callbacks import GraphMonitor, TokenThroughput
@@ -213,7 +229,7 @@ def test_a_lazy_run_compiles_two_graphs_a_bucket_and_never_waits(tmp_path):
         print(num_buckets, report.training_graphs, report.graph_compilations["validation"],
               report.host_syncs_per_step, report.num_steps, speed.report.num_tokens > 0)
         """,
-        env={"PT_HPU_LAZY_MODE": "1", "PYTHONWARNINGS": "ignore"},
+        env={"PT_HPU_LAZY_MODE": "1"},
         timeout=200,
     )
     buckets, training, validation, *rest = result.stdout.splitlines()[-1].split()
