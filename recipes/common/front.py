@@ -97,7 +97,7 @@ def _check(recipe: catalog.Recipe, arguments: Sequence[str]) -> None:
     """Refuse what is no command, and a run of settings that nobody has chosen.
 
     Options before the command are for LightningCLI to read. The classes' own defaults are small and
-    without an end: they are no configuration, though one can be made of them.
+    without an end: who wants them, and to set the rest, asks for them with `--config={}`.
     """
     if not arguments:
         raise UserError(f"No command. There are: {', '.join(COMMANDS)}.")

@@ -25,7 +25,7 @@ from .process import environment
 _SERVER = Path(__file__).with_name("fork_server.py")
 _START_TIMEOUT = 120
 _MAX_SERVERS = 3  # of 300 MB each
-_READ_AT_START = ("OMP_", "MKL_", "KMP_", "LD_", "PYTHON")
+_READ_AT_START = ("OMP_", "MKL_", "KMP_", "LD_", "PYTHON", "TORCH_COMPILE", "TORCHDYNAMO_")
 """How the names of the variables begin that Python and torch's libraries read only once."""
 
 

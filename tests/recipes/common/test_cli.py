@@ -111,7 +111,7 @@ def _small(tmp_path: Path, data: Path) -> list[str]:
     quiet = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
     quiet += ["--trainer.logger=false", "--trainer.enable_checkpointing=false"]
     where = ["--data.source=path", f"--data.path={data}", f"--trainer.default_root_dir={tmp_path}"]
-    return [*where, *sizes, *quiet, "--trainer.accelerator=cpu"]
+    return ["--config={}", *where, *sizes, *quiet, "--trainer.accelerator=cpu"]
 
 
 def test_data_that_fit_cannot_use_is_a_line(tmp_path, capsys):

@@ -15,6 +15,7 @@ from tests.helpers.process import run_python
 
 FILE = recipes.mrpc.__main__.__file__
 CONFIG = str(Path(FILE).with_name("simulated.yaml"))
+FIT = ("fit", "--config=simulated")
 
 
 def _end(run: Any, *arguments: str) -> Any:
@@ -67,6 +68,8 @@ def test_names_of_configurations_become_paths() -> None:
         ([], "No command. There are: fit, validate, test, predict, export."),
         (["exprot"], "There is no command 'exprot'. Did you mean export? There are: fit,"),
         (["fit", "-c", "gaudi_2x"], "--config gaudi_2x does not exist, and is none of mrpc's"),
+        (["fit"], "No configuration. Add --config with a name or the path of a YAML file. There"),
+        (["--seed_everything=1", "test"], "No configuration. Add --config with a name"),
     ],
 )
 def test_wrong_words_are_a_line(
@@ -79,7 +82,7 @@ def test_wrong_words_are_a_line(
 
 
 def test_a_mistake_of_the_user_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _end(_raising(UserError("data.path=x is no folder.")), "fit") == 2
+    assert _end(_raising(UserError("data.path=x is no folder.")), *FIT) == 2
     said = "lightning-gaudi run mrpc: error: data.path=x is no folder.\n"
     assert capsys.readouterr().err == said
 
@@ -94,7 +97,7 @@ def test_a_checkpoint_that_is_not_there_is_a_line(
 
 
 def test_ctrl_c_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _end(_raising(KeyboardInterrupt()), "fit") == 130
+    assert _end(_raising(KeyboardInterrupt()), *FIT) == 130
     assert capsys.readouterr().err == "lightning-gaudi run mrpc: interrupted\n"
 
 
@@ -104,7 +107,7 @@ def test_ctrl_c_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_bug_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error), match="a bug"):
-        front.main(FILE, _raising(error), ["fit"])
+        front.main(FILE, _raising(error), FIT)
 
 
 def test_a_package_of_the_extra_that_is_absent_is_named(
@@ -114,14 +117,14 @@ def test_a_package_of_the_extra_that_is_absent_is_named(
     # It is there, so what it lacks is not for pip to install.
     inner = ModuleNotFoundError("a bug", name="sklearn.svm")
     with pytest.raises(ModuleNotFoundError, match="a bug"):
-        front.main(FILE, _raising(inner), ["fit"])
+        front.main(FILE, _raising(inner), FIT)
     find_spec = importlib.util.find_spec
     absent = {"sklearn", "tensorboard"}
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name in absent else find_spec(name)
     )
-    assert _end(None, "fit") == 2
+    assert _end(None, *FIT) == 2
     assert capsys.readouterr().err.endswith(f"need the package tensorboard, {install}")
     absent.remove("tensorboard")
-    assert _end(_raising(inner), "fit") == 2
+    assert _end(_raising(inner), *FIT) == 2
     assert capsys.readouterr().err.endswith(f"need the package sklearn, {install}")

@@ -309,7 +309,8 @@ def test_perplexity_of_a_random_model_is_that_of_its_vocabulary(make_data, tmp_p
 def test_predict_writes_where_it_is_told_and_not_where_the_checkpoint_was_told(tmp_path):
     fixtures = ["--data.source=path", f"--data.path={FIXTURES}", "--data.vocab_size=300"]
     small = ["--data.max_target_length=16", "--data.batch_size=4", "--data.num_generated=0"]
-    common = [*fixtures, *small, "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    common = ["--config={}", *fixtures, *small, "--trainer.accelerator=cpu"]
+    common += ["--trainer.enable_progress_bar=false"]
     common += ["--trainer.enable_model_summary=false", f"--trainer.default_root_dir={tmp_path}"]
     main(["fit", *common, "--trainer.max_steps=1", f"--model.predictions={tmp_path}/first"])
     (checkpoint,) = tmp_path.rglob("*.ckpt")
@@ -324,6 +325,6 @@ def test_predict_writes_where_it_is_told_and_not_where_the_checkpoint_was_told(t
 
 def test_missing_files_end_the_command_with_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["fit", "--data.source=path", f"--data.path={tmp_path}/none"])
+        main(["fit", "--config=simulated", "--data.source=path", f"--data.path={tmp_path}/none"])
     assert ended.value.code == 2
     assert f"data.path={tmp_path}/none is not a folder" in capsys.readouterr().err.splitlines()[-1]
