@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 
-_START = "forkserver"
-"""Ranks are forked from a process that has imported all this and used no card: 0.1 s, not 5 s."""
+from .ranks import fork_ranks
 
 
 def run_trainers(
@@ -29,7 +24,8 @@ def run_trainers(
 ) -> list[Any]:
     """Call `worker(rank, *args)` in each of several processes with a launcher's environment.
 
-    The first Trainer of a worker connects the ranks, and further ones go on with that.
+    The first Trainer of a worker connects the ranks, and further ones go on with that. The ranks
+    are forked from a process that has imported the worker's module, and has used no card.
 
     Args:
         worker: A function of a module.
@@ -37,7 +33,7 @@ def run_trainers(
         args: Further arguments, picklable.
         num_ranks: Number of processes.
         timeout: Seconds for all of it.
-        env: What must be set before torch is imported, such as PT_HPU_LAZY_MODE; takes 5 s more.
+        env: What must be set before torch is imported, such as PT_HPU_LAZY_MODE.
 
     Returns:
         What `worker` returned, by rank; tensors are on the CPU.
@@ -48,29 +44,7 @@ def run_trainers(
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    method = _START if env is None else "spawn"
-    if env is None:
-        multiprocessing.get_context(_START).set_forkserver_preload([__name__, worker.__module__])
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (env or {}).items():
-            patch.setenv(name, value)
-        context = torch.multiprocessing.start_processes(
-            _main,
-            (num_ranks, port, folder, worker, args),
-            num_ranks,
-            join=False,
-            start_method=method,
-        )
-    deadline = time.monotonic() + timeout
-    try:
-        while not context.join(timeout=1):  # raises with the rank and its traceback
-            if time.monotonic() > deadline:
-                running = [i for i, process in enumerate(context.processes) if process.is_alive()]
-                raise AssertionError(f"Ranks {running} still run after {timeout} s.")
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
+    fork_ranks(_main, folder, num_ranks, port, folder, worker, args, timeout=timeout, env=env)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(num_ranks)]
 
 

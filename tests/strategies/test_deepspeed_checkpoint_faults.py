@@ -219,7 +219,7 @@ def _save_again(rank: int, home: Path) -> float:
 
 def test_a_save_that_is_killed_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     home = tmp_path / "last.ckpt"
-    with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
+    with pytest.raises(AssertionError, match="SIGKILL"):
         run_trainers(_save_and_die, tmp_path, home)
     assert (home / "latest").read_text() == "checkpoint"
     assert (home / "checkpoint-2").is_dir()
