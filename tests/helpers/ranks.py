@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import pickle
 import sys
@@ -113,6 +114,7 @@ def _fork_ranks(
     args: tuple[Any, ...],
     timeout: float,
 ) -> None:
+    gc.freeze()
     context = torch.multiprocessing.start_processes(
         main, (num_ranks, *args), num_ranks, join=False, start_method="fork"
     )
