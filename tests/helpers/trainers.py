@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 from .ranks import fork_ranks
 
@@ -46,6 +48,26 @@ def run_trainers(
         port = server.getsockname()[1]
     fork_ranks(_main, folder, num_ranks, port, folder, worker, args, timeout=timeout, env=env)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+
+
+SPAWNING = pytest.mark.parametrize(
+    "is_forked", [pytest.param(True, id="forked"), pytest.param(False, marks=pytest.mark.slow)]
+)
+"""Of a test of what Lightning spawns: in the fast one, `fork_what_is_spawned` is called."""
+
+
+def fork_what_is_spawned() -> None:
+    """From now on Lightning's "spawn" forks in this process, which has used no card.
+
+    Ranks take 0.1 s and not 5 s; what they are given is not pickled.
+    """
+    start, context = mp.start_processes, mp.get_context("fork")
+
+    def start_forks(*args: Any, **kwargs: Any) -> Any:
+        return start(*args, **{**kwargs, "start_method": "fork"})
+
+    mp.start_processes = start_forks
+    mp.get_context = lambda method=None: context
 
 
 def _main(
