@@ -23,8 +23,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_GIVEN = set(os.environ)
+
 # Activates the simulator, so that test modules may import habana_frameworks before torch.
 import torch  # noqa: E402, F401
+
+# The vendor's package sets them when it is imported: the programs that tests start would all meet
+# at the same port.
+for _name in {"MASTER_ADDR", "MASTER_PORT"} - _GIVEN:
+    os.environ.pop(_name, None)
 
 
 @pytest.fixture(autouse=True)

@@ -1,101 +1,79 @@
-"""docs/migrating.md is true: its names import, its command rewrites, its arguments are accepted."""
+"""docs/migrating.md accounts for every public name of lightning-habana, and is true of each."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
 import re
-import shutil
+import runpy
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import lightning_gaudi
-from lightning_gaudi import HPUAccelerator, HPUCheckpointIO, HPUPrecisionPlugin, SingleHPUStrategy
+from .helpers.lightning_habana import ARGUMENTS, MEMBERS, NAMES
+from .helpers.migrating import rows, section, spans
 
-from .helpers.process import run_python
-
-DOCUMENT = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
-
-# Its `__all__` in release 1.7.0: src/lightning_habana/{,pytorch/,fabric/}__init__.py.
-HABANA = {
-    "HPUAccelerator",
-    "HPUCheckpointIO",
-    "HPUDataModule",
-    "HPUDDPStrategy",
-    "HPUDeepSpeedPrecisionPlugin",
-    "HPUDeepSpeedStrategy",
-    "HPUFSDPPrecision",
-    "HPUFSDPStrategy",
-    "HPUParallelStrategy",
-    "HPUPrecisionPlugin",
-    "HPUProfiler",
-    "HPU_AVAILABLE",
-    "SingleHPUStrategy",
-}
-HABANA_FABRIC = {
-    "HPUAccelerator",
-    "HPUCheckpointIO",
-    "HPUDDPStrategy",
-    "HPUFSDPPrecision",
-    "HPUFSDPStrategy",
-    "HPUParallelStrategy",
-    "HPUPrecision",
-    "SingleHPUStrategy",
-}
+FAMILIES = ("lightning_gaudi", "lightning_gaudi.pytorch_lightning")
 
 
-def section(title: str) -> str:
-    """The text below a heading, up to the next."""
-    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#|\Z)", DOCUMENT, re.M | re.S)
-    assert found is not None, title
-    return found.group(1)
+def there(package: str) -> set[str]:
+    """The names of a package of ours that the tables of names have."""
+    found = {row[1].strip("`") for row in rows("Names", "lightning_habana")}
+    return {name.rpartition(".")[2] for name in found if name.rpartition(".")[0] == package}
 
 
-def rows(title: str) -> list[list[str]]:
-    """The rows of the tables below a heading, without their heads."""
-    lines = [line for line in section(title).splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    rules = {index for index, row in enumerate(cells) if set("".join(row)) == {"-"}}
-    return [row for index, row in enumerate(cells) if not {index, index + 1} & rules]
+def gone() -> set[str]:
+    """Modules, and names with or without their modules, that are in other tables."""
+    cells = [row[0] for row in (*rows("Not there"), *rows("Functions"))]
+    found = {re.sub(r"\(.*", "", span) for cell in cells for span in spans(cell)}
+    return {name for name in found if not re.match(r"[A-Z]\w+\.", name)} - there("lightning_gaudi")
 
 
-def new_names() -> list[str]:
-    return [row[1].strip("`") for row in rows("Names")]
+def home(module: str) -> str:
+    """Our package for what was in a module of lightning-habana."""
+    return "lightning_gaudi.fabric" if module.startswith("lightning_habana.fabric") else FAMILIES[0]
 
 
-def absent_names() -> set[str]:
-    return {row[0].strip("`") for row in rows("Not there") if re.fullmatch(r"`\w+`", row[0])}
+def is_gone(module: str, name: str) -> bool:
+    below = module.removeprefix("lightning_habana.")
+    return not {name, below, f"{below}.{name}"}.isdisjoint(gone())
 
 
-def test_every_public_name_of_lightning_habana_is_accounted_for() -> None:
-    fabric = {name.rsplit(".", 1)[1] for name in new_names() if ".fabric." in name}
-    trainer = {name.rsplit(".", 1)[1] for name in new_names() if ".fabric." not in name}
-    assert trainer | absent_names() == HABANA
-    assert fabric | absent_names() >= HABANA_FABRIC
-    assert [row[0].strip("`") for row in rows("Names")] == [
-        name.rsplit(".", 1)[1] for name in new_names()
+def test_every_name_is_accounted_for() -> None:
+    for module, name in NAMES:
+        assert name in there(home(module)) or is_gone(module, name), (module, name)
+    for package in (FAMILIES[0], "lightning_gaudi.fabric"):
+        assert there(package) <= {name for module, name in NAMES if home(module) == package}
+    known = {f"{module}.{name}".removeprefix("lightning_habana.") for module, name in NAMES}
+    for name in gone():
+        assert any(re.search(rf"(^|\.){name}($|\.)", path) for path in known), name
+    assert [spans(row[0])[0] for row in rows("Names", "lightning_habana")] == [
+        spans(row[1])[0].rpartition(".")[2] for row in rows("Names", "lightning_habana")
     ]
 
 
-@pytest.mark.parametrize("family", ["lightning_gaudi", "lightning_gaudi.pytorch_lightning"])
-@pytest.mark.parametrize("name", new_names())
-def test_a_new_name_imports_from_where_the_document_says(name: str, family: str) -> None:
-    module, _, attribute = name.replace("lightning_gaudi", family, 1).rpartition(".")
-    found = getattr(importlib.import_module(module), attribute)
-    if isinstance(found, type):
-        ours = found.__module__
-        assert ours.startswith("lightning_gaudi.pytorch_lightning.") == ("pytorch_" in family)
-
-
-@pytest.mark.parametrize("name", sorted(absent_names()))
-def test_a_name_that_is_not_there_is_not_there(name: str) -> None:
-    """When it comes, the document is to say so."""
-    assert not hasattr(lightning_gaudi, name)
-    assert not hasattr(importlib.import_module("lightning_gaudi.fabric"), name)
-
+OLD_FILES = {
+    "imports.py": "\n".join(f"from {module} import {name}" for module, name in NAMES),
+    "config.yaml": "class_path: lightning_habana.pytorch.strategies.HPUDDPStrategy\n",
+    "notebook.ipynb": json.dumps({"source": ["from lightning_habana import HPUAccelerator\n"]}),
+    "dotted.py": """
+import lightning_habana.pytorch.accelerator as accelerator
+lightning_habana.fabric.strategies.ddp.HPUDDPStrategy()
+lightning_habana.pytorch.plugins.precision._AMP_DICT
+lightning_habana.utils.resources.is_fp8_available()
+not_lightning_habana, lightning_habana_too
+""",
+}
+NEW_DOTTED = """
+import {family} as accelerator
+{family}.fabric.HPUDDPStrategy()
+{family}._AMP_DICT
+{family}.utils.resources.is_fp8_available()
+not_lightning_habana, lightning_habana_too
+"""
 
 OLD_SCRIPT = """
 import lightning_habana
@@ -114,6 +92,7 @@ from lightning_habana.pytorch.strategies import HPUDeepSpeedStrategy, HPUFSDPStr
 from lightning_habana.pytorch.strategies.single import SingleHPUStrategy
 import torch
 from {package} import Trainer
+from {package}.strategies import StrategyRegistry
 
 assert HPU_AVAILABLE and lightning_habana.pytorch.accelerator.HPUAccelerator is HPUAccelerator
 assert accelerator.HPUAccelerator is HPUAccelerator
@@ -137,90 +116,128 @@ several = Trainer(
 assert several.world_size == 2, several.world_size
 assert isinstance(Trainer(accelerator="hpu", devices=2, **quiet).strategy, HPUParallelStrategy)
 for strategy, plugin in (
-    (HPUDeepSpeedStrategy(), HPUDeepSpeedPrecisionPlugin("bf16-mixed")),
-    (HPUFSDPStrategy(), HPUFSDPPrecision("bf16-mixed")),
+    (HPUDeepSpeedStrategy(), HPUDeepSpeedPrecisionPlugin("bf16-mixed", device="hpu")),
+    (HPUFSDPStrategy(), HPUFSDPPrecision("bf16-mixed", device="hpu")),
 ):
+    strategy.register_strategies(StrategyRegistry)
     Trainer(accelerator="hpu", devices=2, strategy=strategy, plugins=[plugin], **quiet)
 FabricDDPStrategy(), FabricAccelerator(), HPUPrecision("bf16-mixed", device="hpu")
-print("migrated")
+
+
+class Custom(HPUDDPStrategy):
+    strategy_name = "custom"
+
+
+Custom.register_strategies(StrategyRegistry)
+assert type(Trainer(accelerator="hpu", devices=2, strategy="custom", **quiet).strategy) is Custom
+StrategyRegistry.remove("custom")
 """
 
 
-def replacing(family: str) -> str:
-    """The document's command, for the files of this folder."""
+@pytest.fixture(scope="module", params=FAMILIES)
+def migrated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files after the document's command, named after the family."""
+    family: str = request.param
+    folder = tmp_path_factory.mktemp("project") / family
+    folder.mkdir()
+    package = "pytorch_lightning" if "_lightning" in family else "lightning.pytorch"
+    script = OLD_SCRIPT.replace("{package}", package)
+    for name, text in {**OLD_FILES, "train.py": script}.items():
+        (folder / name).write_text(text)
     (block,) = re.findall(r"```bash\n(.*?)```", section("From lightning-habana"), re.S)
-    command = block[block.index("git ls-files") :]
-    # As the document says to for the other family.
-    return command.replace("/lightning_gaudi", f"/{family}")
-
-
-@pytest.mark.parametrize(
-    ("family", "package"),
-    [
-        ("lightning_gaudi", "lightning.pytorch"),
-        ("lightning_gaudi.pytorch_lightning", "pytorch_lightning"),
-    ],
-)
-def test_the_command_makes_an_old_script_run(family: str, package: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(OLD_SCRIPT.replace("{package}", package))
-    config = "class_path: lightning_habana.pytorch.strategies.HPUDDPStrategy\n"
-    (tmp_path / "config.yaml").write_text(config)
-    assert shutil.which("git") is not None
-    for command in ("git init -q .", "git add .", replacing(family)):
-        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
-    assert "lightning_habana" not in (tmp_path / "train.py").read_text()
-    assert (tmp_path / "config.yaml").read_text() == f"class_path: {family}.HPUDDPStrategy\n"
-    result = run_python(
-        "import runpy; runpy.run_path('train.py', run_name='__main__')",
-        env={"LIGHTNING_GAUDI_SIMULATE": "2"},
-        cwd=tmp_path,
+    # As the document says to for the other family; `git grep` fails where nothing is left.
+    command = block[block.index("git ls-files") :].replace("/lightning_gaudi", f"/{family}")
+    command = f"set -e; git init -q .; git add .; {command}"
+    done = subprocess.run(
+        ["bash", "-c", command.replace("'lightning_gaudi", f"'{family}")],
+        cwd=folder,
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
     )
-    assert "migrated" in result.stdout
+    left = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    assert set(left) == {"dotted.py", "imports.py"}
+    return folder
 
 
-def test_old_arguments_are_accepted() -> None:
-    assert HPUPrecisionPlugin(precision="bf16", device="hpu").precision == "bf16-mixed"
-    assert HPUPrecisionPlugin("32").precision == "32-true"
-    assert (
-        SingleHPUStrategy(device="hpu", checkpoint_io=HPUCheckpointIO()).root_device.type == "hpu"
-    )
-    assert HPUAccelerator.get_device_name() == "GAUDI2"
-    assert HPUAccelerator.is_lazy() is False
-    assert HPUAccelerator.get_parallel_devices(HPUAccelerator.parse_devices("2")) == [
-        torch.device("hpu", 0),
-        torch.device("hpu", 1),
-    ]
+def test_the_command_replaces_all_modules(migrated: Path) -> None:
+    family = migrated.name
+    lines = (migrated / "imports.py").read_text().splitlines()
+    for (module, name), line in zip(NAMES, lines, strict=True):
+        package = home(module).replace("lightning_gaudi", family, 1)
+        if is_gone(module, name):
+            with pytest.raises(ImportError):
+                exec(line, {})
+            continue
+        assert line == f"from {package} import {name}"
+        namespace: dict[str, Any] = {}
+        exec(line, namespace)
+        if isinstance(namespace[name], type):
+            is_mirror = namespace[name].__module__.startswith(f"{FAMILIES[1]}.")
+            assert is_mirror == (family == FAMILIES[1])
+    assert (migrated / "config.yaml").read_text() == f"class_path: {family}.HPUDDPStrategy\n"
+    assert f'["from {family} import HPUAccelerator' in (migrated / "notebook.ipynb").read_text()
+    assert (migrated / "dotted.py").read_text() == NEW_DOTTED.replace("{family}", family)
 
 
-@pytest.mark.parametrize("arguments", [{"precision": "16-mixed"}, {"precision": "fp8"}])
-def test_a_precision_that_is_gone_says_what_there_is(arguments: dict[str, Any]) -> None:
-    with pytest.raises(Exception, match="HPU supports precision='32-true', 'bf16-mixed'"):
-        HPUPrecisionPlugin(**arguments)
+def test_a_script_runs_after_the_command(migrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(migrated)
+    assert "lightning_habana" not in (migrated / "train.py").read_text()
+    runpy.run_path("train.py", run_name="train")
 
 
-def test_a_precision_plugin_for_another_device_is_refused() -> None:
-    with pytest.raises(Exception, match="device='cuda'"):
-        HPUPrecisionPlugin("bf16-mixed", device="cuda")
+def members(is_fabric: bool) -> dict[str, bool]:
+    """`Class.member` of the tables of what is gone or changed, and whether it is there."""
+    found = {}
+    for row in (*rows("Not there"), *rows("Methods")):
+        if row[0].startswith("Fabric:") <= is_fabric:
+            names = [span for span in spans(row[0]) if re.fullmatch(r"[A-Z]\w+\.\w+", span)]
+            found |= dict.fromkeys(names, row[1].startswith("the same"))
+    return found
 
 
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightnings_own_old_imports_give_our_classes(package: str) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", section("From Lightning's own HPU classes"), re.S)
-    more = """
-        from lightning.pytorch.accelerators.hpu import HPUAccelerator as a
-        from lightning.pytorch.strategies.single_hpu import SingleHPUStrategy as b
-        from lightning.pytorch.plugins.io.hpu_plugin import HPUCheckpointIO as c
-        from lightning.pytorch.plugins.precision.hpu import HPUPrecisionPlugin as d
-        assert (a, b, c, d) == (HPUAccelerator, SingleHPUStrategy, HPUCheckpointIO,
-                                HPUPrecisionPlugin)
-        for ours in (a, b, c, d, HPUParallelStrategy):
-            assert ours.__module__.startswith(FAMILY), ours
-        print(SingleHPUStrategy().root_device)
-    """
-    family = "lightning_gaudi.pytorch_lightning." if "_" in package else "lightning_gaudi."
-    source = "\n".join(line.strip() for line in (block + more).splitlines())
-    source = re.sub(r"\(\n?HPUAcc", "(HPUAcc", source)
-    source = source.replace("lightning.pytorch.", f"{package}.")
-    for_loop = re.compile(r"(for ours.*:)\n(assert)")
-    source = for_loop.sub(r"\1 \2", source)
-    assert run_python(f"FAMILY = {family!r}\n{source}").stdout.strip() == "hpu:0"
+DERIVED = ("HPUDDPStrategy", "HPUDeepSpeedStrategy", "HPUFSDPStrategy")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_method_is_there_or_accounted_for(family: str) -> None:
+    known = set()
+    for package, kind, name in MEMBERS:
+        found = getattr(importlib.import_module(package.replace(FAMILIES[0], family, 1)), kind)
+        holder = found("32-true") if "Precision" in kind else found
+        said = members("fabric" in package)
+        names = [f"{kind}.{name}", *[f"HPUParallelStrategy.{name}"] * (kind in DERIVED)]
+        known |= {*names} & {*said}
+        expected = all(said.get(each, True) for each in names)
+        assert hasattr(holder, name) == expected, (package, kind, name)
+    assert known == {*members(False), *members(True)}
+
+
+def gone_arguments() -> dict[str, set[str]]:
+    """Classes, and the arguments that they took and take no more."""
+    found: dict[str, set[str]] = {}
+    for row in rows("Not there"):
+        for kind, names in re.findall(r"`([A-Z]\w+)\(([a-z_, ]+)\)`", row[0]):
+            found.setdefault(kind, set()).update(names.split(", "))
+    return found
+
+
+@pytest.mark.parametrize(("package", "kind"), ARGUMENTS)
+def test_classes_take_the_arguments_that_they_took(package: str, kind: str) -> None:
+    """By name, each with the default that it has now."""
+    defaults: dict[str, Any] = {}
+    found = getattr(importlib.import_module(package), kind)
+    for base in reversed(found.__mro__):
+        parameters = inspect.signature(base.__init__).parameters.values()
+        defaults |= {p.name: p.default for p in parameters if p.default is not p.empty}
+    names = set(ARGUMENTS[package, kind].split())
+    lost = names & gone_arguments().get(kind, set())
+    found(**{name: defaults.get(name) for name in names - lost} | _given(kind))
+    for name in lost or gone_arguments().get(kind, set()):
+        with pytest.raises(TypeError, match=name):
+            found(**_given(kind), **{name: None})
+
+
+def _given(kind: str) -> dict[str, Any]:
+    return {"precision": "bf16-mixed"} if "Precision" in kind else {}

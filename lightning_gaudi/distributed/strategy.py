@@ -59,8 +59,13 @@ class HPUMixin(_Base):  # type: ignore[misc]
     @classmethod
     @override
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Make the name known to a registry; Lightning's own have it."""
-        strategy_registry.register(cls.strategy_name, cls, description=cls.__name__)
+        """Make the name known to a registry; Lightning's own have it, and keep it."""
+        cls._register(strategy_registry, cls.strategy_name)
+
+    @classmethod
+    def _register(cls, registry: _StrategyRegistry, name: str) -> None:
+        if name not in registry or registry[name]["strategy"] is not cls:
+            registry.register(name, cls, description=cls.__name__)
 
     def _end_of_graph(self) -> None:
         if vendor.is_lazy():

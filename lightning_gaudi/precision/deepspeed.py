@@ -14,14 +14,37 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from ..fabric.precision.deepspeed import check_precision as check_for_card
+from ..fabric.precision.plugin import SHORT, check_device, unsupported
+
+_SUPPORTED = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 
 
 class HPUDeepSpeedPrecision(DeepSpeedPrecision):
-    """How numbers are held and computed on an HPU with DeepSpeed."""
+    """How numbers are held and computed on an HPU with DeepSpeed: `Trainer(precision=...)`."""
+
+    device = "hpu"
+    """What it computes on."""
 
     # A class attribute, since an instance of Lightning's own plugin may have become one of ours.
     gradient_clipping: float = 0.0
     """The norm that DeepSpeed clips gradients to, or 0; the strategy sets it."""
+
+    def __init__(self, precision: str = "32-true", device: str = "hpu") -> None:
+        """Choose the precision.
+
+        Args:
+            precision: One of those of Fabric's plugin of this name; `"32"` is short for
+                `"32-true"`, `"bf16"` for `"bf16-mixed"`, `"16"` for `"16-mixed"`.
+            device: `"hpu"`, as lightning-habana's plugins took it.
+
+        Raises:
+            MisconfigurationException: DeepSpeed has no such precision, or it is for another device.
+        """
+        check_device(self, device)
+        name: Any = SHORT.get(precision, precision)
+        if name not in _SUPPORTED:
+            raise MisconfigurationException(unsupported(f"precision={precision!r}", _SUPPORTED))
+        super().__init__(name)
 
     def validate_for_hpu(self) -> None:
         """Check what the user passed, before it is used on an HPU."""

@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -134,6 +135,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         self, model: Module, optimizer: Optimizer | None, lr_scheduler: Any = None
     ) -> tuple[Any, Optimizer]:
         assert self.lightning_module is not None
+        _check_trains(optimizer)
         config = self.deepspeed_config
         if not self.lightning_module.automatic_optimization:
             config = stepped_by_user(config)
@@ -213,6 +215,25 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         restore_linear()
         unset_variables(list(self._variables))
         self._variables = ()
+
+
+def _check_trains(optimizer: Optimizer | None) -> None:
+    """Refuse an optimizer of nothing: Lightning makes one if `configure_optimizers` gives none.
+
+    Args:
+        optimizer: None where DeepSpeed's settings name one.
+
+    Raises:
+        MisconfigurationException: No parameter of it requires a gradient.
+    """
+    groups = [] if optimizer is None else optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    if optimizer is not None and not any(parameter.requires_grad for parameter in parameters):
+        raise MisconfigurationException(
+            "DeepSpeed trains what its optimizer holds, but configure_optimizers returned none, or "
+            "one of parameters that require no gradient. Return one of parameters to train, or "
+            "name one in HPUDeepSpeedStrategy(config={'optimizer': ...})."
+        )
 
 
 def _complete_summary() -> None:

@@ -133,6 +133,7 @@ KNOWN: dict[str, list[str]] = {
         "d4e504c3f7d8"
     ],
     "trainer.overrides.distributed._register_ddp_comm_hook": ["3d0e0897a3b2"],
+    "trainer.plugins.precision.deepspeed.DeepSpeedPrecision.__init__": ["58bb66bade59"],
     "trainer.plugins.precision.deepspeed.DeepSpeedPrecision.backward": ["8e9976d68b33"],
     "trainer.plugins.precision.fsdp.FSDPPrecision.__init__": ["f5581bdb7f55"],
     "trainer.plugins.precision.fsdp.FSDPPrecision.clip_grad_by_norm": ["bc28547cceef"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 from collections.abc import Callable
@@ -85,6 +86,9 @@ def _main(
         "LOCAL_RANK": str(rank),
         "NODE_RANK": "0",
     }
+    # What the vendor's package does when a rank imports it; here it has been imported before.
+    hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
+    hccl.initialize_distributed_hpu()
     torch.set_num_threads(1)
     torch.save(worker(rank, *args), folder / f"rank{rank}.pt")
     if dist.is_initialized():

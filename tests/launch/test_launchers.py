@@ -47,7 +47,8 @@ def _run_each(folder: Path, envs: list[Mapping[str, str]], **settings: Any) -> l
 
 
 def test_the_script_is_run_again_for_each_rank(tmp_path: Path) -> None:
-    env = {"HABANA_VISIBLE_MODULES": "2,3,6,7"}
+    """Each has used its HPU before training, and goes on with the card that it has."""
+    env = {"HABANA_VISIBLE_MODULES": "2,3,6,7", "EARLY": "1"}
     ranks = run_program(tmp_path, devices=2, env=env)
     _check(ranks, 2, "LightningEnvironment")
     assert _modules(ranks) == ["2", "3"]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -124,22 +123,6 @@ def test_one_cards_strategy_is_refused_on_several(strategy: Any, several: dict[s
 @pytest.mark.parametrize("several", [{"devices": 2}, {"devices": 1, "num_nodes": 2}])
 def test_auto_is_ddp_on_several_cards_and_nodes(several: dict[str, int]) -> None:
     assert type(hpu_trainer(**several).strategy) is HPUDDPStrategy
-
-
-def test_old_names_of_lightning_are_our_classes() -> None:
-    import lightning_gaudi
-
-    places = {
-        "HPUAccelerator": ["accelerators", "accelerators.hpu"],
-        "SingleHPUStrategy": ["strategies", "strategies.single_hpu"],
-        "HPUParallelStrategy": ["strategies", "strategies.hpu_parallel"],
-        "HPUPrecisionPlugin": ["plugins", "plugins.precision", "plugins.precision.hpu"],
-        "HPUCheckpointIO": ["plugins", "plugins.io", "plugins.io.hpu_plugin"],
-    }
-    for name, modules in places.items():
-        for module in modules:
-            found = getattr(importlib.import_module(f"lightning.pytorch.{module}"), name)
-            assert found is getattr(lightning_gaudi, name)
 
 
 def test_lightning_cli_trains_on_hpu(tmp_path: Path) -> None:

@@ -51,6 +51,13 @@ def _optimizer(kind: str, **params: Any) -> dict[str, Any]:
     return {"optimizer": {"type": kind, "params": {**ADAMW, **params}}}
 
 
+class UntrainedStack(Stack):
+    """Without an optimizer, which Lightning allows."""
+
+    def configure_optimizers(self) -> Any:
+        return None
+
+
 class FusedStack(Stack):
     """With the vendor's optimizer."""
 
@@ -262,6 +269,7 @@ ERRORS: dict[str, Callable[[], Any]] = {
     "plugin": _with({}, plugins=[HPUPrecisionPlugin("bf16-mixed")]),
     "clip_gradients": lambda: _fit(ManualStack(0.3), strategy="deepspeed_stage_2"),
     "fp16": _fp16_on_the_first_generation,
+    "untrained": lambda: _fit(UntrainedStack(), strategy="deepspeed_stage_2"),
 }
 MESSAGES = {
     "accumulation": "MisconfigurationException: gradient_accumulation_steps=4 in DeepSpeed's",
@@ -274,6 +282,7 @@ MESSAGES = {
     "plugin": "MisconfigurationException: plugins=HPUPrecisionPlugin() would compute gradients",
     "clip_gradients": "MisconfigurationException: clip_gradients(gradient_clip_val=0.3) has no",
     "fp16": "MisconfigurationException: precision='16-true' is not supported by this card, a GAUDI",
+    "untrained": "MisconfigurationException: DeepSpeed trains what its optimizer holds, but conf",
 }
 
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core.autocast_ops import check_op_lists
 
-from .plugin import unsupported
+from .plugin import SHORT, check_device, unsupported
 
 _DTYPES = {
     "32-true": torch.float32,
@@ -45,19 +45,28 @@ class HPUShardedPrecision(Precision):
     scaler: ShardedGradScaler | None
     _desired_input_dtype: torch.dtype
 
-    def __init__(self, precision: str = "32-true", scaler: ShardedGradScaler | None = None) -> None:
+    def __init__(
+        self,
+        precision: str = "32-true",
+        scaler: ShardedGradScaler | None = None,
+        *,
+        device: str = "hpu",
+    ) -> None:
         """Choose the precision.
 
         Args:
             precision: One of the above; `"32"` is short for `"32-true"`, `"bf16"` for
                 `"bf16-mixed"`, `"16"` for `"16-mixed"`.
             scaler: Scales the loss of `"16-mixed"`; one for the HPU by default.
+            device: `"hpu"`, as lightning-habana's plugins took it.
 
         Raises:
-            MisconfigurationException: FSDP has no such precision, or it takes no scaler.
+            MisconfigurationException: FSDP has no such precision, or it takes no scaler, or it is
+                for another device.
             ValueError: A file with autocast's operations would silently not be obeyed.
         """
-        name = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}.get(precision, precision)
+        check_device(self, device)
+        name = SHORT.get(precision, precision)
         if name not in _DTYPES:
             raise MisconfigurationException(unsupported(f"precision={precision!r}", _DTYPES))
         if scaler is not None and name != "16-mixed":

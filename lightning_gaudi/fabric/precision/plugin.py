@@ -20,8 +20,8 @@ from lightning_gaudi._core.autocast_ops import check_op_lists
 PrecisionName = Literal["32-true", "bf16-mixed", "bf16-true"]
 SUPPORTED: tuple[str, ...] = get_args(PrecisionName)
 
-# Lightning replaces these before a plugin sees them; lightning-habana's plugins took them, too.
-_SHORT: dict[str, PrecisionName] = {"32": "32-true", "bf16": "bf16-mixed"}
+SHORT = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
+"""Lightning replaces these before a plugin sees them; lightning-habana's plugins took them, too."""
 
 # Lightning's own plugins that compute on any device, or on the one that they are given.
 _PORTABLE = ("Precision", "MixedPrecision", "HalfPrecision")
@@ -38,6 +38,9 @@ class HPUPrecision(Precision):
     a loss outside of it is computed in fp32.
     """
 
+    device = "hpu"
+    """What it autocasts on, under the name that Lightning's plugins have for it."""
+
     def __init__(
         self, precision: PrecisionName | Literal["32", "bf16"] = "32-true", device: str = "hpu"
     ) -> None:
@@ -52,12 +55,8 @@ class HPUPrecision(Precision):
             MisconfigurationException: HPU does not support it, or it is for another device.
             ValueError: A file with autocast's operations would silently not be obeyed.
         """
-        if device != "hpu":
-            raise MisconfigurationException(
-                f"{type(self).__name__}(device={device!r}) computes on HPUs alone. Leave device "
-                "out, or take Lightning's own plugin for another device."
-            )
-        name = _SHORT.get(precision, precision)
+        check_device(self, device)
+        name = SHORT.get(precision, precision)
         if name not in SUPPORTED:
             raise MisconfigurationException(unsupported(f"precision={precision!r}"))
         if name == "bf16-mixed":
@@ -109,6 +108,23 @@ class HPUPrecision(Precision):
     @property
     def _holds_bf16(self) -> bool:
         return self.precision == "bf16-true"
+
+
+def check_device(plugin: Precision, device: str) -> None:
+    """Refuse to be a plugin for another device than the HPU.
+
+    Args:
+        plugin: One of ours.
+        device: The argument of that name, which some of Lightning's own plugins have.
+
+    Raises:
+        MisconfigurationException: It is another one.
+    """
+    if device != "hpu":
+        raise MisconfigurationException(
+            f"{type(plugin).__name__}(device={device!r}) computes on HPUs alone. Leave device "
+            "out, or take Lightning's own plugin for another device."
+        )
 
 
 def check_precision_plugin(plugin: Precision) -> None:

@@ -48,7 +48,8 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
         """Make the names known; `"hpu_parallel"` is the one of older projects."""
         super().register_strategies(strategy_registry)
-        strategy_registry.register("hpu_parallel", cls, description=cls.__name__)
+        if cls is HPUDDPStrategy:
+            cls._register(strategy_registry, "hpu_parallel")
 
 
 HPUParallelStrategy = HPUDDPStrategy

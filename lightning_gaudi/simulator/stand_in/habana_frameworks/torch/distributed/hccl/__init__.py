@@ -1,4 +1,8 @@
-"""The "hccl" backend of torch.distributed, and finding out which rank this process is."""
+"""The "hccl" backend of torch.distributed, and finding out which rank this process is.
+
+Importing it finds that out, and sets variables for it, as the vendor's does (releases 1.19 and
+1.24.0, `distributed/hccl/__init__.py`).
+"""
 
 from __future__ import annotations
 
@@ -108,4 +112,5 @@ def _has_lazy_collectives() -> bool:
 
 C.set_lazy_collectives(_has_lazy_collectives())
 _register()
+initialize_distributed_hpu()
 __getattr__ = missing(__name__)
