@@ -19,9 +19,10 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 import torch
 
-# What takes seconds of the imports of Lightning, and of DeepSpeed's first engine.
+# What takes seconds of the imports of Lightning, and of DeepSpeed's first engine; not the module
+# `compile_fx` itself, whose import is patched.
 import torch._dynamo
-import torch._inductor.compile_fx
+import torch._inductor.graph
 import torchmetrics  # noqa: F401
 
 
