@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from lightning_gaudi.deepspeed.checkpoint import save
