@@ -25,7 +25,7 @@ roots = {{name.split(".")[0] for name in sys.modules}}
 print(type(fabric.strategy).__module__, fabric.device, model.weight.device)
 """
 
-# A fork has imported torch and torchmetrics, and what they import; nobody's project has not.
+# A fork has torch, and what Lightning imports of others; a user's process has nothing before.
 either = pytest.mark.parametrize(
     "python", [fork_python, pytest.param(run_python, marks=pytest.mark.slow)]
 )

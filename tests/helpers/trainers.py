@@ -52,7 +52,8 @@ def run_trainers(
 
 
 SPAWNING = pytest.mark.parametrize(
-    "is_forked", [pytest.param(True, id="forked"), pytest.param(False, marks=pytest.mark.slow)]
+    "is_forked",
+    [pytest.param(True, id="forked"), pytest.param(False, id="spawned", marks=pytest.mark.slow)],
 )
 """Of a test of what Lightning spawns: in the fast one, `fork_what_is_spawned` is called."""
 

@@ -142,7 +142,7 @@ class _WritingDown(Looking):
 
 @SPAWNING
 def test_a_users_subclass_survives_ddp_spawn(tmp_path: Path, is_forked: bool) -> None:
-    """The processes get it by pickle, and the weights come back as those of rank 0."""
+    """Spawned ones get it by pickle, and the weights come back as those of rank 0."""
     call_forked(_spawn, tmp_path, is_forked, timeout=240)
 
 
