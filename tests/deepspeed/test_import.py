@@ -11,7 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi._patches import deepspeed
 from lightning_gaudi.deepspeed import library
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 _WATCH = """
     import os, torch
@@ -45,7 +45,7 @@ _WATCH = """
     ids=["deepspeed", "lightning"],
 )
 def test_import_leaves_torch_and_the_environment_as_they_are(imports: str, before: str) -> None:
-    run_python(_WATCH.replace("{imports}", imports).replace("{before}", before))
+    fork_python(_WATCH.replace("{imports}", imports).replace("{before}", before))
 
 
 def test_our_import_leaves_torch_and_the_environment_as_they_are() -> None:
@@ -70,7 +70,7 @@ def test_deepspeed_for_another_device_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_deepspeed_that_computes_elsewhere_is_refused() -> None:
     """It decides at its import, once for the process."""
-    run_python(
+    fork_python(
         """
         import os
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,19 @@ def _trainer_trainings() -> Iterator[tuple[str, Callable[[], Trained]]]:
     yield "parameters", lambda: _with_trainer(strategy, "adamw", Stack())
 
 
-def _train(rank: int) -> dict[str, Trained]:
+FAST = (
+    "fabric deepspeed_stage_2_offload",
+    f"fabric stage 3 of {BOTH}, torch's AdamW",
+    f"fabric stage 3 of {BOTH}, bf16",
+    "fabric parameters",
+    "deepspeed_stage_3_offload",
+    "stage 2, configured AdamW",
+    "stage 2, torch's SGD",
+    "made in shards",
+)
+
+
+def _train(rank: int, is_fast: bool) -> dict[str, Trained]:
     library.load()
     ddp, bf16 = cards(strategy="ddp"), cards(strategy="ddp", precision="bf16-true")
     on_cpu: Any = {"make_optimizer": cpu_adamw, "device": "cpu"}
@@ -159,22 +172,34 @@ def _train(rank: int) -> dict[str, Trained]:
         SGD: Trained(CASES[SGD].fit(2, strategy="ddp")[0], SGD),
     }
     for trainings in (_fabric_trainings(), _trainer_trainings()):
-        trained |= {name: make() for name, make in trainings}
+        trained |= {name: make() for name, make in trainings if (name in FAST) == is_fast}
     return trained
 
 
-NAMES = [name for each in (_fabric_trainings, _trainer_trainings) for name, _ in each()]
+NAMES = [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+    for each in (_fabric_trainings, _trainer_trainings)
+    for name, _ in each()
+]
+Ranks = list[dict[str, Trained]]
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: Any) -> list[dict[str, Trained]]:
-    offload.prepare(_config(2, *BOTH))  # takes half a minute on a machine where it never ran
-    return run_trainers(_train, tmp_path_factory.mktemp("ranks"), timeout=240)
+def trained(tmp_path_factory: Any) -> Callable[[str], Ranks]:
+    """What each rank has trained, all fast ones or all slow ones, when one is asked for."""
+
+    @cache
+    def train(is_fast: bool) -> Ranks:
+        offload.prepare(_config(2, *BOTH))  # takes half a minute on a machine where it never ran
+        return run_trainers(_train, tmp_path_factory.mktemp("ranks"), is_fast, timeout=240)
+
+    return lambda name: train(name in FAST)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
-def test_losses_are_those_of_ddp_with_the_same_optimizer(ranks: Any, name: str) -> None:
+def test_losses_are_those_of_ddp_with_the_same_optimizer(trained: Any, name: str) -> None:
+    ranks = trained(name)
     reference = ranks[0][name].reference
     expected = global_losses([rank[reference].losses for rank in ranks])
     found = global_losses([rank[name].losses for rank in ranks])
@@ -182,20 +207,21 @@ def test_losses_are_those_of_ddp_with_the_same_optimizer(ranks: Any, name: str) 
 
 
 @pytest.mark.timeout(1200)
-def test_deepspeeds_adam_for_the_cpu_is_torchs_but_for_its_rounding(ranks: Any) -> None:
+def test_deepspeeds_adam_for_the_cpu_is_torchs_but_for_its_rounding(trained: Any) -> None:
     """It computes 1 - beta in fp32, which for 0.999 is off by 5e-5 of itself."""
     torchs, deepspeeds = (
-        global_losses([rank[name].losses for rank in ranks]) for name in ("adamw", "cpu_adam")
+        global_losses([rank[name].losses for rank in trained(FAST[0])])
+        for name in ("adamw", "cpu_adam")
     )
     torch.testing.assert_close(deepspeeds, torchs, rtol=0, atol=5e-6)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_offloaded_is_on_the_cpu_and_the_rest_is_not(ranks: Any, name: str) -> None:
+def test_what_is_offloaded_is_on_the_cpu_and_the_rest_is_not(trained: Any, name: str) -> None:
     is_optimizer = "parameters" not in name
     is_parameters = "stage_3" in name or "stage 3" in name or not is_optimizer or "shards" in name
-    for rank in ranks:
+    for rank in trained(name):
         if rank[name].reference != SGD:  # which has no states
             assert rank[name].states == {"cpu" if is_optimizer else "hpu"}
         assert rank[name].weights == {"cpu" if is_parameters else "hpu"}

@@ -36,7 +36,7 @@ from lightning_gaudi.fabric import (
     HPUPrecision,
     SingleHPUStrategy,
 )
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 
 class UserDDP(DDPStrategy):
@@ -323,7 +323,7 @@ def test_cpu_and_cuda_users_see_no_difference() -> None:
     outputs = []
     for autoload in ("0", "1"):
         env = {"LIGHTNING_GAUDI_SIMULATE": None, "LIGHTNING_GAUDI_AUTOLOAD": autoload}
-        outputs.append(run_python(COMPARE, *CPU_SETTINGS, env=env))
+        outputs.append(fork_python(COMPARE, *CPU_SETTINGS, env=env))
     without, with_plugin = outputs
     assert without.stdout.count("\n") == len(CPU_SETTINGS)
     assert with_plugin.stdout == without.stdout

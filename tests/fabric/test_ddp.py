@@ -17,8 +17,8 @@ from lightning_gaudi._core import vendor
 from lightning_gaudi.fabric import HPUDDPStrategy
 from lightning_gaudi.simulator import collective_stats, reset_statistics
 from tests.fabric.loop import NUM_STEPS, make_model, train
-from tests.helpers.process import run_function
-from tests.helpers.trainers import run_trainers
+from tests.helpers.ranks import call_forked
+from tests.helpers.trainers import SPAWNING, fork_what_is_spawned, run_trainers
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -241,11 +241,14 @@ def _spawned(fabric: Fabric, value: int) -> dict[str, Any]:
     }
 
 
-def test_launch_spawns_ranks_and_returns_what_rank_0_found() -> None:
-    run_function(spawn)
+@SPAWNING
+def test_launch_spawns_ranks_and_returns_what_rank_0_found(tmp_path: Path, is_forked: bool) -> None:
+    call_forked(_spawn, tmp_path, is_forked, timeout=240)
 
 
-def spawn() -> None:
+def _spawn(folder: Path, is_forked: bool) -> None:
+    if is_forked:
+        fork_what_is_spawned()
     strategy = Counting(start_method="spawn")
     found = Fabric(accelerator="hpu", devices=2, strategy=strategy).launch(_spawned, 3)
     assert (found["is_ours"], found["setups"], found["sum"]) == (True, 1, 6.0)

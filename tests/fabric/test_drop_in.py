@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_gaudi._core import mirror
 from lightning_gaudi._patches import fabric_run
 from lightning_gaudi._patches.apply import MissingNameError
+from tests.helpers.forked import fork_python
 from tests.helpers.process import run, run_python
 
 TRAIN = """
@@ -23,7 +25,13 @@ roots = {{name.split(".")[0] for name in sys.modules}}
 print(type(fabric.strategy).__module__, fabric.device, model.weight.device)
 """
 
+# A fork has torch, and what Lightning imports of others; a user's process has nothing before.
+either = pytest.mark.parametrize(
+    "python", [fork_python, pytest.param(run_python, marks=pytest.mark.slow)]
+)
 
+
+@either
 @pytest.mark.parametrize(
     ("imports", "autoload"),
     [
@@ -32,7 +40,7 @@ print(type(fabric.strategy).__module__, fabric.device, model.weight.device)
         ("from lightning_gaudi.pytorch_lightning.fabric import HPUAccelerator", "1"),
     ],
 )
-def test_lightning_fabric_alone_in_any_order(imports: str, autoload: str) -> None:
+def test_lightning_fabric_alone_in_any_order(python: Any, imports: str, autoload: str) -> None:
     accelerator = "HPUAccelerator()" if "HPUAccelerator" in imports else "'hpu'"
     train = TRAIN.format(accelerator=accelerator)
     source = f"""
@@ -42,14 +50,15 @@ from lightning_fabric import Fabric
 {train}
 assert roots.isdisjoint({{"lightning", "pytorch_lightning"}}), roots
 """
-    assert run_python(source, env={"LIGHTNING_GAUDI_AUTOLOAD": autoload}).stdout.split() == [
+    assert python(source, env={"LIGHTNING_GAUDI_AUTOLOAD": autoload}).stdout.split() == [
         "lightning_gaudi.pytorch_lightning.fabric.strategies.single",
         "hpu:0",
         "hpu:0",
     ]
 
 
-def test_our_classes_may_be_what_imports_lightning() -> None:
+@either
+def test_our_classes_may_be_what_imports_lightning(python: Any) -> None:
     train = TRAIN.format(accelerator="HPUAccelerator()")
     source = f"""
 import sys, torch
@@ -58,7 +67,7 @@ from lightning.fabric import Fabric
 {train}
 assert roots.isdisjoint({{"lightning_fabric", "pytorch_lightning"}}), roots
 """
-    assert run_python(source).stdout.split() == [
+    assert python(source).stdout.split() == [
         "lightning_gaudi.fabric.strategies.single",
         "hpu:0",
         "hpu:0",
@@ -87,6 +96,7 @@ def script(tmp_path: Path, request: pytest.FixtureRequest) -> str:
 
 
 CARDS = {"LIGHTNING_GAUDI_SIMULATE": "2"}
+OPTIONS = ("--accelerator=hpu", "--devices=2", "--strategy=hpu_ddp", "--precision=bf16-mixed")
 
 
 @pytest.mark.slow
@@ -100,12 +110,29 @@ def test_a_script_starts_its_other_ranks(script: str) -> None:
     assert output.count("HPUDDPStrategy 32-true 3.0 on hpu:0 of 2") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [{"arguments": "", "launch": ""}], indirect=True)
 def test_fabric_run_starts_all_ranks_on_hpus(script: str) -> None:
-    options = ["--accelerator=hpu", "--devices=2", "--strategy=hpu_ddp", "--precision=bf16-mixed"]
     main = "from lightning_fabric.cli import _main; _main()"
-    output = run([sys.executable, "-c", main, "run", *options, script], env=CARDS).stdout
+    output = run([sys.executable, "-c", main, "run", *OPTIONS, script], env=CARDS).stdout
     assert output.count("HPUDDPStrategy bf16-mixed 3.0 on hpu:0 of 2") == 2
+
+
+def test_fabric_run_tells_torchrun_and_the_script_what_it_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightning.fabric import Fabric, cli as lightning_cli
+
+    script = tmp_path / "train.py"
+    script.touch()
+    started: list[list[str]] = []
+    monkeypatch.setattr("torch.distributed.run.main", started.append)
+    lightning_cli._run.main([*OPTIONS, str(script)], standalone_mode=False)
+    assert started[0][0] == "--nproc_per_node=2"
+    monkeypatch.delenv("LT_CLI_USED")  # with it, the script's Fabric connects the ranks at once
+    strategy = Fabric().strategy
+    assert type(strategy).__name__ == "HPUDDPStrategy"
+    assert (strategy.num_processes, strategy.precision.precision) == (2, "bf16-mixed")
 
 
 def test_fabric_run_knows_the_names_and_counts_the_cards(capsys: pytest.CaptureFixture) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lightning_gaudi._core import vendor
 from lightning_gaudi.fabric import HPUPrecision
 from tests.fabric.loop import NUM_FEATURES, loader, make_model, train
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 
 
 def one_card(**settings: Any) -> Fabric:
@@ -276,4 +276,4 @@ def test_a_lazy_step_is_two_graphs() -> None:
         for name, weight in expected.state_dict().items():
             assert (ours.state_dict()[name].cpu() == weight).all(), name
         """
-    run_python(source, env={"PT_HPU_LAZY_MODE": "1"})
+    fork_python(source, env={"PT_HPU_LAZY_MODE": "1"})

@@ -8,6 +8,7 @@ Lightning is loaded here: each fork does that in its own environment, as `import
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import sys
@@ -18,13 +19,16 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 import torch
 
-# What takes seconds of Lightning's import.
+# What takes seconds of the imports of Lightning, and of DeepSpeed's first engine; not the module
+# `compile_fx` itself, whose import is patched.
 import torch._dynamo
+import torch._inductor.graph
 import torchmetrics  # noqa: F401
 
 
 def _serve() -> dict[str, Any] | None:
     """Serve requests until there are no more; in a fork, return what it is to run."""
+    gc.freeze()  # no fork looks for garbage here, as DeepSpeed's ZeRO-3 often does
     answers = os.dup(1)
     os.write(answers, b"ready\n")
     while line := sys.stdin.readline():

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # What a developer's shell may have set and a test must not inherit.
@@ -62,21 +62,3 @@ def run_python(
     """Run `source` (dedented) with this interpreter; see `run`."""
     command = [sys.executable, "-c", textwrap.dedent(source), *args]
     return run(command, env=env, cwd=cwd, timeout=timeout, check=check)
-
-
-def run_function(function: Callable[..., None], *args: str, timeout: float = 240) -> None:
-    """Call a function of a test module in a process of its own, which holds no card yet.
-
-    Args:
-        function: Raises what fails the test.
-        args: Of the function.
-        timeout: Seconds.
-    """
-    source = f"""
-    import sys
-    from {function.__module__} import {function.__name__}
-    if __name__ == "__main__":
-        {function.__name__}(*sys.argv[1:])
-    """
-    cards = {"LIGHTNING_GAUDI_SIMULATE": "8"}
-    run_python(source, *args, env=cards, cwd=Path(__file__).parents[2], timeout=timeout)

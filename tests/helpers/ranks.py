@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import pickle
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,41 @@ def run_ranks(
     Raises:
         AssertionError: A rank failed, or they did not end in time; it says which.
     """
+    fork_ranks(_main, folder, num_ranks, folder / "store", worker, args, timeout=timeout)
+
+
+def fork_ranks(
+    main: Callable[..., None],
+    folder: Path,
+    num_ranks: int,
+    *args: Any,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Call `main(rank, num_ranks, *args)` in each of several processes.
+
+    Args:
+        main: A function of a module.
+        folder: An own folder.
+        num_ranks: Number of processes.
+        args: Further arguments, picklable; what they are of is imported once for all.
+        timeout: Seconds for all of it.
+        env: Changes to the environment, there when the device is loaded.
+
+    Raises:
+        AssertionError: A rank failed, or they did not end in time; it says which.
+    """
     # To say which ranks were late takes a moment more.
-    call_forked(_fork_ranks, folder, worker, args, num_ranks, timeout, timeout=timeout + 30)
+    call_forked(_fork_ranks, folder, main, num_ranks, args, timeout, timeout=timeout + 30, env=env)
 
 
-def call_forked(function: Callable[..., None], folder: Path, *args: Any, timeout: float) -> None:
+def call_forked(
+    function: Callable[..., None],
+    folder: Path,
+    *args: Any,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+) -> None:
     """Call `function(folder, *args)` in a process that may fork ranks: it has used no card.
 
     Args:
@@ -54,6 +85,7 @@ def call_forked(function: Callable[..., None], folder: Path, *args: Any, timeout
         folder: An own folder.
         args: Further arguments, picklable.
         timeout: Seconds for all of it.
+        env: Changes to the environment, there when the device is loaded.
 
     Raises:
         AssertionError: It failed, or it did not end in time.
@@ -63,7 +95,7 @@ def call_forked(function: Callable[..., None], folder: Path, *args: Any, timeout
     fork_python(
         "from tests.helpers import ranks; ranks.call_task()",
         str(task),
-        env={"LIGHTNING_GAUDI_SIMULATE": os.environ["LIGHTNING_GAUDI_SIMULATE"]},
+        env={"LIGHTNING_GAUDI_SIMULATE": os.environ["LIGHTNING_GAUDI_SIMULATE"], **(env or {})},
         cwd=_ROOT,
         timeout=timeout,
     )
@@ -77,17 +109,14 @@ def call_task() -> None:
 
 def _fork_ranks(
     folder: Path,
-    worker: Callable[..., None],
-    args: tuple[Any, ...],
+    main: Callable[..., None],
     num_ranks: int,
+    args: tuple[Any, ...],
     timeout: float,
 ) -> None:
+    gc.freeze()
     context = torch.multiprocessing.start_processes(
-        _main,
-        (num_ranks, folder / "store", worker, args),
-        num_ranks,
-        join=False,
-        start_method="fork",
+        main, (num_ranks, *args), num_ranks, join=False, start_method="fork"
     )
     deadline = time.monotonic() + timeout
     try:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+import torch.multiprocessing as mp
 
-_START = "forkserver"
-"""Ranks are forked from a process that has imported all this and used no card: 0.1 s, not 5 s."""
+from .ranks import fork_ranks
 
 
 def run_trainers(
@@ -30,7 +27,8 @@ def run_trainers(
 ) -> list[Any]:
     """Call `worker(rank, *args)` in each of several processes with a launcher's environment.
 
-    The first Trainer of a worker connects the ranks, and further ones go on with that.
+    The first Trainer of a worker connects the ranks, and further ones go on with that. The ranks
+    are forked from a process that has imported the worker's module, and has used no card.
 
     Args:
         worker: A function of a module.
@@ -38,7 +36,7 @@ def run_trainers(
         args: Further arguments, picklable.
         num_ranks: Number of processes.
         timeout: Seconds for all of it.
-        env: What must be set before torch is imported, such as PT_HPU_LAZY_MODE; takes 5 s more.
+        env: What must be set before torch is imported, such as PT_HPU_LAZY_MODE.
 
     Returns:
         What `worker` returned, by rank; tensors are on the CPU.
@@ -49,30 +47,29 @@ def run_trainers(
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    method = _START if env is None else "spawn"
-    if env is None:
-        multiprocessing.get_context(_START).set_forkserver_preload([__name__, worker.__module__])
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (env or {}).items():
-            patch.setenv(name, value)
-        context = torch.multiprocessing.start_processes(
-            _main,
-            (num_ranks, port, folder, worker, args),
-            num_ranks,
-            join=False,
-            start_method=method,
-        )
-    deadline = time.monotonic() + timeout
-    try:
-        while not context.join(timeout=1):  # raises with the rank and its traceback
-            if time.monotonic() > deadline:
-                running = [i for i, process in enumerate(context.processes) if process.is_alive()]
-                raise AssertionError(f"Ranks {running} still run after {timeout} s.")
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
+    fork_ranks(_main, folder, num_ranks, port, folder, worker, args, timeout=timeout, env=env)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+
+
+SPAWNING = pytest.mark.parametrize(
+    "is_forked",
+    [pytest.param(True, id="forked"), pytest.param(False, id="spawned", marks=pytest.mark.slow)],
+)
+"""Of a test of what Lightning spawns: in the fast one, `fork_what_is_spawned` is called."""
+
+
+def fork_what_is_spawned() -> None:
+    """From now on Lightning's "spawn" forks in this process, which has used no card.
+
+    Ranks take 0.1 s and not 5 s; what they are given is not pickled.
+    """
+    start, context = mp.start_processes, mp.get_context("fork")
+
+    def start_forks(*args: Any, **kwargs: Any) -> Any:
+        return start(*args, **{**kwargs, "start_method": "fork"})
+
+    mp.start_processes = start_forks
+    mp.get_context = lambda method=None: context
 
 
 def _main(

@@ -13,7 +13,7 @@ from tests.helpers.trainers import run_trainers
 from tests.strategies.ddp_cases import CASES, LOW_PRECISION, SEED, Case
 
 ALL = CASES | LOW_PRECISION
-NUM_RANKS = (2, 4, pytest.param(8, marks=pytest.mark.slow))
+NUM_RANKS = (2, *(pytest.param(num, marks=pytest.mark.slow) for num in (4, 8)))
 Weights = dict[str, Tensor]
 
 

@@ -15,9 +15,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gaudi import HPUDDPStrategy
-from tests.helpers.process import run_function
+from tests.helpers.ranks import call_forked
 from tests.helpers.tiny import QUIET
-from tests.helpers.trainers import run_trainers
+from tests.helpers.trainers import SPAWNING, fork_what_is_spawned, run_trainers
 from tests.strategies.ddp_cases import Branching, Case, Regression, loader
 
 NUM_RANKS = 2
@@ -140,9 +140,10 @@ class _WritingDown(Looking):
         return loader(self.global_rank, NUM_RANKS)
 
 
-def test_a_users_subclass_survives_ddp_spawn(tmp_path: Path) -> None:
-    """The processes get it by pickle, and the weights come back as those of rank 0."""
-    run_function(spawn, str(tmp_path))
+@SPAWNING
+def test_a_users_subclass_survives_ddp_spawn(tmp_path: Path, is_forked: bool) -> None:
+    """Spawned ones get it by pickle, and the weights come back as those of rank 0."""
+    call_forked(_spawn, tmp_path, is_forked, timeout=240)
 
 
 def test_ddp_spawn_is_refused_in_a_process_that_holds_a_card() -> None:
@@ -152,16 +153,17 @@ def test_ddp_spawn_is_refused_in_a_process_that_holds_a_card() -> None:
         trainer.fit(Looking())
 
 
-def spawn(folder: str) -> None:
-    tmp_path = Path(folder)
+def _spawn(folder: Path, is_forked: bool) -> None:
+    if is_forked:
+        fork_what_is_spawned()
     torch.manual_seed(7)
-    model, strategy = _WritingDown(tmp_path), Noting("made", start_method="spawn", **SET)
+    model, strategy = _WritingDown(folder), Noting("made", start_method="spawn", **SET)
     trainer = pl.Trainer(
         accelerator="hpu", devices=NUM_RANKS, strategy=strategy, max_epochs=1, **QUIET
     )
     trainer.fit(model)
     for rank in range(NUM_RANKS):
-        facts = torch.load(tmp_path / f"rank{rank}.pt", weights_only=False)
+        facts = torch.load(folder / f"rank{rank}.pt", weights_only=False)
         assert facts["note"] == "made and set up"
         assert SET.items() <= facts.items()
     expected = Case().fit(1, accelerator="cpu")[0]

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from lightning_gaudi.deepspeed.checkpoint import save
@@ -219,7 +218,7 @@ def _save_again(rank: int, home: Path) -> float:
 
 def test_a_save_that_is_killed_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     home = tmp_path / "last.ckpt"
-    with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
+    with pytest.raises(AssertionError, match="SIGKILL"):
         run_trainers(_save_and_die, tmp_path, home)
     assert (home / "latest").read_text() == "checkpoint"
     assert (home / "checkpoint-2").is_dir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,13 +16,16 @@ from tests.strategies.sharded_cases import CASES, Case, LateStack, Stack, global
 STAGES = (0, 1, 2, 3)
 IN_BF16 = [*((stage, "bf16-mixed") for stage in STAGES), (3, "bf16-true")]
 TRAININGS = [*((stage, "32-true") for stage in STAGES), *IN_BF16]
-NUM_RANKS = (2, pytest.param(4, marks=pytest.mark.slow))
+SGD = "sgd_accumulated_clipped_scheduled"
+SLOW = [(2, "adamw"), (4, SGD), (4, "adamw")]
+RUNS = [(2, SGD), *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)]
+"""Numbers of ranks, each with the case that they train."""
 UNEVEN = Case("sgd", {"accumulate_grad_batches": 4, "max_epochs": 2})
 """Ten batches in windows of four: each epoch ends with one of two.
 
 Without clipping, which would hide gradients that are divided twice.
 """
-Losses = dict[tuple[Any, ...], list[float]]
+Losses = dict[Any, list[float]]
 
 
 class MasterStack(Stack):
@@ -63,33 +67,38 @@ class MasterStack(Stack):
             weight.grad = None
 
 
-def _train(rank: int, num_ranks: int) -> Losses:
-    losses: Losses = {}
-    for name, case in CASES.items():
-        losses[name, "ddp"] = case.fit(num_ranks, strategy="ddp")[0]
-        settings = {"strategy": "ddp", "precision": "bf16-true", "gradient_clip_val": None}
-        losses[name, "bf16"] = case.fit(num_ranks, model=MasterStack(case), **settings)[0]
-        for stage, precision in TRAININGS:
-            losses[name, stage, precision] = case.fit(
-                num_ranks, strategy=DeepSpeedStrategy(stage=stage), precision=precision
-            )[0]
-        losses[name, "late"] = case.fit(
-            num_ranks, model=LateStack(case.optimizer), strategy="deepspeed_stage_3"
+def _train(rank: int, num_ranks: int, name: str) -> Losses:
+    case = CASES[name]
+    losses: Losses = {"ddp": case.fit(num_ranks, strategy="ddp")[0]}
+    settings = {"strategy": "ddp", "precision": "bf16-true", "gradient_clip_val": None}
+    losses["bf16"] = case.fit(num_ranks, model=MasterStack(case), **settings)[0]
+    for stage, precision in TRAININGS:
+        losses[stage, precision] = case.fit(
+            num_ranks, strategy=DeepSpeedStrategy(stage=stage), precision=precision
         )[0]
+    late = LateStack(case.optimizer)
+    losses["late"] = case.fit(num_ranks, model=late, strategy="deepspeed_stage_3")[0]
     losses["uneven", "ddp"] = UNEVEN.fit(num_ranks, strategy="ddp")[0]
     for stage in (1, 3):
         losses["uneven", stage] = UNEVEN.fit(num_ranks, strategy=DeepSpeedStrategy(stage=stage))[0]
     return losses
 
 
-@pytest.fixture(scope="module", params=NUM_RANKS)
-def losses(request: pytest.FixtureRequest, tmp_path_factory: Any) -> dict[tuple[Any, ...], Tensor]:
+@dataclass(frozen=True)
+class Run:
+    """What came of a case."""
+
+    num_ranks: int
+    name: str
+    losses: dict[Any, Tensor]
     """The loss of each step on the whole batch, of each training."""
-    found = run_trainers(
-        _train, tmp_path_factory.mktemp("ranks"), request.param, num_ranks=request.param
-    )
-    losses = {key: global_losses([rank[key] for rank in found]) for key in found[0]}
-    return {**losses, ("ranks",): torch.arange(request.param)}
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run[0]}-{run[1]}", name="run")
+def _run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    num, name = request.param
+    found = run_trainers(_train, tmp_path_factory.mktemp("ranks"), num, name, num_ranks=num)
+    return Run(num, name, {key: global_losses([rank[key] for rank in found]) for key in found[0]})
 
 
 def _assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -98,42 +107,33 @@ def _assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("name", CASES)
-def test_losses_are_those_of_ddp(
-    losses: dict[tuple[Any, ...], Tensor], name: str, stage: int
-) -> None:
-    _assert_near(losses[name, stage, "32-true"], losses[name, "ddp"], 1e-6)
+def test_losses_are_those_of_ddp(run: Run, stage: int) -> None:
+    _assert_near(run.losses[stage, "32-true"], run.losses["ddp"], 1e-6)
 
 
 @pytest.mark.parametrize(("stage", "precision"), IN_BF16)
-@pytest.mark.parametrize("name", CASES)
 def test_losses_in_bf16_are_those_of_ddp_in_bf16_with_masters_in_fp32(
-    losses: dict[tuple[Any, ...], Tensor], name: str, stage: int, precision: str
+    run: Run, stage: int, precision: str
 ) -> None:
     """The same bits, but where sums are rounded another way.
 
     ZeRO-2 and 3 reduce each batch of an accumulation, and with more than two ranks the order in
     which gradients are added is not DDP's.
     """
-    is_reduced_in_parts = stage > 1 and name != "adamw"
-    is_ordered = len(losses["ranks",]) > 2
+    is_reduced_in_parts = stage > 1 and run.name != "adamw"
+    is_ordered = run.num_ranks > 2
     tolerance = 3e-3 if is_reduced_in_parts or is_ordered else 0.0
-    _assert_near(losses[name, stage, precision], losses[name, "bf16"], tolerance)
+    _assert_near(run.losses[stage, precision], run.losses["bf16"], tolerance)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_layers_made_in_shards_train_alike(
-    losses: dict[tuple[Any, ...], Tensor], name: str
-) -> None:
-    _assert_near(losses[name, "late"], losses[name, "ddp"], 1e-6)
+def test_layers_made_in_shards_train_alike(run: Run) -> None:
+    _assert_near(run.losses["late"], run.losses["ddp"], 1e-6)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_an_epoch_may_end_within_an_accumulation(
-    losses: dict[tuple[Any, ...], Tensor], stage: int
-) -> None:
+def test_an_epoch_may_end_within_an_accumulation(run: Run, stage: int) -> None:
     """As with DDP the step is taken there; DeepSpeed's own count would go on to the next epoch.
 
     And gradients are divided by the number of batches once: DeepSpeed would do so again.
     """
-    _assert_near(losses["uneven", stage], losses["uneven", "ddp"], 1e-6)
+    _assert_near(run.losses["uneven", stage], run.losses["uneven", "ddp"], 1e-6)

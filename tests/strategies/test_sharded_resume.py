@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -133,27 +134,42 @@ def _go_on(
     return losses[0][NUM_BATCHES:], losses[2]
 
 
-def _kinds(rank: int, folder: Path) -> Facts:
+FAST = [
+    ("_Wrapped", NAMES[0]),
+    ("_Adversarial", NAMES[1]),
+    ("_Tied", NAMES[0]),
+    ("_Partly", NAMES[1]),
+    ("bf16-true", NAMES[0]),
+    ("bf16-mixed", NAMES[1]),
+]
+SLOW = [each for each in product(("_Partly", "_Tied", *PRECISIONS), NAMES) if each not in FAST]
+KINDS: dict[str, type[Resumable]] = {
+    kind.__name__: kind for kind in (_Partly, _Tied, _Wrapped, _Adversarial)
+}
+
+
+def _kinds(rank: int, folder: Path, kinds: list[tuple[str, str]]) -> Facts:
+    """What goes on, by the kind of model or the precision, and the strategy."""
     facts: Facts = {}
-    for name in NAMES:
-        data, path = part_of(name, rank, NUM_RANKS), folder / "kind"
-        is_parallel = name == "fsdp2_shards"
-        for kind in (_Partly, _Tied, _Adversarial if is_parallel else _Wrapped):
-            facts[kind.__name__, name] = _go_on(
-                lambda n=name, **settings: trainer_of(n, NUM_RANKS, **settings),
-                lambda k=kind, p=is_parallel: k(is_parallel=p),
-                data,
-                folder / kind.__name__,
-            )
-        for precision in PRECISIONS:
-            facts[precision, name] = _go_on(
-                lambda n=name, p=precision, **settings: trainer_of(
-                    n, NUM_RANKS, precision=p, **settings
-                ),
-                lambda n=name: model_of(n, dropout=0.3),
-                data,
-                path,
-            )
+    for kind, name in kinds:
+        precision = {"precision": kind} if kind in PRECISIONS else {}
+
+        def make(kind: str = kind, name: str = name) -> Resumable:
+            if kind in PRECISIONS:
+                return model_of(name, dropout=0.3)
+            return KINDS[kind](is_parallel=name == "fsdp2_shards")
+
+        facts[kind, name] = _go_on(
+            partial(trainer_of, name, NUM_RANKS, **precision),
+            make,
+            part_of(name, rank, NUM_RANKS),
+            folder / kind,
+        )
+    return facts
+
+
+def _old(rank: int, folder: Path) -> Facts:
+    facts: Facts = {}
     facts["old"] = _go_on(
         lambda **settings: pytorch_lightning.Trainer(
             accelerator="hpu",
@@ -237,7 +253,8 @@ def _broken(rank: int, folder: Path) -> Facts:
 
 
 def _all(rank: int, folder: Path) -> Facts:
-    return _kinds(rank, folder) | _callback(rank, folder) | _broken(rank, folder)
+    facts = _kinds(rank, folder, FAST) | _old(rank, folder)
+    return facts | _callback(rank, folder) | _broken(rank, folder)
 
 
 @pytest.fixture(scope="module")
@@ -246,19 +263,25 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
     return run_trainers(_all, tmp_path_factory.mktemp("ranks"), folder, num_ranks=NUM_RANKS)
 
 
+@pytest.fixture(scope="module")
+def slow_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    ranks = tmp_path_factory.mktemp("ranks")
+    return run_trainers(_kinds, ranks, folder, SLOW, num_ranks=NUM_RANKS)
+
+
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("fixture", "kind", "name"),
     [
-        ("_Wrapped", NAMES[0]),
-        ("_Adversarial", NAMES[1]),
-        *product(("_Partly", "_Tied", *PRECISIONS), NAMES),
+        *(("ranks", *each) for each in FAST),
+        *(pytest.param("slow_ranks", *each, marks=pytest.mark.slow) for each in SLOW),
     ],
 )
 def test_resumed_losses_are_those_of_the_uninterrupted_run(
-    ranks: list[Facts], kind: str, name: str
+    request: pytest.FixtureRequest, fixture: str, kind: str, name: str
 ) -> None:
     """Wrapped by the user, with two optimizers, parameters never stepped, tied ones, in bf16."""
-    for facts in ranks:
+    for facts in request.getfixturevalue(fixture):
         uninterrupted, resumed = facts[kind, name]
         assert resumed == uninterrupted
         assert len(resumed) == NUM_BATCHES

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_gaudi import HPUCheckpointIO, SingleHPUStrategy
 from lightning_gaudi._core import vendor
-from tests.helpers.process import run_python
+from tests.helpers.forked import fork_python
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
 
 
@@ -112,7 +112,7 @@ def test_tied_weights_are_tied_on_the_device_and_back() -> None:
 
 
 def test_lazy_mode_cuts_after_backward_and_after_the_optimizer() -> None:
-    result = run_python(
+    result = fork_python(
         """
         from lightning_gaudi import vendor
         from tests.helpers.tiny import ValidatedModule, batches, hpu_trainer
@@ -141,7 +141,7 @@ def test_lazy_mode_cuts_after_backward_and_after_the_optimizer() -> None:
 
 
 def test_metrics_of_a_validation_do_not_change_the_next_training_graph() -> None:
-    result = run_python(
+    result = fork_python(
         """
         from lightning_gaudi import vendor
         from tests.helpers.tiny import ValidatedModule, batches, hpu_trainer
@@ -249,7 +249,7 @@ def test_strategy_is_for_the_hpu_of_the_process(device: Any) -> None:
 
 
 def test_out_of_memory_reaches_the_user() -> None:
-    result = run_python(
+    result = fork_python(
         """
         import torch
         from lightning_gaudi import simulator
