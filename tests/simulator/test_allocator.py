@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import _hpu_sim
@@ -15,6 +16,21 @@ KIB, MIB = 1 << 10, 1 << 20
 
 def _in_use() -> int:
     return int(_hpu_sim.memory_stats()["InUse"])
+
+
+@pytest.fixture(scope="module")
+def _frozen() -> Iterator[None]:
+    """What is there before does not take the garbage collector's time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage(_frozen: None) -> None:
+    """Tensors in the garbage of other tests are freed before, and not while, bytes are counted."""
+    gc.collect()
 
 
 @pytest.fixture
