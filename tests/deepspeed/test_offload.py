@@ -150,9 +150,7 @@ def _trainer_trainings() -> Iterator[tuple[str, Callable[[], Trained]]]:
 
 FAST = (
     "fabric deepspeed_stage_2_offload",
-    f"fabric stage 3 of {BOTH}, torch's AdamW",
     f"fabric stage 3 of {BOTH}, bf16",
-    "fabric parameters",
     "deepspeed_stage_3_offload",
     "stage 2, configured AdamW",
     "stage 2, torch's SGD",

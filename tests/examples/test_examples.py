@@ -9,7 +9,9 @@ import os
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,8 @@ EXAMPLES = [
     Example("pl_namespace", "--max_epochs 2", rtol=0.2, atol_one=0.04, atol_two=0.04),
 ]  # fmt: skip
 BY_NAME = {example.name: example for example in EXAMPLES}
+FAST = ("gan", "language_model", "fabric_loop", "callbacks", "pl_namespace")
+"""With two optimizers, LightningCLI, Fabric, callbacks, and of the other namespace."""
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=BY_NAME)
 
 
@@ -89,9 +93,11 @@ def _start(example: Example, accelerator: str, devices: int, cwd: Path, more: st
     return metric(run(command, env=env, cwd=cwd, timeout=280).stdout)
 
 
-def _start_all(accelerator: str, cwd: Path, env: dict[str, str | None]) -> dict[str, str]:
-    """The outputs of all scripts, shortened, from one process."""
-    commands = [example.command(accelerator, 1, example.few) for example in EXAMPLES]
+def _start_all(
+    names: list[str], accelerator: str, cwd: Path, env: dict[str, str | None]
+) -> dict[str, str]:
+    """The outputs of some scripts, shortened, from one process."""
+    commands = [BY_NAME[name].command(accelerator, 1, BY_NAME[name].few) for name in names]
     result = fork_python(
         Path(__file__).with_name("run_scripts.py").read_text(),
         json.dumps(commands),
@@ -99,22 +105,35 @@ def _start_all(accelerator: str, cwd: Path, env: dict[str, str | None]) -> dict[
         cwd=cwd,
         timeout=280,
     )
-    return dict(zip(BY_NAME, json.loads(result.stdout), strict=True))
+    return dict(zip(names, json.loads(result.stdout), strict=True))
+
+
+ShortRun = Callable[[str, str], str]
 
 
 @pytest.fixture(scope="module")
-def short_runs(tmp_path_factory):
-    """The outputs of all scripts, shortened, on the CPU and on one card."""
-    return {
-        "cpu": _start_all("cpu", tmp_path_factory.mktemp("cpu"), NO_PLUGIN),
-        "hpu": _start_all("hpu", tmp_path_factory.mktemp("hpu"), {}),
-    }
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> ShortRun:
+    """The output of a script, shortened, on the CPU or on one card.
+
+    All fast ones, or all slow ones, run when one is asked for.
+    """
+
+    @cache
+    def run_all(is_fast: bool, accelerator: str) -> dict[str, str]:
+        names = [name for name in BY_NAME if (name in FAST) == is_fast]
+        env = NO_PLUGIN if accelerator == "cpu" else {}
+        return _start_all(names, accelerator, tmp_path_factory.mktemp(accelerator), env)
+
+    return lambda name, accelerator: run_all(name in FAST, accelerator)[name]
 
 
-@each_example
-def test_script_does_on_one_card_what_it_does_on_the_cpu(short_runs, example: Example) -> None:
-    on_cpu, on_hpu = (metric(short_runs[device][example.name]) for device in ("cpu", "hpu"))
-    assert on_hpu == pytest.approx(on_cpu, rel=example.rtol, abs=0)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in BY_NAME],
+)
+def test_script_does_on_one_card_what_it_does_on_the_cpu(short_run: ShortRun, name: str) -> None:
+    on_cpu, on_hpu = (metric(short_run(name, accelerator)) for accelerator in ("cpu", "hpu"))
+    assert on_hpu == pytest.approx(on_cpu, rel=BY_NAME[name].rtol, abs=0)
 
 
 def _run_script(rank: int, command: list[str], cwd: Path) -> str:
@@ -127,12 +146,14 @@ def _run_script(rank: int, command: list[str], cwd: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["fabric_loop"])
-def test_script_reaches_the_same_on_two_cards(short_runs, tmp_path: Path, name: str) -> None:
+def test_script_reaches_the_same_on_two_cards(
+    short_run: ShortRun, tmp_path: Path, name: str
+) -> None:
     """In ranks that a launcher has started; the script starts its own where it runs slowly."""
     example = BY_NAME[name]
     command = example.command("hpu", 2, example.few)
     outputs = run_trainers(_run_script, tmp_path, command, tmp_path)
-    expected = metric(short_runs["cpu"][name])
+    expected = metric(short_run(name, "cpu"))
     assert metric(outputs[0]) == pytest.approx(expected, abs=example.atol_two)
 
 
