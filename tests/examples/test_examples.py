@@ -69,7 +69,7 @@ EXAMPLES = [
     Example("compiled", atol_one=0.004, atol_two=0.02),
     Example("multi_loader", atol_two=0.02),
     Example("contrastive", atol_two=0.04),
-    Example("pl_namespace", "--max_epochs 2", rtol=0.2, atol_one=0.04, atol_two=0.04),
+    Example("pl_namespace", "--max_epochs 4", rtol=0.1, atol_one=0.04, atol_two=0.04),
 ]  # fmt: skip
 BY_NAME = {example.name: example for example in EXAMPLES}
 FAST = ("gan", "language_model", "fabric_loop", "callbacks", "pl_namespace")
