@@ -17,6 +17,7 @@ from pathlib import Path
 PACKAGE = "recipes"
 """The name of the folder, and of the package that it is."""
 CONFIG_OPTIONS = ("--config", "-c")
+_SHOWING_OPTIONS = ("-h", "--help", "--print_config")
 """Behind which a configuration is named, on the command line of a recipe."""
 _SHIPPED = "_shipped"  # see setup.py
 
@@ -105,7 +106,12 @@ def find_configurations(recipe: Recipe, arguments: Sequence[str]) -> list[str]:
 
 def names_configuration(arguments: Iterable[str]) -> bool:
     """Whether there is a `--config` among `arguments`."""
-    return any(word.partition("=")[0] in CONFIG_OPTIONS for word in arguments)
+    return _has_option(arguments, CONFIG_OPTIONS)
+
+
+def only_shows(arguments: Iterable[str]) -> bool:
+    """Whether `arguments` ask for help or for the settings, and for no run."""
+    return _has_option(arguments, _SHOWING_OPTIONS)
 
 
 def choices(word: str, names: Iterable[str]) -> str:
@@ -118,6 +124,10 @@ def choices(word: str, names: Iterable[str]) -> str:
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """The one of `names` that was probably meant, if any."""
     return next(iter(difflib.get_close_matches(word, list(names), n=1)), None)
+
+
+def _has_option(arguments: Iterable[str], options: Iterable[str]) -> bool:
+    return any(word.partition("=")[0] in options for word in arguments)
 
 
 def _folders() -> dict[str, Path]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 PROGRAM = "lightning-gaudi run"
-_SHOWS_ONLY = {"-h", "--help", "--print_config"}
 _DESCRIPTION = """\
 Run a recipe where it is installed: its commands are fit, validate, test, predict and
 export. `--config NAME` takes one of its configurations, or the path of a YAML file."""
@@ -98,8 +97,7 @@ def _num_simulated_cards(arguments: Sequence[str]) -> int:
     """
     files = [Path(value) for name, value in _options(arguments) if name in catalog.CONFIG_OPTIONS]
     is_asked = any(file.name.startswith("simulated") for file in files)
-    shows_only = any(name in _SHOWS_ONLY for name, _ in _options(arguments))
-    if not is_asked or shows_only or is_requested():
+    if not is_asked or catalog.only_shows(arguments) or is_requested():
         return 0
     try:
         activation.refuse_vendor(PROGRAM)

@@ -26,7 +26,6 @@ COMMANDS = {
 EXTRA = ("datasets", "jsonargparse", "matplotlib", "pyarrow", "rouge_score", "sklearn")
 EXTRA += ("tensorboard", "tokenizers", "torchmetrics", "transformers")
 """What the extra `recipes` installs, as it is imported."""
-_SHOWS_ONLY = {"-h", "--help", "--print_config"}
 _INSTALL = "pip install 'lightning-gaudi[recipes]'"
 # Lightning imports them for us, and has words of its own for their absence.
 _FOR_LIGHTNING = ("jsonargparse", "tensorboard")
@@ -104,7 +103,7 @@ def _check(recipe: catalog.Recipe, arguments: Sequence[str]) -> None:
     word = arguments[0]
     if not word.startswith("-") and word not in COMMANDS:
         raise UserError(f"There is no command {word!r}. {catalog.choices(word, COMMANDS)}")
-    runs = word != "export" and _SHOWS_ONLY.isdisjoint(each.partition("=")[0] for each in arguments)
+    runs = word != "export" and not catalog.only_shows(arguments)
     if runs and not catalog.names_configuration(arguments):
         names = ", ".join(each.name for each in recipe.configurations)
         raise UserError(
