@@ -35,6 +35,9 @@ class HPUMixin(_Base):  # type: ignore[misc]
     strategy_name: str
     """The name for `strategy`."""
 
+    old_names: tuple[str, ...] = ()
+    """Names of older projects for this class; a class derived from it does not inherit them."""
+
     @classmethod
     def check_installed(cls) -> None:
         """Raise if a library is absent or too old; called before one is made for a name."""
@@ -59,13 +62,10 @@ class HPUMixin(_Base):  # type: ignore[misc]
     @classmethod
     @override
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Make the name known to a registry; Lightning's own have it, and keep it."""
-        cls._register(strategy_registry, cls.strategy_name)
-
-    @classmethod
-    def _register(cls, registry: _StrategyRegistry, name: str) -> None:
-        if name not in registry or registry[name]["strategy"] is not cls:
-            registry.register(name, cls, description=cls.__name__)
+        """Make the names known to a registry; Lightning's own have them, and keep them."""
+        for name in (cls.strategy_name, *vars(cls).get("old_names", ())):
+            if name not in strategy_registry or strategy_registry[name]["strategy"] is not cls:
+                strategy_registry.register(name, cls, description=cls.__name__)
 
     def _end_of_graph(self) -> None:
         if vendor.is_lazy():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn import Module
@@ -24,6 +23,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
     """
 
     strategy_name = "hpu_ddp"
+    old_names = ("hpu_parallel",)
 
     @override
     def setup_distributed(self) -> None:
@@ -64,14 +64,6 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
         model = self.model
         if isinstance(model, DistributedDataParallel) and not model.broadcast_buffers:
             ddp.sync_buffers(model)
-
-    @classmethod
-    @override
-    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Make the names known; `"hpu_parallel"` is the one of older projects."""
-        super().register_strategies(strategy_registry)
-        if cls is HPUDDPStrategy:
-            cls._register(strategy_registry, "hpu_parallel")
 
 
 HPUParallelStrategy = HPUDDPStrategy

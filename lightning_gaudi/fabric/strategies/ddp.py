@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.registry import _StrategyRegistry
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -21,6 +20,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
     """
 
     strategy_name = "hpu_ddp"
+    old_names = ("hpu_parallel",)
 
     @override
     def _determine_ddp_device_ids(self) -> None:
@@ -42,14 +42,6 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
     def module_to_device(self, module: Module) -> None:
         """Move the module, with its tied weights tied."""
         self._move(module)
-
-    @classmethod
-    @override
-    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Make the names known; `"hpu_parallel"` is the one of older projects."""
-        super().register_strategies(strategy_registry)
-        if cls is HPUDDPStrategy:
-            cls._register(strategy_registry, "hpu_parallel")
 
 
 HPUParallelStrategy = HPUDDPStrategy
