@@ -16,13 +16,13 @@ from torch import Tensor
 
 from lightning_gaudi.cli import main
 from lightning_gaudi.cli.consolidate import consolidate
-from tests.helpers.forked import fork_python
+from tests.helpers.forked import fork_module
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies.deepspeed_checkpoint_cases import Rich, evaluate, fit, zero
 from tests.strategies.sharded_cases import loader
 
-_CLI = "import runpy; runpy.run_module('lightning_gaudi.cli', run_name='__main__')"
+_CLI = ("lightning_gaudi.cli", "consolidate")
 _NO_HPU = {"LIGHTNING_GAUDI_SIMULATE": None}
 NAMES = ("deepspeed", "fsdp")
 
@@ -83,7 +83,7 @@ def test_any_machine_tests_with_a_lightning_checkpoint(
     folder, _, losses = saved
     output = tmp_path / "whole.ckpt"
     if name == "deepspeed":
-        result = fork_python(_CLI, "consolidate", str(folder / name), str(output), env=_NO_HPU)
+        result = fork_module(*_CLI, str(folder / name), str(output), env=_NO_HPU)
         assert result.stdout.startswith(f"{output}: 0.")
     else:
         consolidate(folder / name, output)

@@ -19,6 +19,7 @@ import tempfile
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .process import environment
 
@@ -73,6 +74,12 @@ def fork_python(
             f"{textwrap.dedent(source)[:200]} {how}\n--- stdout\n{said[0]}\n--- stderr\n{said[1]}"
         )
     return subprocess.CompletedProcess(["-c", *args], status, *said)
+
+
+def fork_module(name: str, *args: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python -m name args...` as `fork_python` runs a source, with the same settings."""
+    source = f"import runpy; runpy.run_module({name!r}, run_name='__main__')"
+    return fork_python(source, *args, **settings)
 
 
 class _Server:

@@ -8,7 +8,7 @@ from recipes.bert_pretraining.__main__ import LINKS, main
 from recipes.bert_pretraining.data import BertData
 from recipes.bert_pretraining.module import BertPretraining
 from recipes.common import cli as recipe_cli
-from tests.helpers.forked import fork_python
+from tests.helpers.forked import fork_module
 
 FOLDER = Path(recipes.bert_pretraining.__file__).parent
 
@@ -71,8 +71,8 @@ def test_a_wrong_setting_is_one_clear_error(argument, message, capsys):
 
 def test_a_missing_corpus_is_reported_before_a_card_is_looked_for():
     # There is no card: an error about it would mean that it was asked for first.
-    result = fork_python(
-        "import runpy; runpy.run_module('recipes.bert_pretraining', run_name='__main__')",
+    result = fork_module(
+        "recipes.bert_pretraining",
         *("fit", "--config", str(FOLDER / "simulated.yaml")),
         *("--data.source=path", "--data.path=/no/such/text"),
         env={"LIGHTNING_GAUDI_SIMULATE": None},

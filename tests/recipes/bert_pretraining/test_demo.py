@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 import recipes.bert_pretraining
-from tests.helpers.forked import fork_python
+from tests.helpers.forked import fork_module
 
 ROOT = Path(recipes.bert_pretraining.__file__).parents[2]
 
@@ -14,9 +14,9 @@ def _demo(path: Path, *overrides: str, lazy: bool = True):
         "--trainer.logger=lightning.pytorch.loggers.CSVLogger",
         f"--trainer.logger.save_dir={path}",
     ]
-    source = "import runpy; runpy.run_module('recipes.bert_pretraining.demo', run_name='__main__')"
+    name = "recipes.bert_pretraining.demo"
     env = {"PT_HPU_LAZY_MODE": "1" if lazy else "0"}
-    return fork_python(source, *logger, *overrides, env=env, cwd=ROOT, timeout=900, check=False)
+    return fork_module(name, *logger, *overrides, env=env, cwd=ROOT, timeout=900, check=False)
 
 
 def test_a_run_that_misses_a_goal_says_so_and_fails(corpus, tmp_path):

@@ -4,7 +4,7 @@ import torch
 
 from lightning_gaudi.data import describe
 from recipes.mrpc.data import MrpcData
-from tests.helpers.forked import fork_python
+from tests.helpers.forked import fork_module
 from tests.recipes.mrpc.conftest import FIXTURES, VOCAB_SIZE
 
 
@@ -137,8 +137,8 @@ def test_a_tokenizer_of_another_model_is_refused(pretrained, vocab_size):
 def test_wrong_data_are_reported_before_a_card_is_looked_for(tmp_path):
     (tmp_path / "train.tsv").write_text("Quality\t#1 ID\t#1 String\n1\t7\tIt is so.\n")
     # There is no card: an error about it would mean that it was asked for first.
-    result = fork_python(
-        "import runpy; runpy.run_module('recipes.mrpc', run_name='__main__')",
+    result = fork_module(
+        "recipes.mrpc",
         *("fit", "--config", "recipes/mrpc/simulated.yaml"),
         *("--data.source=path", f"--data.path={tmp_path}"),
         env={"LIGHTNING_GAUDI_SIMULATE": None},
