@@ -8,6 +8,8 @@ from pathlib import Path
 
 SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
 CARD = "LIGHTNING_GAUDI_SIMULATE_CARD"
+RELEASE = "LIGHTNING_GAUDI_SIMULATE_RELEASE"
+RULES = "LIGHTNING_GAUDI_SIMULATE_RULES"
 CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
 
 MAX_CARDS = 8
@@ -49,11 +51,41 @@ CARDS = {
 
 
 @dataclass(frozen=True)
+class Release:
+    """A release of the Gaudi software whose Python package can stand in."""
+
+    key: str
+    """The value of LIGHTNING_GAUDI_SIMULATE_RELEASE."""
+    version: str
+    """The release that is followed, to the patch."""
+    is_lazy: bool
+    """Whether lazy mode is what it runs in if `PT_HPU_LAZY_MODE` is not set."""
+
+    @property
+    def number(self) -> int:
+        """100 times the major number plus the minor one, to compare."""
+        major, minor = self.key.split(".")
+        return int(major) * 100 + int(minor)
+
+
+RELEASES = {
+    release.key: release
+    for release in (
+        Release("1.20", "1.20.0", is_lazy=True),
+        Release("1.22", "1.22.0", is_lazy=False),
+        Release("1.24", "1.24.1", is_lazy=False),
+    )
+}
+"""The releases by key, the newest last. Eager mode is the default since 1.21."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """The simulated server that the environment describes."""
 
     num_cards: int
     card: Card
+    release: Release
 
 
 def is_requested() -> bool:
@@ -74,7 +106,7 @@ def read_settings() -> Settings:
             f"cards, 1 to {MAX_CARDS}, before torch is imported, or start the program with "
             "`lightning-gaudi simulate -- command`."
         )
-    return Settings(num_cards=_parse_num_cards(value), card=read_card())
+    return Settings(num_cards=_parse_num_cards(value), card=read_card(), release=read_release())
 
 
 def read_card() -> Card:
@@ -87,6 +119,21 @@ def read_card() -> Card:
     if key not in CARDS:
         raise SimulatorError(f"{CARD}={key!r} is no card. Set it to one of {', '.join(CARDS)}.")
     return CARDS[key]
+
+
+def read_release() -> Release:
+    """The release that the environment names, the newest by default.
+
+    Raises:
+        SimulatorError: LIGHTNING_GAUDI_SIMULATE_RELEASE names none that can stand in.
+    """
+    key = os.environ.get(RELEASE) or list(RELEASES)[-1]
+    if key not in RELEASES:
+        raise SimulatorError(
+            f"{RELEASE}={key!r} is no release that can be simulated. Set it to one of "
+            f"{', '.join(RELEASES)}."
+        )
+    return RELEASES[key]
 
 
 def cache_dir() -> Path:

@@ -53,6 +53,7 @@ py::dict collectives_dict() {
 void init_device(py::module_& m) {
   m.def("set_device_count", &set_server_device_count);
   m.def("device_count", &server_device_count);
+  m.def("set_release", &set_software_release);
   m.def("current_device", [] { return static_cast<int>(kDeviceIndex); });
   m.def("set_device", &check_device_index);
   m.def("synchronize", [] { host_sync("synchronize"); });

@@ -1,0 +1,147 @@
+"""Say that a program met a rule of the card's: which, and at which line of the user's code.
+
+`LIGHTNING_GAUDI_SIMULATE_RULES` decides how: "warn" (the default) warns once a place, "error"
+raises, "off" says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from lightning_gaudi.simulator.rules.rule import Rule
+from lightning_gaudi.simulator.settings import RULES, SimulatorError
+
+MODES = ("warn", "error", "off")
+"""What LIGHTNING_GAUDI_SIMULATE_RULES may be."""
+
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {
+    *("torch", "functorch", "torchmetrics", "torchdata", "torchvision", "numpy", "safetensors"),
+    *("lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"),
+    *("transformers", "diffusers", "accelerate", "peft", "datasets", "evaluate", "deepspeed"),
+    *("habana_frameworks", "lightning_gaudi", "_hpu_sim", "pytest", "_pytest", "pluggy", "xdist"),
+}
+"""Packages whose lines are not the user's to change."""
+
+
+class GaudiRuleWarning(UserWarning):
+    """A Gaudi would refuse, slow down, or compute otherwise, what this line does."""
+
+
+class GaudiRuleError(RuntimeError):
+    """The same, where LIGHTNING_GAUDI_SIMULATE_RULES is "error"."""
+
+
+@dataclass
+class Finding:
+    """A place in the user's code that met a rule."""
+
+    rule: str
+    """The rule's key."""
+    operator: str
+    """What the line did first, as "aten::nonzero"; empty where it was no operator."""
+    detail: str
+    """What else is known: a type, a shape, a value."""
+    file: str
+    """The user's file."""
+    line: int
+    """The line in it."""
+    message: str
+    """All of it as a sentence, without file and line."""
+    count: int = 1
+    """How often the line met the rule."""
+
+
+_findings: dict[tuple[str, str, int], Finding] = {}
+
+
+def read_mode() -> str:
+    """What the environment asks for: "warn", "error" or "off".
+
+    Raises:
+        SimulatorError: It asks for something else.
+    """
+    mode = os.environ.get(RULES) or "warn"
+    if mode not in MODES:
+        raise SimulatorError(f"{RULES}={mode!r} is unknown. Set it to one of {', '.join(MODES)}.")
+    return mode
+
+
+def findings() -> list[Finding]:
+    """What this process has met so far, in the order in which it was met first."""
+    return list(_findings.values())
+
+
+def forget_findings() -> None:
+    """Forget what was met, so that a place is reported again."""
+    _findings.clear()
+
+
+def report(rule: Rule, operator: str = "", detail: str = "") -> None:
+    """Tell the user that the line that is running met a rule.
+
+    Args:
+        rule: The rule.
+        operator: The operator that met it, as "aten::nonzero"; empty if none did.
+        detail: What else there is to say, as a clause: "got float64".
+
+    Warns:
+        GaudiRuleWarning: Once a rule and line, if the rules are to warn; on rank zero.
+
+    Raises:
+        GaudiRuleError: The rules are to raise.
+    """
+    if (message := finding_to_raise(rule, operator, detail)) is not None:
+        raise GaudiRuleError(message)
+
+
+def finding_to_raise(rule: Rule, operator: str = "", detail: str = "") -> str | None:
+    """Like `report`, for a caller that raises itself: what it has to raise, or None."""
+    mode = read_mode()
+    if mode == "off":
+        return None
+    file, line = _place_of_user()
+    message = _sentence(rule, operator, detail)
+    if mode == "error":
+        return f"{_short(file)}:{line}: {message}"
+    known = _findings.get((rule.key, file, line))
+    if known is not None:
+        known.count += 1
+        return None
+    _findings[rule.key, file, line] = Finding(rule.key, operator, detail, file, line, message)
+    if (os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0") == "0":
+        # A registry of its own: Python's memory of what was warned about is per module, and a
+        # line that is met again after `forget_findings` is to be reported again.
+        warnings.warn_explicit(message, GaudiRuleWarning, file, line, registry={})
+    return None
+
+
+def _sentence(rule: Rule, operator: str, detail: str) -> str:
+    met = " with ".join(part for part in (operator, detail) if part)
+    return f"{met + ': ' if met else ''}a Gaudi {rule.what}. {rule.instead} [{rule.key}]"
+
+
+def _short(file: str) -> str:
+    """The file as the user would name it from where the program runs."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def _place_of_user() -> tuple[str, int]:
+    """File and line of the innermost frame that is the user's; of the outermost if none is."""
+    frame: FrameType | None = sys._getframe(1)
+    outermost = frame
+    while frame is not None:
+        if _top_package(frame) not in _LIBRARIES:
+            return frame.f_code.co_filename, frame.f_lineno
+        outermost, frame = frame, frame.f_back
+    assert outermost is not None
+    return outermost.f_code.co_filename, outermost.f_lineno
+
+
+def _top_package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

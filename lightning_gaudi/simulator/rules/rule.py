@@ -1,0 +1,52 @@
+"""What one rule of the card's says."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Verdict(enum.Enum):
+    """What a card does with an operation that a rule is about."""
+
+    REFUSED = "refused"
+    """It raises."""
+    DEMOTED = "demoted"
+    """It computes in a smaller type, or otherwise: other numbers."""
+    ON_CPU = "on_cpu"
+    """It copies the arguments to the host, computes there and copies the results back."""
+    DYNAMIC = "dynamic"
+    """A result's shape depends on values: the host waits for it, and a new shape compiles anew."""
+    WAITS = "waits"
+    """The host waits for a value."""
+    NOTED = "noted"
+    """It differs in the last digits, or in a way that nothing here can see: documented only."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table: to what it applies, what a card does, and who says so."""
+
+    key: str
+    """Its name, in kebab case; users see it."""
+    verdict: Verdict
+    """What a card does."""
+    operators: tuple[str, ...]
+    """Operators as they reach a backend: "aten::take" (every overload), "aten::add.Tensor" (one),
+    "*" (all of torch's), or "hccl::all_reduce" (a collective, as torch.distributed names it)."""
+    what: str
+    """What a card does, as the end of a sentence that begins with "a Gaudi"."""
+    instead: str
+    """What to write instead, as a sentence."""
+    source: str
+    """The vendor's file and release, or the page, that says so."""
+    dtypes: tuple[str, ...] = ()
+    """Types without "torch.", of any tensor among arguments and results; none means any."""
+    mode: str | None = None
+    """"lazy" or "eager"; None means both."""
+    cards: tuple[str, ...] = ()
+    """Generations, as "gaudi2"; none means all."""
+    releases: tuple[str, ...] = ()
+    """Releases of the Gaudi software, as "1.24"; none means all."""
+    when: str | None = None
+    """A condition beyond types, by name; None means always."""
