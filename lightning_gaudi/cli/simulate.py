@@ -15,6 +15,10 @@ from lightning_gaudi.simulator.settings import (
     CARD,
     CARDS,
     MAX_CARDS,
+    RELEASE,
+    RELEASES,
+    RULE_MODES,
+    RULES,
     SIMULATE,
     STAND_IN,
     SimulatorError,
@@ -33,7 +37,8 @@ example:
   {_EXAMPLE}
 
 environment that the command sees:
-  {SIMULATE}, {CARD}, and PYTHONPATH
+  {SIMULATE}, {CARD},
+  {RELEASE}, {RULES}, and PYTHONPATH
   with the simulator's habana_frameworks. Setting {SIMULATE} by hand
   does the same for programs that import torch before habana_frameworks."""
 
@@ -43,7 +48,7 @@ def add_parser(subparsers: _Subparsers) -> None:
     parser = subparsers.add_parser(
         "simulate",
         help="run a command on a simulated Gaudi server",
-        usage="lightning-gaudi simulate [--cards N] [--card CARD] -- COMMAND [ARGUMENT ...]",
+        usage="lightning-gaudi simulate [OPTION ...] -- COMMAND [ARGUMENT ...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -63,13 +68,27 @@ def add_parser(subparsers: _Subparsers) -> None:
         help="the generation: memory of "
         + ", ".join(f"{c.memory_bytes // 2**30} GiB ({c.key})" for c in CARDS.values()),
     )
+    parser.add_argument(
+        "--release",
+        choices=list(RELEASES),
+        default=os.environ.get(RELEASE) or list(RELEASES)[-1],
+        help=f"the release of the Gaudi software whose package stands in "
+        f"(default {list(RELEASES)[-1]}, or {RELEASE})",
+    )
+    parser.add_argument(
+        "--rules",
+        choices=RULE_MODES,
+        default=os.environ.get(RULES) or RULE_MODES[0],
+        help="what becomes of a line that a Gaudi would refuse, slow down or compute otherwise: "
+        f"warn once (default), error (for CI), or off; also {RULES}",
+    )
     parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
 
 
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if not command:
         options.error(f"no command; write it after --, as in: {_EXAMPLE}")
-    env = _environment(options.cards, options.card)
+    env = _environment(options)
     try:
         activation.refuse_vendor("`lightning-gaudi simulate`")
         # A build imports torch, which must not start the simulator in this process.
@@ -82,12 +101,14 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     return _execute(command, env)
 
 
-def _environment(num_cards: int, card: str) -> dict[str, str]:
+def _environment(options: argparse.Namespace) -> dict[str, str]:
     """This process's environment with the simulator asked for."""
     path = os.environ.get("PYTHONPATH")
     return os.environ | {
-        SIMULATE: str(num_cards),
-        CARD: card,
+        SIMULATE: str(options.cards),
+        CARD: options.card,
+        RELEASE: options.release,
+        RULES: options.rules,
         "PYTHONPATH": f"{path}{os.pathsep}{STAND_IN}" if path else str(STAND_IN),
     }
 

@@ -20,11 +20,14 @@ from types import ModuleType
 from typing import Any
 
 from lightning_gaudi.simulator import build
+from lightning_gaudi.simulator.rules import table
+from lightning_gaudi.simulator.rules.report import set_mode
 from lightning_gaudi.simulator.settings import (
     SIMULATE,
     STAND_IN,
     Settings,
     SimulatorError,
+    read_rule_mode,
     read_settings,
 )
 
@@ -112,10 +115,12 @@ def _find_vendor() -> str | None:
 def _start(settings: Settings) -> None:
     import torch
 
+    set_mode(read_rule_mode())
     device = build.load()
     try:
         device.hide_accelerators()
         hooks = device.install_hooks()
+        table.install(device, settings)
         device.install()
     except RuntimeError as error:
         raise SimulatorError(f"The simulated HPU cannot start: {error}") from error

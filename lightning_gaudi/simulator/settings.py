@@ -12,6 +12,9 @@ RELEASE = "LIGHTNING_GAUDI_SIMULATE_RELEASE"
 RULES = "LIGHTNING_GAUDI_SIMULATE_RULES"
 CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
 
+RULE_MODES = ("warn", "error", "off")
+"""What LIGHTNING_GAUDI_SIMULATE_RULES may be, the default first."""
+
 MAX_CARDS = 8
 """Cards of a Gaudi server, of each generation."""
 
@@ -134,6 +137,20 @@ def read_release() -> Release:
             f"{', '.join(RELEASES)}."
         )
     return RELEASES[key]
+
+
+def read_rule_mode() -> str:
+    """How rules of the card's are taken: "warn" (the default), "error" or "off".
+
+    Raises:
+        SimulatorError: LIGHTNING_GAUDI_SIMULATE_RULES is none of these.
+    """
+    mode = os.environ.get(RULES) or RULE_MODES[0]
+    if mode not in RULE_MODES:
+        raise SimulatorError(
+            f"{RULES}={mode!r} is unknown. Set it to one of {', '.join(RULE_MODES)}."
+        )
+    return mode
 
 
 def cache_dir() -> Path:

@@ -32,12 +32,23 @@ def test_the_command_sees_the_server_and_may_import_the_vendor_first():
     assert result.stdout == "4 GAUDI\n"
 
 
-def test_one_gaudi_2_by_default():
-    names = ("LIGHTNING_GAUDI_SIMULATE", "LIGHTNING_GAUDI_SIMULATE_CARD")
-    source = f"import os; print([os.environ[name] for name in {names}])"
-    result = _run("--", sys.executable, "-c", source)
-    assert result.stdout == "['1', 'gaudi2']\n"
+_ASKED = (settings.SIMULATE, settings.CARD, settings.RELEASE, settings.RULES)
+_PRINT_ASKED = f"import os; print(*(os.environ[name] for name in {_ASKED}))"
+
+
+def test_one_gaudi_2_of_the_newest_release_that_warns_by_default():
+    env = dict.fromkeys(_ASKED)
+    result = _run("--", sys.executable, "-c", _PRINT_ASKED, env=env)
+    assert result.stdout == "1 gaudi2 1.24 warn\n"
     assert result.stderr == ""
+
+
+def test_release_and_rules_are_asked_for_by_option_or_environment():
+    env = {settings.RELEASE: "1.20", settings.RULES: "off"}
+    command = ["--", sys.executable, "-c", _PRINT_ASKED]
+    assert _run(*command, env=env).stdout == "1 gaudi2 1.20 off\n"
+    options = ["--release", "1.22", "--rules", "error"]
+    assert _run(*options, *command, env=env).stdout == "1 gaudi2 1.22 error\n"
 
 
 def test_python_path_is_kept(tmp_path):
@@ -107,12 +118,14 @@ def test_a_command_that_cannot_run_is_one_line_and_126(tmp_path):
         (["--cards", "0", "--", "true"], "argument --cards: invalid choice: 0"),
         (["--cards", "two", "--", "true"], "argument --cards: invalid int value: 'two'"),
         (["--card", "gaudi4", "--", "true"], "argument --card: invalid choice: 'gaudi4'"),
+        (["--release", "1.19", "--", "true"], "argument --release: invalid choice: '1.19'"),
+        (["--rules", "loud", "--", "true"], "argument --rules: invalid choice: 'loud'"),
     ],
 )
 def test_wrong_usage_shows_the_usage(words, message):
     result = _run(*words, check=False)
     assert result.returncode == 2
-    assert "usage: lightning-gaudi simulate [--cards N] [--card CARD] -- COMMAND" in result.stderr
+    assert "usage: lightning-gaudi simulate [OPTION ...] -- COMMAND" in result.stderr
     assert message in result.stderr
 
 

@@ -4,7 +4,10 @@
 
 #include "aten/autocast.h"
 #include "aten/fallback.h"
+#include "aten/op_info.h"
+#include "aten/registration.h"
 #include "distributed/hccl.h"
+#include "rules/rules.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
 #include "runtime/exit.h"
@@ -72,8 +75,47 @@ void init_counters(py::module_& m) {
   m.def("transfers", &transfers);
   m.def("collectives", &collectives_dict);
   m.def("reset_counters", &reset_counters);
-  // Operators that the card would send to the CPU. Which ones it would is not known here.
-  m.def("fallback_stats", [] { return std::map<std::string, int64_t>(); });
+  m.def("fallback_stats", &fallbacks);
+}
+
+/// "aten::nonzero" and all others that the host waits for: always, or for some arguments.
+std::vector<std::string> waiting_operators() {
+  std::vector<std::string> names;
+  for_each_aten_op([&](const c10::OperatorHandle& op, const std::string&) {
+    for (const Rule& rule : op_info(op).rules.rules) {
+      if (rule.verdict == Verdict::kDynamic || rule.verdict == Verdict::kWaits) {
+        names.push_back(op_info(op).name);
+        return;
+      }
+    }
+  });
+  return names;
+}
+
+// Held for ever: the interpreter may be gone before the last operator is.
+void report_rules_to(const py::function& function) {
+  const auto* held = new py::function(function);
+  set_rule_report([held](int64_t id, const std::string& op, const std::string& detail) {
+    if (!Py_IsInitialized()) return;
+    py::gil_scoped_acquire gil;
+    (*held)(id, op, detail);
+  });
+}
+
+void init_rules(py::module_& m) {
+  m.def("add_rule", [](const std::string& op, int64_t id, int verdict,
+                       const std::vector<at::ScalarType>& types, bool in_lazy_mode,
+                       bool in_eager_mode, int condition) {
+    Rule rule{id,           static_cast<Verdict>(verdict), 0, in_lazy_mode, in_eager_mode,
+              static_cast<Condition>(condition)};
+    for (at::ScalarType type : types) rule.types |= type_bit(type);
+    if (types.empty()) rule.types = ~TypeSet{0};
+    add_rule(op, rule);
+  });
+  m.def("waiting_operators", &waiting_operators);
+  m.def("clear_rules", &clear_rules);
+  m.def("report_rules_to", &report_rules_to);
+  m.def("set_rules_reported", &set_rules_reported);
 }
 
 void init_graph(py::module_& m) {
@@ -97,5 +139,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   hpu_sim::init_memory(m);
   hpu_sim::init_counters(m);
   hpu_sim::init_graph(m);
+  hpu_sim::init_rules(m);
   hpu_sim::bind_collectives(m);
 }

@@ -7,6 +7,7 @@ from lightning_gaudi.simulator.rules.report import (
     findings,
     forget_findings,
     report,
+    set_mode,
 )
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
 
@@ -19,4 +20,5 @@ __all__ = [
     "findings",
     "forget_findings",
     "report",
+    "set_mode",
 ]

@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from lightning_gaudi.simulator.rules.rule import Rule
-from lightning_gaudi.simulator.settings import RULES, SimulatorError
-
-MODES = ("warn", "error", "off")
-"""What LIGHTNING_GAUDI_SIMULATE_RULES may be."""
+from lightning_gaudi.simulator.rules.rule import Rule, Verdict
+from lightning_gaudi.simulator.settings import RULE_MODES
 
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("torch", "functorch", "torchmetrics", "torchdata", "torchvision", "numpy", "safetensors"),
@@ -57,18 +54,30 @@ class Finding:
 
 
 _findings: dict[tuple[str, str, int], Finding] = {}
+_state = {"mode": "warn"}
 
 
-def read_mode() -> str:
-    """What the environment asks for: "warn", "error" or "off".
+def set_mode(mode: str) -> None:
+    """Change how findings are reported from now on.
+
+    Args:
+        mode: "warn", "error" or "off".
 
     Raises:
-        SimulatorError: It asks for something else.
+        ValueError: It is none of these.
     """
-    mode = os.environ.get(RULES) or "warn"
-    if mode not in MODES:
-        raise SimulatorError(f"{RULES}={mode!r} is unknown. Set it to one of {', '.join(MODES)}.")
-    return mode
+    if mode not in RULE_MODES:
+        raise ValueError(
+            f"There is no mode {mode!r} of rules. Pass one of {', '.join(RULE_MODES)}."
+        )
+    _state["mode"] = mode
+    if (device := sys.modules.get("_hpu_sim")) is not None:
+        device.set_rules_reported(is_reported())
+
+
+def is_reported() -> bool:
+    """Whether findings are told to anyone."""
+    return _state["mode"] != "off"
 
 
 def findings() -> list[Finding]:
@@ -93,31 +102,25 @@ def report(rule: Rule, operator: str = "", detail: str = "") -> None:
         GaudiRuleWarning: Once a rule and line, if the rules are to warn; on rank zero.
 
     Raises:
-        GaudiRuleError: The rules are to raise.
+        GaudiRuleError: The rules are to raise, or a card refuses.
     """
-    if (message := finding_to_raise(rule, operator, detail)) is not None:
-        raise GaudiRuleError(message)
-
-
-def finding_to_raise(rule: Rule, operator: str = "", detail: str = "") -> str | None:
-    """Like `report`, for a caller that raises itself: what it has to raise, or None."""
-    mode = read_mode()
+    mode = _state["mode"]
     if mode == "off":
-        return None
-    file, line = _place_of_user()
-    message = _sentence(rule, operator, detail)
-    if mode == "error":
-        return f"{_short(file)}:{line}: {message}"
-    known = _findings.get((rule.key, file, line))
-    if known is not None:
+        return
+    if (place := _place_of_user()) is None:
+        return
+    file, line = place
+    if (known := _findings.get((rule.key, file, line))) is not None:
         known.count += 1
-        return None
+        return
+    message = _sentence(rule, operator, detail)
+    if mode == "error" or rule.verdict is Verdict.REFUSED:
+        raise GaudiRuleError(f"{_short(file)}:{line}: {message}")
     _findings[rule.key, file, line] = Finding(rule.key, operator, detail, file, line, message)
     if (os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0") == "0":
         # A registry of its own: Python's memory of what was warned about is per module, and a
         # line that is met again after `forget_findings` is to be reported again.
         warnings.warn_explicit(message, GaudiRuleWarning, file, line, registry={})
-    return None
 
 
 def _sentence(rule: Rule, operator: str, detail: str) -> str:
@@ -131,11 +134,16 @@ def _short(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-def _place_of_user() -> tuple[str, int]:
-    """File and line of the innermost frame that is the user's; of the outermost if none is."""
+def _place_of_user() -> tuple[str, int] | None:
+    """File and line of the innermost frame that is the user's; of the outermost if none is.
+
+    None while a tensor is printed: that waits and selects by masks, but is nobody's program.
+    """
     frame: FrameType | None = sys._getframe(1)
     outermost = frame
     while frame is not None:
+        if frame.f_globals.get("__name__") == "torch._tensor_str":
+            return None
         if _top_package(frame) not in _LIBRARIES:
             return frame.f_code.co_filename, frame.f_lineno
         outermost, frame = frame, frame.f_back

@@ -11,6 +11,7 @@
 #include "aten/dispatch_keys.h"
 #include "aten/op_info.h"
 #include "aten/widen.h"
+#include "rules/rules.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
 #include "statistics/counters.h"
@@ -37,6 +38,9 @@ class FallbackCall {
     keep_mutated(originals_);
     for (size_t i = 0; i < num_arguments_; ++i) argument_to_cpu(i);
     check_devices();
+    if (info_.rules.watched & types_) {
+      consulted_ = consult(info_.rules, info_.name, types_, torch::jit::last(stack_, num_arguments_));
+    }
     fill_in_generator();
     widen_arguments(info_, stack_, first_, widened_);
     keep_mutated(aliases_);
@@ -44,7 +48,9 @@ class FallbackCall {
     sync_mutated();
     results_to_hpu();
     if (is_recorded) define_results();
-    if (info_.is_host_sync) host_sync(op_.operator_name().name);
+    check_entering(info_.name.c_str(), result_types_ & ~types_);
+    if (consulted_.waits) host_sync(op_.operator_name().name);
+    if (consulted_.is_on_cpu && !consulted_.waits) host_sync("cpu_fallback");
   }
 
  private:
@@ -115,6 +121,7 @@ class FallbackCall {
 
   void see(const at::Tensor& tensor, size_t i) {
     if (!tensor.defined()) return;
+    if (tensor.device().is_hpu()) types_ |= type_bit(tensor.scalar_type());
     if (!tensor.device().is_hpu() && tensor.dim() > 0 && !info_.may_be_on_host[i]) {
       stranger_ = {i, tensor.device()};
     }
@@ -180,6 +187,8 @@ class FallbackCall {
 
   at::Tensor result_to_hpu(const at::Tensor& tensor) {
     if (results_stay_on_host_) return tensor;
+    if (tensor.defined()) result_types_ |= type_bit(tensor.scalar_type());
+    if (is_lazy() && tensor.defined()) check_int64_range(info_.name, tensor);
     const bool contiguous = info_.has_contiguous_results;
     return widened_.from.has_value()
                ? aliases_of_call_.to_hpu(narrow_result(tensor, widened_), contiguous)
@@ -211,6 +220,9 @@ class FallbackCall {
   Kept originals_;  // the mutated arguments: as hpu tensors,
   Kept aliases_;    // and as what the CPU kernel worked on
   Widened widened_;
+  TypeSet types_ = 0;         // of the hpu tensors among the arguments
+  TypeSet result_types_ = 0;  // of new results
+  Consulted consulted_;
   struct Stranger {
     size_t argument;
     c10::Device device;

@@ -16,6 +16,7 @@
 #include "aten/alias.h"
 #include "aten/dispatch_keys.h"
 #include "aten/fallback.h"
+#include "rules/rules.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
 #include "statistics/counters.h"
@@ -31,15 +32,17 @@ using std::optional;
 Tensor empty(IntArrayRef size, optional<at::ScalarType> dtype, optional<at::Layout>,
              optional<at::Device> device, optional<bool>, optional<at::MemoryFormat> format) {
   check_device(device);
-  return at::detail::empty_generic(size, hpu_allocator(), kHpuKeys, c10::dtype_or_default(dtype),
-                                   format);
+  const at::ScalarType type = c10::dtype_or_default(dtype);
+  check_entering("aten::empty", type_bit(type));
+  return at::detail::empty_generic(size, hpu_allocator(), kHpuKeys, type, format);
 }
 
 Tensor empty_strided(IntArrayRef size, IntArrayRef stride, optional<at::ScalarType> dtype,
                      optional<at::Layout>, optional<at::Device> device, optional<bool>) {
   check_device(device);
-  return at::detail::empty_strided_generic(size, stride, hpu_allocator(), kHpuKeys,
-                                           c10::dtype_or_default(dtype));
+  const at::ScalarType type = c10::dtype_or_default(dtype);
+  check_entering("aten::empty_strided", type_bit(type));
+  return at::detail::empty_strided_generic(size, stride, hpu_allocator(), kHpuKeys, type);
 }
 
 // Elsewhere a tensor without memory that counts as zero: there would be nothing to alias.
@@ -69,6 +72,9 @@ Tensor copy_from(const Tensor& source, const Tensor& destination, bool) {
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     AliasTable aliases;
     aliases.to_cpu(destination).copy_(aliases.to_cpu(source));
+  }
+  if (is_lazy() && !source.device().is_hpu() && destination.device().is_hpu()) {
+    check_int64_range("aten::copy_", source);
   }
   if (!destination.device().is_hpu()) host_sync("copy_to_host");
   return destination;

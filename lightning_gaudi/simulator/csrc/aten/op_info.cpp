@@ -12,17 +12,6 @@ namespace {
 
 using Names = std::unordered_set<std::string>;
 
-// Their result, or its shape, is needed on the host.
-const Names kHostSyncs{"aten::_local_scalar_dense",
-                       "aten::nonzero",
-                       "aten::masked_select",
-                       "aten::equal",
-                       "aten::is_nonzero",
-                       "aten::_unique2",
-                       "aten::unique_dim",
-                       "aten::unique_consecutive",
-                       "aten::bincount"};
-
 // torch's FakeTensor expects row-major results of pointwise operators on hpu; these are not tagged
 // as pointwise but behave alike, or are tagged and do not.
 const Names kAlsoContiguous{"aten::where", "aten::masked_fill", "aten::native_dropout"};
@@ -81,6 +70,7 @@ void read_returns(const c10::FunctionSchema& schema, OpInfo& info) {
 
 void read_traits(const c10::OperatorHandle& op, OpInfo& info) {
   const std::string& name = op.operator_name().name;
+  info.rules = rules_of(name, info.name, op.getTags());
   bool is_pointwise = false;
   bool is_seeded = false;
   for (at::Tag tag : op.getTags()) {
@@ -89,7 +79,6 @@ void read_traits(const c10::OperatorHandle& op, OpInfo& info) {
   }
   info.draws_without_generator = is_seeded && info.generator_argument < 0;
   info.is_foreign = name.rfind("aten::", 0) != 0;
-  info.is_host_sync = kHostSyncs.count(name) > 0;
   info.is_read = name == "aten::_local_scalar_dense";
   info.has_contiguous_results =
       (is_pointwise || kAlsoContiguous.count(name) > 0) && kNotContiguous.count(name) == 0;

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "rules/rules.h"
+
 namespace hpu_sim {
 
 struct OpInfo {
@@ -20,13 +22,14 @@ struct OpInfo {
   int generator_argument = -1;
 
   bool draws_without_generator = false;  ///< random, but takes no Generator
-  bool is_host_sync = false;             ///< the host must wait for its result
   bool is_read = false;                  ///< a copy to the host, so no part of a graph
   bool is_view = false;
   bool is_foreign = false;  ///< not torch's: its kernel may keep the arguments
   bool has_contiguous_results = false;
   bool widens_reduced_floats = false;  ///< the CPU has no bf16 or half kernel, Gaudi has
   bool widens_int32_index = false;     ///< the CPU wants int64 indices, Gaudi takes int32 as well
+
+  OpRules rules;  ///< what a card does otherwise
 
   // To see that a cached entry still describes the operator.
   const c10::Argument* arguments = nullptr;

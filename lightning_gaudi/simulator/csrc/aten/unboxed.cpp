@@ -36,12 +36,13 @@ namespace {
 
 using at::Tensor;
 
-/// Whether the argument needs nothing that only the boxed way does: checks of devices, errors.
+/// Whether the argument needs nothing that only the boxed way does: checks of devices, errors, the
+/// rules of the operator for the types that it watches.
 template <class T>
-bool is_plain(const T& argument) {
+bool is_plain(const T& argument, TypeSet watched) {
   if constexpr (std::is_same_v<T, Tensor>) {
     // A CPU tensor of no dimensions counts as a number.
-    return argument.defined() &&
+    return argument.defined() && (type_bit(argument.scalar_type()) & watched) == 0 &&
            (argument.device().is_hpu() || (argument.device().is_cpu() && argument.dim() == 0));
   }
   return true;
@@ -78,13 +79,14 @@ struct Unboxed;
 template <class Op, class... Arguments>
 struct Unboxed<Op, Tensor(Arguments...)> {
   static Tensor call(Arguments... arguments) {
-    if (is_lazy() || !(is_plain(arguments) && ...)) {
+    static const OpInfo& info = op_info(handle<Op>());
+    if (is_lazy() || !(is_plain(arguments, info.rules.watched) && ...)) {
       return call_boxed<Op>(arguments...)[0].toTensor();
     }
-    static const bool has_contiguous_results = op_info(handle<Op>()).has_contiguous_results;
     touch_device();
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
-    return adopt_result(Op::redispatch(kCpuKeys, on_cpu(arguments)...), has_contiguous_results);
+    return adopt_result(Op::redispatch(kCpuKeys, on_cpu(arguments)...),
+                        info.has_contiguous_results);
   }
 };
 
@@ -92,7 +94,8 @@ struct Unboxed<Op, Tensor(Arguments...)> {
 template <class Op, class... Arguments>
 struct Unboxed<Op, Tensor&(Tensor&, Arguments...)> {
   static Tensor& call(Tensor& self, Arguments... arguments) {
-    if (is_lazy() || !(is_plain(self) && ... && is_plain(arguments))) {
+    static const TypeSet watched = op_info(handle<Op>()).rules.watched;
+    if (is_lazy() || !(is_plain(self, watched) && ... && is_plain(arguments, watched))) {
       call_boxed<Op>(self, arguments...);
       return self;
     }

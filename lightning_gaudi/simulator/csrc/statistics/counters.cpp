@@ -16,10 +16,11 @@ struct TransferCounter {
 
 TransferCounter g_transfers[] = {{"host_to_device"}, {"device_to_host"}, {"device_to_device"}};
 
-// Guards both maps.
+// Guards the maps.
 std::mutex g_mutex;
 std::map<std::string, CollectiveStats> g_collectives;
 std::map<std::string, int64_t> g_host_syncs;
+std::map<std::string, int64_t> g_fallbacks;
 
 }  // namespace
 
@@ -60,6 +61,16 @@ void host_sync(const std::string& reason) {
   break_graph(reason);
 }
 
+void count_fallback(const std::string& op) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  ++g_fallbacks[op];
+}
+
+std::map<std::string, int64_t> fallbacks() {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return g_fallbacks;
+}
+
 std::map<std::string, int64_t> host_syncs() {
   std::lock_guard<std::mutex> lock(g_mutex);
   return g_host_syncs;
@@ -73,6 +84,7 @@ void reset_counters() {
   std::lock_guard<std::mutex> lock(g_mutex);
   g_collectives.clear();
   g_host_syncs.clear();
+  g_fallbacks.clear();
 }
 
 }  // namespace hpu_sim

@@ -32,10 +32,16 @@ void count_host_sync(const std::string& reason);
 /// The host waits for the device: counted under `reason`; in lazy mode this also ends the graph.
 void host_sync(const std::string& reason);
 
+/// Counts an operator that a card would send to the CPU.
+void count_fallback(const std::string& op);
+
+/// Operators that a card would send to the CPU, and how often.
+std::map<std::string, int64_t> fallbacks();
+
 /// How often the host waited, by reason.
 std::map<std::string, int64_t> host_syncs();
 
-/// Forgets transfers, collectives and host syncs.
+/// Forgets transfers, collectives, host syncs and fallbacks.
 void reset_counters();
 
 }  // namespace hpu_sim

@@ -1,0 +1,163 @@
+#include "rules/rules.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <atomic>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+#include "aten/dispatch_keys.h"
+#include "statistics/counters.h"
+#include "statistics/graph.h"
+
+namespace hpu_sim {
+
+TypeSet g_entering_types = 0;
+
+namespace {
+
+// Written before any operator runs, then only read.
+std::unordered_map<std::string, std::vector<Rule>>& table() {
+  static auto& instance = *new std::unordered_map<std::string, std::vector<Rule>>();
+  return instance;
+}
+
+RuleReport& reporter() {
+  static auto& instance = *new RuleReport();
+  return instance;
+}
+
+std::atomic<bool> g_is_reported{false};
+
+void append(const std::string& key, std::vector<Rule>& rules) {
+  const auto found = table().find(key);
+  if (found != table().end()) {
+    rules.insert(rules.end(), found->second.begin(), found->second.end());
+  }
+}
+
+std::string name_of(at::Tag tag) {
+  switch (tag) {
+    case at::Tag::dynamic_output_shape:
+      return "tag::dynamic_output_shape";
+    case at::Tag::data_dependent_output:
+      return "tag::data_dependent_output";
+    default:
+      return "";
+  }
+}
+
+bool applies_to_mode(const Rule& rule) {
+  return is_lazy() ? rule.in_lazy_mode : rule.in_eager_mode;
+}
+
+bool is_mask(const at::Tensor& index) {
+  return index.defined() &&
+         (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte);
+}
+
+bool has_mask_among_indices(c10::ArrayRef<c10::IValue> arguments) {
+  for (const c10::IValue& argument : arguments) {
+    if (!argument.isOptionalTensorList()) continue;
+    for (const auto& index : argument.toOptionalTensorVector()) {
+      if (index.has_value() && is_mask(*index)) return true;
+    }
+  }
+  return false;
+}
+
+/// "float64, int64"
+std::string type_names(TypeSet types) {
+  std::string names;
+  for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i) {
+    if ((types & (TypeSet{1} << i)) == 0) continue;
+    const auto type = static_cast<at::ScalarType>(i);
+    if (!names.empty()) names += ", ";
+    names += c10::getDtypeNames(type).first;
+  }
+  return names;
+}
+
+void report(const Rule& rule, const std::string& op, TypeSet types) {
+  if (!g_is_reported.load(std::memory_order_relaxed)) return;
+  // A rule for whatever type has nothing to say about types.
+  const TypeSet met = rule.types == ~TypeSet{0} ? 0 : rule.types & types;
+  reporter()(rule.id, op, type_names(met));
+}
+
+const Rule* int64_range_rule() {
+  for (const Rule& rule : table()["*"]) {
+    if (rule.condition == Condition::kBeyondInt32) return &rule;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void add_rule(const std::string& op, const Rule& rule) {
+  table()[op].push_back(rule);
+  if (op == "*" && rule.condition == Condition::kAlways) g_entering_types |= rule.types;
+}
+
+void clear_rules() {
+  table().clear();
+  g_entering_types = 0;
+}
+
+void set_rule_report(RuleReport report) { reporter() = std::move(report); }
+void set_rules_reported(bool reported) { g_is_reported.store(reported); }
+
+OpRules rules_of(const std::string& base_name, const std::string& full_name,
+                 c10::ArrayRef<at::Tag> tags) {
+  OpRules result;
+  append(base_name, result.rules);
+  if (full_name != base_name) append(full_name, result.rules);
+  // An index waits for a mask alone, which rows of their own say.
+  if (base_name.rfind("aten::index", 0) != 0) {
+    for (at::Tag tag : tags) append(name_of(tag), result.rules);
+  }
+  for (const Rule& rule : result.rules) result.watched |= rule.types;
+  return result;
+}
+
+Consulted consult(const OpRules& rules, const std::string& op, TypeSet types,
+                  c10::ArrayRef<c10::IValue> arguments) {
+  Consulted result;
+  for (const Rule& rule : rules.rules) {
+    if ((rule.types & types) == 0 || !applies_to_mode(rule)) continue;
+    if (rule.condition == Condition::kMaskAmongIndices && !has_mask_among_indices(arguments)) {
+      continue;
+    }
+    result.waits |= rule.verdict == Verdict::kDynamic || rule.verdict == Verdict::kWaits;
+    if (rule.verdict == Verdict::kOnCpu && !std::exchange(result.is_on_cpu, true)) {
+      count_fallback(op);
+    }
+    if (rule.verdict != Verdict::kWaits) report(rule, op, types);
+  }
+  return result;
+}
+
+void report_entering(const std::string& op, TypeSet types) {
+  for (const Rule& rule : table()["*"]) {
+    if ((rule.types & types) && applies_to_mode(rule) && rule.condition == Condition::kAlways) {
+      report(rule, op, types);
+    }
+  }
+}
+
+void check_int64_range(const std::string& op, const at::Tensor& cpu) {
+  static const Rule* const rule = int64_range_rule();
+  if (rule == nullptr || !g_is_reported.load(std::memory_order_relaxed)) return;
+  if (cpu.scalar_type() != at::kLong || cpu.numel() == 0) return;
+  c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
+  const auto [least, most] = at::aminmax(cpu);
+  using Limits = std::numeric_limits<int32_t>;
+  const int64_t low = *least.const_data_ptr<int64_t>();
+  const int64_t high = *most.const_data_ptr<int64_t>();
+  if (low >= Limits::min() && high <= Limits::max()) return;
+  reporter()(rule->id, op, "the value " + std::to_string(high > Limits::max() ? high : low));
+}
+
+}  // namespace hpu_sim

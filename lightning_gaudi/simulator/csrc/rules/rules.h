@@ -1,0 +1,82 @@
+// What a card does that the CPU does not: refuse, demote, compute on the host, wait. The table is
+// in Python (simulator/rules); here are its rows as operators ask for them.
+#pragma once
+
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace hpu_sim {
+
+struct OpInfo;
+
+/// Types of tensors, a bit each.
+using TypeSet = uint64_t;
+inline TypeSet type_bit(at::ScalarType type) { return TypeSet{1} << static_cast<int>(type); }
+
+// The order is that of `Verdict` in simulator/rules/table.py.
+enum class Verdict : int { kRefused, kDemoted, kOnCpu, kDynamic, kWaits };
+
+enum class Condition : int { kAlways, kMaskAmongIndices, kBeyondInt32 };
+
+struct Rule {
+  int64_t id = 0;  ///< its place in the table
+  Verdict verdict = Verdict::kDemoted;
+  TypeSet types = ~TypeSet{0};
+  bool in_lazy_mode = true;
+  bool in_eager_mode = true;
+  Condition condition = Condition::kAlways;
+};
+
+/// The rules of one operator, read when it is met first.
+struct OpRules {
+  std::vector<Rule> rules;
+  TypeSet watched = 0;  ///< the types of any of them: no look at the rules where none is met
+};
+
+/// Adds a row of the table, before any operator runs.
+///
+/// `op` is "aten::add" (every overload), "aten::add.Tensor", "hccl::all_reduce", "tag::name" (each
+/// operator that torch tags so), or "*": whatever brings one of the types onto the card.
+void add_rule(const std::string& op, const Rule& rule);
+void clear_rules();
+
+/// Called with a rule's place in the table, the operator and what else is known. May throw.
+using RuleReport = std::function<void(int64_t id, const std::string& op, const std::string& detail)>;
+void set_rule_report(RuleReport report);
+
+/// Whether met rules are told to anyone, and refusals refuse. What is counted is counted anyway.
+void set_rules_reported(bool reported);
+
+OpRules rules_of(const std::string& base_name, const std::string& full_name,
+                 c10::ArrayRef<at::Tag> tags);
+
+/// What the rules make of one call.
+struct Consulted {
+  bool waits = false;      ///< the host waits for a value or a shape
+  bool is_on_cpu = false;  ///< the card has no kernel for it
+};
+
+/// Looks up what `rules` say of a call whose hpu tensors have `types`, and reports it.
+Consulted consult(const OpRules& rules, const std::string& op, TypeSet types,
+                  c10::ArrayRef<c10::IValue> arguments = {});
+
+/// Types whose coming onto the card some rule is about.
+extern TypeSet g_entering_types;
+
+/// Reports the rules about tensors of `types`, which `op` brings onto the card.
+void report_entering(const std::string& op, TypeSet types);
+inline void check_entering(const char* op, TypeSet types) {
+  if (types & g_entering_types) report_entering(op, types);
+}
+
+/// Reports an int64 tensor with values that 32 bits cannot hold, where a card has only these.
+/// `cpu` is an alias or the source of a copy.
+void check_int64_range(const std::string& op, const at::Tensor& cpu);
+
+}  // namespace hpu_sim

@@ -1,0 +1,79 @@
+"""All rules of the card's, and how the simulated device gets those that apply to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from lightning_gaudi.simulator.rules import rows_shapes
+from lightning_gaudi.simulator.rules.report import is_reported, report
+from lightning_gaudi.simulator.rules.rule import Rule, Verdict
+from lightning_gaudi.simulator.settings import Settings
+
+RULES: tuple[Rule, ...] = (*rows_shapes.ROWS,)
+"""Every row, in the order of the documentation."""
+
+# The orders are those of the enums in csrc/rules/rules.h.
+_VERDICTS = (
+    Verdict.REFUSED,
+    Verdict.DEMOTED,
+    Verdict.ON_CPU,
+    Verdict.DYNAMIC,
+    Verdict.WAITS,
+)
+_CONDITIONS = (None, "mask_among_indices", "beyond_int32")
+
+
+def find(key: str) -> Rule:
+    """The rule of that key.
+
+    Raises:
+        KeyError: There is none.
+    """
+    return next(rule for rule in RULES if rule.key == key)
+
+
+def applying(settings: Settings) -> list[Rule]:
+    """The rules that hold on a card and release, in one mode at least."""
+    return [rule for rule in RULES if _applies(rule, settings)]
+
+
+def install(device: ModuleType, settings: Settings) -> None:
+    """Give the device the rules that operators can meet, before any operator runs."""
+    rules = [rule for rule in applying(settings) if rule.verdict in _VERDICTS]
+    device.clear_rules()
+    for number, rule in enumerate(rules):
+        _add(device, number, rule)
+    device.report_rules_to(_reporting(rules))
+    device.set_rules_reported(is_reported())
+
+
+def _reporting(rules: Sequence[Rule]) -> Callable[[int, str, str], None]:
+    def report_met(number: int, operator: str, detail: str) -> None:
+        report(rules[number], operator, detail)
+
+    return report_met
+
+
+def _add(device: ModuleType, number: int, rule: Rule) -> None:
+    import torch
+
+    for operator in rule.operators:
+        device.add_rule(
+            operator,
+            number,
+            _VERDICTS.index(rule.verdict),
+            [getattr(torch, name) for name in rule.dtypes],
+            rule.mode != "eager",
+            rule.mode != "lazy",
+            _CONDITIONS.index(rule.when),
+        )
+
+
+def _applies(rule: Rule, settings: Settings) -> bool:
+    if rule.when == "beyond_int32" and os.environ.get("PT_ENABLE_INT64_SUPPORT", "0") not in "0":
+        return False
+    return (not rule.cards or settings.card.key in rule.cards) and (
+        not rule.releases or settings.release.key in rule.releases
+    )
