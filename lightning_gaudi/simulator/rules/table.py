@@ -22,7 +22,15 @@ _VERDICTS = (
     Verdict.DYNAMIC,
     Verdict.WAITS,
 )
-_CONDITIONS = (None, "mask_among_indices", "beyond_int32")
+_CONDITIONS = (
+    None,
+    "mask_among_indices",
+    "beyond_int32",
+    "from_host_beyond_int32",
+    "from_host_beyond_float32",
+    "more_than_5_dims",
+    "more_than_8_dims",
+)
 
 
 def find(key: str) -> Rule:

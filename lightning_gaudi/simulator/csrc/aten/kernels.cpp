@@ -67,14 +67,12 @@ void count_copy(const Tensor& source, const Tensor& destination) {
 
 Tensor copy_from(const Tensor& source, const Tensor& destination, bool) {
   touch_device();
+  check_copy(source, destination);
   count_copy(source, destination);
   {
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     AliasTable aliases;
     aliases.to_cpu(destination).copy_(aliases.to_cpu(source));
-  }
-  if (is_lazy() && !source.device().is_hpu() && destination.device().is_hpu()) {
-    check_int64_range("aten::copy_", source);
   }
   if (!destination.device().is_hpu()) host_sync("copy_to_host");
   return destination;

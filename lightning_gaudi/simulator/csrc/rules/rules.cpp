@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <limits>
+#include <optional>
+#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -80,18 +82,76 @@ std::string type_names(TypeSet types) {
   return names;
 }
 
+/// Least and most of a CPU tensor of int64 or float64, nans aside; for an empty one zeros.
+template <class T>
+std::pair<T, T> range_of(const at::Tensor& cpu) {
+  if (cpu.numel() == 0) return {0, 0};
+  c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
+  const at::Tensor finite =
+      cpu.is_floating_point() ? at::nan_to_num(cpu, 0.0, 0.0, 0.0) : cpu;
+  const auto [least, most] = at::aminmax(finite);
+  return {least.template item<T>(), most.template item<T>()};
+}
+
+template <class Narrow, class T>
+std::optional<T> value_beyond(const at::Tensor& cpu) {
+  const auto [least, most] = range_of<T>(cpu);
+  if (most > static_cast<T>(std::numeric_limits<Narrow>::max())) return most;
+  if (least < static_cast<T>(std::numeric_limits<Narrow>::lowest())) return least;
+  return std::nullopt;
+}
+
+template <class T>
+std::string value_text(T value) {
+  std::ostringstream text;
+  text << "the value " << value;
+  return text.str();
+}
+
+/// What a copy from the host meets of a condition on values; empty for nothing.
+std::string met_by_copy(const Rule& rule, const at::Tensor& source) {
+  if (rule.condition == Condition::kCopiedBeyondInt32 && source.scalar_type() == at::kLong) {
+    const auto value = value_beyond<int32_t, int64_t>(source);
+    return value.has_value() ? value_text(*value) : "";
+  }
+  if (rule.condition == Condition::kCopiedBeyondFloat32 && source.scalar_type() == at::kDouble) {
+    const auto value = value_beyond<float, double>(source);
+    return value.has_value() ? value_text(*value) : "";
+  }
+  return "";
+}
+
+bool has_more_dims(c10::ArrayRef<c10::IValue> arguments, int64_t most) {
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isTensor() && argument.toTensor().defined() && argument.toTensor().dim() > most) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool holds(const Rule& rule, c10::ArrayRef<c10::IValue> arguments) {
+  switch (rule.condition) {
+    case Condition::kAlways:
+      return true;
+    case Condition::kMaskAmongIndices:
+      return has_mask_among_indices(arguments);
+    case Condition::kMoreThan5Dims:
+      return has_more_dims(arguments, 5);
+    case Condition::kMoreThan8Dims:
+      return has_more_dims(arguments, 8);
+    default:
+      return false;  // of copies and results
+  }
+}
+
+bool is_reported() { return g_is_reported.load(std::memory_order_relaxed); }
+
 void report(const Rule& rule, const std::string& op, TypeSet types) {
-  if (!g_is_reported.load(std::memory_order_relaxed)) return;
+  if (!is_reported()) return;
   // A rule for whatever type has nothing to say about types.
   const TypeSet met = rule.types == ~TypeSet{0} ? 0 : rule.types & types;
   reporter()(rule.id, op, type_names(met));
-}
-
-const Rule* int64_range_rule() {
-  for (const Rule& rule : table()["*"]) {
-    if (rule.condition == Condition::kBeyondInt32) return &rule;
-  }
-  return nullptr;
 }
 
 }  // namespace
@@ -127,9 +187,7 @@ Consulted consult(const OpRules& rules, const std::string& op, TypeSet types,
   Consulted result;
   for (const Rule& rule : rules.rules) {
     if ((rule.types & types) == 0 || !applies_to_mode(rule)) continue;
-    if (rule.condition == Condition::kMaskAmongIndices && !has_mask_among_indices(arguments)) {
-      continue;
-    }
+    if (!holds(rule, arguments)) continue;
     result.waits |= rule.verdict == Verdict::kDynamic || rule.verdict == Verdict::kWaits;
     if (rule.verdict == Verdict::kOnCpu && !std::exchange(result.is_on_cpu, true)) {
       count_fallback(op);
@@ -148,16 +206,25 @@ void report_entering(const std::string& op, TypeSet types) {
 }
 
 void check_int64_range(const std::string& op, const at::Tensor& cpu) {
-  static const Rule* const rule = int64_range_rule();
-  if (rule == nullptr || !g_is_reported.load(std::memory_order_relaxed)) return;
-  if (cpu.scalar_type() != at::kLong || cpu.numel() == 0) return;
-  c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
-  const auto [least, most] = at::aminmax(cpu);
-  using Limits = std::numeric_limits<int32_t>;
-  const int64_t low = *least.const_data_ptr<int64_t>();
-  const int64_t high = *most.const_data_ptr<int64_t>();
-  if (low >= Limits::min() && high <= Limits::max()) return;
-  reporter()(rule->id, op, "the value " + std::to_string(high > Limits::max() ? high : low));
+  if (!is_reported() || cpu.scalar_type() != at::kLong) return;
+  for (const Rule& rule : table()["*"]) {
+    if (rule.condition != Condition::kBeyondInt32 || !applies_to_mode(rule)) continue;
+    const auto value = value_beyond<int32_t, int64_t>(cpu);
+    if (value.has_value()) reporter()(rule.id, op, value_text(*value));
+  }
+}
+
+void check_copy(const at::Tensor& source, const at::Tensor& destination) {
+  static const OpRules rules = rules_of("aten::copy_", "aten::copy_", {});
+  if (!is_reported() || (rules.watched & type_bit(source.scalar_type())) == 0) return;
+  const bool from_host = !source.device().is_hpu() && destination.device().is_hpu();
+  const c10::IValue arguments[] = {destination, source};
+  for (const Rule& rule : rules.rules) {
+    if ((rule.types & type_bit(source.scalar_type())) == 0 || !applies_to_mode(rule)) continue;
+    if (holds(rule, arguments)) report(rule, "aten::copy_", type_bit(source.scalar_type()));
+    const std::string met = from_host ? met_by_copy(rule, source) : "";
+    if (!met.empty()) reporter()(rule.id, "aten::copy_", met);
+  }
 }
 
 }  // namespace hpu_sim

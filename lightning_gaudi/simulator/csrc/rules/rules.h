@@ -22,7 +22,16 @@ inline TypeSet type_bit(at::ScalarType type) { return TypeSet{1} << static_cast<
 // The order is that of `Verdict` in simulator/rules/table.py.
 enum class Verdict : int { kRefused, kDemoted, kOnCpu, kDynamic, kWaits };
 
-enum class Condition : int { kAlways, kMaskAmongIndices, kBeyondInt32 };
+// The order is that of `_CONDITIONS` there.
+enum class Condition : int {
+  kAlways,
+  kMaskAmongIndices,     ///< an index of bool or uint8
+  kBeyondInt32,          ///< a result with a value that 32 bits cannot hold
+  kCopiedBeyondInt32,    ///< such a value copied from the host
+  kCopiedBeyondFloat32,  ///< a finite value copied from the host that float32 cannot hold
+  kMoreThan5Dims,
+  kMoreThan8Dims
+};
 
 struct Rule {
   int64_t id = 0;  ///< its place in the table
@@ -75,8 +84,11 @@ inline void check_entering(const char* op, TypeSet types) {
   if (types & g_entering_types) report_entering(op, types);
 }
 
-/// Reports an int64 tensor with values that 32 bits cannot hold, where a card has only these.
-/// `cpu` is an alias or the source of a copy.
+/// Reports a result with values that 32 bits cannot hold, where a card has only these. `cpu` is an
+/// alias of it.
 void check_int64_range(const std::string& op, const at::Tensor& cpu);
+
+/// Reports the rules about copies, before one is made.
+void check_copy(const at::Tensor& source, const at::Tensor& destination);
 
 }  // namespace hpu_sim
