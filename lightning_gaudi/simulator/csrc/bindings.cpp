@@ -105,9 +105,9 @@ void report_rules_to(const py::function& function) {
 void init_rules(py::module_& m) {
   m.def("add_rule", [](const std::string& op, int64_t id, int verdict,
                        const std::vector<at::ScalarType>& types, bool in_lazy_mode,
-                       bool in_eager_mode, int condition) {
+                       bool in_eager_mode, const std::string& condition) {
     Rule rule{id,           static_cast<Verdict>(verdict), 0, in_lazy_mode, in_eager_mode,
-              static_cast<Condition>(condition)};
+              condition_named(condition)};
     for (at::ScalarType type : types) rule.types |= type_bit(type);
     if (types.empty()) rule.types = ~TypeSet{0};
     add_rule(op, rule);

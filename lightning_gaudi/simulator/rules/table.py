@@ -14,22 +14,13 @@ from lightning_gaudi.simulator.settings import Settings
 RULES: tuple[Rule, ...] = (*rows_shapes.ROWS,)
 """Every row, in the order of the documentation."""
 
-# The orders are those of the enums in csrc/rules/rules.h.
+# The order is that of the enum in csrc/rules/rules.h.
 _VERDICTS = (
     Verdict.REFUSED,
     Verdict.DEMOTED,
     Verdict.ON_CPU,
     Verdict.DYNAMIC,
     Verdict.WAITS,
-)
-_CONDITIONS = (
-    None,
-    "mask_among_indices",
-    "beyond_int32",
-    "from_host_beyond_int32",
-    "from_host_beyond_float32",
-    "more_than_5_dims",
-    "more_than_8_dims",
 )
 
 
@@ -75,7 +66,7 @@ def _add(device: ModuleType, number: int, rule: Rule) -> None:
             [getattr(torch, name) for name in rule.dtypes],
             rule.mode != "eager",
             rule.mode != "lazy",
-            _CONDITIONS.index(rule.when),
+            rule.when or "",
         )
 
 

@@ -39,7 +39,8 @@ class FallbackCall {
     for (size_t i = 0; i < num_arguments_; ++i) argument_to_cpu(i);
     check_devices();
     if (info_.rules.watched & types_) {
-      consulted_ = consult(info_.rules, info_.name, types_, torch::jit::last(stack_, num_arguments_));
+      consulted_ = consult(info_.rules, info_.name, types_,
+                           {&op_.schema(), torch::jit::last(stack_, num_arguments_)});
     }
     fill_in_generator();
     widen_arguments(info_, stack_, first_, widened_);
@@ -188,7 +189,7 @@ class FallbackCall {
   at::Tensor result_to_hpu(const at::Tensor& tensor) {
     if (results_stay_on_host_) return tensor;
     if (tensor.defined()) result_types_ |= type_bit(tensor.scalar_type());
-    if (tensor.defined()) check_int64_range(info_.name, tensor);
+    if (tensor.defined()) check_result(info_.name, tensor);
     const bool contiguous = info_.has_contiguous_results;
     return widened_.from.has_value()
                ? aliases_of_call_.to_hpu(narrow_result(tensor, widened_), contiguous)

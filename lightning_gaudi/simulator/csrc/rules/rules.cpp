@@ -1,22 +1,16 @@
 #include "rules/rules.h"
 
-#include <ATen/ATen.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <atomic>
-#include <limits>
-#include <optional>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
-#include "aten/dispatch_keys.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
 
 namespace hpu_sim {
 
 TypeSet g_entering_types = 0;
+TypeSet g_watched_results = 0;
 
 namespace {
 
@@ -24,6 +18,12 @@ namespace {
 std::unordered_map<std::string, std::vector<Rule>>& table() {
   static auto& instance = *new std::unordered_map<std::string, std::vector<Rule>>();
   return instance;
+}
+
+const std::vector<Rule>& rules_of_all() {
+  static const std::vector<Rule> none;
+  const auto found = table().find("*");
+  return found == table().end() ? none : found->second;
 }
 
 RuleReport& reporter() {
@@ -38,6 +38,13 @@ void append(const std::string& key, std::vector<Rule>& rules) {
   if (found != table().end()) {
     rules.insert(rules.end(), found->second.begin(), found->second.end());
   }
+}
+
+bool has_waiting_rule(const std::vector<Rule>& rules) {
+  for (const Rule& rule : rules) {
+    if (rule.verdict == Verdict::kDynamic || rule.verdict == Verdict::kWaits) return true;
+  }
+  return false;
 }
 
 std::string name_of(at::Tag tag) {
@@ -55,21 +62,6 @@ bool applies_to_mode(const Rule& rule) {
   return is_lazy() ? rule.in_lazy_mode : rule.in_eager_mode;
 }
 
-bool is_mask(const at::Tensor& index) {
-  return index.defined() &&
-         (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte);
-}
-
-bool has_mask_among_indices(c10::ArrayRef<c10::IValue> arguments) {
-  for (const c10::IValue& argument : arguments) {
-    if (!argument.isOptionalTensorList()) continue;
-    for (const auto& index : argument.toOptionalTensorVector()) {
-      if (index.has_value() && is_mask(*index)) return true;
-    }
-  }
-  return false;
-}
-
 /// "float64, int64"
 std::string type_names(TypeSet types) {
   std::string names;
@@ -80,69 +72,6 @@ std::string type_names(TypeSet types) {
     names += c10::getDtypeNames(type).first;
   }
   return names;
-}
-
-/// Least and most of a CPU tensor of int64 or float64, nans aside; for an empty one zeros.
-template <class T>
-std::pair<T, T> range_of(const at::Tensor& cpu) {
-  if (cpu.numel() == 0) return {0, 0};
-  c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
-  const at::Tensor finite =
-      cpu.is_floating_point() ? at::nan_to_num(cpu, 0.0, 0.0, 0.0) : cpu;
-  const auto [least, most] = at::aminmax(finite);
-  return {least.template item<T>(), most.template item<T>()};
-}
-
-template <class Narrow, class T>
-std::optional<T> value_beyond(const at::Tensor& cpu) {
-  const auto [least, most] = range_of<T>(cpu);
-  if (most > static_cast<T>(std::numeric_limits<Narrow>::max())) return most;
-  if (least < static_cast<T>(std::numeric_limits<Narrow>::lowest())) return least;
-  return std::nullopt;
-}
-
-template <class T>
-std::string value_text(T value) {
-  std::ostringstream text;
-  text << "the value " << value;
-  return text.str();
-}
-
-/// What a copy from the host meets of a condition on values; empty for nothing.
-std::string met_by_copy(const Rule& rule, const at::Tensor& source) {
-  if (rule.condition == Condition::kCopiedBeyondInt32 && source.scalar_type() == at::kLong) {
-    const auto value = value_beyond<int32_t, int64_t>(source);
-    return value.has_value() ? value_text(*value) : "";
-  }
-  if (rule.condition == Condition::kCopiedBeyondFloat32 && source.scalar_type() == at::kDouble) {
-    const auto value = value_beyond<float, double>(source);
-    return value.has_value() ? value_text(*value) : "";
-  }
-  return "";
-}
-
-bool has_more_dims(c10::ArrayRef<c10::IValue> arguments, int64_t most) {
-  for (const c10::IValue& argument : arguments) {
-    if (argument.isTensor() && argument.toTensor().defined() && argument.toTensor().dim() > most) {
-      return true;
-    }
-  }
-  return false;
-}
-
-bool holds(const Rule& rule, c10::ArrayRef<c10::IValue> arguments) {
-  switch (rule.condition) {
-    case Condition::kAlways:
-      return true;
-    case Condition::kMaskAmongIndices:
-      return has_mask_among_indices(arguments);
-    case Condition::kMoreThan5Dims:
-      return has_more_dims(arguments, 5);
-    case Condition::kMoreThan8Dims:
-      return has_more_dims(arguments, 8);
-    default:
-      return false;  // of copies and results
-  }
 }
 
 bool is_reported() { return g_is_reported.load(std::memory_order_relaxed); }
@@ -158,12 +87,14 @@ void report(const Rule& rule, const std::string& op, TypeSet types) {
 
 void add_rule(const std::string& op, const Rule& rule) {
   table()[op].push_back(rule);
-  if (op == "*" && rule.condition == Condition::kAlways) g_entering_types |= rule.types;
+  if (op != "*") return;
+  (rule.condition.result == nullptr ? g_entering_types : g_watched_results) |= rule.types;
 }
 
 void clear_rules() {
   table().clear();
   g_entering_types = 0;
+  g_watched_results = 0;
 }
 
 void set_rule_report(RuleReport report) { reporter() = std::move(report); }
@@ -174,20 +105,19 @@ OpRules rules_of(const std::string& base_name, const std::string& full_name,
   OpRules result;
   append(base_name, result.rules);
   if (full_name != base_name) append(full_name, result.rules);
-  // An index waits for a mask alone, which rows of their own say.
-  if (base_name.rfind("aten::index", 0) != 0) {
+  // Rows of their own say more exactly when, and what to do instead.
+  if (!has_waiting_rule(result.rules)) {
     for (at::Tag tag : tags) append(name_of(tag), result.rules);
   }
   for (const Rule& rule : result.rules) result.watched |= rule.types;
   return result;
 }
 
-Consulted consult(const OpRules& rules, const std::string& op, TypeSet types,
-                  c10::ArrayRef<c10::IValue> arguments) {
+Consulted consult(const OpRules& rules, const std::string& op, TypeSet types, const Call& call) {
   Consulted result;
   for (const Rule& rule : rules.rules) {
     if ((rule.types & types) == 0 || !applies_to_mode(rule)) continue;
-    if (!holds(rule, arguments)) continue;
+    if (rule.condition.call != nullptr && !rule.condition.call(call)) continue;
     result.waits |= rule.verdict == Verdict::kDynamic || rule.verdict == Verdict::kWaits;
     if (rule.verdict == Verdict::kOnCpu && !std::exchange(result.is_on_cpu, true)) {
       count_fallback(op);
@@ -198,31 +128,29 @@ Consulted consult(const OpRules& rules, const std::string& op, TypeSet types,
 }
 
 void report_entering(const std::string& op, TypeSet types) {
-  for (const Rule& rule : table()["*"]) {
-    if ((rule.types & types) && applies_to_mode(rule) && rule.condition == Condition::kAlways) {
+  for (const Rule& rule : rules_of_all()) {
+    if ((rule.types & types) && applies_to_mode(rule) && rule.condition.result == nullptr) {
       report(rule, op, types);
     }
   }
 }
 
-void check_int64_range(const std::string& op, const at::Tensor& cpu) {
-  if (!is_reported() || cpu.scalar_type() != at::kLong) return;
-  for (const Rule& rule : table()["*"]) {
-    if (rule.condition != Condition::kBeyondInt32 || !applies_to_mode(rule)) continue;
-    const auto value = value_beyond<int32_t, int64_t>(cpu);
-    if (value.has_value()) reporter()(rule.id, op, value_text(*value));
+void report_result(const std::string& op, const at::Tensor& cpu) {
+  if (!is_reported()) return;
+  for (const Rule& rule : rules_of_all()) {
+    if (rule.condition.result == nullptr || !applies_to_mode(rule)) continue;
+    const std::string met = rule.condition.result(cpu);
+    if (!met.empty()) reporter()(rule.id, op, met);
   }
 }
 
 void check_copy(const at::Tensor& source, const at::Tensor& destination) {
   static const OpRules rules = rules_of("aten::copy_", "aten::copy_", {});
   if (!is_reported() || (rules.watched & type_bit(source.scalar_type())) == 0) return;
-  const bool from_host = !source.device().is_hpu() && destination.device().is_hpu();
-  const c10::IValue arguments[] = {destination, source};
   for (const Rule& rule : rules.rules) {
-    if ((rule.types & type_bit(source.scalar_type())) == 0 || !applies_to_mode(rule)) continue;
-    if (holds(rule, arguments)) report(rule, "aten::copy_", type_bit(source.scalar_type()));
-    const std::string met = from_host ? met_by_copy(rule, source) : "";
+    if (rule.condition.copy == nullptr || !applies_to_mode(rule)) continue;
+    if ((rule.types & type_bit(source.scalar_type())) == 0) continue;
+    const std::string met = rule.condition.copy(source, destination);
     if (!met.empty()) reporter()(rule.id, "aten::copy_", met);
   }
 }

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "rules/conditions.h"
+
 namespace hpu_sim {
 
 struct OpInfo;
@@ -22,24 +24,13 @@ inline TypeSet type_bit(at::ScalarType type) { return TypeSet{1} << static_cast<
 // The order is that of `Verdict` in simulator/rules/table.py.
 enum class Verdict : int { kRefused, kDemoted, kOnCpu, kDynamic, kWaits };
 
-// The order is that of `_CONDITIONS` there.
-enum class Condition : int {
-  kAlways,
-  kMaskAmongIndices,     ///< an index of bool or uint8
-  kBeyondInt32,          ///< a result with a value that 32 bits cannot hold
-  kCopiedBeyondInt32,    ///< such a value copied from the host
-  kCopiedBeyondFloat32,  ///< a finite value copied from the host that float32 cannot hold
-  kMoreThan5Dims,
-  kMoreThan8Dims
-};
-
 struct Rule {
   int64_t id = 0;  ///< its place in the table
   Verdict verdict = Verdict::kDemoted;
   TypeSet types = ~TypeSet{0};
   bool in_lazy_mode = true;
   bool in_eager_mode = true;
-  Condition condition = Condition::kAlways;
+  Condition condition;
 };
 
 /// The rules of one operator, read when it is met first.
@@ -72,8 +63,7 @@ struct Consulted {
 };
 
 /// Looks up what `rules` say of a call whose hpu tensors have `types`, and reports it.
-Consulted consult(const OpRules& rules, const std::string& op, TypeSet types,
-                  c10::ArrayRef<c10::IValue> arguments = {});
+Consulted consult(const OpRules& rules, const std::string& op, TypeSet types, const Call& call);
 
 /// Types whose coming onto the card some rule is about.
 extern TypeSet g_entering_types;
@@ -84,9 +74,12 @@ inline void check_entering(const char* op, TypeSet types) {
   if (types & g_entering_types) report_entering(op, types);
 }
 
-/// Reports a result with values that 32 bits cannot hold, where a card has only these. `cpu` is an
-/// alias of it.
-void check_int64_range(const std::string& op, const at::Tensor& cpu);
+/// Reports the rules about values of results. `cpu` is an alias of the result.
+extern TypeSet g_watched_results;
+void report_result(const std::string& op, const at::Tensor& cpu);
+inline void check_result(const std::string& op, const at::Tensor& cpu) {
+  if (type_bit(cpu.scalar_type()) & g_watched_results) report_result(op, cpu);
+}
 
 /// Reports the rules about copies, before one is made.
 void check_copy(const at::Tensor& source, const at::Tensor& destination);

@@ -1,0 +1,187 @@
+#include "rules/conditions.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <unordered_map>
+
+#include "aten/dispatch_keys.h"
+
+namespace hpu_sim {
+
+const c10::IValue* Call::find(const char* name) const {
+  if (schema == nullptr) return nullptr;
+  const auto index = schema->argumentIndexWithName(name);
+  return index.has_value() ? &arguments[*index] : nullptr;
+}
+
+namespace {
+
+bool is_true(const Call& call, const char* name) {
+  const c10::IValue* value = call.find(name);
+  return value != nullptr && value->isBool() && value->toBool();
+}
+
+std::optional<at::Tensor> tensor(const Call& call, const char* name) {
+  const c10::IValue* value = call.find(name);
+  if (value == nullptr || !value->isTensor() || !value->toTensor().defined()) return std::nullopt;
+  return value->toTensor();
+}
+
+int64_t most_dims(const Call& call) {
+  int64_t most = 0;
+  for (const c10::IValue& argument : call.arguments) {
+    if (argument.isTensor() && argument.toTensor().defined()) {
+      most = std::max(most, argument.toTensor().dim());
+    }
+  }
+  return most;
+}
+
+template <int64_t limit>
+bool more_dims_than(const Call& call) {
+  return most_dims(call) > limit;
+}
+bool at_most_4_dims(const Call& call) { return most_dims(call) <= 4; }
+
+struct Indices {
+  int num_masks = 0;
+  int num_others = 0;
+};
+
+Indices indices_of(const Call& call) {
+  Indices result;
+  for (const c10::IValue& argument : call.arguments) {
+    if (!argument.isOptionalTensorList()) continue;
+    for (const auto& index : argument.toOptionalTensorVector()) {
+      if (!index.has_value() || !index->defined()) continue;
+      const at::ScalarType type = index->scalar_type();
+      ++(type == at::kBool || type == at::kByte ? result.num_masks : result.num_others);
+    }
+  }
+  return result;
+}
+
+bool mask_among_indices(const Call& call) { return indices_of(call).num_masks > 0; }
+bool mask_beside_indices(const Call& call) {
+  const Indices indices = indices_of(call);
+  return indices.num_masks > 0 && indices.num_masks + indices.num_others > 1;
+}
+
+bool output_size_missing(const Call& call) {
+  const c10::IValue* size = call.find("output_size");
+  return size == nullptr || size->isNone();
+}
+
+bool condition_not_bool(const Call& call) {
+  const auto condition = tensor(call, "condition");
+  return condition.has_value() && condition->scalar_type() != at::kBool;
+}
+
+bool embedding_sparse_or_scaled(const Call& call) {
+  return is_true(call, "sparse") || is_true(call, "scale_grad_by_freq");
+}
+
+bool sparse_or_deterministic(const Call& call) {
+  return is_true(call, "sparse") || at::globalContext().deterministicAlgorithms();
+}
+
+bool norm_parameters_not_float32(const Call& call) {
+  for (const char* name : {"weight", "bias", "running_mean", "running_var"}) {
+    const auto parameter = tensor(call, name);
+    if (parameter.has_value() && parameter->scalar_type() != at::kFloat) return true;
+  }
+  return false;
+}
+
+bool patches_not_of_14(const Call& call) {
+  for (const char* name : {"kernel_size", "stride"}) {
+    const c10::IValue* sizes = call.find(name);
+    if (sizes == nullptr) return true;
+    for (int64_t size : sizes->toIntVector()) {
+      if (size != 14) return true;
+    }
+  }
+  return false;
+}
+
+/// Least and most, without what is not finite.
+template <class T>
+std::pair<T, T> range_of(const at::Tensor& cpu) {
+  if (cpu.numel() == 0) return {0, 0};
+  c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
+  const at::Tensor finite =
+      cpu.is_floating_point() ? at::nan_to_num(cpu, 0.0, 0.0, 0.0) : cpu;
+  const auto [least, most] = at::aminmax(finite);
+  return {least.template item<T>(), most.template item<T>()};
+}
+
+/// "the value 3000000000" if `cpu`, of type T, holds one that `Narrow` cannot.
+template <class Narrow, class T>
+std::string value_beyond(const at::Tensor& cpu) {
+  const auto [least, most] = range_of<T>(cpu);
+  std::ostringstream text;
+  if (most > static_cast<T>(std::numeric_limits<Narrow>::max())) {
+    text << "the value " << most;
+  } else if (least < static_cast<T>(std::numeric_limits<Narrow>::lowest())) {
+    text << "the value " << least;
+  }
+  return text.str();
+}
+
+bool is_from_host(const at::Tensor& source, const at::Tensor& destination) {
+  return !source.device().is_hpu() && destination.device().is_hpu();
+}
+
+std::string from_host_beyond_int32(const at::Tensor& source, const at::Tensor& destination) {
+  if (!is_from_host(source, destination) || source.scalar_type() != at::kLong) return "";
+  return value_beyond<int32_t, int64_t>(source);
+}
+
+std::string from_host_beyond_float32(const at::Tensor& source, const at::Tensor& destination) {
+  if (!is_from_host(source, destination) || source.scalar_type() != at::kDouble) return "";
+  return value_beyond<float, double>(source);
+}
+
+std::string beyond_int32(const at::Tensor& result) {
+  return result.scalar_type() == at::kLong ? value_beyond<int32_t, int64_t>(result) : "";
+}
+
+std::string copied_more_than_8_dims(const at::Tensor& source, const at::Tensor&) {
+  return source.dim() > 8 ? std::to_string(source.dim()) + " dimensions" : "";
+}
+
+Condition on_call(CallCondition condition) { return {condition, nullptr, nullptr}; }
+Condition on_copy(CopyCondition condition) { return {nullptr, condition, nullptr}; }
+
+}  // namespace
+
+Condition condition_named(const std::string& name) {
+  static const auto* conditions = new std::unordered_map<std::string, Condition>{
+      {"", {}},
+      {"at_most_4_dims", on_call(&at_most_4_dims)},
+      {"more_than_4_dims", on_call(&more_dims_than<4>)},
+      {"more_than_5_dims", on_call(&more_dims_than<5>)},
+      {"mask_among_indices", on_call(&mask_among_indices)},
+      {"mask_beside_indices", on_call(&mask_beside_indices)},
+      {"output_size_missing", on_call(&output_size_missing)},
+      {"condition_not_bool", on_call(&condition_not_bool)},
+      {"embedding_sparse_or_scaled", on_call(&embedding_sparse_or_scaled)},
+      {"sparse_or_deterministic", on_call(&sparse_or_deterministic)},
+      {"norm_parameters_not_float32", on_call(&norm_parameters_not_float32)},
+      {"patches_not_of_14", on_call(&patches_not_of_14)},
+      {"from_host_beyond_int32", on_copy(&from_host_beyond_int32)},
+      {"from_host_beyond_float32", on_copy(&from_host_beyond_float32)},
+      {"copied_more_than_8_dims", on_copy(&copied_more_than_8_dims)},
+      {"beyond_int32", {nullptr, nullptr, &beyond_int32}},
+  };
+  const auto found = conditions->find(name);
+  TORCH_CHECK_VALUE(found != conditions->end(), "No rule can ask for the condition '", name,
+                    "'. Add it in rules/conditions.cpp.");
+  return found->second;
+}
+
+}  // namespace hpu_sim
