@@ -4,12 +4,12 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <memory>
 #include <optional>
 
 #include "aten/alias.h"
 #include "aten/dispatch_keys.h"
 #include "aten/op_info.h"
+#include "aten/random.h"
 #include "aten/widen.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
@@ -139,9 +139,11 @@ class FallbackCall {
 
   void call_cpu_kernel() {
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
-    std::optional<ScopedEngineSwap> swap;
-    if (info_.draws_without_generator) swap.emplace();
-    op_.redispatchBoxed(kCpuKeys, &stack_);
+    if (info_.draws_without_generator) {
+      call_drawing_kernel(info_, op_, stack_);
+    } else {
+      op_.redispatchBoxed(kCpuKeys, &stack_);
+    }
   }
 
   void sync_mutated() {
