@@ -92,7 +92,7 @@ struct Unboxed<Op, Tensor(Arguments...)> {
 template <class Op, class... Arguments>
 struct Unboxed<Op, Tensor&(Tensor&, Arguments...)> {
   static Tensor& call(Tensor& self, Arguments... arguments) {
-    if (is_lazy() || !(is_plain(self) && ... && is_plain(arguments))) {
+    if (is_lazy() || !self.device().is_hpu() || !(is_plain(arguments) && ...)) {
       call_boxed<Op>(self, arguments...);
       return self;
     }
