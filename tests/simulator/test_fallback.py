@@ -18,6 +18,12 @@ def matrix() -> torch.Tensor:
     return torch.arange(12.0, device="hpu").view(3, 4)
 
 
+@pytest.fixture(params=["eager", "lazy"])
+def mode(request: pytest.FixtureRequest) -> None:
+    if request.param == "lazy":
+        request.getfixturevalue("lazy")
+
+
 # Identity and views
 
 
@@ -151,6 +157,41 @@ def test_what_may_stay_on_the_host(matrix: torch.Tensor) -> None:
     assert torch.equal(two - one, matrix * matrix)
 
 
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize(
+    ("write", "operator"),
+    [
+        (lambda cpu, hpu: cpu.add_(hpu), r"'self' of aten::add_\.Tensor"),
+        (lambda cpu, hpu: cpu.addcmul_(hpu, hpu), "'self' of aten::addcmul_"),
+        (lambda cpu, hpu: cpu.bitwise_or_(hpu.bool()), r"'self' of aten::bitwise_or_\.Tensor"),
+        (lambda cpu, hpu: torch.add(hpu, hpu, out=cpu), r"'out' of aten::add\.out"),
+        (lambda cpu, hpu: torch.sum(hpu, (), out=cpu), r"'out' of aten::sum\.IntList_out"),
+        (lambda cpu, hpu: torch._foreach_add_([hpu, cpu], [hpu, hpu]), r"'self' of aten::.*add_.*"),
+    ],
+    ids=["unboxed", "unboxed of three", "boxed", "out", "out of a reduction", "foreach"],
+)
+def test_number_of_the_host_is_not_written_by_the_card(
+    write: Callable[..., Any], operator: str
+) -> None:
+    """As on CUDA: the host would otherwise wait for every such write without a word."""
+    total = torch.tensor(0, dtype=torch.bool if "bitwise" in operator else torch.float32)
+    with pytest.raises(
+        RuntimeError,
+        match=rf"hpu:0 and cpu! Argument {operator} is the other one: it is written.* \.item\(\)",
+    ):
+        write(total, torch.tensor(1.0, device="hpu"))
+    assert total == 0
+
+
+def test_a_running_total_on_the_host_takes_a_value_off_the_card() -> None:
+    loss, total = torch.tensor(1.5, device="hpu"), torch.tensor(0.0)
+    with pytest.raises(RuntimeError, match="it is written"):
+        total += loss
+    total += loss.item()
+    total.copy_(total + loss.cpu())
+    assert total == 3
+
+
 def test_results_asked_for_on_the_host_are_there(matrix: torch.Tensor) -> None:
     assert torch.zeros_like(matrix, device="cpu").device.type == "cpu"
     assert matrix.new_ones(2, device="cpu").device.type == "cpu"
@@ -185,6 +226,35 @@ def test_another_card_is_refused(make: Callable[..., torch.Tensor]) -> None:
 def test_sparse_tensors_are_refused(make: Callable[..., Any], matrix: torch.Tensor) -> None:
     with pytest.raises(NotImplementedError, match="parse tensors are not supported on HPU"):
         make(matrix)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), "Quantized.*quint8"),
+        (lambda x: torch.quantize_per_tensor(x.cpu(), 0.1, 0, torch.qint8).to("hpu"), "Quantized"),
+        (
+            lambda x: torch._empty_affine_quantized(
+                [2], scale=0.1, zero_point=0, dtype=torch.quint8, device="hpu"
+            ),
+            "Quantized",
+        ),
+        (
+            lambda x: torch._nested_tensor_from_mask(x[None], torch.ones(1, 3).bool().to("hpu")),
+            "Nested.*Pad to one length",
+        ),
+        (lambda x: x.to_mkldnn(), "oneDNN's.*to_mkldnn"),
+    ],
+    ids=["quantized", "moved", "made", "nested", "mkldnn"],
+)
+def test_what_is_no_plain_array_is_refused_and_named(
+    make: Callable[..., Any], message: str, matrix: torch.Tensor
+) -> None:
+    before = _hpu_sim.memory_stats()["InUse"]
+    with pytest.raises(NotImplementedError, match=message):
+        make(matrix)
+    assert _hpu_sim.memory_stats()["InUse"] == before
 
 
 def test_dlpack_and_queues_say_that_they_cannot(matrix: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import _hpu_sim
@@ -25,6 +26,8 @@ def generator() -> torch.Generator:
         lambda device: torch.empty(5, device=device).exponential_(),
         lambda device: torch.bernoulli(torch.full((5,), 0.5, device=device)),
         lambda device: functional.dropout(torch.ones(9, device=device), 0.5),
+        lambda device: torch.native_dropout(torch.ones(9, device=device), 0.3, True)[0],
+        lambda device: torch.native_dropout(torch.ones(9, device=device).half(), 0.3, None)[0],
         lambda device: torch.rrelu(-torch.ones(5, device=device), training=True),
         lambda device: torch.multinomial(torch.ones(9, device=device), 4),
     ],
@@ -48,6 +51,91 @@ def test_draws_leave_the_stream_of_the_cpu_alone(generator: torch.Generator) -> 
     device_state = generator.get_state()
     torch.randn(5)
     assert torch.equal(generator.get_state(), device_state)
+
+
+def _attend(dropout: float = 0.0) -> torch.Tensor:
+    query = torch.ones(2, 2, 16, 8, device="hpu", requires_grad=True)
+    attended = functional.scaled_dot_product_attention(query, query, query, dropout_p=dropout)
+    attended.sum().backward()
+    return attended
+
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "attention": _attend,
+    "attention with dropout": lambda: _attend(0.5),
+    "dropout": lambda: functional.dropout(torch.ones(4096, device="hpu"), 0.5),
+    "native_dropout": lambda: torch.native_dropout(torch.ones(4096, device="hpu"), 0.5, True),
+}
+"""Operators that torch says are random, and that take no generator, or consist of such."""
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_another_thread_draws_what_its_seed_says_meanwhile(name: str) -> None:
+    """The CPU's default generator is everybody's: the card must not touch it for a moment."""
+    expected = torch.rand(3000, generator=torch.Generator().manual_seed(7))
+    torch.default_generator.manual_seed(7)
+    ended = threading.Event()
+
+    def draw_on_the_card() -> None:
+        while not ended.is_set():
+            DRAWS[name]()
+
+    thread = threading.Thread(target=draw_on_the_card)
+    thread.start()
+    try:
+        drawn = torch.cat([torch.rand(1) for _ in range(3000)])
+    finally:
+        ended.set()
+        thread.join()
+    assert torch.equal(drawn, expected)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_only_dropout_draws_and_from_the_stream_of_the_card(
+    name: str, generator: torch.Generator
+) -> None:
+    of_host, of_card = torch.get_rng_state(), generator.get_state()
+    DRAWS[name]()
+    assert torch.equal(torch.get_rng_state(), of_host)
+    assert torch.equal(generator.get_state(), of_card) == (name == "attention")
+
+
+@pytest.mark.parametrize("train", [False, True, None])
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("shape", [(0,), (5, 7)])
+def test_native_dropout_is_that_of_the_cpu(
+    shape: tuple[int, ...], p: float, train: bool | None, generator: torch.Generator
+) -> None:
+    source = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    results = []
+    for device in ("hpu", "cpu"):
+        torch.default_generator.manual_seed(3)
+        generator.manual_seed(3)
+        inputs = source.to(device).requires_grad_()
+        output, mask = torch.native_dropout(inputs * 1, p, train)
+        output.sum().backward()
+        results.append((output.detach(), mask, inputs.grad))
+    for on_card, on_host in zip(*results, strict=True):
+        assert on_card.dtype == on_host.dtype
+        assert torch.equal(on_card.cpu(), on_host)
+
+
+def test_what_torch_has_on_the_cpu_that_draws_without_a_generator_is_known() -> None:
+    """A new one of torch's would raise: see csrc/aten/random.cpp."""
+    found = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        operator, _, overload = name.partition(".")
+        if operator.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(
+            name, "CPU"
+        ):
+            op = getattr(getattr(torch.ops.aten, operator[6:]), overload or "default")
+            arguments = [str(argument.type) for argument in op._schema.arguments]
+            if torch.Tag.nondeterministic_seeded in op.tags and not any(
+                "Generator" in kind for kind in arguments
+            ):
+                found.add(operator)
+    known = {"native_dropout", "_scaled_dot_product_flash_attention_for_cpu", "_fused_sdp_choice"}
+    assert found == {f"aten::{name}" for name in known}
 
 
 def test_generator_says_its_device_and_seed(generator: torch.Generator) -> None:

@@ -116,7 +116,7 @@ c10::Storage AliasTable::cpu_storage(const c10::Storage& hpu) {
 
 at::Tensor AliasTable::to_hpu(const at::Tensor& tensor, bool contiguous) {
   if (!tensor.defined() || !tensor.device().is_cpu()) return tensor;
-  if (!tensor.has_storage()) refuse_layout(tensor.layout());
+  if (!is_dense(tensor)) refuse_layout(tensor);
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (const at::Tensor* known = tensors_.hpu_of(impl)) return *known;
   const c10::Storage& cpu = impl->unsafe_storage();

@@ -4,12 +4,13 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <memory>
+#include <algorithm>
 #include <optional>
 
 #include "aten/alias.h"
 #include "aten/dispatch_keys.h"
 #include "aten/op_info.h"
+#include "aten/random.h"
 #include "aten/widen.h"
 #include "rules/rules.h"
 #include "runtime/device.h"
@@ -122,13 +123,18 @@ class FallbackCall {
 
   void see(const at::Tensor& tensor, size_t i) {
     if (!tensor.defined()) return;
-    if (tensor.device().is_hpu()) types_ |= type_bit(tensor.scalar_type());
-    if (!tensor.device().is_hpu() && tensor.dim() > 0 && !info_.may_be_on_host[i]) {
-      stranger_ = {i, tensor.device()};
+    if (tensor.device().is_hpu()) {
+      types_ |= type_bit(tensor.scalar_type());
+      return;
+    }
+    const auto& mutated = info_.mutated_arguments;
+    const bool is_written = std::count(mutated.begin(), mutated.end(), static_cast<int>(i)) > 0;
+    if (is_written || (tensor.dim() > 0 && !info_.may_be_on_host[i])) {
+      stranger_ = {i, tensor.device(), is_written};
     }
   }
 
-  // A CPU tensor of no dimensions counts as a number and may go anywhere.
+  // A CPU tensor of no dimensions counts as a number: any argument that is only read may be one.
   void check_devices() {
     if (!stranger_.has_value()) return;
     TORCH_CHECK(false,
@@ -136,7 +142,12 @@ class FallbackCall {
                 "hpu:0 and ",
                 stranger_->device, "! Argument '",
                 op_.schema().arguments()[stranger_->argument].name(), "' of ", info_.name,
-                " is the other one: move it with .to(\"hpu\").");
+                " is the other one: ",
+                stranger_->is_written
+                    ? "it is written, which an operator of the card can only do on the card. Make "
+                      "it there (device=\"hpu\"), or take the value off the card with .item() or "
+                      ".cpu() first."
+                    : "move it with .to(\"hpu\").");
   }
 
   void fill_in_generator() {
@@ -147,9 +158,11 @@ class FallbackCall {
 
   void call_cpu_kernel() {
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
-    std::optional<ScopedEngineSwap> swap;
-    if (info_.draws_without_generator) swap.emplace();
-    op_.redispatchBoxed(kCpuKeys, &stack_);
+    if (info_.draws_without_generator) {
+      call_drawing_kernel(info_, op_, stack_);
+    } else {
+      op_.redispatchBoxed(kCpuKeys, &stack_);
+    }
   }
 
   void sync_mutated() {
@@ -227,6 +240,7 @@ class FallbackCall {
   struct Stranger {
     size_t argument;
     c10::Device device;
+    bool is_written;
   };
   std::optional<Stranger> stranger_;
   bool results_stay_on_host_ = false;

@@ -13,12 +13,29 @@ namespace {
       "). Keep the tensor dense: sparse=False for an Embedding, .to_dense() before .to(\"hpu\").");
 }
 
+/// What kind of tensor it is, and what to do instead.
+std::pair<const char*, const char*> describe(const at::Tensor& tensor) {
+  if (tensor.is_quantized()) {
+    return {"Quantized",
+            "Quantize on the CPU, and use what is quantized there; the vendor's way to 8 bits is "
+            "fp8, which is not simulated."};
+  }
+  if (tensor.is_nested()) {
+    return {"Nested", "Pad to one length, or pack sequences into rows (lightning_gaudi.data)."};
+  }
+  if (tensor.is_mkldnn()) {
+    return {"oneDNN's", "Leave the format to the card: do not call to_mkldnn()."};
+  }
+  return {"Sparse", "Compute it on the CPU, or keep it dense."};
+}
+
 }  // namespace
 
-void refuse_layout(c10::Layout layout) {
+void refuse_layout(const at::Tensor& cpu) {
+  const auto [kind, instead] = describe(cpu);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "Only dense tensors are supported on HPU, but the result has layout ", layout,
-      ". Sparse tensors are not supported on HPU: compute it on the CPU.");
+      false, kind, " tensors are not supported on HPU, and the result is one (dtype ", cpu.dtype(),
+      ", layout ", cpu.layout(), "). ", instead);
 }
 
 TORCH_LIBRARY_IMPL(_, SparseHPU, library) {

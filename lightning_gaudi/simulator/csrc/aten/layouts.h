@@ -1,11 +1,15 @@
-// Layouts that the card does not have.
+// What is no dense tensor has no place on the card.
 #pragma once
 
-#include <c10/core/Layout.h>
+#include <ATen/core/Tensor.h>
 
 namespace hpu_sim {
 
-/// Raises NotImplementedError: sparse tensors are not supported on HPU.
-[[noreturn]] void refuse_layout(c10::Layout layout);
+/// Whether the CPU tensor is a plain array in memory, which an hpu tensor can stand for: not
+/// sparse, quantized, nested or in a library's own format.
+inline bool is_dense(const at::Tensor& cpu) { return cpu.key_set().has(c10::DispatchKey::CPU); }
+
+/// Raises NotImplementedError for a result that is not dense, and says what it is.
+[[noreturn]] void refuse_layout(const at::Tensor& cpu);
 
 }  // namespace hpu_sim

@@ -95,7 +95,8 @@ template <class Op, class... Arguments>
 struct Unboxed<Op, Tensor&(Tensor&, Arguments...)> {
   static Tensor& call(Tensor& self, Arguments... arguments) {
     static const TypeSet watched = op_info(handle<Op>()).rules.watched;
-    if (is_lazy() || !(is_plain(self, watched) && ... && is_plain(arguments, watched))) {
+    if (is_lazy() || !self.device().is_hpu() ||
+        !(is_plain(self, watched) && ... && is_plain(arguments, watched))) {
       call_boxed<Op>(self, arguments...);
       return self;
     }

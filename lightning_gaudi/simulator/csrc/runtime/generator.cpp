@@ -46,23 +46,6 @@ class HPUGeneratorImpl final : public c10::GeneratorImpl {
   mutable at::Generator cpu_;
 };
 
-std::mutex g_swap_mutex;
-
-void swap_default_engines() {
-  auto* cpu = at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
-  auto* hpu = at::check_generator<at::CPUGeneratorImpl>(cpu_generator_of(default_generator()));
-  std::scoped_lock lock(cpu->mutex_, hpu->mutex_);
-  auto engine = cpu->engine();
-  cpu->set_engine(hpu->engine());
-  hpu->set_engine(engine);
-  auto float_sample = cpu->next_float_normal_sample();
-  cpu->set_next_float_normal_sample(hpu->next_float_normal_sample());
-  hpu->set_next_float_normal_sample(float_sample);
-  auto double_sample = cpu->next_double_normal_sample();
-  cpu->set_next_double_normal_sample(hpu->next_double_normal_sample());
-  hpu->set_next_double_normal_sample(double_sample);
-}
-
 }  // namespace
 
 const at::Generator& default_generator() {
@@ -74,16 +57,6 @@ at::Generator make_generator() { return at::make_generator<HPUGeneratorImpl>(); 
 
 const at::Generator& cpu_generator_of(const at::Generator& hpu) {
   return at::check_generator<HPUGeneratorImpl>(hpu)->cpu();
-}
-
-ScopedEngineSwap::ScopedEngineSwap() {
-  g_swap_mutex.lock();
-  swap_default_engines();
-}
-
-ScopedEngineSwap::~ScopedEngineSwap() {
-  swap_default_engines();
-  g_swap_mutex.unlock();
 }
 
 }  // namespace hpu_sim
