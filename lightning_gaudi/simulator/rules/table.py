@@ -6,12 +6,26 @@ import os
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from lightning_gaudi.simulator.rules import rows_shapes
+from lightning_gaudi.simulator.rules import (
+    rows_collectives,
+    rows_differences,
+    rows_fallbacks,
+    rows_fallbacks_by_argument,
+    rows_shapes,
+    rows_types,
+)
 from lightning_gaudi.simulator.rules.report import is_reported, report
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
 from lightning_gaudi.simulator.settings import Settings
 
-RULES: tuple[Rule, ...] = (*rows_shapes.ROWS,)
+RULES: tuple[Rule, ...] = (
+    *rows_types.ROWS,
+    *rows_shapes.ROWS,
+    *rows_fallbacks.ROWS,
+    *rows_fallbacks_by_argument.ROWS,
+    *rows_collectives.ROWS,
+    *rows_differences.ROWS,
+)
 """Every row, in the order of the documentation."""
 
 # The order is that of the enum in csrc/rules/rules.h.
@@ -41,6 +55,7 @@ def applying(settings: Settings) -> list[Rule]:
 def install(device: ModuleType, settings: Settings) -> None:
     """Give the device the rules that operators can meet, before any operator runs."""
     rules = [rule for rule in applying(settings) if rule.verdict in _VERDICTS]
+    rules = [rule for rule in rules if not rule.operators[0].startswith("hccl::")]
     device.clear_rules()
     for number, rule in enumerate(rules):
         _add(device, number, rule)

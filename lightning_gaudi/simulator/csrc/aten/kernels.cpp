@@ -65,9 +65,9 @@ void count_copy(const Tensor& source, const Tensor& destination) {
   }
 }
 
-Tensor copy_from(const Tensor& source, const Tensor& destination, bool) {
+Tensor copy_from(const Tensor& source, const Tensor& destination, bool non_blocking) {
   touch_device();
-  check_copy(source, destination);
+  check_copy(source, destination, non_blocking);
   count_copy(source, destination);
   {
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);

@@ -6,6 +6,8 @@
 #include <ATen/OpMathType.h>
 #include <torch/library.h>
 
+#include "rules/rules.h"
+
 namespace hpu_sim {
 namespace {
 
@@ -37,6 +39,7 @@ void update_running(const optional<Tensor>& running, const Tensor& now, double m
 
 /// Of `input` [B, C, ...], on this rank alone: mean and 1 / std, [C] each.
 std::tuple<Tensor, Tensor> stats(const Tensor& input, double eps) {
+  check_own_kernel("aten::batch_norm_stats");
   auto [variance, mean] =
       at::var_mean(widen(input), reduced_dims(input), /*correction=*/at::Scalar(0));
   return {mean, (variance + eps).rsqrt()};

@@ -80,7 +80,7 @@ template <class Op, class... Arguments>
 struct Unboxed<Op, Tensor(Arguments...)> {
   static Tensor call(Arguments... arguments) {
     static const OpInfo& info = op_info(handle<Op>());
-    if (is_lazy() || !(is_plain(arguments, info.rules.watched) && ...)) {
+    if (is_lazy() || !(is_plain(arguments, info.rules.watched | g_watched_results) && ...)) {
       return call_boxed<Op>(arguments...)[0].toTensor();
     }
     touch_device();
@@ -94,7 +94,8 @@ struct Unboxed<Op, Tensor(Arguments...)> {
 template <class Op, class... Arguments>
 struct Unboxed<Op, Tensor&(Tensor&, Arguments...)> {
   static Tensor& call(Tensor& self, Arguments... arguments) {
-    static const TypeSet watched = op_info(handle<Op>()).rules.watched;
+    static const OpRules& rules = op_info(handle<Op>()).rules;
+    const TypeSet watched = rules.watched | g_watched_results;
     if (is_lazy() || !self.device().is_hpu() ||
         !(is_plain(self, watched) && ... && is_plain(arguments, watched))) {
       call_boxed<Op>(self, arguments...);

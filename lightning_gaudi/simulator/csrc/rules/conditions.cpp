@@ -31,25 +31,24 @@ std::optional<at::Tensor> tensor(const Call& call, const char* name) {
   return value->toTensor();
 }
 
-int64_t most_dims(const Call& call) {
-  int64_t most = 0;
+/// Of the first tensor, which is what is selected from, sorted or written to.
+int64_t num_dims(const Call& call) {
   for (const c10::IValue& argument : call.arguments) {
-    if (argument.isTensor() && argument.toTensor().defined()) {
-      most = std::max(most, argument.toTensor().dim());
-    }
+    if (argument.isTensor() && argument.toTensor().defined()) return argument.toTensor().dim();
   }
-  return most;
+  return 0;
 }
 
 template <int64_t limit>
 bool more_dims_than(const Call& call) {
-  return most_dims(call) > limit;
+  return num_dims(call) > limit;
 }
-bool at_most_4_dims(const Call& call) { return most_dims(call) <= 4; }
+bool at_most_4_dims(const Call& call) { return num_dims(call) <= 4; }
 
 struct Indices {
-  int num_masks = 0;
-  int num_others = 0;
+  int num_bool = 0;
+  int num_uint8 = 0;
+  int num_others = 0;  // of other types, or none for a whole dimension
 };
 
 Indices indices_of(const Call& call) {
@@ -57,18 +56,25 @@ Indices indices_of(const Call& call) {
   for (const c10::IValue& argument : call.arguments) {
     if (!argument.isOptionalTensorList()) continue;
     for (const auto& index : argument.toOptionalTensorVector()) {
-      if (!index.has_value() || !index->defined()) continue;
-      const at::ScalarType type = index->scalar_type();
-      ++(type == at::kBool || type == at::kByte ? result.num_masks : result.num_others);
+      const bool is_given = index.has_value() && index->defined();
+      result.num_bool += is_given && index->scalar_type() == at::kBool;
+      result.num_uint8 += is_given && index->scalar_type() == at::kByte;
+      ++result.num_others;
     }
   }
+  result.num_others -= result.num_bool + result.num_uint8;
   return result;
 }
 
-bool mask_among_indices(const Call& call) { return indices_of(call).num_masks > 0; }
+// torch takes uint8 for a mask too, a card in eager mode does not.
+bool mask_among_indices(const Call& call) {
+  const Indices indices = indices_of(call);
+  return indices.num_bool + indices.num_uint8 > 0;
+}
+bool uint8_among_indices(const Call& call) { return indices_of(call).num_uint8 > 0; }
 bool mask_beside_indices(const Call& call) {
   const Indices indices = indices_of(call);
-  return indices.num_masks > 0 && indices.num_masks + indices.num_others > 1;
+  return indices.num_bool > 0 && indices.num_bool + indices.num_uint8 + indices.num_others > 1;
 }
 
 bool output_size_missing(const Call& call) {
@@ -97,15 +103,18 @@ bool norm_parameters_not_float32(const Call& call) {
   return false;
 }
 
-bool patches_not_of_14(const Call& call) {
-  for (const char* name : {"kernel_size", "stride"}) {
-    const c10::IValue* sizes = call.find(name);
-    if (sizes == nullptr) return true;
-    for (int64_t size : sizes->toIntVector()) {
-      if (size != 14) return true;
-    }
+bool all_are(const Call& call, const char* name, int64_t wanted) {
+  const c10::IValue* sizes = call.find(name);
+  if (sizes == nullptr) return false;
+  for (int64_t size : sizes->toIntVector()) {
+    if (size != wanted) return false;
   }
-  return false;
+  return true;
+}
+
+bool patches_not_of_14(const Call& call) {
+  return !(all_are(call, "kernel_size", 14) && all_are(call, "stride", 14) &&
+           all_are(call, "dilation", 1) && all_are(call, "padding", 0));
 }
 
 /// Least and most, without what is not finite.
@@ -132,26 +141,32 @@ std::string value_beyond(const at::Tensor& cpu) {
   return text.str();
 }
 
-bool is_from_host(const at::Tensor& source, const at::Tensor& destination) {
-  return !source.device().is_hpu() && destination.device().is_hpu();
+bool is_from_host(const Copy& copy) {
+  return !copy.source.device().is_hpu() && copy.destination.device().is_hpu();
 }
 
-std::string from_host_beyond_int32(const at::Tensor& source, const at::Tensor& destination) {
-  if (!is_from_host(source, destination) || source.scalar_type() != at::kLong) return "";
-  return value_beyond<int32_t, int64_t>(source);
+std::string from_host_beyond_int32(const Copy& copy) {
+  if (!is_from_host(copy) || copy.source.scalar_type() != at::kLong) return "";
+  return value_beyond<int32_t, int64_t>(copy.source);
 }
 
-std::string from_host_beyond_float32(const at::Tensor& source, const at::Tensor& destination) {
-  if (!is_from_host(source, destination) || source.scalar_type() != at::kDouble) return "";
-  return value_beyond<float, double>(source);
+std::string from_host_beyond_float32(const Copy& copy) {
+  if (!is_from_host(copy) || copy.source.scalar_type() != at::kDouble) return "";
+  return value_beyond<float, double>(copy.source);
+}
+
+template <bool non_blocking>
+std::string to_host(const Copy& copy) {
+  const bool is_met = !copy.destination.device().is_hpu() && copy.non_blocking == non_blocking;
+  return is_met ? "a copy to the host" : "";
+}
+
+std::string copied_more_than_8_dims(const Copy& copy) {
+  return copy.source.dim() > 8 ? std::to_string(copy.source.dim()) + " dimensions" : "";
 }
 
 std::string beyond_int32(const at::Tensor& result) {
   return result.scalar_type() == at::kLong ? value_beyond<int32_t, int64_t>(result) : "";
-}
-
-std::string copied_more_than_8_dims(const at::Tensor& source, const at::Tensor&) {
-  return source.dim() > 8 ? std::to_string(source.dim()) + " dimensions" : "";
 }
 
 Condition on_call(CallCondition condition) { return {condition, nullptr, nullptr}; }
@@ -166,6 +181,7 @@ Condition condition_named(const std::string& name) {
       {"more_than_4_dims", on_call(&more_dims_than<4>)},
       {"more_than_5_dims", on_call(&more_dims_than<5>)},
       {"mask_among_indices", on_call(&mask_among_indices)},
+      {"uint8_among_indices", on_call(&uint8_among_indices)},
       {"mask_beside_indices", on_call(&mask_beside_indices)},
       {"output_size_missing", on_call(&output_size_missing)},
       {"condition_not_bool", on_call(&condition_not_bool)},
@@ -175,6 +191,8 @@ Condition condition_named(const std::string& name) {
       {"patches_not_of_14", on_call(&patches_not_of_14)},
       {"from_host_beyond_int32", on_copy(&from_host_beyond_int32)},
       {"from_host_beyond_float32", on_copy(&from_host_beyond_float32)},
+      {"to_host_blocking", on_copy(&to_host<false>)},
+      {"to_host_non_blocking", on_copy(&to_host<true>)},
       {"copied_more_than_8_dims", on_copy(&copied_more_than_8_dims)},
       {"beyond_int32", {nullptr, nullptr, &beyond_int32}},
   };

@@ -21,9 +21,14 @@ struct Call {
 /// Whether a call meets the condition.
 using CallCondition = bool (*)(const Call&);
 
-/// What a copy of `source` to `destination` meets of the condition, as "the value 3e40"; empty for
-/// nothing.
-using CopyCondition = std::string (*)(const at::Tensor& source, const at::Tensor& destination);
+struct Copy {
+  const at::Tensor& source;
+  const at::Tensor& destination;
+  bool non_blocking;
+};
+
+/// What a copy meets of the condition, as "the value 3e40"; empty for nothing.
+using CopyCondition = std::string (*)(const Copy& copy);
 
 /// What a result meets of the condition, in the same way.
 using ResultCondition = std::string (*)(const at::Tensor& result);

@@ -65,6 +65,9 @@ struct Consulted {
 /// Looks up what `rules` say of a call whose hpu tensors have `types`, and reports it.
 Consulted consult(const OpRules& rules, const std::string& op, TypeSet types, const Call& call);
 
+/// Reports the rules of an operator that has a kernel of its own, whatever its types.
+void check_own_kernel(const char* op);
+
 /// Types whose coming onto the card some rule is about.
 extern TypeSet g_entering_types;
 
@@ -82,6 +85,6 @@ inline void check_result(const std::string& op, const at::Tensor& cpu) {
 }
 
 /// Reports the rules about copies, before one is made.
-void check_copy(const at::Tensor& source, const at::Tensor& destination);
+void check_copy(const at::Tensor& source, const at::Tensor& destination, bool non_blocking);
 
 }  // namespace hpu_sim

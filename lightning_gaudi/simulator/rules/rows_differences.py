@@ -1,0 +1,109 @@
+"""Rules about operators that a card has, but computes otherwise than the CPU does."""
+
+from __future__ import annotations
+
+from lightning_gaudi.simulator.rules.rule import Rule, Verdict
+
+_FLAGS = "bridge 1.24.0 scripts/env_flags.yaml"
+
+ROWS: tuple[Rule, ...] = (
+    Rule(
+        "gelu-as-tanh",
+        Verdict.NOTED,
+        ("aten::gelu", "aten::gelu_backward"),
+        what="computes exact GELU by its tanh approximation, which differs by up to 5e-4",
+        instead="Train with approximate='tanh' everywhere, or set PT_HPU_FORCE_TANH_FOR_GELU=0.",
+        source="bridge 1.24.0 hpu_ops/backend/gelu_gen.cpp; "
+        + _FLAGS
+        + " (PT_HPU_FORCE_TANH_FOR_GELU)",
+        when="approximate_none",
+    ),
+    Rule(
+        "nonzero-out-untouched",
+        Verdict.DEMOTED,
+        ("aten::nonzero.out",),
+        what="returns the out= of torch.nonzero as it was, with none of the indices in it",
+        instead="Call torch.nonzero(x) without out=.",
+        source="bridge 1.24.0 habana_eager/kernels_impl.cpp (nonzero_out)",
+        dtypes=("float32", "bfloat16", "float16", "int32", "bool"),
+        mode="eager",
+    ),
+    Rule(
+        "uint8-mask-as-indices",
+        Verdict.DEMOTED,
+        ("aten::_index_put_impl_",),
+        what="takes a uint8 tensor among indices as numbers of rows, not as a mask",
+        instead="Convert the mask to bool.",
+        source="bridge 1.24.0 habana_eager/ops/index_put.cpp (masks are bool alone)",
+        mode="eager",
+        when="uint8_among_indices",
+    ),
+    Rule(
+        "bincount-in-32-bits",
+        Verdict.DEMOTED,
+        ("aten::bincount",),
+        what="sums the weights of bincount in 32 bits, and widens the result to float64 afterwards",
+        instead="Count on the CPU where 32 bits do not hold the sums.",
+        source="bridge 1.24.0 habana_eager/ops/bincount.cpp (cast_to_32)",
+        dtypes=("float64",),
+        mode="eager",
+    ),
+    Rule(
+        "unsorted-unique-order",
+        Verdict.NOTED,
+        ("aten::_unique2",),
+        what="gives the distinct values of unique(sorted=False) in an order of its own",
+        instead="Sort them where the order matters.",
+        source="bridge 1.24.0 habana_eager/ops/unique2.cpp (flip)",
+        when="sorted_false",
+    ),
+    Rule(
+        "random-numbers-differ",
+        Verdict.NOTED,
+        (
+            *("aten::uniform_", "aten::normal_", "aten::random_", "aten::randperm"),
+            *("aten::bernoulli_", "aten::bernoulli", "aten::native_dropout", "aten::multinomial"),
+            *("aten::exponential_", "aten::geometric_", "aten::log_normal_", "aten::poisson"),
+        ),
+        what="draws other random numbers from the same seed than the CPU",
+        instead="Draw on the CPU what must be the same on both.",
+        source="bridge 1.19.0 backend/random.cpp (get_seed_hpu); bridge 1.24.1 scripts/hpu_op.yaml "
+        "(uniform_: philox_random_uniform)",
+    ),
+    Rule(
+        "division-not-precise",
+        Verdict.NOTED,
+        ("aten::div.Tensor", "aten::div.out", "aten::div_.Tensor"),
+        what="divides with a fast kernel, whose last digits may differ",
+        instead="Set PT_HPU_ENABLE_DIV_PRECISE=1 where they matter.",
+        source=_FLAGS + " (PT_HPU_ENABLE_DIV_PRECISE)",
+    ),
+    Rule(
+        "scatter-add-unordered",
+        Verdict.NOTED,
+        ("aten::scatter_add", "aten::scatter_add_"),
+        what="adds the values of equal indices in an order of its own in lazy mode",
+        instead="Call torch.use_deterministic_algorithms(True) where the last digits matter.",
+        source="bridge 1.19.0 habana_kernels/index_kernels.cpp; "
+        + _FLAGS
+        + " (PT_HPU_USE_UNSORTED_SCATTER_ADD)",
+        mode="lazy",
+    ),
+    Rule(
+        "embedding-bag-gradient-unordered",
+        Verdict.NOTED,
+        ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward"),
+        what="adds the gradients of equal rows in no fixed order",
+        instead="Call torch.use_deterministic_algorithms(True), which moves it to the CPU.",
+        source="bridge 1.24.0 hpu_ops/backend/embedding_bag_gen.cpp",
+    ),
+    Rule(
+        "stochastic-rounding-flushes",
+        Verdict.NOTED,
+        ("hpu::cast_to_fp8_v2", "hpu::cast_to_fp8"),
+        what="rounds to float8 stochastically with values below the smallest flushed to zero",
+        instead="Set PT_HPU_STOCHASTIC_ROUNDING_MODE=0 to round those, too.",
+        source=_FLAGS + " (PT_HPU_STOCHASTIC_ROUNDING_MODE)",
+    ),
+)
+"""What a card computes otherwise."""

@@ -1,0 +1,160 @@
+"""For every row of the rules the smallest program that meets it.
+
+Each takes the device; a collective's also expects a default process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from lightning_gaudi.simulator.rules.table import RULES
+from tests.simulator.rules import collective_provocations, fallback_provocations
+from tests.simulator.rules.values import on, positive, uniform
+
+Provocation = Callable[[torch.device], object]
+
+LARGE = 2**40
+
+
+def _gelu(device: torch.device) -> None:
+    x = uniform(8, device=device).requires_grad_()
+    torch.nn.functional.gelu(x).sum().backward()
+
+
+def _nonzero_out(device: torch.device) -> object:
+    x, out = uniform(4, device=device), torch.empty(0, 1, dtype=torch.int64, device=device)
+    return torch.nonzero(x > 0.5, out=out)
+
+
+def _write_beside_mask(device: torch.device) -> None:
+    x, mask = uniform(4, 4, device=device), on(device, [True, False, True, False])
+    x[:, mask] = uniform(4, 2, device=device)
+
+
+def _write_mask(device: torch.device) -> None:
+    x = uniform(4, device=device)
+    x[x > 0.5] = positive(1, device=device).expand(1)
+
+
+def _write_uint8(device: torch.device) -> object:
+    x, mask = uniform(4, device=device), on(device, [1, 0, 1, 0]).to(torch.uint8)
+    return x.index_put_((mask,), uniform(2, device=device))
+
+
+def _embedding_bag_gradient(device: torch.device) -> None:
+    weight = uniform(4, 2, device=device).requires_grad_()
+    indices = on(device, [[0, 1], [1, 1]])
+    torch.nn.functional.embedding_bag(indices, weight, mode="sum").sum().backward()
+
+
+def _made_of(dtype: torch.dtype) -> Provocation:
+    return lambda device: torch.empty(4, dtype=dtype, device=device)
+
+
+def _copied(value: object, dtype: torch.dtype) -> Provocation:
+    return lambda device: torch.tensor([value], dtype=dtype).to(device).clone()
+
+
+TYPES: dict[str, Provocation] = {
+    "float64-demoted": lambda device: uniform(4, device=device).double() + 1,
+    "float64-overflows": _copied(1e300, torch.float64),
+    "float64-beyond-float32-refused": _copied(1e300, torch.float64),
+    "int64-as-int32": lambda device: on(device, [2**31 - 1]) + 1,
+    "int64-as-int32-on-gaudi1": lambda device: on(device, [2**31 - 1]) + 1,
+    "int64-beyond-int32-refused": _copied(LARGE, torch.int64),
+    "complex-refused": _made_of(torch.complex64),
+    "complex-stays-on-host": lambda device: torch.complex(*uniform(2, 4, device=device)),
+    "complex-views-refused": lambda device: torch.view_as_complex(uniform(4, 2, device=device)),
+    "fft-refused": lambda device: torch.fft.rfft(uniform(8, device=device)),
+    "eigenvalues-refused": lambda device: torch.linalg.eigvals(uniform(3, 3, device=device)),
+    "unsigned-refused": _made_of(torch.uint16),
+    "float8-variants-refused": _made_of(torch.float8_e4m3fnuz),
+    "float16-refused-on-gaudi1": _made_of(torch.float16),
+    "float8-refused-on-gaudi1": _made_of(torch.float8_e5m2),
+    "quantized-refused": lambda device: torch.quantize_per_tensor(
+        uniform(4, device=device), 0.1, 0, torch.qint8
+    ),
+    "sparse-refused": lambda device: uniform(3, 3, device=device).to_sparse(),
+    "copy-over-8-dims-refused": lambda device: torch.empty(9 * [1], device=device).copy_(
+        torch.zeros(9 * [1], device=device)
+    ),
+}
+
+SHAPES: dict[str, Provocation] = {
+    "nonzero-dynamic": lambda device: torch.nonzero(uniform(8, device=device) > 0.5),
+    "masked-select-dynamic": lambda device: positive(8, device=device).masked_select(
+        uniform(8, device=device) > 0.5
+    ),
+    "mask-index-dynamic": lambda device: positive(8, device=device)[
+        uniform(8, device=device) > 0.5
+    ],
+    "mask-beside-indices-dynamic": _write_beside_mask,
+    "unique-dynamic": lambda device: torch.unique(on(device, [3, 1, 3])),
+    "mask-write-waits": _write_mask,
+    "dynamic-shape": lambda device: torch.ops.aten.unique_dim_consecutive(
+        uniform(4, 1, device=device), 0
+    ),
+    "value-on-host": lambda device: torch.allclose(
+        uniform(4, device=device), uniform(4, device=device)
+    ),
+    "bincount-dynamic": lambda device: torch.bincount(on(device, [3, 1, 3]), minlength=4),
+    "repeat-interleave-dynamic": lambda device: torch.repeat_interleave(
+        uniform(3, device=device), on(device, [1, 0, 2])
+    ),
+    "item-waits": lambda device: uniform(4, device=device).sum().item(),
+    "equal-waits": lambda device: torch.equal(
+        uniform(4, device=device), positive(4, device=device)
+    ),
+    "copy-to-host-waits": lambda device: torch.empty(4).copy_(uniform(4, device=device)),
+    "float64-copy-always-waits": lambda device: torch.empty(4, dtype=torch.float64).copy_(
+        uniform(4, device=device).double(), non_blocking=True
+    ),
+    "pinned-copy-blocks": lambda device: torch.empty(4, device=device).copy_(
+        torch.zeros(4, pin_memory=device.type != "cpu"), non_blocking=True
+    ),
+}
+
+DIFFERENCES: dict[str, Provocation] = {
+    "gelu-as-tanh": _gelu,
+    "nonzero-out-untouched": _nonzero_out,
+    "uint8-mask-as-indices": _write_uint8,
+    "bincount-in-32-bits": lambda device: torch.bincount(
+        on(device, [1, 1]), weights=uniform(2, device=device).double()
+    ),
+    "unsorted-unique-order": lambda device: torch.unique(on(device, [3, 1, 3]), sorted=False),
+    "random-numbers-differ": lambda device: torch.empty(4, device=device).uniform_(),
+    "division-not-precise": lambda device: positive(4, device=device) / positive(4, device=device),
+    "scatter-add-unordered": lambda device: torch.zeros(2, device=device).scatter_add_(
+        0, on(device, [0, 0, 1]), uniform(3, device=device)
+    ),
+    "embedding-bag-gradient-unordered": _embedding_bag_gradient,
+    "stochastic-rounding-flushes": lambda device: torch.ops.hpu.cast_to_fp8_v2(
+        uniform(4, device=device), None, True, False, torch.float8_e5m2
+    ),
+}
+
+PROVOCATIONS: dict[str, Provocation] = {
+    **TYPES,
+    **SHAPES,
+    **DIFFERENCES,
+    **fallback_provocations.NO_KERNEL,
+    **fallback_provocations.BY_ARGUMENT,
+    **collective_provocations.COLLECTIVES,
+}
+"""By a row's key, a program that meets it."""
+
+NOT_ON_CPU: dict[str, str] = {
+    "float64-overflows": "no copy happens between CPU and CPU",
+    "sync-batch-norm-refused": "the CPU has no such kernels",
+    "stochastic-rounding-flushes": "an operator of the vendor's",
+}
+"""Rows whose program the CPU cannot run, or runs otherwise, and why; collectives beside."""
+
+MODES: dict[str, str] = {row.key: row.mode for row in RULES if row.mode is not None}
+"""The mode that a row is about, where it is about one."""
+CARDS: dict[str, tuple[str, ...]] = {row.key: row.cards for row in RULES if row.cards}
+"""The generations that a row is about, where it is about some."""
+RELEASES: dict[str, tuple[str, ...]] = {row.key: row.releases for row in RULES if row.releases}
+"""The releases that a row is about, where it is about some."""

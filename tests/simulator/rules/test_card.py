@@ -1,0 +1,92 @@
+"""The simulated card meets every rule that it says it knows, when it is provoked."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import _hpu_sim
+import pytest
+import torch
+
+from lightning_gaudi import simulator
+from lightning_gaudi.simulator import rules
+from lightning_gaudi.simulator.rules import table
+from lightning_gaudi.simulator.rules.rule import Rule, Verdict
+from tests.simulator.rules.provocations import PROVOCATIONS
+
+HPU = torch.device("hpu")
+OF_OPERATORS = [
+    rule
+    for rule in table.RULES
+    if not rule.operators[0].startswith(("hccl::", "graph::")) and rule.verdict is not Verdict.NOTED
+]
+SAID = [rule for rule in OF_OPERATORS if rule.verdict is not Verdict.WAITS]
+COUNTED = [rule for rule in OF_OPERATORS if rule.verdict is Verdict.WAITS]
+
+
+@pytest.fixture
+def on_card(request: pytest.FixtureRequest) -> Iterator[Rule]:
+    """The mode and the card that a rule is about."""
+    rule: Rule = request.param
+    settings = simulator.read_settings()
+    if rule.cards:
+        table.install(_hpu_sim, replace(settings, card=simulator.CARDS[rule.cards[0]]))
+    _hpu_sim.set_lazy(rule.mode == "lazy")
+    rules.forget_findings()
+    rules.set_mode("warn")
+    yield rule
+    rules.forget_findings()
+    _hpu_sim.set_lazy(False)
+    _hpu_sim.reset_graph_cache()
+    if rule.cards:
+        table.install(_hpu_sim, settings)
+
+
+def _each(chosen: list[Rule]) -> Any:
+    return pytest.mark.parametrize("on_card", chosen, ids=lambda rule: rule.key, indirect=True)
+
+
+def _said_by(program: Callable[[torch.device], object]) -> list[str]:
+    """What is said of a program, which ends at the first refusal."""
+    refusals = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program(HPU)
+        except rules.GaudiRuleError as error:
+            refusals.append(str(error))
+    return [finding.message for finding in rules.findings()] + refusals
+
+
+@_each(SAID)
+def test_a_rule_is_said_where_it_is_met(on_card: Rule) -> None:
+    said = _said_by(PROVOCATIONS[on_card.key])
+    [message] = [text for text in said if text.endswith(f"[{on_card.key}]")]
+    assert on_card.what in message
+    assert on_card.instead in message
+
+
+@_each(COUNTED)
+def test_a_wait_is_counted_and_not_said(on_card: Rule) -> None:
+    rules.set_mode("off")
+    _hpu_sim.reset_counters()
+    PROVOCATIONS[on_card.key](HPU)
+    assert sum(_hpu_sim.host_syncs().values()) >= 1
+
+
+@_each([rule for rule in SAID if rule.verdict is Verdict.ON_CPU])
+def test_a_fallback_is_counted_and_computed_if_nothing_is_said(on_card: Rule) -> None:
+    rules.set_mode("off")
+    _hpu_sim.reset_counters()
+    _said_by(PROVOCATIONS[on_card.key])
+    names = {name.partition(".")[0] for name in _hpu_sim.fallback_stats()}
+    assert names & {operator.partition(".")[0] for operator in on_card.operators}
+    assert _hpu_sim.host_syncs()
+
+
+def test_there_are_enough_rules_and_all_have_a_source() -> None:
+    assert len(table.RULES) > 100
+    assert all(rule.source for rule in table.RULES)
