@@ -35,7 +35,16 @@ py::dict graph_stats_dict() {
   result["num_empty_steps"] = stats.num_empty_steps;
   result["num_ops"] = stats.num_ops;
   result["pending_ops"] = stats.pending_ops;
-  result["log"] = stats.log;
+  result["num_recompilations"] = stats.num_recompilations;
+  return result;
+}
+
+/// What ended each, its operations, and its difference from the last one of its kind.
+py::list compilations_list(int64_t index) {
+  py::list result;
+  for (const Compilation& compilation : compilations(index)) {
+    result.append(py::make_tuple(compilation.ended_by, compilation.num_ops, compilation.cause));
+  }
   return result;
 }
 
@@ -82,6 +91,7 @@ void init_graph(py::module_& m) {
   m.def("set_lazy_collectives", &set_lazy_collectives);
   m.def("mark_step", &mark_step);
   m.def("graph_stats", &graph_stats_dict);
+  m.def("compilations", &compilations_list, py::arg("index") = 0);
   m.def("reset_graph_cache", &reset_graph_cache);
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -48,8 +48,24 @@ def _compile(
 ) -> Callable[..., Any]:
     from torch._functorch.aot_autograd import make_boxed_func
 
-    compiled_graphs.num_graphs += 1
+    compiled_graphs.add(*_describe(graph_module, example_inputs))
+
     return make_boxed_func(graph_module.forward)
+
+
+def _describe(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> tuple[Hashable, list[list[object]]]:
+    """What the graph has in common with one for other sizes, and the shapes of its inputs."""
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    # Graphs for sizes that may vary ask for them, besides what they compute.
+    operators = tuple(
+        str(node.target)
+        for node in graph_module.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload) and "sym_" not in str(node.target)
+    )
+    kind = (operators, tuple(str(tensor.dtype) for tensor in tensors))
+    return kind, [list(tensor.shape) for tensor in tensors]
 
 
 __getattr__ = missing(__name__)
