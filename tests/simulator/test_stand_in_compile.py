@@ -54,6 +54,25 @@ def test_compilations_are_counted():
     assert dict(metric.stats())["TotalNumber"] == 2
 
 
+def test_a_compiled_graph_is_one_launch_forward_and_one_backward():
+    layers = (torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Dropout(0.1))
+    model = torch.nn.Sequential(*layers).to("hpu")
+    x, upstream = torch.ones(4, 8, device="hpu"), torch.ones(4, 8, device="hpu")
+    compiled = torch.compile(model, backend="hpu_backend")
+    compiled(x).backward(upstream)
+    model.zero_grad()
+    counts = []
+    for part in (model, compiled):
+        with torch.hpu.metric_localcontext("launch") as metric:
+            result = part(x)
+            counts.append(dict(metric.stats())["TotalNumber"])
+            result.backward(upstream)
+        counts.append(dict(metric.stats())["TotalNumber"] - counts[-1])
+        model.zero_grad()
+    assert min(counts[:2]) > 4
+    assert counts[2:] == [1, 1]
+
+
 def test_a_recompilation_tells_the_shape_that_caused_it():
     def f(x):
         return x.tan() * 3 - x

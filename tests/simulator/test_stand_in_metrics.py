@@ -14,7 +14,7 @@ from tests.helpers.process import run_python
 
 LAZY = {"PT_HPU_LAZY_MODE": "1", "PT_HPU_ENABLE_CACHE_METRICS": "1"}
 NAMES = ["graph_compilation", "cpu_fallback", "memory_defragmentation"]
-NAMES += ["host_sync", "recompilation"]
+NAMES += ["host_sync", "launch", "recompilation"]
 
 
 def test_every_metric_has_the_vendors_keys():
@@ -24,6 +24,7 @@ def test_every_metric_has_the_vendors_keys():
         "cpu_fallback": ["TotalNumber", "FallbackOps"],
         "memory_defragmentation": ["TotalNumber", "TotalSuccessful", "AvgTime", "MaxTime"],
         "host_sync": ["TotalNumber", "Reasons"],
+        "launch": ["TotalNumber"],
         "recompilation": ["TotalNumber", "Causes"],
     }
 
@@ -51,6 +52,14 @@ def test_host_syncs_are_counted_by_reason_within_a_block():
     assert stats["TotalNumber"] == sum(stats["Reasons"].values()) == 3
     assert stats["Reasons"]["aten::_local_scalar_dense"] == 2
     assert stats["Reasons"]["synchronize"] == 1
+
+
+def test_launches_are_counted_within_a_block():
+    tensor = torch.ones(3, device="hpu")
+    with metrics.metric_localcontext("launch") as metric:
+        tensor.exp().view(3, 1).sin()
+    tensor.exp()
+    assert metric.stats() == [("TotalNumber", 2)]
 
 
 @pytest.mark.usefixtures("lazy")

@@ -12,6 +12,7 @@
 #include "runtime/hooks.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
+#include "statistics/launches.h"
 
 namespace hpu_sim {
 namespace {
@@ -80,6 +81,9 @@ void init_counters(py::module_& m) {
   m.def("host_syncs", &host_syncs);
   m.def("transfers", &transfers);
   m.def("collectives", &collectives_dict);
+  m.def("launches", &launches);
+  m.def("begin_launch", &begin_launch);
+  m.def("end_launch", &end_launch);
   m.def("reset_counters", &reset_counters);
   // Operators that the card would send to the CPU. Which ones it would is not known here.
   m.def("fallback_stats", [] { return std::map<std::string, int64_t>(); });

@@ -30,6 +30,7 @@
 #include "aten/op_info.h"
 #include "runtime/device.h"
 #include "statistics/graph.h"
+#include "statistics/launches.h"
 
 namespace hpu_sim {
 namespace {
@@ -83,6 +84,7 @@ struct Unboxed<Op, Tensor(Arguments...)> {
     }
     static const bool has_contiguous_results = op_info(handle<Op>()).has_contiguous_results;
     touch_device();
+    count_launches(1);
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     return adopt_result(Op::redispatch(kCpuKeys, on_cpu(arguments)...), has_contiguous_results);
   }
@@ -97,6 +99,7 @@ struct Unboxed<Op, Tensor&(Tensor&, Arguments...)> {
       return self;
     }
     touch_device();
+    count_launches(1);
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     Tensor alias = on_cpu(self);
     Op::redispatch(kCpuKeys, alias, on_cpu(arguments)...);

@@ -35,7 +35,7 @@ void host_sync(const std::string& reason);
 /// How often the host waited, by reason.
 std::map<std::string, int64_t> host_syncs();
 
-/// Forgets transfers, collectives and host syncs.
+/// Forgets launches, transfers, collectives and host syncs.
 void reset_counters();
 
 }  // namespace hpu_sim

@@ -7,6 +7,7 @@
 
 #include "aten/op_info.h"
 #include "runtime/allocator.h"
+#include "statistics/launches.h"
 
 namespace hpu_sim {
 
@@ -93,6 +94,7 @@ class Tracker {
     } else {
       ++stats.num_cache_hits;
     }
+    count_launches(1);
     start_graph();
   }
 

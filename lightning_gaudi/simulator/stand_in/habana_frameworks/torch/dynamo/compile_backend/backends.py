@@ -10,6 +10,7 @@ from torch._dynamo.backends.registry import register_backend
 
 from ...._missing import missing
 from ..._counters import compiled_graphs
+from ..._launch import one_launch
 from ...utils.internal import is_lazy
 
 
@@ -50,7 +51,11 @@ def _compile(
 
     compiled_graphs.add(*_describe(graph_module, example_inputs))
 
-    return make_boxed_func(graph_module.forward)
+    def launch(*args: Any) -> Any:
+        with one_launch():
+            return graph_module.forward(*args)
+
+    return make_boxed_func(launch)
 
 
 def _describe(

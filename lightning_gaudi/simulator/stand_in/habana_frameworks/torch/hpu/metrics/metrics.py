@@ -128,6 +128,18 @@ class _HostSync(Metric):
         return [("TotalNumber", sum(delta.values())), ("Reasons", delta)]
 
 
+class _Launch(Metric):
+    """How often the device was told to run something; only the simulated HPU counts that."""
+
+    title = "launch"
+
+    def _read(self) -> Counters:
+        return {"number": C.launches()}
+
+    def _present(self, delta: Counters) -> Stats:
+        return [("TotalNumber", delta.get("number", 0))]
+
+
 class _Recompilation(Metric):
     """Graphs that differ from an earlier one in sizes alone; only the simulated HPU tells them."""
 
@@ -160,7 +172,7 @@ def _metric_types() -> dict[str, type[Metric]]:
     types: list[type[Metric]] = [_GraphCompilation, _CpuFallback, _MemoryDefragmentation]
     if os.environ.get("PT_HPU_ENABLE_CACHE_METRICS", "").lower() in ("1", "true", "yes", "on"):
         types.append(_RecipeCache)
-    return {metric.title: metric for metric in [*types, _HostSync, _Recompilation]}
+    return {metric.title: metric for metric in [*types, _HostSync, _Launch, _Recompilation]}
 
 
 _TYPES = _metric_types()
