@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,17 +40,20 @@ def hpu_backend(
     from torch._dynamo.backends.common import aot_autograd
 
     compile_graph = aot_autograd(
-        fw_compiler=_compile, bw_compiler=_compile, inference_compiler=_compile
+        fw_compiler=partial(_compile, "forward"),
+        bw_compiler=partial(_compile, "backward"),
+        inference_compiler=partial(_compile, "inference"),
     )
     return compile_graph(graph_module, example_inputs)
 
 
 def _compile(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
+    role: str, graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
 ) -> Callable[..., Any]:
     from torch._functorch.aot_autograd import make_boxed_func
 
-    compiled_graphs.add(*_describe(graph_module, example_inputs))
+    kind, shapes = _describe(graph_module, example_inputs)
+    compiled_graphs.add((role, kind), shapes)
 
     def launch(*args: Any) -> Any:
         with one_launch():
