@@ -227,8 +227,8 @@ def metric(name: str) -> dict[str, Any] | None:
     """The figures of a metric since the start of the process, or None if the device has no such.
 
     Args:
-        name: `graph_compilation`, `cpu_fallback`, `memory_defragmentation`, `recipe_cache`, or
-            `host_sync` where the device counts them.
+        name: `graph_compilation`, `cpu_fallback`, `memory_defragmentation`, `recipe_cache`; or
+            `host_sync`, `launch`, `recompilation`, which a simulated device alone has.
     """
     found = package().hpu.metrics.metric_global(name)
     return None if found is None else dict(found.stats())

@@ -1,4 +1,4 @@
-"""Graph compilations and host synchronizations, attributed to what caused them."""
+"""Compilations, host synchronizations, launches and CPU fallbacks, by what caused them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gaudi._core import vendor
+from lightning_gaudi._core.recompilations import MAX_CAUSES, Recompilations
 
 from ._steps import is_log_step
 
 __all__ = ["GraphMonitor", "GraphReport"]
 
-_METRICS = ("graph_compilation", "host_sync")
+_METRICS = ("graph_compilation", "host_sync", "launch", "cpu_fallback")
 _STEP, _LOG_STEP, _VALIDATION, _OTHER = "step", "log_step", "validation", "other"
 
 
@@ -29,6 +30,13 @@ class GraphReport:
     num_log_steps: int = 0
     graph_compilations: dict[str, int] | None = None
     host_syncs: dict[str, int] | None = None
+    launches: dict[str, int] | None = None
+    """How often the device was told to run something; a Gaudi does not count that."""
+    cpu_fallbacks: dict[str, int] | None = None
+    """Operators that the device sent to the CPU."""
+    recompilations: list[str] | None = None
+    """Graphs of training steps that were compiled again for other shapes, the first 32, as
+    "step 12: input 0: [8, 113] was [8, 128]"; a Gaudi does not tell them."""
 
     @property
     def training_graphs(self) -> int | None:
@@ -46,6 +54,21 @@ class GraphReport:
         """Host synchronizations of a training step at whose end metrics are read."""
         counts = self.host_syncs
         return None if counts is None else counts[_LOG_STEP] / max(1, self.num_log_steps)
+
+    @property
+    def launches_per_step(self) -> float | None:
+        """Launches of a training step, log steps included."""
+        return self._per_training_step(self.launches)
+
+    @property
+    def cpu_fallbacks_per_step(self) -> float | None:
+        """Operators of a training step that ran on the CPU instead, log steps included."""
+        return self._per_training_step(self.cpu_fallbacks)
+
+    def _per_training_step(self, counts: dict[str, int] | None) -> float | None:
+        if counts is None:
+            return None
+        return (counts[_STEP] + counts[_LOG_STEP]) / max(1, self.num_steps + self.num_log_steps)
 
 
 @dataclass
@@ -75,11 +98,12 @@ class _Counter:
 
 
 class GraphMonitor(Callback):
-    """Count graph compilations and host synchronizations of a fit, and whose they are.
+    """Count compilations, host synchronizations, launches and CPU fallbacks of a fit by cause.
 
     A step is charged with everything from its start to the start of the next one, so with the
     loggers and the progress bar too, which read metrics after the callbacks have run. A fast
-    training step compiles nothing after the first ones and never waits for the device.
+    training step compiles nothing after the first ones and never waits for the device; in eager
+    mode its launches are what fused operators and `torch.compile` save.
 
     Attributes:
         report: the counts so far; final after the fit.
@@ -88,6 +112,7 @@ class GraphMonitor(Callback):
     def __init__(self) -> None:
         self.report = GraphReport()
         self._counters = [_Counter(name) for name in _METRICS]
+        self._recompilations: Recompilations | None = None
         self._cause = _OTHER
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -97,6 +122,9 @@ class GraphMonitor(Callback):
         is_hpu = trainer.strategy.root_device.type == "hpu"
         for counter in self._counters:
             counter.start(is_hpu)
+        self._recompilations = Recompilations() if is_hpu else None
+        if self._recompilations is not None and self._recompilations.is_told:
+            self.report.recompilations = []
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -134,6 +162,8 @@ class GraphMonitor(Callback):
         values = {
             "graphs/training_compilations": report.training_graphs,
             "graphs/host_syncs_per_step": report.host_syncs_per_step,
+            "graphs/launches_per_step": report.launches_per_step,
+            "graphs/cpu_fallbacks_per_step": report.cpu_fallbacks_per_step,
         }
         measured = {name: value for name, value in values.items() if value is not None}
         for logger in trainer.loggers:
@@ -141,8 +171,19 @@ class GraphMonitor(Callback):
 
     def _switch(self, cause: str) -> None:
         """Charge what happened since the last switch to the current cause."""
+        report = self.report
+        num_compiled = report.graph_compilations and sum(report.graph_compilations.values())
         for counter in self._counters:
             counter.attribute(self._cause)
-        graphs, syncs = (counter.counts() for counter in self._counters)
-        self.report.graph_compilations, self.report.host_syncs = graphs, syncs
+        counts = [counter.counts() for counter in self._counters]
+        report.graph_compilations, report.host_syncs, report.launches, report.cpu_fallbacks = counts
+        if counts[0] is not None and sum(counts[0].values()) != num_compiled:
+            self._note_recompilations()
         self._cause = cause
+
+    def _note_recompilations(self) -> None:
+        causes = self._recompilations.new() if self._recompilations is not None else []
+        kept = self.report.recompilations
+        if kept is not None and self._cause in (_STEP, _LOG_STEP):
+            step = self.report.num_steps + self.report.num_log_steps
+            kept.extend(f"step {step}: {cause}" for cause in causes[: MAX_CAUSES - len(kept)])

@@ -12,6 +12,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.profilers import PyTorchProfiler
 from typing_extensions import override
 
+from lightning_gaudi._core.recompilations import Recompilations
+
 from .files import RankFiles
 from .modules import ModuleRanges
 from .recording import Recorded, Recorder
@@ -27,10 +29,11 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
     """Where a run's time goes: `Trainer(profiler="hpu")`.
 
     Of every step it measures, without waiting for the device, the time on the host, the gap to the
-    next step, and what the device counts: host syncs, graph compilations and their time. Of a few
-    steps it takes a trace, one file a rank: `fit-rank0.4.pt.trace.json` ends with step 4, the first
-    step being 0. Perfetto, chrome://tracing and TensorBoard show it. The device is in it, too,
-    where torch or the vendor can record it; the summary says where they cannot.
+    next step, and what the device counts: launches, host syncs, CPU fallbacks, graph compilations
+    and their time, and for what shapes graphs were compiled again. Of a few steps it takes a trace,
+    one file a rank: `fit-rank0.4.pt.trace.json` ends with step 4, the first step being 0. Perfetto,
+    chrome://tracing and TensorBoard show it. The device is in it, too, where torch or the vendor
+    can record it; the summary says where they cannot.
 
     As with Lightning's `PyTorchProfiler`, `function_events` are the events of the last trace, after
     `fit`, `validate`, `test` and `predict` alike, and None before there is one. Unlike with it, a
@@ -200,7 +203,8 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
             self._device = trainer.strategy.root_device.type
             # Among all processes, not only this node's.
             self._rank, self._world_size = trainer.global_rank, trainer.world_size
-        self._meter = StepMeter(device_totals if self._device == "hpu" else dict)
+        is_hpu = self._device == "hpu"
+        self._meter = StepMeter(device_totals, Recompilations()) if is_hpu else StepMeter()
         self._recorder = None
         self._new_report()
 

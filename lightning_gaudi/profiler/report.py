@@ -97,6 +97,7 @@ class TraceReport:
             self._note_missing(device, counts_syncs=bool(meter.values[SYNCS]))
             steps = f"{num_steps} {title} step{'s' if num_steps > 1 else ''}"
             lines = [f"HPU profile of {steps}, rank {self.rank} of {world_size}", meter.table()]
+        lines += [f"Recompiled in {cause}" for cause in meter.recompiled]
         lines += [*self.lines, *self.notes, self.operators]
         return "\n".join(line for line in lines if line) + "\n"
 

@@ -8,12 +8,15 @@ from array import array
 from collections.abc import Callable
 
 from lightning_gaudi._core import vendor
+from lightning_gaudi._core.recompilations import MAX_CAUSES, Recompilations
 
 HOST, GAP, DATA = "step on the host", "between two steps", "  waiting for data"
 SYNCS, GRAPHS, COMPILING = "host syncs", "graph compilations", "time compiling"
+LAUNCHES, FALLBACKS = "launches", "CPU fallbacks"
 
 _TIMES = (HOST, GAP, DATA, COMPILING)
-_ORDER = (HOST, GAP, DATA, SYNCS, GRAPHS, COMPILING)
+_ORDER = (HOST, GAP, DATA, LAUNCHES, SYNCS, FALLBACKS, GRAPHS, COMPILING)
+_COUNTS = {LAUNCHES: "launch", SYNCS: "host_sync", FALLBACKS: "cpu_fallback"}
 
 Totals = dict[str, float]
 """Row of the table -> its total since the start of the process; seconds where it is a time."""
@@ -22,9 +25,10 @@ Totals = dict[str, float]
 def device_totals() -> Totals:
     """What the device counts; it is asked without waiting for it."""
     totals: Totals = {}
-    syncs, graphs = vendor.metric("host_sync"), vendor.metric("graph_compilation")
-    if syncs is not None:
-        totals[SYNCS] = syncs["TotalNumber"]
+    for row, name in _COUNTS.items():
+        if (metric := vendor.metric(name)) is not None:
+            totals[row] = metric["TotalNumber"]
+    graphs = vendor.metric("graph_compilation")
     if graphs is not None:
         totals[GRAPHS] = graphs["TotalNumber"]
         totals[COMPILING] = graphs["TotalTime"] / 1e6  # the vendor counts microseconds
@@ -40,12 +44,20 @@ class StepMeter:
 
     Args:
         read_totals: Gives the device's counts.
+        recompilations: Tells why graphs were compiled again.
     """
 
-    def __init__(self, read_totals: Callable[[], Totals] = dict) -> None:
+    def __init__(
+        self,
+        read_totals: Callable[[], Totals] = dict,
+        recompilations: Recompilations | None = None,
+    ) -> None:
         self.values: dict[str, array[float]] = {name: array("d") for name in _ORDER}
+        self.recompiled: list[str] = []
         self._read_totals = read_totals
+        self._recompilations = recompilations
         self._before: Totals | None = None
+        self._num_graphs: float | None = None
         self._is_done = False
         self._fetched_at: float | None = None
         self._started_at: float | None = None
@@ -66,6 +78,8 @@ class StepMeter:
     def open(self) -> None:
         """From here on the costs are the next step's."""
         self._before = self._read_totals()
+        if self._recompilations is not None and self._before.get(GRAPHS) != self._num_graphs:
+            self._recompilations.skip()  # Compiled between steps.
         self._data_s = 0.0
         if self._gap_s is not None:
             self._idle_since = time.perf_counter()
@@ -76,11 +90,19 @@ class StepMeter:
             return False
         self._is_done = False
         if self._before is not None:
-            for name, total in self._read_totals().items():
+            totals = self._read_totals()
+            for name, total in totals.items():
                 self.values[name].append(total - self._before.get(name, 0.0))
+            self._num_graphs = totals.get(GRAPHS)
+            if self._recompilations is not None and self._num_graphs != self._before.get(GRAPHS):
+                self._keep(self._recompilations.new())
         self._before = None
         self._gap_s = self._since(self._idle_since)
         return True
+
+    def _keep(self, causes: list[str]) -> None:
+        room = MAX_CAUSES - len(self.recompiled)
+        self.recompiled += [f"step {self.num_steps - 1}: {cause}" for cause in causes[:room]]
 
     def forget_gap(self) -> None:
         """What comes before the next step is not a gap between two."""

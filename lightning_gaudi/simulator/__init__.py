@@ -18,6 +18,7 @@ from lightning_gaudi.simulator.statistics import (
     CollectiveStats,
     collective_stats,
     host_syncs,
+    launches,
     reset_statistics,
 )
 
@@ -32,6 +33,7 @@ __all__ = [
     "host_syncs",
     "is_active",
     "is_requested",
+    "launches",
     "read_card",
     "read_settings",
     "reset_statistics",

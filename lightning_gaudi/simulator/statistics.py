@@ -1,4 +1,4 @@
-"""What the simulated card has counted in this process: collectives and waits of the host.
+"""What the simulated card has counted in this process: launches, collectives, waits of the host.
 
 All counts begin with the process, or with `reset_statistics()`.
 """
@@ -45,6 +45,21 @@ def host_syncs() -> dict[str, int]:
     """
     counts: dict[str, int] = _device().host_syncs()
     return counts
+
+
+def launches() -> int:
+    """Count how often the card was told to run something.
+
+    In eager mode each operator that computes is one; views and new memory are none, neither are
+    copies between host and card, nor collectives. `F.scaled_dot_product_attention` is as many as
+    its composition has, as on a card; the vendor's fused operators and torch's `_foreach_` ones
+    are one each. In lazy mode a graph is one, and with `torch.compile` a call of a compiled graph.
+
+    Raises:
+        SimulatorError: The simulator is not active.
+    """
+    count: int = _device().launches()
+    return count
 
 
 def reset_statistics() -> None:

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_gaudi import vendor
-from lightning_gaudi.callbacks import GraphMonitor, TokenThroughput
+from lightning_gaudi.callbacks import GraphMonitor, GraphReport, TokenThroughput
 from recipes.bert_pretraining.__main__ import run
 from recipes.bert_pretraining.plot import plot_losses, read_curves
 from recipes.common.cli import RecipeCLI
@@ -28,6 +28,7 @@ CONFIG = Path(__file__).with_name("simulated.yaml")
 MIN_MARGIN_NATS = 0.3
 MIN_TOKEN_EFFICIENCY = 0.95
 MAX_TRAINING_GRAPHS = 3
+_MAX_CAUSES = 4
 _NOT_MEASURED = "not measured by this device"
 
 
@@ -124,6 +125,7 @@ def _run_lines(trainer: Trainer) -> list[Line]:
             "0 outside log steps",
             None if syncs is None else syncs == 0,
         ),
+        *_device_lines(graphs),
         Line("peak device memory", peak),
         Line(
             "throughput",
@@ -134,6 +136,27 @@ def _run_lines(trainer: Trainer) -> list[Line]:
             f"{device}; a simulated card has the speed of this CPU ({torch.get_num_threads()} "
             "threads)",
         ),
+    ]
+
+
+def _device_lines(graphs: GraphReport) -> list[Line]:
+    """What else the device did in a training step; nothing is asked for."""
+    per_step = {
+        "launches a training step": graphs.launches_per_step,
+        "CPU fallbacks a training step": graphs.cpu_fallbacks_per_step,
+    }
+    if (causes := graphs.recompilations) is None:
+        causes = [_NOT_MEASURED]
+    first, *others = causes or ["none"]
+    return [
+        *(
+            Line(name, _NOT_MEASURED if count is None else f"{count:,.3f}")
+            for name, count in per_step.items()
+        ),
+        Line(
+            "recompiled", _NOT_MEASURED if causes is None else "none" if not causes else causes[0]
+        ),
+        *(Line("...", cause) for cause in (causes or [])[1:_MAX_CAUSES]),
     ]
 
 

@@ -190,10 +190,13 @@ OWN = {
     "_core/mirror.py": {"spec.loader"},
     "_core/processes.py": {"_started.has_failed"},
     "callbacks/graphs.py": {
-        "self.report.graph_compilations",
-        "self.report.host_syncs",
+        "report.cpu_fallbacks",
+        "report.graph_compilations",
+        "report.host_syncs",
+        "report.launches",
         "self.report.num_log_steps",
         "self.report.num_steps",
+        "self.report.recompilations",
     },
     "callbacks/throughput.py": {
         "report.num_samples",

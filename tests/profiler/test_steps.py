@@ -25,6 +25,21 @@ def test_host_syncs_of_each_step_are_counted(num_reads: int, tmp_path: Path) -> 
     counts = [str(count) for count in (num_reads, num_reads, num_reads * NUM_STEPS)]
     assert table(summary)["host syncs"] == counts
     assert table(summary)["graph compilations"] == ["0", "0", "0"]
+    assert table(summary)["CPU fallbacks"] == ["0", "0", "0"]
+
+
+def test_launches_of_each_step_are_counted(tmp_path: Path) -> None:
+    class Longer(ReadingModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            batch[0].exp().sin().cos()
+            return super().training_step(batch, batch_idx)
+
+    counts = []
+    for module in (ReadingModule(0), Longer(0)):
+        summary = fit(tmp_path, module=module).profiler.summary()
+        counts.append([int(count.replace(",", "")) for count in table(summary)["launches"]])
+    (median, largest, total), longer = counts
+    assert longer == [median + 3, largest + 3, total + 3 * NUM_STEPS]
 
 
 def test_the_profiler_waits_for_the_device_once_at_the_end_of_a_trace(tmp_path: Path) -> None:

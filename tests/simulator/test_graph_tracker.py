@@ -78,8 +78,72 @@ def test_log_tells_what_ended_each_new_graph_and_its_size() -> None:
     inputs.exp().sin()
     _hpu_sim.mark_step()
     inputs.exp().sum().item()
-    assert _hpu_sim.graph_stats()["log"] == [("mark_step", 2), ("aten::_local_scalar_dense", 2)]
+    log = [("mark_step", 2, ""), ("aten::_local_scalar_dense", 2, "")]
+    assert _hpu_sim.compilations() == log
+    assert _hpu_sim.compilations(1) == log[1:]
+    assert _hpu_sim.compilations(2) == _hpu_sim.compilations(99) == []
     assert _stats("num_ops") == [4]
+
+
+def _compile_for(*shapes: tuple[int, int]) -> list[str]:
+    """The causes of what is compiled for inputs of these shapes, in this order."""
+    weight = torch.ones(4, device="hpu")
+    inputs = [torch.ones(shape, device="hpu") for shape in shapes]
+    _hpu_sim.reset_graph_cache()
+    for tensor in inputs:
+        (tensor.exp() * weight).sum()
+        _hpu_sim.mark_step()
+    return [cause for _, _, cause in _hpu_sim.compilations()]
+
+
+@pytest.mark.usefixtures("lazy")
+def test_log_tells_the_shape_that_caused_a_recompilation() -> None:
+    causes = ["", "input 0: [3, 4] was [2, 4]", "input 0: [5, 4] was [3, 4]"]
+    assert _compile_for((2, 4), (2, 4), (3, 4), (2, 4), (5, 4)) == causes
+    assert _stats("num_compilations", "num_recompilations", "num_cache_hits") == [3, 2, 2]
+
+
+@pytest.mark.usefixtures("lazy")
+def test_graph_of_other_operators_or_types_is_no_recompilation() -> None:
+    inputs = torch.ones(4, device="hpu")
+    _hpu_sim.reset_graph_cache()
+    for graph in (torch.exp, torch.sin, lambda x: x.bfloat16().exp()):
+        graph(inputs)
+        _hpu_sim.mark_step()
+    assert _stats("num_compilations", "num_recompilations") == [3, 0]
+
+
+@pytest.mark.usefixtures("lazy")
+def test_cause_names_three_inputs_and_counts_the_rest() -> None:
+    lists = [[torch.ones(size, device="hpu") for _ in range(5)] for size in (2, 3)]
+    _hpu_sim.reset_graph_cache()
+    for tensors in lists:
+        torch.stack(tensors)
+        _hpu_sim.mark_step()
+    inputs = "; ".join(f"input {index}: [3] was [2]" for index in range(3))
+    assert _hpu_sim.compilations()[1][2] == f"{inputs}; and 2 more"
+
+
+@pytest.mark.usefixtures("lazy")
+def test_cause_says_if_shapes_are_not_what_differs() -> None:
+    inputs = torch.ones(4, 4, device="hpu")
+    _hpu_sim.reset_graph_cache()
+    for dim in (0, 1):
+        inputs.sum(dim)
+        _hpu_sim.mark_step()
+    (_, _, cause) = _hpu_sim.compilations()[1]
+    assert cause == "other strides or arguments, inputs of the same shapes"
+
+
+@pytest.mark.usefixtures("lazy")
+def test_log_forgets_what_is_oldest() -> None:
+    _hpu_sim.reset_graph_cache()
+    for length in range(1, 4200):
+        torch.zeros(length, device="hpu")
+        _hpu_sim.mark_step()
+    assert _stats("num_compilations") == [4199]
+    assert len(_hpu_sim.compilations()) == len(_hpu_sim.compilations(100)) == 4096
+    assert len(_hpu_sim.compilations(4198)) == 1
 
 
 @pytest.mark.usefixtures("lazy")

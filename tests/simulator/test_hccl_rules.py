@@ -63,7 +63,7 @@ def test_a_collective_ends_the_lazy_graph_before_it(lazy):
         dist.broadcast(tensor + 1, src=0)
         _hpu_sim.mark_step()
     stats = _hpu_sim.graph_stats()
-    assert [reason for reason, _ in stats["log"]] == ["all_reduce", "broadcast"]
+    assert [reason for reason, _, _ in _hpu_sim.compilations()] == ["all_reduce", "broadcast"]
     assert stats["num_compilations"] == stats["num_cache_hits"] == 2
     assert stats["num_collectives"] == 4
     assert stats["num_breaks"] == 0
@@ -88,7 +88,7 @@ def test_lazy_collectives_are_part_of_the_graph(lazy):
         assert _hpu_sim.graph_stats()["num_collectives"] == 0
         _hpu_sim.mark_step()
     assert _hpu_sim.graph_stats()["num_mark_steps"] == 2
-    num_ops = _hpu_sim.graph_stats()["log"][0][1]
+    num_ops = _hpu_sim.compilations()[0][1]
     dist.all_reduce(_ones() * 2)  # waits
     stats = _hpu_sim.graph_stats()
     assert stats["num_collectives"] == 1
@@ -109,7 +109,7 @@ def test_the_environment_asks_for_lazy_collectives_in_lazy_mode():
         import habana_frameworks.torch.distributed.hccl
         dist.init_process_group("hccl", store=dist.HashStore(), rank=0, world_size=1)
         dist.all_reduce(torch.ones(2, device="hpu"))
-        print([reason for reason, _ in _hpu_sim.graph_stats()["log"]])
+        print([reason for reason, _, _ in _hpu_sim.compilations()])
         dist.destroy_process_group()
         """,
         env={"PT_HPU_LAZY_MODE": "1", "PT_HPU_ENABLE_LAZY_COLLECTIVES": "1"},

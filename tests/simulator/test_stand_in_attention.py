@@ -153,3 +153,13 @@ def test_head_counts_that_do_not_divide_are_refused():
     k = torch.ones(B, 3, S, D, device="hpu")
     with pytest.raises(ValueError, match="got 4 query heads and 3 key heads"):
         FusedSDPA.apply(q, k, k)
+
+
+def test_it_is_one_launch_forward_and_one_backward():
+    query, key, value = (torch.randn(1, 2, 8, 4, device="hpu").requires_grad_() for _ in range(3))
+    upstream = torch.ones(1, 2, 8, 4, device="hpu")
+    with torch.hpu.metric_localcontext("launch") as metric:
+        attended = FusedSDPA.apply(query, key, value, None, 0.0, True)
+        assert metric.stats() == [("TotalNumber", 1)]
+        torch.autograd.grad(attended, (query, key, value), upstream)
+    assert metric.stats() == [("TotalNumber", 2)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from habana_frameworks.torch.dynamo.compile_backend import backends
@@ -50,6 +52,48 @@ def test_compilations_are_counted():
         for size in (3, 3, 4):
             compiled(torch.ones(size, device="hpu"))
     assert dict(metric.stats())["TotalNumber"] == 2
+
+
+def test_a_compiled_graph_is_one_launch_forward_and_one_backward():
+    layers = (torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Dropout(0.1))
+    model = torch.nn.Sequential(*layers).to("hpu")
+    x, upstream = torch.ones(4, 8, device="hpu"), torch.ones(4, 8, device="hpu")
+    compiled = torch.compile(model, backend="hpu_backend")
+    compiled(x).backward(upstream)
+    model.zero_grad()
+    counts = []
+    for part in (model, compiled):
+        with torch.hpu.metric_localcontext("launch") as metric:
+            result = part(x)
+            counts.append(dict(metric.stats())["TotalNumber"])
+            result.backward(upstream)
+        counts.append(dict(metric.stats())["TotalNumber"] - counts[-1])
+        model.zero_grad()
+    assert min(counts[:2]) > 4
+    assert counts[2:] == [1, 1]
+
+
+def test_a_recompilation_tells_the_shape_that_caused_it():
+    def f(x):
+        return x.tan() * 3 - x
+
+    compiled = torch.compile(f, backend="hpu_backend", dynamic=False)
+    with torch.hpu.metric_localcontext("recompilation") as metric:
+        for size in (3, 3, 4, 6):
+            compiled(torch.ones(2, size, device="hpu"))
+        torch.compile(torch.erf, backend="hpu_backend")(torch.ones(2, 9, device="hpu"))
+    causes = ["input 0: [2, 4] was [2, 3]", "input 0: [2, 6] was [2, 4]"]
+    assert metric.stats() == [("TotalNumber", 2), ("Causes", causes)]
+
+
+def test_a_graph_for_sizes_that_vary_says_which():
+    compiled = torch.compile(lambda x: x.tan() / 3 + x, backend="hpu_backend")
+    with torch.hpu.metric_localcontext("recompilation") as metric:
+        for size in (3, 4, 5, 6):
+            compiled(torch.ones(size, 2, device="hpu"))
+    stats = dict(metric.stats())
+    assert stats["TotalNumber"] == 1
+    assert re.fullmatch(r"input 0: \[s\d+, 2\] was \[3, 2\]", stats["Causes"][0])
 
 
 def test_fused_operators_compile():

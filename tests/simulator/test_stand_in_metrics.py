@@ -13,7 +13,8 @@ from tests.helpers.forked import fork_python
 from tests.helpers.process import run_python
 
 LAZY = {"PT_HPU_LAZY_MODE": "1", "PT_HPU_ENABLE_CACHE_METRICS": "1"}
-NAMES = ["graph_compilation", "cpu_fallback", "memory_defragmentation", "host_sync"]
+NAMES = ["graph_compilation", "cpu_fallback", "memory_defragmentation"]
+NAMES += ["host_sync", "launch", "recompilation"]
 
 
 def test_every_metric_has_the_vendors_keys():
@@ -23,6 +24,8 @@ def test_every_metric_has_the_vendors_keys():
         "cpu_fallback": ["TotalNumber", "FallbackOps"],
         "memory_defragmentation": ["TotalNumber", "TotalSuccessful", "AvgTime", "MaxTime"],
         "host_sync": ["TotalNumber", "Reasons"],
+        "launch": ["TotalNumber"],
+        "recompilation": ["TotalNumber", "Causes"],
     }
 
 
@@ -49,6 +52,34 @@ def test_host_syncs_are_counted_by_reason_within_a_block():
     assert stats["TotalNumber"] == sum(stats["Reasons"].values()) == 3
     assert stats["Reasons"]["aten::_local_scalar_dense"] == 2
     assert stats["Reasons"]["synchronize"] == 1
+
+
+def test_launches_are_counted_within_a_block():
+    tensor = torch.ones(3, device="hpu")
+    with metrics.metric_localcontext("launch") as metric:
+        tensor.exp().view(3, 1).sin()
+    tensor.exp()
+    assert metric.stats() == [("TotalNumber", 2)]
+
+
+@pytest.mark.usefixtures("lazy")
+def test_recompilations_are_told_within_a_block():
+    def run(*lengths: int) -> None:
+        for length in lengths:
+            torch.ones(length).to("hpu").exp()
+            torch.hpu.synchronize()
+
+    run(2, 3)
+    with metrics.metric_localcontext("recompilation") as metric:
+        run(3, 4, 5)
+    run(6)
+    causes = ["input 0: [4] was [3]", "input 0: [5] was [4]"]
+    assert metric.stats() == [("TotalNumber", 2), ("Causes", causes)]
+    with metrics.metric_localcontext("recompilation") as metric:
+        run(*range(10, 50))
+    stats = dict(metric.stats())
+    assert (stats["TotalNumber"], len(stats["Causes"])) == (40, 32)  # the latest
+    assert stats["Causes"][-1] == "input 0: [49] was [48]"
 
 
 def test_reset_starts_again_from_zero():

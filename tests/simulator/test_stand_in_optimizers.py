@@ -171,3 +171,17 @@ def test_lazy_mode_gives_the_same_weights_and_compiles_a_fixed_number_of_graphs(
     lazy = fork_python(source, env={"PT_HPU_LAZY_MODE": "1"}).stdout.split()
     assert eager == lazy
     assert eager[0::2] == ["0", "0"]
+
+
+def test_a_step_of_adamw_launches_the_same_for_any_number_of_weights():
+    counts = []
+    for num_weights in (1, 7):
+        weights = [torch.ones(2, device="hpu", requires_grad=True) for _ in range(num_weights)]
+        optimizer = FusedAdamW(weights, lr=0.1)
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        with torch.hpu.metric_localcontext("launch") as metric:
+            optimizer.step()
+        counts.append(dict(metric.stats())["TotalNumber"])
+    assert counts[0] == counts[1] <= 3

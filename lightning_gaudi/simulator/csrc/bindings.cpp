@@ -15,6 +15,7 @@
 #include "runtime/hooks.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
+#include "statistics/launches.h"
 
 namespace hpu_sim {
 namespace {
@@ -38,7 +39,16 @@ py::dict graph_stats_dict() {
   result["num_empty_steps"] = stats.num_empty_steps;
   result["num_ops"] = stats.num_ops;
   result["pending_ops"] = stats.pending_ops;
-  result["log"] = stats.log;
+  result["num_recompilations"] = stats.num_recompilations;
+  return result;
+}
+
+/// What ended each, its operations, and its difference from the last one of its kind.
+py::list compilations_list(int64_t index) {
+  py::list result;
+  for (const Compilation& compilation : compilations(index)) {
+    result.append(py::make_tuple(compilation.ended_by, compilation.num_ops, compilation.cause));
+  }
   return result;
 }
 
@@ -74,6 +84,9 @@ void init_counters(py::module_& m) {
   m.def("host_syncs", &host_syncs);
   m.def("transfers", &transfers);
   m.def("collectives", &collectives_dict);
+  m.def("launches", &launches);
+  m.def("begin_launch", &begin_launch);
+  m.def("end_launch", &end_launch);
   m.def("reset_counters", &reset_counters);
   m.def("fallback_stats", &fallbacks);
 }
@@ -124,6 +137,7 @@ void init_graph(py::module_& m) {
   m.def("set_lazy_collectives", &set_lazy_collectives);
   m.def("mark_step", &mark_step);
   m.def("graph_stats", &graph_stats_dict);
+  m.def("compilations", &compilations_list, py::arg("index") = 0);
   m.def("reset_graph_cache", &reset_graph_cache);
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "aten/alias.h"
+#include "aten/attention.h"
 #include "aten/dispatch_keys.h"
 #include "aten/op_info.h"
 #include "aten/random.h"
@@ -17,6 +18,7 @@
 #include "runtime/generator.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
+#include "statistics/launches.h"
 
 namespace hpu_sim {
 namespace {
@@ -36,6 +38,7 @@ class FallbackCall {
     touch_device();
     const bool is_recorded = is_lazy() && !info_.is_read;
     if (is_recorded) record_operation(info_, torch::jit::last(stack_, num_arguments_));
+    if (!is_lazy()) count_launches(num_launches());
     keep_mutated(originals_);
     for (size_t i = 0; i < num_arguments_; ++i) argument_to_cpu(i);
     check_devices();
@@ -57,6 +60,11 @@ class FallbackCall {
 
  private:
   using Kept = c10::SmallVector<c10::IValue, 4>;
+
+  int64_t num_launches() const {
+    if (!info_.is_attention) return info_.launches ? 1 : 0;
+    return launches_of_attention(info_, torch::jit::last(stack_, num_arguments_));
+  }
 
   c10::IValue& argument(size_t i) { return stack_[first_ + i]; }
 

@@ -21,6 +21,7 @@
 #include "runtime/device.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
+#include "statistics/launches.h"
 
 namespace hpu_sim {
 namespace {
@@ -61,7 +62,11 @@ void count_copy(const Tensor& source, const Tensor& destination) {
     count_transfer(Transfer::kHostToDevice, num_bytes);
   } else {
     count_transfer(Transfer::kDeviceToDevice, num_bytes);
-    if (is_lazy()) record_copy(source, destination);
+    if (is_lazy()) {
+      record_copy(source, destination);
+    } else {
+      count_launches(1);
+    }
   }
 }
 

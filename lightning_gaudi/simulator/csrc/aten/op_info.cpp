@@ -1,5 +1,6 @@
 #include "aten/op_info.h"
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <memory>
@@ -11,6 +12,8 @@ namespace hpu_sim {
 namespace {
 
 using Names = std::unordered_set<std::string>;
+
+const std::string kForeach = "aten::_foreach_";
 
 // torch's FakeTensor expects row-major results of pointwise operators on hpu; these are not tagged
 // as pointwise but behave alike, or are tagged and do not.
@@ -28,6 +31,9 @@ const Names kWidensReducedFloats{"aten::_cdist_forward",
                                  "aten::_pdist_backward",
                                  "aten::multilabel_margin_loss_backward"};
 const Names kWidensInt32Index{"aten::take"};
+
+// They ask what a tensor is, not what is in it.
+const Names kMetadataOnly{"aten::is_set_to", "aten::_assert_tensor_metadata"};
 
 bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -47,7 +53,7 @@ int argument_returned_as(const c10::Argument& result, const std::vector<c10::Arg
 
 void read_arguments(const std::string& base_name, const std::vector<c10::Argument>& arguments,
                     OpInfo& info) {
-  const bool is_foreach = base_name.rfind("aten::_foreach_", 0) == 0;
+  const bool is_foreach = base_name.rfind(kForeach, 0) == 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string type = arguments[i].type()->str();
     const int position = static_cast<int>(i);
@@ -80,11 +86,23 @@ void read_traits(const c10::OperatorHandle& op, OpInfo& info) {
   info.draws_without_generator = is_seeded && info.generator_argument < 0;
   info.is_foreign = name.rfind("aten::", 0) != 0;
   info.is_read = name == "aten::_local_scalar_dense";
-  info.has_contiguous_results =
-      (is_pointwise || kAlsoContiguous.count(name) > 0) && kNotContiguous.count(name) == 0;
+  const bool is_foreach = name.rfind(kForeach, 0) == 0;
+  const std::string of_each = is_foreach ? "aten::" + name.substr(kForeach.size()) : name;
+  info.has_contiguous_results = (is_pointwise || is_foreach || kAlsoContiguous.count(name) > 0) &&
+                                kNotContiguous.count(of_each) == 0;
   const bool is_functional = info.mutated_arguments.empty();
   info.widens_reduced_floats = is_functional && kWidensReducedFloats.count(name) > 0;
   info.widens_int32_index = is_functional && kWidensInt32Index.count(name) > 0;
+}
+
+void read_launches(const c10::OperatorHandle& op, OpInfo& info) {
+  const std::string& name = op.operator_name().name;
+  const auto tags = op.getTags();
+  const bool is_inplace_view =
+      std::find(tags.begin(), tags.end(), at::Tag::inplace_view) != tags.end();
+  info.launches =
+      !info.is_view && !info.is_read && !is_inplace_view && kMetadataOnly.count(name) == 0;
+  info.is_attention = name.rfind("aten::_scaled_dot_product_flash_attention_for_cpu", 0) == 0;
 }
 
 std::unique_ptr<OpInfo> read_op_info(const c10::OperatorHandle& op) {
@@ -96,6 +114,7 @@ std::unique_ptr<OpInfo> read_op_info(const c10::OperatorHandle& op) {
   read_arguments(op.operator_name().name, schema.arguments(), *info);
   read_returns(schema, *info);
   read_traits(op, *info);
+  read_launches(op, *info);
   return info;
 }
 

@@ -24,6 +24,8 @@ struct OpInfo {
   bool draws_without_generator = false;  ///< random, but takes no Generator
   bool is_read = false;                  ///< a copy to the host, so no part of a graph
   bool is_view = false;
+  bool launches = true;       ///< the card computes; else it looks at its tensors otherwise
+  bool is_attention = false;  ///< launches as often as aten/attention.h says
   bool is_foreign = false;  ///< not torch's: its kernel may keep the arguments
   bool has_contiguous_results = false;
   bool widens_reduced_floats = false;  ///< the CPU has no bf16 or half kernel, Gaudi has

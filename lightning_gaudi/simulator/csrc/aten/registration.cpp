@@ -1,6 +1,7 @@
 #include "aten/registration.h"
 
 #include "aten/fallback.h"
+#include "aten/foreach.h"
 #include "aten/op_info.h"
 
 namespace hpu_sim {
@@ -28,8 +29,9 @@ void install_direct_kernels() {
         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
         op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
-    if (has_composite && op.hasKernelForDispatchKey(DispatchKey::CPU) &&
-        !op.hasKernelForDispatchKey(DispatchKey::HPU)) {
+    // The CPU runs the composite kernel of a _foreach_ operator, on all aliases in one call.
+    const bool is_of_cpu = op.hasKernelForDispatchKey(DispatchKey::CPU) || is_foreach_of_card(name);
+    if (has_composite && is_of_cpu && !op.hasKernelForDispatchKey(DispatchKey::HPU)) {
       library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
     }
   });

@@ -30,6 +30,7 @@
 #include "aten/op_info.h"
 #include "runtime/device.h"
 #include "statistics/graph.h"
+#include "statistics/launches.h"
 
 namespace hpu_sim {
 namespace {
@@ -84,6 +85,7 @@ struct Unboxed<Op, Tensor(Arguments...)> {
       return call_boxed<Op>(arguments...)[0].toTensor();
     }
     touch_device();
+    count_launches(1);
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     return adopt_result(Op::redispatch(kCpuKeys, on_cpu(arguments)...),
                         info.has_contiguous_results);
@@ -102,6 +104,7 @@ struct Unboxed<Op, Tensor&(Tensor&, Arguments...)> {
       return self;
     }
     touch_device();
+    count_launches(1);
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     Tensor alias = on_cpu(self);
     Op::redispatch(kCpuKeys, alias, on_cpu(arguments)...);

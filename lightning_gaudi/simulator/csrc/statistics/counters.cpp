@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "statistics/graph.h"
+#include "statistics/launches.h"
 
 namespace hpu_sim {
 namespace {
@@ -77,6 +78,7 @@ std::map<std::string, int64_t> host_syncs() {
 }
 
 void reset_counters() {
+  reset_launches();
   for (TransferCounter& counter : g_transfers) {
     counter.count.store(0);
     counter.num_bytes.store(0);

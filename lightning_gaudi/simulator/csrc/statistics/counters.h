@@ -41,7 +41,7 @@ std::map<std::string, int64_t> fallbacks();
 /// How often the host waited, by reason.
 std::map<std::string, int64_t> host_syncs();
 
-/// Forgets transfers, collectives, host syncs and fallbacks.
+/// Forgets launches, transfers, collectives, host syncs and fallbacks.
 void reset_counters();
 
 }  // namespace hpu_sim

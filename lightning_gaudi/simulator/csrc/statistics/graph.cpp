@@ -7,6 +7,7 @@
 
 #include "aten/op_info.h"
 #include "runtime/allocator.h"
+#include "statistics/launches.h"
 
 namespace hpu_sim {
 
@@ -32,10 +33,12 @@ enum Mark : uint64_t {
 /// All of it is guarded by `mutex`: backward runs on a thread of its own.
 class Tracker {
  public:
-  void mix(uint64_t word) {
-    hash_ ^= word + 0x9e3779b97f4a7c15ULL + (hash_ << 12) + (hash_ >> 4);
-    hash_ *= 0xff51afd7ed558ccdULL;
-    hash_ ^= hash_ >> 32;
+  void mix(uint64_t word) { mix_into(hash_, word); }
+
+  /// For what graphs of one kind have in common, too.
+  void mix_kind(uint64_t word) {
+    mix(word);
+    mix_into(signature_.kind, word);
   }
 
   void mix_value(const c10::IValue& value) {
@@ -62,12 +65,12 @@ class Tracker {
   void mix_tensor(const at::Tensor& tensor) {
     if (!tensor.defined()) return mix(kNone);
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-    mix(static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())));
+    mix_kind(static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())));
     for (int64_t size : impl->sizes()) mix(static_cast<uint64_t>(size) * 2 + 1);
     for (int64_t stride : impl->strides()) mix(static_cast<uint64_t>(stride) * 2);
     if (!tensor.device().is_hpu()) return mix(kHostTensor);
     mix(static_cast<uint64_t>(impl->storage_offset()));
-    mix_identity(impl->unsafe_storage().unsafeGetStorageImpl());
+    mix_identity(impl);
   }
 
   void define(const at::Tensor& tensor) {
@@ -87,10 +90,11 @@ class Tracker {
     }
     if (recipes.insert(hash_).second) {
       ++stats.num_compilations;
-      stats.log.emplace_back(reason, stats.pending_ops);
+      stats.num_recompilations += log.add(reason, stats.pending_ops, signature_);
     } else {
       ++stats.num_cache_hits;
     }
+    count_launches(1);
     start_graph();
   }
 
@@ -98,14 +102,23 @@ class Tracker {
     ++epoch_;
     next_value_ = 0;
     hash_ = kEmptyGraph;
+    signature_.kind = kEmptyGraph;
+    signature_.input_shapes.clear();
     stats.pending_ops = 0;
   }
 
   std::mutex mutex;
   GraphStats stats;
+  CompilationLog log;
   std::unordered_set<uint64_t> recipes;
 
  private:
+  static void mix_into(uint64_t& hash, uint64_t word) {
+    hash ^= word + 0x9e3779b97f4a7c15ULL + (hash << 12) + (hash >> 4);
+    hash *= 0xff51afd7ed558ccdULL;
+    hash ^= hash >> 32;
+  }
+
   void mix_double(double value) {
     uint64_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
@@ -114,11 +127,16 @@ class Tracker {
 
   // Values are numbered in the order in which the graph meets them. What it meets first as an
   // argument is an input, marked by the complement.
-  void mix_identity(const c10::StorageImpl* storage) {
-    Block* block = block_of(storage);
+  void mix_identity(const c10::TensorImpl* impl) {
+    Block* block = block_of(impl->unsafe_storage().unsafeGetStorageImpl());
     if (block == nullptr) return mix(kOther);
     const bool is_input = block->graph_epoch != epoch_;
-    if (is_input) name(*block);
+    if (is_input) {
+      name(*block);
+      auto& shapes = signature_.input_shapes;
+      shapes.push_back(impl->dim());
+      shapes.insert(shapes.end(), impl->sizes().begin(), impl->sizes().end());
+    }
     const auto value = static_cast<uint64_t>(block->graph_value);
     mix(is_input ? ~value : value);
   }
@@ -129,6 +147,7 @@ class Tracker {
   }
 
   uint64_t hash_ = kEmptyGraph;
+  GraphSignature signature_{kEmptyGraph, {}};
   int64_t epoch_ = 0;
   int64_t next_value_ = 0;
 };
@@ -146,7 +165,7 @@ void set_lazy(bool lazy) { g_is_lazy.store(lazy); }
 void record_operation(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   Tracker& graph = tracker();
   std::lock_guard<std::mutex> lock(graph.mutex);
-  graph.mix(info.hash);
+  graph.mix_kind(info.hash);
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (info.is_scalar[i]) {
       graph.mix(kScalar);
@@ -160,7 +179,7 @@ void record_operation(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) 
 void record_copy(const at::Tensor& source, const at::Tensor& destination) {
   Tracker& graph = tracker();
   std::lock_guard<std::mutex> lock(graph.mutex);
-  graph.mix(kCopy);
+  graph.mix_kind(kCopy);
   graph.mix_tensor(source);
   graph.mix_tensor(destination);
   graph.define(destination);
@@ -197,8 +216,8 @@ void record_collective(const std::string& kind, c10::ArrayRef<at::Tensor> tensor
     graph.end_graph(kind);
     return;
   }
-  graph.mix(kCollective);
-  graph.mix(std::hash<std::string>()(kind));
+  graph.mix_kind(kCollective);
+  graph.mix_kind(std::hash<std::string>()(kind));
   for (const at::Tensor& tensor : tensors) graph.mix_tensor(tensor);
   for (const at::Tensor& tensor : tensors) graph.define(tensor);
   graph.count_op();
@@ -226,10 +245,17 @@ GraphStats graph_stats() {
   return graph.stats;
 }
 
+std::vector<Compilation> compilations(int64_t index) {
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  return graph.log.since(index);
+}
+
 void reset_graph_cache() {
   Tracker& graph = tracker();
   std::lock_guard<std::mutex> lock(graph.mutex);
   graph.recipes.clear();
+  graph.log = CompilationLog();
   graph.start_graph();
   graph.stats = GraphStats();
 }

@@ -12,8 +12,9 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "statistics/compilations.h"
 
 namespace hpu_sim {
 
@@ -59,10 +60,14 @@ struct GraphStats {
   int64_t num_empty_steps = 0;  ///< of all three, those with nothing to run
   int64_t num_ops = 0;
   int64_t pending_ops = 0;
-  std::vector<std::pair<std::string, int64_t>> log;  ///< each compilation: what ended it, its ops
+  int64_t num_recompilations = 0;  ///< of the compilations, those of graphs of a known kind
 };
 
+/// As cheap as its handful of numbers, however many graphs there were.
 GraphStats graph_stats();
+
+/// The compilations from number `index` on.
+std::vector<Compilation> compilations(int64_t index);
 
 /// Forgets recipes, statistics and the pending graph.
 void reset_graph_cache();

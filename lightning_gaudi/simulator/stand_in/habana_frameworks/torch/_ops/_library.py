@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from .._launch import one_launch
+
 _LIBRARY = torch.library.Library("hpu", "FRAGMENT")
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -34,11 +36,11 @@ def operator(schema: str, fake: Callable[..., Any] | None = None) -> Callable[[K
 
 
 def device_kernel(kernel: Kernel) -> Kernel:
-    """Make `kernel` run without autograd and without autocast."""
+    """Make `kernel` run without autograd and without autocast, as one launch."""
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad(), torch.autocast("hpu", enabled=False):
+        with torch.no_grad(), torch.autocast("hpu", enabled=False), one_launch():
             return kernel(*args, **kwargs)
 
     return run

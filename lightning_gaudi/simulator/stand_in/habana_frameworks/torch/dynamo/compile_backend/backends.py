@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch._dynamo.backends.registry import register_backend
 
 from ...._missing import missing
 from ..._counters import compiled_graphs
+from ..._launch import one_launch
 from ...utils.internal import is_lazy
 
 
@@ -38,18 +40,41 @@ def hpu_backend(
     from torch._dynamo.backends.common import aot_autograd
 
     compile_graph = aot_autograd(
-        fw_compiler=_compile, bw_compiler=_compile, inference_compiler=_compile
+        fw_compiler=partial(_compile, "forward"),
+        bw_compiler=partial(_compile, "backward"),
+        inference_compiler=partial(_compile, "inference"),
     )
     return compile_graph(graph_module, example_inputs)
 
 
 def _compile(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
+    role: str, graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
 ) -> Callable[..., Any]:
     from torch._functorch.aot_autograd import make_boxed_func
 
-    compiled_graphs.num_graphs += 1
-    return make_boxed_func(graph_module.forward)
+    kind, shapes = _describe(graph_module, example_inputs)
+    compiled_graphs.add((role, kind), shapes)
+
+    def launch(*args: Any) -> Any:
+        with one_launch():
+            return graph_module.forward(*args)
+
+    return make_boxed_func(launch)
+
+
+def _describe(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> tuple[Hashable, list[list[object]]]:
+    """What the graph has in common with one for other sizes, and the shapes of its inputs."""
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    # Graphs for sizes that may vary ask for them, besides what they compute.
+    operators = tuple(
+        str(node.target)
+        for node in graph_module.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload) and "sym_" not in str(node.target)
+    )
+    kind = (operators, tuple(str(tensor.dtype) for tensor in tensors))
+    return kind, [list(tensor.shape) for tensor in tensors]
 
 
 __getattr__ = missing(__name__)

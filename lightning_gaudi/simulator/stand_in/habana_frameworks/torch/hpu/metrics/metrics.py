@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...._missing import missing
 from ..._binding import C
-from ..._counters import compiled_graphs
+from ..._counters import MAX_CAUSES, compiled_graphs
 from .exceptions import MetricNotFound
 from .saver import MetricDumpFormat, Saver
 
@@ -128,11 +128,51 @@ class _HostSync(Metric):
         return [("TotalNumber", sum(delta.values())), ("Reasons", delta)]
 
 
+class _Launch(Metric):
+    """How often the device was told to run something; only the simulated HPU counts that."""
+
+    title = "launch"
+
+    def _read(self) -> Counters:
+        return {"number": C.launches()}
+
+    def _present(self, delta: Counters) -> Stats:
+        return [("TotalNumber", delta.get("number", 0))]
+
+
+class _Recompilation(Metric):
+    """Graphs that differ from an earlier one in sizes alone; only the simulated HPU tells them."""
+
+    title = "recompilation"
+
+    def _read(self) -> Counters:
+        graphs = C.graph_stats()
+        return {
+            "lazy": graphs["num_recompilations"],
+            "compiled": compiled_graphs.num_recompilations,
+            "end_of_log": graphs["num_compilations"],
+        }
+
+    def _present(self, delta: Counters) -> Stats:
+        lazy, compiled = delta.get("lazy", 0), delta.get("compiled", 0)
+        causes = self._lazy_causes(lazy, delta.get("end_of_log", 0))
+        causes += list(compiled_graphs.causes)[-compiled:] if compiled else []
+        return [("TotalNumber", lazy + compiled), ("Causes", causes)]
+
+    def _lazy_causes(self, number: int, num_compilations: int) -> list[str]:
+        """The latest causes; as few are looked at as are kept, whatever the length of the log."""
+        if not number:
+            return []
+        end = self._base.get("end_of_log", 0) + num_compilations
+        first = max(self._base.get("end_of_log", 0), end - MAX_CAUSES)
+        return [cause for _, _, cause in C.compilations(first)[: end - first] if cause]
+
+
 def _metric_types() -> dict[str, type[Metric]]:
     types: list[type[Metric]] = [_GraphCompilation, _CpuFallback, _MemoryDefragmentation]
     if os.environ.get("PT_HPU_ENABLE_CACHE_METRICS", "").lower() in ("1", "true", "yes", "on"):
         types.append(_RecipeCache)
-    return {metric.title: metric for metric in [*types, _HostSync]}
+    return {metric.title: metric for metric in [*types, _HostSync, _Launch, _Recompilation]}
 
 
 _TYPES = _metric_types()

@@ -1,0 +1,42 @@
+"""Graphs that a device compiled anew for other shapes, with the shapes, where it tells them."""
+
+from __future__ import annotations
+
+from . import vendor
+
+MAX_CAUSES = 32
+"""How many causes a report keeps: the first, which show what varies."""
+
+
+class Recompilations:
+    """Tells the recompilations since the last time that it was asked.
+
+    Asking costs no more where many graphs were compiled before, but more than a count does: ask
+    when the number of compilations has grown.
+    """
+
+    def __init__(self) -> None:
+        self._num_seen: int | None = None
+        self.skip()
+
+    def skip(self) -> None:
+        """What has been compiled so far is not to be told."""
+        stats = vendor.metric("recompilation")
+        self._num_seen = None if stats is None else int(stats["TotalNumber"])
+
+    def new(self) -> list[str]:
+        """What differed, as "input 0: [8, 113] was [8, 128]"; the latest of very many.
+
+        Empty, too, where the device does not tell: no Gaudi does.
+        """
+        stats = vendor.metric("recompilation")
+        if stats is None or self._num_seen is None:
+            return []
+        num_new = int(stats["TotalNumber"]) - self._num_seen
+        self._num_seen += num_new
+        return list(stats["Causes"][-num_new:]) if num_new > 0 else []
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the device tells them at all."""
+        return self._num_seen is not None
