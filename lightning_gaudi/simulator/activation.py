@@ -26,6 +26,7 @@ from lightning_gaudi.simulator.settings import (
     Settings,
     SimulatorError,
     read_settings,
+    server_name,
 )
 
 _VENDOR = "habana_frameworks"
@@ -122,6 +123,7 @@ def _start(settings: Settings) -> None:
     device.set_device_count(settings.num_cards)
     device.set_memory_limit(settings.card.memory_bytes)
     device.set_release(settings.release.number)
+    device.set_server(server_name())
     accelerator: Any = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "hpu":
         raise SimulatorError(
