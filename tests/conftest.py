@@ -19,6 +19,7 @@ else:
 if _TEST_ON is None:
     os.environ.pop("PT_HPU_LAZY_MODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("LIGHTNING_GAUDI_SIMULATE_SERVER", None)  # each worker has a server of its own
 # Started in the background or by nohup, processes ignore Ctrl-C, and so would those of the tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

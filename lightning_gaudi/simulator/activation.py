@@ -29,6 +29,7 @@ from lightning_gaudi.simulator.settings import (
     SimulatorError,
     read_rule_mode,
     read_settings,
+    server_name,
 )
 
 _VENDOR = "habana_frameworks"
@@ -127,6 +128,7 @@ def _start(settings: Settings) -> None:
     device.set_device_count(settings.num_cards)
     device.set_memory_limit(settings.card.memory_bytes)
     device.set_release(settings.release.number)
+    device.set_server(server_name())
     accelerator: Any = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "hpu":
         raise SimulatorError(

@@ -10,6 +10,7 @@ SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
 CARD = "LIGHTNING_GAUDI_SIMULATE_CARD"
 RELEASE = "LIGHTNING_GAUDI_SIMULATE_RELEASE"
 RULES = "LIGHTNING_GAUDI_SIMULATE_RULES"
+SERVER = "LIGHTNING_GAUDI_SIMULATE_SERVER"
 CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
 
 RULE_MODES = ("warn", "error", "off")
@@ -89,6 +90,16 @@ class Settings:
     num_cards: int
     card: Card
     release: Release
+
+
+def server_name() -> str:
+    """The simulated server that this process shares with those that have the same name for it.
+
+    Without LIGHTNING_GAUDI_SIMULATE_SERVER it is the run that the first process with the simulator
+    has started: the variable is set here, for what this process starts. So ranks share a server
+    with their launcher, and two runs at a time do not meet.
+    """
+    return os.environ.setdefault(SERVER, f"{os.getpid()}-{os.urandom(4).hex()}")
 
 
 def is_requested() -> bool:

@@ -39,8 +39,16 @@ def _work(rank: int, folder: Path) -> None:
     report["killed"] = _error_of(lambda: dist.all_reduce(tensor))
     report["killed_s"] = time.monotonic() - start
     report["future"] = _error_of(lambda: dist.all_reduce(tensor, async_op=True).get_future().wait())
+    report["coalesced"] = _error_of(lambda: _coalesced(tensor).get_future().wait())
+    report["received"] = _error_of(lambda: dist.irecv(tensor, src=1).get_future().wait())
     (folder / f"{rank}.json").write_text(json.dumps(report))
     os._exit(0)  # the group is broken
+
+
+def _coalesced(tensor: torch.Tensor) -> dist.Work:
+    with dist._coalescing_manager(async_ops=True) as manager:
+        dist.reduce_scatter_tensor(tensor[:1], tensor[:3])
+    return manager.works[0]
 
 
 def _error_of(function) -> str:
@@ -83,4 +91,5 @@ def test_a_killed_rank_ends_the_collectives_of_the_others(reports):
 
 def test_futures_hear_of_a_killed_rank(reports):
     for report in reports.values():
-        assert report["future"] != "no error"
+        for kind in ("future", "coalesced", "received"):
+            assert report[kind] != "no error", kind

@@ -134,11 +134,21 @@ def check_scatter(rank):
     assert output.tolist() == [10 + rank] * 2
 
 
-def check_reduce_scatter_of_unequal_parts(rank):
+def check_lists_of_unequal_tensors_are_refused(rank):
     parts = [_filled(1, 2), _filled(2, 3)]
-    output = _filled(0, 2 + rank)
+    for refused in (
+        lambda: dist.reduce_scatter(_filled(0, 2 + rank), parts),
+        lambda: dist.all_to_all(_zeros(size=2 + rank), parts),
+    ):
+        with pytest.raises(RuntimeError, match=r"lists of tensors of one size, got \d and \d"):
+            refused()
+
+
+def check_reduce_scatter(rank):
+    parts = [_filled(1), _filled(2)]
+    output = _filled(0)
     dist.reduce_scatter(output, parts)
-    assert output.tolist() == [2.0 * (rank + 1)] * (2 + rank)
+    assert output.tolist() == [2.0 * (rank + 1)] * 2
     assert parts[0].tolist() == [1, 1]  # the input stays
 
 
@@ -159,13 +169,10 @@ def check_reduce_scatter_tensor_coalesced(rank):
     assert [output.tolist() for output in outputs] == [[4.0 * rank, 4.0 * rank + 2]] * 2
 
 
-def check_all_to_all_of_unequal_tensors(rank):
-    inputs = [_filled(10 * rank + i, 1 + i) for i in range(2)]
-    outputs = _zeros(size=1 + rank)
-    dist.all_to_all(outputs, inputs)
-    assert [output.tolist() for output in outputs] == [
-        [10.0 * i + rank] * (1 + rank) for i in (0, 1)
-    ]
+def check_all_to_all(rank):
+    outputs = _zeros()
+    dist.all_to_all(outputs, [_filled(10 * rank + i) for i in range(2)])
+    assert [output.tolist() for output in outputs] == [[10.0 * i + rank] * 2 for i in (0, 1)]
 
 
 def check_all_to_all_single(rank):
@@ -183,12 +190,79 @@ def check_send_and_receive(rank):
     assert tensor.tolist() == [1, 1]
 
 
-def check_point_to_point_works_have_no_future(rank):
-    works = [dist.isend(_mine(), 1 - rank), dist.irecv(_filled(0), 1 - rank)]
+def check_futures_of_point_to_point_works(rank):
+    received = _filled(0, 2**16)
+    works = [dist.isend(_mine(2**16), 1 - rank), dist.irecv(received, 1 - rank)]
+    doubled = works[1].get_future().then(lambda future: future.value()[0] * 2)
+    works[0].get_future().wait()  # in the same order on both: neither may keep the other
+    assert doubled.wait()[0] == 2 * (2 - rank)
     for work in works:
-        with pytest.raises(RuntimeError, match=r"has no future\. Call wait"):
-            work.get_future()
-        work.wait()
+        assert work.wait()
+        assert work.is_completed()
+    work = dist.isend(_mine(), 1 - rank)
+    dist.recv(received[:2], 1 - rank)
+    work.wait()
+    assert work.get_future().value()[0].tolist() == [rank + 1] * 2  # when it has ended
+
+
+def check_polling_point_to_point_works(rank):
+    received = _filled(0)
+    works = [dist.isend(_mine(), 1 - rank), dist.irecv(received, 1 - rank)]
+    while not all(work.is_completed() for work in works):
+        pass
+    assert received.tolist() == [2 - rank] * 2
+
+
+def check_futures_of_coalesced_works(rank):
+    tensors, received = [_mine(), _mine(3)], _filled(0)
+    with dist._coalescing_manager(device=torch.device("hpu"), async_ops=True) as manager:
+        dist.isend(_mine(), 1 - rank)
+        dist.irecv(received, 1 - rank)
+        for tensor in tensors:
+            dist.broadcast(tensor, src=1, async_op=True)
+    (work,) = manager.works
+    values = work.get_future().wait()
+    assert [value.tolist() for value in values[-2:]] == [[2, 2], [2, 2, 2]]
+    assert all(value.device == torch.device("hpu:0") for value in values)
+    assert received.tolist() == [2 - rank] * 2
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for output in (outputs := _zeros()):
+            dist.reduce_scatter_tensor(output, torch.arange(4.0, device="hpu"))
+    values = manager.works[0].get_future().wait()
+    assert [value.tolist() for value in values] == [[4.0 * rank, 4.0 * rank + 2]] * 2
+    assert values[0].data_ptr() == outputs[0].data_ptr()
+
+
+def _fail_while_coalescing(tensor, options):
+    with dist._coalescing_manager(**options):
+        dist.all_reduce(tensor)
+        dist.broadcast(_mine(), src=0, async_op=True)
+        raise ZeroDivisionError
+
+
+def _coalesce_two_kinds(options):
+    with dist._coalescing_manager(**options):
+        dist.all_reduce(_mine())
+        dist.all_gather_into_tensor(_filled(0, 4), _mine())
+
+
+def check_an_exception_while_coalescing_leaves_nothing(rank):
+    device = torch.device("hpu")
+    for options in ({"device": device}, {}, {"device": device, "async_ops": True}):
+        abandoned = _mine()
+        with pytest.raises(ZeroDivisionError):
+            _fail_while_coalescing(abandoned, options)
+        with pytest.raises(RuntimeError, match="mixed types"):
+            _coalesce_two_kinds(options)
+        tensor = _mine()
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [_RANK_SUM] * 2
+        assert abandoned.tolist() == [rank + 1] * 2  # recorded, not run
+        with dist._coalescing_manager(device=device, async_ops=True) as manager:
+            dist.broadcast(tensor, src=0, async_op=True)
+        assert [len(work.result()) for work in manager.works] == [1]
+        check_batched_send_and_receive(rank)
+        check_all_reduce_coalesced(rank)
 
 
 def check_batched_send_and_receive(rank):

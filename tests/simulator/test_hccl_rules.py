@@ -9,6 +9,9 @@ from habana_frameworks.torch.distributed import hccl  # noqa: TID251 (what the g
 from lightning_gaudi import simulator
 from tests.helpers.forked import fork_python
 
+# Names that torch 2.13 has others for, which older versions lack.
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+
 
 @pytest.fixture(autouse=True)
 def group():
@@ -25,11 +28,92 @@ def test_other_reductions_are_refused():
     for name in ("BAND", "BOR", "BXOR"):
         with pytest.raises(RuntimeError, match=f"SUM, AVG, MIN, MAX or PRODUCT, got {name}"):
             dist.all_reduce(_ones(torch.int32), op=getattr(dist.ReduceOp, name))
+    with pytest.raises(RuntimeError, match=r"got PREMUL_SUM.*for PREMUL_SUM multiply first"):
+        dist.all_reduce(_ones(), op=dist._make_nccl_premul_sum(0.5))
 
 
 def test_the_average_of_bool_is_refused():
     with pytest.raises(RuntimeError, match="cannot average bool tensors"):
         dist.all_reduce(_ones(torch.bool), op=dist.ReduceOp.AVG)
+
+
+def _all_collectives(dtype):
+    """Calls of each collective, by its name in the table of types."""
+    one, other = _ones(dtype), _ones(dtype)
+    return {
+        "all_reduce": lambda: dist.all_reduce(one),
+        "reduce": lambda: dist.reduce(one, dst=0),
+        "broadcast": lambda: dist.broadcast(one, src=0),
+        "all_gather": lambda: dist.all_gather_into_tensor(other, one),
+        "gather": lambda: dist.gather(one, [other], dst=0),
+        "scatter": lambda: dist.scatter(one, [other], src=0),
+        "reduce_scatter": lambda: dist.reduce_scatter(one, [other]),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(one, other),
+        "all_to_all": lambda: dist.all_to_all([one], [other]),
+        "all_to_all_single": lambda: dist.all_to_all_single(one, other),
+        "all_to_all_single with split sizes": lambda: dist.all_to_all_single(one, other, [4], [4]),
+    }
+
+
+def test_every_collective_takes_the_types_of_its_row_and_no_others():
+    types = _hpu_sim.hccl_types()
+    assert types.keys() == _all_collectives(torch.float32).keys() | {"send", "recv"}
+    every = {name for row in types.values() for name in row}
+    assert {"int16", "float8_e5m2", "bool"} < every
+    for name in every:
+        for collective, call in _all_collectives(getattr(torch, name)).items():
+            if name in types[collective]:
+                call()
+                continue
+            with pytest.raises(TypeError, match=f"^HCCL's {collective} takes no tensors of {name}"):
+                call()
+
+
+def test_refused_types_come_with_advice():
+    for dtype, advice in (
+        (torch.complex64, r"Pass torch\.view_as_real\(tensor\)"),
+        (torch.int16, "but uint8, int8, bool.*Convert the tensor"),
+    ):
+        with pytest.raises(TypeError, match=advice):
+            dist.group.WORLD.allreduce([_ones(dtype)])
+    with pytest.raises(TypeError, match=r"Pass tensor\.view\(torch\.uint8\) to move it"):
+        dist.reduce_scatter(_ones(torch.float8_e5m2), [_ones(torch.float8_e5m2)])
+
+
+def test_tensors_of_two_types_are_refused():
+    outputs, inputs = [[_ones(torch.float8_e4m3fn)]], [_ones(torch.float8_e5m2)]
+    with pytest.raises(TypeError, match="takes tensors of one type, got float8_e5m2 and float8_e4"):
+        dist.group.WORLD.allgather(outputs, inputs)
+
+
+def test_moving_an_odd_number_of_bytes_to_all_is_refused():
+    for dtype in (torch.uint8, torch.float8_e5m2):
+        with pytest.raises(RuntimeError, match=r"moves an even number of bytes, got 3\. Pad"):
+            dist.all_to_all([_ones(dtype)[:3]], [_ones(dtype)[:3]])
+    with pytest.raises(RuntimeError, match=r"moves an even number of bytes, got 3\. Pad"):
+        dist.all_to_all_single(_ones(dtype)[:3], _ones(dtype)[:3])
+
+
+def test_averages_of_integers_are_cut_or_refused():
+    tensor = torch.tensor([-3, 3], device="hpu")
+    dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    for dtype, call in (
+        (torch.int64, lambda one: dist.reduce_scatter_tensor(one, one, op=dist.ReduceOp.AVG)),
+        (torch.uint8, lambda one: dist.reduce_scatter(one, [one], op=dist.ReduceOp.AVG)),
+    ):
+        with pytest.raises(RuntimeError, match=r"cannot average integers by ReduceOp\.AVG"):
+            call(_ones(dtype))
+    dist.reduce_scatter_tensor(_ones(torch.uint8), _ones(torch.uint8), op=dist.ReduceOp.AVG)
+
+
+def test_all_gather_coalesced_is_refused():
+    with pytest.raises(RuntimeError, match=r"no all_gather_coalesced\. Call all_gather for each"):
+        dist.all_gather_coalesced([[_ones()]], [_ones()])
+
+
+def test_reduce_scatter_tensor_refuses_other_sizes():
+    with pytest.raises(RuntimeError, match="the input has 4 elements and the output 2"):
+        dist.group.WORLD._reduce_scatter_base(_ones()[:2], _ones())
 
 
 def test_receiving_from_any_rank_is_refused():

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 
@@ -260,14 +261,53 @@ void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   stack->push_back(IValue(std::move(result.work)));
 }
 
+bool has_hpu_tensor(const IValue& value) {
+  if (value.isTensor()) return value.toTensor().is_hpu();
+  if (!value.isList()) return false;
+  for (const IValue& element : value.toListRef()) {
+    if (has_hpu_tensor(element)) return true;
+  }
+  return false;
+}
+
+IValue resolved(const IValue& value) {
+  if (value.isTensor()) return value.toTensor().resolve_conj().resolve_neg();
+  if (!value.isList()) return value;
+  auto result = value.toList().copy();
+  for (size_t i = 0; i < result.size(); ++i) result.set(i, resolved(result.get(i)));
+  return result;
+}
+
+/// Lets tensors that stand for the negative or the conjugate of their memory through to our kernel.
+/// torch would give it copies, so that what it writes would be lost.
+void let_bits_through(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                      torch::jit::Stack* stack) {
+  const c10::DispatchKeySet bits({c10::DispatchKey::Negative, c10::DispatchKey::Conjugate});
+  auto args = torch::jit::last(*stack, op.schema().arguments().size());
+  if (std::any_of(args.begin(), args.end(), has_hpu_tensor)) {
+    op.redispatchBoxed(keys - bits, stack);
+    return;
+  }
+  auto values = torch::jit::pop(*stack, args.size());
+  for (const IValue& value : values) stack->push_back(resolved(value));
+  op.callBoxed(stack);
+}
+
+void install(c10::DispatchKey key, torch::CppFunction (*kernel)()) {
+  torch::Library& library = permanent_library("c10d", key);
+  for (const auto& entry : kernels()) {
+    const std::string& name = entry.first;
+    if (!c10::Dispatcher::singleton().findSchema({name, ""})) continue;  // not in this torch
+    library.impl(name.substr(name.rfind(':') + 1).c_str(), kernel());
+  }
+}
+
 }  // namespace
 
 void install_collectives() {
-  torch::Library& library = permanent_library("c10d", c10::DispatchKey::HPU);
-  for (const auto& [name, kernel] : kernels()) {
-    if (!c10::Dispatcher::singleton().findSchema({name, ""})) continue;  // not in this torch
-    library.impl(name.substr(name.rfind(':') + 1).c_str(),
-                 torch::CppFunction::makeFromBoxedFunction<&boxed_kernel>());
+  install(c10::DispatchKey::HPU, &torch::CppFunction::makeFromBoxedFunction<&boxed_kernel>);
+  for (const auto key : {c10::DispatchKey::Negative, c10::DispatchKey::Conjugate}) {
+    install(key, &torch::CppFunction::makeFromBoxedFunction<&let_bits_through>);
   }
 }
 

@@ -1,14 +1,14 @@
-// The process group: every collective runs in gloo, in place, on CPU aliases of the hpu tensors.
+// The process group: every collective runs in gloo, on the memory of the hpu tensors where it can.
 // What gloo lacks is made from what it has: reduce-scatter, all-to-all of lists, the average.
 // What HCCL lacks is refused, though gloo has it.
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "aten/alias.h"
 #include "distributed/hccl.h"
 #include "distributed/pending.h"
 #include "distributed/reduce.h"
-#include "distributed/tensors.h"
+#include "distributed/staging.h"
+#include "distributed/types.h"
 #include "distributed/work.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
@@ -18,6 +18,12 @@ namespace {
 
 using at::Tensor;
 using c10d::OpType;
+using Purpose = Staging::Purpose;
+
+Tensors concatenated(Tensors tensors, const Tensors& others) {
+  tensors.insert(tensors.end(), others.begin(), others.end());
+  return tensors;
+}
 
 /// Counts a collective and the bytes of `counted`: what this rank gives to it, or gets by recv.
 /// The lazy graph hears of it, and of the `others` that it writes.
@@ -25,9 +31,7 @@ void begin(const char* kind, const Tensors& counted, const Tensors& others = {})
   int64_t num_bytes = 0;
   for (const auto& tensor : counted) num_bytes += static_cast<int64_t>(tensor.nbytes());
   count_collective(kind, num_bytes);
-  Tensors tensors = counted;
-  tensors.insert(tensors.end(), others.begin(), others.end());
-  record_collective(kind, tensors);
+  record_collective(kind, concatenated(counted, others));
 }
 
 // Not every torch has these; gloo's do nothing where it has none of its own.
@@ -73,117 +77,152 @@ class ProcessGroupHCCL final : public c10d::Backend {
     coalesced_.clear();
   }
   WorkPtr endCoalescing() override {
+    TORCH_CHECK(is_coalescing_, "No collectives of this HCCL group are being coalesced. Begin a ",
+                "coalescing manager before one ends.");
     is_coalescing_ = false;
     return c10::make_intrusive<CoalescedWork>(std::exchange(coalesced_, {}));
   }
+  /// Forgets what is being coalesced, if anything is: its coalescing manager has failed.
+  void abandon_coalescing() {
+    is_coalescing_ = false;
+    coalesced_.clear();
+  }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    check_types("broadcast", tensors);
+    Staging staging(Purpose::kMove);
+    auto cpu = staging.updated(tensors);
     begin("broadcast", tensors);
     end_lazy_collectives("broadcast");
-    auto cpu = aliases(tensors);
-    return submit(OpType::BROADCAST, gloo_->broadcast(cpu, options), tensors);
+    return submit(OpType::BROADCAST, gloo_->broadcast(cpu, options), tensors, staging.after());
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& asked) override {
-    begin("all_reduce", tensors);
-    auto cpu = aliases(tensors);
+    check_types("all_reduce", tensors);
+    Staging staging(Purpose::kReduce);
+    auto cpu = staging.updated(tensors);
     auto options = asked;
-    auto finish = translate_reduction(options.reduceOp, cpu, size_);
+    auto finish = staging.after(translate_reduction(options.reduceOp, cpu, size_));
+    begin("all_reduce", tensors);
     return submit(OpType::ALLREDUCE, gloo_->allreduce(cpu, options), tensors, finish);
   }
 
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& asked) override {
-    begin("all_reduce", tensors);
-    auto cpu = aliases(tensors);
+    check_types("all_reduce", tensors);
+    Staging staging(Purpose::kReduce);
+    auto cpu = staging.updated(tensors);
     auto options = asked;
-    auto finish = translate_reduction(options.reduceOp, cpu, size_);
+    auto finish = staging.after(translate_reduction(options.reduceOp, cpu, size_));
+    begin("all_reduce", tensors);
     return submit(OpType::ALLREDUCE_COALESCED, gloo_->allreduce_coalesced(cpu, options), tensors,
                   finish);
   }
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& asked) override {
-    begin("reduce", tensors);
-    auto cpu = aliases(tensors);
+    check_types("reduce", tensors);
+    const bool is_root = asked.rootRank == rank_;
+    Staging staging(Purpose::kReduce);
+    auto cpu = is_root ? staging.updated(tensors) : staging.read(tensors);
     auto options = asked;
     auto finish = translate_reduction(options.reduceOp, cpu, size_);
-    if (options.rootRank != rank_) finish = nullptr;
+    finish = is_root ? staging.after(finish) : nullptr;
+    begin("reduce", tensors);
     return submit(OpType::REDUCE, gloo_->reduce(cpu, options), tensors, finish);
   }
 
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) override {
+    check_types("all_gather", concatenated(inputs, first(outputs)));
+    Staging staging(Purpose::kMove);
+    auto cpu_outputs = staging.written(outputs);
+    auto cpu_inputs = staging.read(inputs);
     begin("all_gather", inputs, first(outputs));
-    auto cpu_outputs = aliases(outputs);
-    auto cpu_inputs = aliases(inputs);
     return submit(OpType::ALLGATHER, gloo_->allgather(cpu_outputs, cpu_inputs, options),
-                  first(outputs));
+                  first(outputs), staging.after());
   }
 
   WorkPtr _allgather_base(Tensor& output, Tensor& input,
                           const c10d::AllgatherOptions& options) override {
-    begin("all_gather", {input}, {output});
+    check_types("all_gather", {input, output});
+    Staging staging(Purpose::kMove);
     // gloo would mind if ranks had a dimension of their own.
-    auto cpu_output = cpu_alias(output).view({-1});
-    auto cpu_input = cpu_alias(input).view({-1});
+    auto cpu_output = staging.written(output).view({-1});
+    auto cpu_input = gathered_input(staging.read(input).view({-1}), cpu_output);
+    begin("all_gather", {input}, {output});
     return submit(OpType::_ALLGATHER_BASE, gloo_->_allgather_base(cpu_output, cpu_input, options),
-                  {output});
+                  {output}, staging.after());
   }
 
-  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
-                              const c10d::AllgatherOptions& options) override {
-    const auto all = flat_list(outputs);
-    begin("all_gather", inputs, all);
-    auto cpu_outputs = aliases(outputs);
-    auto cpu_inputs = aliases(inputs);
-    return submit(OpType::ALLGATHER_COALESCED,
-                  gloo_->allgather_coalesced(cpu_outputs, cpu_inputs, options), all);
+  WorkPtr allgather_coalesced(TensorLists&, Tensors&, const c10d::AllgatherOptions&) override {
+    TORCH_CHECK(false, "HCCL has no all_gather_coalesced. Call all_gather for each tensor.");
   }
 
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override {
+    for (size_t i = 0; i < outputs.size(); ++i) check_types("all_gather", {inputs[i], outputs[i]});
+    Staging staging(Purpose::kMove);
+    auto cpu_outputs = staging.written(outputs);
+    auto cpu_inputs = staging.read(inputs);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      cpu_inputs[i] = gathered_input(cpu_inputs[i], cpu_outputs[i]);
+    }
     begin("all_gather", inputs, outputs);
-    auto cpu_outputs = aliases(outputs);
-    auto cpu_inputs = aliases(inputs);
     return submit(OpType::COALESCED,
                   gloo_->allgather_into_tensor_coalesced(cpu_outputs, cpu_inputs, options),
-                  outputs);
+                  outputs, staging.after());
   }
 
   WorkPtr gather(TensorLists& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override {
+    check_types("gather", concatenated(inputs, first(outputs)));
+    Staging staging(Purpose::kMove);
+    auto cpu_outputs = staging.written(outputs);
+    auto cpu_inputs = staging.read(inputs);
     begin("gather", inputs, first(outputs));
-    auto cpu_outputs = aliases(outputs);
-    auto cpu_inputs = aliases(inputs);
-    return submit(OpType::GATHER, gloo_->gather(cpu_outputs, cpu_inputs, options), first(outputs));
+    return submit(OpType::GATHER, gloo_->gather(cpu_outputs, cpu_inputs, options), first(outputs),
+                  staging.after());
   }
 
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
                   const c10d::ScatterOptions& options) override {
+    check_types("scatter", concatenated(outputs, first(inputs)));
+    Staging staging(Purpose::kMove);
+    auto cpu_outputs = staging.written(outputs);
+    auto cpu_inputs = staging.read(inputs);
+    for (auto& list : cpu_inputs) {
+      for (auto& input : list) input = apart_from(input, cpu_outputs);
+    }
     begin("scatter", first(inputs), outputs);
-    auto cpu_outputs = aliases(outputs);
-    auto cpu_inputs = aliases(inputs);
-    return submit(OpType::SCATTER, gloo_->scatter(cpu_outputs, cpu_inputs, options), outputs);
+    return submit(OpType::SCATTER, gloo_->scatter(cpu_outputs, cpu_inputs, options), outputs,
+                  staging.after());
   }
 
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
                          const c10d::ReduceScatterOptions& options) override {
-    begin("reduce_scatter", inputs.at(0), outputs);
-    auto chunks = aliases(inputs.at(0));
-    int64_t offset = 0;
-    for (int rank = 0; rank < rank_; ++rank) offset += chunks.at(rank).numel();
-    return reduce_scatter_flat(OpType::REDUCE_SCATTER, outputs.at(0), flatten(chunks), offset,
-                               options);
+    const Tensors& chunks = inputs.at(0);
+    check_types("reduce_scatter", concatenated(outputs, chunks));
+    check_same_sizes("reduce_scatter", concatenated(outputs, chunks));
+    check_divisible("reduce_scatter", options.reduceOp, outputs[0]);
+    Staging staging(Purpose::kReduce);
+    auto flat = flattened(staging.read(chunks));
+    auto output = staging.written(outputs.at(0));
+    begin("reduce_scatter", chunks, outputs);
+    return reduce_scatter_flat(OpType::REDUCE_SCATTER, outputs[0], output, flat, staging, options);
   }
 
   WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
+    check_reduce_scatter(output, input, options);
     begin("reduce_scatter", {input}, {output});
     return reduce_scatter_tensor(output, input, options);
   }
 
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      check_reduce_scatter(outputs[i], inputs.at(i), options);
+    }
     begin("reduce_scatter", inputs, outputs);
     std::vector<WorkPtr> works;
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -195,44 +234,55 @@ class ProcessGroupHCCL final : public c10d::Backend {
   WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& options) override {
+    const bool has_splits = !output_splits.empty() || !input_splits.empty();
+    check_types(has_splits ? "all_to_all_single with split sizes" : "all_to_all_single",
+                {input, output});
+    if (c10::isFloat8Type(input.scalar_type())) check_even_bytes("all_to_all_single", {input});
+    Staging staging(Purpose::kMove);
+    auto cpu_output = staging.written(output);
+    auto cpu_input = apart_from(staging.read(input), {cpu_output});
     begin("all_to_all", {input}, {output});
-    auto cpu_output = cpu_alias(output);
-    auto cpu_input = cpu_alias(input);
     return submit(
         OpType::ALLTOALL_BASE,
         gloo_->alltoall_base(cpu_output, cpu_input, output_splits, input_splits, options),
-        {output});
+        {output}, staging.after());
   }
 
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
                    const c10d::AllToAllOptions& options) override {
+    const Tensors all = concatenated(inputs, outputs);
+    check_types("all_to_all", all);
+    check_same_sizes("all_to_all", all);
+    check_even_bytes("all_to_all", inputs);
+    Staging staging(Purpose::kMove);
+    auto cpu_outputs = staging.written(outputs);
+    auto flat_input = flattened(staging.read(inputs));
+    auto flat_output = at::empty_like(flat_input);
     begin("all_to_all", inputs, outputs);
-    auto cpu_outputs = aliases(outputs);
-    auto flat_input = flatten(aliases(inputs));
-    auto flat_output = flatten(cpu_outputs);
-    std::vector<int64_t> output_splits, input_splits;
-    for (const auto& tensor : outputs) output_splits.push_back(tensor.numel());
-    for (const auto& tensor : inputs) input_splits.push_back(tensor.numel());
-    auto work =
-        gloo_->alltoall_base(flat_output, flat_input, output_splits, input_splits, options);
-    return submit(OpType::ALLTOALL, work, outputs, [cpu_outputs, flat_output] {
+    std::vector<int64_t> even;
+    auto work = gloo_->alltoall_base(flat_output, flat_input, even, even, options);
+    return submit(OpType::ALLTOALL, work, outputs, staging.after([cpu_outputs, flat_output] {
       int64_t offset = 0;
       for (const auto& output : cpu_outputs) {
-        copy_flat(output, flat_output.narrow(0, offset, output.numel()));
+        output.view({-1}).copy_(flat_output.narrow(0, offset, output.numel()));
         offset += output.numel();
       }
-    });
+    }));
   }
 
   WorkPtr send(Tensors& tensors, int destination, int tag) override {
+    check_types("send", tensors);
+    Staging staging(Purpose::kMove);
+    auto cpu = staging.read(tensors);
     begin("send", tensors);
-    auto cpu = aliases(tensors);
-    return submit(OpType::SEND, gloo_->send(cpu, destination, tag), tensors);
+    return submit(OpType::SEND, gloo_->send(cpu, destination, tag), tensors, nullptr);
   }
   WorkPtr recv(Tensors& tensors, int source, int tag) override {
+    check_types("recv", tensors);
+    Staging staging(Purpose::kMove);
+    auto cpu = staging.written(tensors);
     begin("recv", tensors);
-    auto cpu = aliases(tensors);
-    return submit(OpType::RECV, gloo_->recv(cpu, source, tag), tensors);
+    return submit(OpType::RECV, gloo_->recv(cpu, source, tag), tensors, staging.after());
   }
   WorkPtr recvAnysource(Tensors&, int) override {
     TORCH_CHECK(false, "HCCL cannot receive from any rank. Say which: recv(tensor, src=...).");
@@ -243,38 +293,61 @@ class ProcessGroupHCCL final : public c10d::Backend {
     count_collective("barrier", 0);
     count_host_sync("barrier");
     end_lazy_collectives("barrier");
-    return submit(OpType::BARRIER, gloo_->barrier(options), {});
+    return submit(OpType::BARRIER, gloo_->barrier(options), {}, nullptr);
   }
 
  private:
-  WorkPtr submit(OpType type, WorkPtr inner, Tensors outputs,
-                 std::function<void()> finish = nullptr) {
-    auto work = HcclWork::make(type, std::move(inner), std::move(outputs), std::move(finish));
+  WorkPtr submit(OpType type, WorkPtr inner, Tensors outputs, std::function<void()> finish) {
+    WorkPtr work;
+    if (c10d::isP2POp(type)) {
+      work = c10::make_intrusive<PointToPointWork>(type, inner, std::move(outputs), finish);
+    } else {
+      work = CollectiveWork::make(type, inner, std::move(outputs), finish);
+    }
     if (is_coalescing_) coalesced_.push_back(work);
     return work;
   }
 
-  WorkPtr reduce_scatter_tensor(const Tensor& output, const Tensor& input,
-                                const c10d::ReduceScatterOptions& options) {
-    auto flat = cpu_alias(input).reshape({-1}).clone();
-    return reduce_scatter_flat(OpType::_REDUCE_SCATTER_BASE, output, flat,
-                               rank_ * output.numel(), options);
+  /// What this rank gives to be gathered in `output`: gloo copies it to its place there first.
+  Tensor gathered_input(const Tensor& input, const Tensor& output) const {
+    const auto* place = static_cast<const char*>(output.const_data_ptr()) + rank_ * input.nbytes();
+    return input.const_data_ptr() == place ? input : apart_from(input, {output});
   }
 
-  /// Reduces `flat`, which is overwritten, over all ranks; `output` gets what begins at `offset`.
-  WorkPtr reduce_scatter_flat(OpType type, const Tensor& output, const Tensor& flat,
-                              int64_t offset, const c10d::ReduceScatterOptions& asked) {
+  void check_reduce_scatter(const Tensor& output, const Tensor& input,
+                            const c10d::ReduceScatterOptions& options) const {
+    check_types("reduce_scatter_tensor", {input, output});
+    TORCH_CHECK(input.numel() == output.numel() * size_, "HCCL's reduce_scatter_tensor gives each ",
+                "of ", size_, " ranks an equal part of its input, but the input has ",
+                input.numel(), " elements and the output ", output.numel(), ". Pad the input.");
+    check_divisible("reduce_scatter_tensor", options.reduceOp, output);
+    check_writable(output);
+  }
+
+  WorkPtr reduce_scatter_tensor(const Tensor& output, const Tensor& input,
+                                const c10d::ReduceScatterOptions& options) {
+    Staging staging(Purpose::kReduce);
+    auto flat = flattened({staging.read(input)});
+    auto cpu_output = staging.written(output);
+    return reduce_scatter_flat(OpType::_REDUCE_SCATTER_BASE, output, cpu_output, flat, staging,
+                               options);
+  }
+
+  /// Reduces `flat`, which is overwritten, over all ranks; `cpu_output` gets this rank's part.
+  WorkPtr reduce_scatter_flat(OpType type, const Tensor& output, const Tensor& cpu_output,
+                              const Tensor& flat, Staging& staging,
+                              const c10d::ReduceScatterOptions& asked) {
     c10d::AllreduceOptions options;
     options.reduceOp = asked.reduceOp;
     options.timeout = asked.timeout;
-    auto chunk = flat.narrow(0, offset, output.numel());
+    auto chunk = flat.narrow(0, rank_ * output.numel(), output.numel());
     auto finish = translate_reduction(options.reduceOp, {chunk}, size_);
     Tensors buffer{flat};
     return submit(type, gloo_->allreduce(buffer, options), {output},
-                  [finish, chunk, cpu_output = cpu_alias(output)] {
+                  staging.after([finish, chunk, cpu_output] {
                     if (finish) finish();
-                    copy_flat(cpu_output, chunk);
-                  });
+                    cpu_output.view({-1}).copy_(chunk);
+                  }));
   }
 
   c10::intrusive_ptr<c10d::Backend> gloo_;
@@ -285,13 +358,16 @@ class ProcessGroupHCCL final : public c10d::Backend {
 }  // namespace
 
 void bind_collectives(py::module_& module) {
+  module.def("hccl_types", &hccl_types);
   module.def("keep_pending_collectives", &keep_pending, py::call_guard<py::gil_scoped_release>());
   py::module_::import("torch.distributed");  // binds the base class
   py::class_<ProcessGroupHCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupHCCL>>(
       module, "ProcessGroupHCCL")
       .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>(),
            py::call_guard<py::gil_scoped_release>(), py::arg("gloo"), py::arg("rank"),
-           py::arg("size"));
+           py::arg("size"))
+      .def("abandon_coalescing", &ProcessGroupHCCL::abandon_coalescing,
+           py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace hpu_sim

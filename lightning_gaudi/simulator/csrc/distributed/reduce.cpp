@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cstring>
+
 #include "statistics/graph.h"
 
 namespace hpu_sim {
@@ -24,9 +26,10 @@ const char* name_of(const ReduceOp& op) {
   }
 }
 
+// The vendor's bridge divides integers in fp32 and converts the quotient back, towards zero.
 void divide(at::Tensor tensor, int64_t divisor) {
   if (at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false)) {
-    tensor.floor_divide_(divisor);
+    tensor.div_(divisor, "trunc");
   } else {
     tensor.div_(divisor);
   }
@@ -57,8 +60,17 @@ std::function<void()> translate_reduction(ReduceOp& op, const Tensors& reduced, 
       };
     default:
       TORCH_CHECK(false, "HCCL reduces by SUM, AVG, MIN, MAX or PRODUCT, got ", name_of(op),
-                  ". Use one of these, or gather and reduce.");
+                  ". Use one of these, or gather and reduce; for PREMUL_SUM multiply first.");
   }
+}
+
+void check_divisible(const char* collective, const ReduceOp& op, const at::Tensor& output) {
+  const auto type = output.scalar_type();
+  const bool is_list = std::strcmp(collective, "reduce_scatter") == 0;
+  TORCH_CHECK(op.op_ != ReduceOp::AVG || !at::isIntegralType(type, /*includeBool=*/false) ||
+                  !(is_list || type == at::kInt || type == at::kLong),
+              "HCCL's ", collective, " cannot average integers by ReduceOp.AVG. Reduce by SUM and ",
+              "divide, or convert the tensors to float32.");
 }
 
 }  // namespace hpu_sim

@@ -14,4 +14,9 @@ namespace hpu_sim {
 std::function<void()> translate_reduction(c10d::ReduceOp& op, const Tensors& reduced,
                                           int num_ranks);
 
+/// Raises for an average that the vendor's bridge cannot divide in the type of `output`: it divides
+/// what a reduce-scatter gave in place (1.24.0, process_group_hccl_base.cpp; it converts integers of
+/// one byte to fp32 before, but not those in lists).
+void check_divisible(const char* collective, const c10d::ReduceOp& op, const at::Tensor& output);
+
 }  // namespace hpu_sim

@@ -5,6 +5,8 @@
 
 #include <mutex>
 
+#include "runtime/cards.h"
+
 namespace hpu_sim {
 
 std::atomic<ProcessState> g_process_state{ProcessState::kUntouched};
@@ -47,6 +49,10 @@ void first_touch_or_refuse() {
   TORCH_CHECK(g_process_state.load() != ProcessState::kForkedFromUser,
               "Cannot use the HPU in a forked process: the parent already uses the card. Use the "
               "'spawn' start method, or keep hpu tensors out of the forked process.");
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (g_process_state.load() == ProcessState::kInUse) return;  // another thread was first
+  acquire_card();
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, &after_fork_in_child); });
   g_process_state.store(ProcessState::kInUse);

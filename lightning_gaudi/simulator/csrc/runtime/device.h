@@ -32,7 +32,7 @@ enum class ProcessState : int { kUntouched, kInUse, kForkedFromUser };
 extern std::atomic<ProcessState> g_process_state;
 void first_touch_or_refuse();
 
-/// Called wherever device memory is touched. A process forked from one that uses the card cannot
+/// Called wherever device memory is touched: the first time it takes a card. A process forked from one that uses the card cannot
 /// use it: the driver's state does not survive a fork.
 inline void touch_device() {
   if (g_process_state.load(std::memory_order_relaxed) != ProcessState::kInUse) {

@@ -102,6 +102,11 @@ def _register() -> None:
         torch.distributed.Backend.register_backend(
             "hccl", _create_process_group, devices=["hpu"], extended_api=True
         )
+        from ._coalescing import forgetting_failures
+
+        manager = forgetting_failures(torch.distributed._coalescing_manager)
+        torch.distributed._coalescing_manager = manager
+        torch.distributed.distributed_c10d._coalescing_manager = manager
 
 
 def _has_lazy_collectives() -> bool:

@@ -1,0 +1,55 @@
+"""A coalescing manager of torch.distributed that leaves nothing behind when it fails.
+
+torch 2.6 to 2.13 forget neither what was coalesced nor that it is: after an exception in its `with`
+every further all_reduce of the group is recorded, never run, and no error says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.distributed import distributed_c10d
+
+from ..._binding import C
+
+_Manager = Callable[..., contextlib.AbstractContextManager[Any]]
+
+
+def forgetting_failures(manager: _Manager) -> _Manager:
+    """Wrap torch's `_coalescing_manager`.
+
+    Args:
+        manager: With the parameters `group`, `device` and `async_ops`.
+
+    Returns:
+        The same; an exception in its `with`, or when that ends, ends the coalescing.
+    """
+
+    @functools.wraps(manager)
+    @contextlib.contextmanager
+    def wrapper(group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[Any]:
+        group = group or distributed_c10d._get_default_group()
+        if group in distributed_c10d._world.pg_coalesce_state:  # of a manager around this one
+            with manager(group, device, async_ops) as coalesced:
+                yield coalesced
+            return
+        try:
+            with manager(group, device, async_ops) as coalesced:
+                yield coalesced
+        except BaseException:
+            distributed_c10d._world.pg_coalesce_state.pop(group, None)
+            if device is not None:
+                _abandon(group, device)
+            raise
+
+    return wrapper
+
+
+def _abandon(group: Any, device: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # no backend for such a device: that was the failure
+        backend = group._get_backend(device)
+        if isinstance(backend, C.ProcessGroupHCCL):
+            backend.abandon_coalescing()
