@@ -10,9 +10,12 @@ from . import (
     fp8_attention,
     fp8_gemm,
     gradient_descent,
+    losses,
     moving_average,
     normalization,
     optimizers,
+    rotary,
+    softmax,
 )
 
 __all__ = [
@@ -21,7 +24,10 @@ __all__ = [
     "fp8_attention",
     "fp8_gemm",
     "gradient_descent",
+    "losses",
     "moving_average",
     "normalization",
     "optimizers",
+    "rotary",
+    "softmax",
 ]
