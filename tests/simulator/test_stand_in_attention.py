@@ -59,7 +59,7 @@ def test_grouped_queries_equal_torchs(recompute, num_key_heads, mask):
     attend = torch.nn.functional.scaled_dot_product_attention
     expected = attend(*theirs, attn_mask=_mask(mask), enable_gqa=True)
     device_mask = None if mask is None else _mask(mask).to("hpu")
-    out = FusedSDPA.apply(*ours, device_mask, 0.0, False, None, "fast", recompute)
+    out = FusedSDPA.apply(*ours, device_mask, 0.0, False, None, "None", recompute)
     _compare(ours, theirs, out, expected)
 
 
@@ -129,23 +129,111 @@ def test_sdp_kernel_chooses_whether_probabilities_are_kept():
     assert FusedSDPA.apply(*inputs, None, 0.0, False, 1 / math.sqrt(D)).shape == (B, H, T, D)
 
 
+def _apply(tensors, **settings):
+    """Call FusedSDPA, which takes positional arguments only, with settings by name."""
+    names = "mask dropout_p is_causal scale mode recompute valid padding dropout_mask probs window "
+    names = [*names.split(), "sink"]
+    defaults = [None, 0.0, False, None, "None", None, None, "left", False, False, (-1, -1), None]
+    values = dict(zip(names, defaults, strict=True)) | settings
+    return FusedSDPA.apply(*tensors, *values.values())
+
+
+def _plain(tensors):
+    return [t.detach() for t in tensors]
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_padding_is_not_seen(recompute, padding):
+    q, k, v = _plain(_qkv(device="hpu"))
+    lengths = [4, 6]
+    out = _apply(
+        (q, k, v), is_causal=True, recompute=recompute, padding=padding,
+        valid=torch.tensor(lengths, dtype=torch.int32, device="hpu"),
+    ).cpu()  # fmt: skip
+    attend = torch.nn.functional.scaled_dot_product_attention
+    for i, n in enumerate(lengths):
+        real = slice(S - n, S) if padding == "left" else slice(0, n)
+        expected = attend(*(t[i, :, real].cpu() for t in (q, k, v)), is_causal=True)
+        torch.testing.assert_close(out[i, :, real], expected, **CLOSE)
+    assert out.isfinite().all()
+
+
+def test_a_window_and_a_sink_are_seen():
+    q, k, v = _plain(_qkv(2, device="hpu"))
+    sink = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    arguments = {"window": (2, 1), "sink": sink.to("hpu"), "recompute": True}
+    out = _apply((q, k, v), **arguments)
+    keys, values = (t.cpu().repeat_interleave(2, 1) for t in (k, v))
+    scores = q.cpu() @ keys.transpose(-2, -1) / math.sqrt(D)
+    distance = torch.arange(S) - torch.arange(T).unsqueeze(1)
+    scores = scores.masked_fill((distance < -2) | (distance > 1), float("-inf"))
+    logits = torch.cat([scores, sink.reshape(1, H, 1, 1).expand(B, H, T, 1)], -1)
+    expected = logits.softmax(-1)[..., :-1] @ values
+    torch.testing.assert_close(out.cpu(), expected, **CLOSE)
+
+
+def test_probabilities_and_what_dropout_kept_are_returned():
+    q, k, v = _plain(_qkv(2, device="hpu"))
+    out, probabilities, kept = _apply(
+        (q, k, v), dropout_p=0.5, probs=True, dropout_mask=True, recompute=False
+    )
+    keys, values = (t.cpu().repeat_interleave(2, 1) for t in (k, v))
+    expected = (q.cpu() @ keys.transpose(-2, -1) / math.sqrt(D)).softmax(-1)
+    torch.testing.assert_close(probabilities.cpu(), expected, **CLOSE)
+    assert set(kept.cpu().flatten().tolist()) == {0, 1}
+    torch.testing.assert_close(out.cpu(), (expected * kept.cpu() * 2) @ values, **CLOSE)
+    out, kept = _apply(_qkv(device="hpu"), dropout_mask=True, recompute=False)
+    assert kept.numel() == 0
+    assert out.requires_grad
+
+
+def test_a_mask_of_two_dims_holds_for_all_heads():
+    q, k, v = _plain(_qkv(device="hpu"))
+    mask = _mask("float")[0, 0]
+    expected = torch.nn.functional.scaled_dot_product_attention(q.cpu(), k.cpu(), v.cpu(), mask)
+    torch.testing.assert_close(_apply((q, k, v), mask=mask.to("hpu")).cpu(), expected, **CLOSE)
+
+
+def test_no_tokens_give_no_output():
+    q, k, v = _plain(_qkv(device="hpu"))
+    assert _apply((q[:, :, :0], k, v)).shape == (B, H, 0, D)
+
+
+LENGTHS = torch.ones(B, dtype=torch.int32)
+
+
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({7: "exact"}, ValueError, "softmax_mode='exact' is none of none, fast, fp32"),
-        ({4: 1.0}, ValueError, r"dropout_p=1.0 is not a probability"),
-        ({9: torch.ones(1)}, NotImplementedError, "FusedSDPA with valid_seq_len is not available"),
-        ({11: True}, NotImplementedError, "FusedSDPA with return_dropout_mask"),
-        ({12: True}, NotImplementedError, "return_attn_probs is not available"),
+        ({"mode": "exact"}, "softmax_mode='exact' is none of none, fast, fp32"),
+        ({"dropout_p": 1.0}, r"dropout_p=1.0 is not a probability"),
+        ({"valid": LENGTHS}, "valid_seq_len only with is_causal=True and without gradients"),
+        ({"probs": True}, "probabilities only without gradients"),
+        ({"dropout_mask": True, "recompute": True}, "no dropout mask when it recomputes"),
+        ({"window": (1, 1)}, "window_size and sink only without gradients"),
+        ({"mode": "fp32"}, "softmax_mode='fp32' takes bfloat16, got torch.float32"),
+        ({"mode": "fast", "recompute": True}, "only with is_causal=True. Pass softmax_mode='None'"),
     ],
 )
-def test_arguments_that_are_not_supported_are_refused(changes, error, message):
-    arguments = [*_qkv(device="hpu"), None, 0.0, False, None, "None", None, None, "left"]
-    arguments += [False, False]
-    for position, value in changes.items():
-        arguments[position] = value
-    with pytest.raises(error, match=message):
-        FusedSDPA.apply(*arguments)
+def test_arguments_that_do_not_go_together_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        _apply(_qkv(device="hpu"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"valid": LENGTHS}, "valid_seq_len only with is_causal=True"),
+        ({"valid": LENGTHS, "is_causal": True, "padding": "both"}, "'both' is neither left nor"),
+        ({"window": (1, 1), "recompute": False}, "with recompute_mode=True"),
+        ({"sink": torch.ones(3), "recompute": True}, r"shape \(3,\) and there are 4 query heads"),
+    ],
+)
+def test_arguments_of_inference_that_do_not_go_together_are_refused(changes, message):
+    on_device = {k: v.to("hpu") if isinstance(v, torch.Tensor) else v for k, v in changes.items()}
+    with pytest.raises(ValueError, match=message):
+        _apply(_plain(_qkv(device="hpu")), **on_device)
 
 
 def test_head_counts_that_do_not_divide_are_refused():

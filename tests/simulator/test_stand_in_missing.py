@@ -31,9 +31,32 @@ HERE = {
     "distributed.hccl": "initialize_distributed_hpu",
     "hpex.optimizers": "Adam FusedAdagrad FusedAdamW FusedLamb FusedLars "
     "FusedResourceApplyMomentum FusedSGD",
+    "hpex.optimizers.distributed": "FusedAdamW",
+    "hpex.optimizers.FusedAdamW": "FusedAdamW",
+    "hpex.optimizers.SparseSGD": "forward",
+    "hpex.optimizers.SparseAdagrad": "forward",
     "hpex.movingavrg": "FusedEMA",
-    "hpex.normalization": "FusedClipNorm FusedRMSNorm",
-    "hpex.kernels": "FusedSDPA",
+    "hpex.movingavrg.FusedEMA": "FusedEMA",
+    "hpex.normalization": "FusedClipNorm FusedRMSNorm RmsNormBwdMode",
+    "hpex.normalization.FusedRMSNorm": "FusedRMSNorm",
+    "hpex.kernels": "CTCLoss CustomSoftmax FusedSDPA PySDPA PySDPAHinted RotaryPosEmbeddingMode "
+    "RotaryPosEmbeddingHelperV1 RotaryPosEmbeddingHelperV2 RotaryPosEmbeddingHelperV3 "
+    "apply_rotary_pos_emb flex_attention_bwd flex_attention_fwd fp8_fused_sdpa "
+    "fp8_sdpa_bwd_wrapper fp8_sdpa_fwd_wrapper gqa_output_reshape "
+    "mixture_of_experts_bwd_fp8_wrapper mixture_of_experts_fwd_fp8_wrapper",
+    "hpex.kernels.FusedSDPA": "gqa_input_reshape_bwd gqa_input_reshape_fwd gqa_output_reshape "
+    "is_gqa sdpa_bwd_wrapper sdpa_fwd_wrapper",
+    "hpex.kernels.fbgemm": "bounds_check_indices expand_into_jagged_permute "
+    "permute_1D_sparse_data permute_2D_sparse_data split_embedding_codegen_lookup_function "
+    "split_permute_cat",
+    "hpex.experimental.transformer_engine": "FusedAttention Linear checkpoint distributed fp8 "
+    "fp8_autocast recipe utils",
+    "hpex.experimental.transformer_engine.recipe": "DelayedScaling Format",
+    "hpex.experimental.transformer_engine.fp8": "FP8GlobalStateManager fp8_autocast "
+    "get_fp8_te_dtype get_fp8_te_sr set_measurement_mode",
+    "hpex.experimental.transformer_engine.distributed": "activation_checkpointing checkpoint",
+    "hpex.experimental.transformer_engine.utils": "FP8BwdTensors FP8FwdTensors FP8TensorMeta "
+    "is_gaudi3",
     "utils.experimental": "detect_recompilation_auto_model data_dynamicity const_shape_dataloader "
     "synDeviceType",
     "utils.experimental.detect_recompilation": "detect_recompilation_auto_model data_dynamicity "
@@ -46,9 +69,8 @@ MISSING = {
     "hpu": "HPUGraph graph make_graphed_callables wrap_in_hpu_graph ModuleCacher CachedParams "
     "get_stream_info empty_cache reset_max_memory_allocated utilization",
     "hpu.graphs": "TensorPacker HPUGraph wrap_in_hpu_graph ModuleCacher",
-    "hpex.optimizers": "AdamW SparseSGD SparseAdagrad distributed",
-    "hpex.kernels": "RotaryPosEmbeddingHelperV1 CustomSoftmax fp8_fused_sdpa",
-    "hpex.experimental.transformer_engine": "Linear fp8_autocast recipe fp8",
+    "hpex.optimizers": "AdamW",
+    "hpex.kernels": "CustomNms",
     "utils.experimental": "distributed_emulation",
     "utils": "event_dispatcher",
     "": "gpu_migration activity_profiler",
@@ -58,7 +80,11 @@ OPERATORS = (
     "optimizer_adamw fused_clip_norm optimizer_lamb_fused_norm optimizer_lamb_phase1 "
     "optimizer_lamb_phase2 optimizer_sgd optimizer_sgd_momentum optimizer_lars "
     "optimizer_resource_apply_momentum optimizer_ema sdpa_fwd sdpa_recomp_fwd sdpa_bwd "
-    "sdpa_recomp_bwd rms_norm rms_norm_backward"
+    "sdpa_recomp_bwd rms_norm rms_norm_backward rotary_pos_embedding "
+    "rotary_pos_embedding_backward ctc_loss_custom ctc_loss_custom_backward custom_softmax "
+    "ragged_softmax scaled_masked_softmax scaled_triangular_softmax "
+    "scaled_triangular_softmax_retain cast_to_fp8 cast_to_fp8_v2 cast_to_fp8_hybrid "
+    "cast_from_fp8 fp8_gemm fp8_gemm_v2 fp8_sdpa_fwd fp8_sdpa_recomp_fwd fp8_sdpa_bwd"
 )
 
 

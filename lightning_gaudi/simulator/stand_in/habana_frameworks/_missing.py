@@ -29,6 +29,22 @@ def not_simulated(what: str, instead: str = "") -> NotSimulatedError:
     )
 
 
+def refusing(what: str, why: str) -> Callable[..., NoReturn]:
+    """Build a function that exists, so that it can be imported, and refuses when it is called.
+
+    Args:
+        what: Its dotted name below `habana_frameworks.torch`.
+        why: Why it is not simulated, and what to use in its place, as sentences.
+    """
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise not_simulated(what, why)
+
+    refuse.__name__ = refuse.__qualname__ = what.rpartition(".")[2]
+    refuse.__doc__ = f"Not simulated. {why}"
+    return refuse
+
+
 def missing(module: str) -> Callable[[str], NoReturn]:
     """Build a module's `__getattr__`: a public name it lacks raises, saying what and why.
 

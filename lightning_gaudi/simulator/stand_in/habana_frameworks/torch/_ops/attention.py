@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import torch
 
-from ..._missing import not_simulated
 from ._library import operator
+from .attention_masks import Window, hidden_keys, sink_logits
 
 _SOFTMAX_MODES = ("none", "fast", "fp32")
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, "
 _PADDING = "str softmax_mode, Tensor? valid_seq_len, str seq_padding_type"
 
 
-def _scores(
-    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float, is_causal: bool
+def scores_of(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+    valid_seq_len: torch.Tensor | None = None,
+    seq_padding_type: str = "left",
+    window: Window | None = None,
 ) -> torch.Tensor:
     """The scores before the softmax, in fp32, of shape (B, H, T, S)."""
     scores = torch.matmul(q, k.transpose(-2, -1)).float() * scale
-    if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(future, float("-inf"))
+    hidden = hidden_keys(scores, is_causal, valid_seq_len, seq_padding_type, window)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, float("-inf"))
     if mask is not None:
         if mask.dtype == torch.bool:
             return scores.masked_fill(~mask, float("-inf"))
@@ -31,11 +38,14 @@ def _scores(
     return scores
 
 
-def _check_supported(softmax_mode: str, valid_seq_len: torch.Tensor | None, p: float) -> None:
+def check_settings(softmax_mode: str, p: float) -> None:
+    """Check that there is such a softmax and that dropout leaves something.
+
+    Raises:
+        ValueError: There is not, or it does not.
+    """
     if softmax_mode not in _SOFTMAX_MODES:
         raise ValueError(f"softmax_mode={softmax_mode!r} is none of {', '.join(_SOFTMAX_MODES)}.")
-    if valid_seq_len is not None:
-        raise not_simulated("Attention with valid_seq_len", "Pass a mask instead.")
     if not 0 <= p < 1:
         raise ValueError(f"dropout_p={p} is not a probability from 0 up to 1. Pass 0 for none.")
 
@@ -63,7 +73,7 @@ def _sum_to(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return gradient.sum_to_size(like.shape).to(like.dtype)
 
 
-def _gradients(
+def attention_gradients(
     grad: torch.Tensor,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     probabilities: torch.Tensor,
@@ -71,6 +81,7 @@ def _gradients(
     p: float,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of queries, keys and values, from the probabilities and what dropout kept."""
     q, k, v = qkv
     grad_p = torch.matmul(grad, v.transpose(-2, -1)).float()
     used = probabilities
@@ -127,15 +138,16 @@ def sdpa_fwd(
         scale: Multiplies the scores.
         is_causal: Whether a token sees no later one.
         softmax_mode: "none", "fast" or "fp32"; all computed in fp32.
-        valid_seq_len: None.
-        seq_padding_type: No effect without `valid_seq_len`.
+        valid_seq_len: How many tokens of each sample are no padding, of shape (B,).
+        seq_padding_type: "left" or "right": where the padding is.
 
     Returns:
         Output (B, H, T, D), probabilities (B, H, T, S), and what dropout kept, int8, with the
         same shape or empty without dropout.
     """
-    _check_supported(softmax_mode, valid_seq_len, p)
-    probabilities = _scores(q, k, attention_mask, scale, is_causal).softmax(-1)
+    check_settings(softmax_mode, p)
+    padding = (valid_seq_len, seq_padding_type)
+    probabilities = scores_of(q, k, attention_mask, scale, is_causal, *padding).softmax(-1)
     kept = torch.empty(0, dtype=torch.int8, device=q.device)
     used = probabilities
     if p > 0:
@@ -168,7 +180,7 @@ def sdpa_bwd(
     fwd_out: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `sdpa_fwd` for queries, keys and values, from what it returned."""
-    return _gradients(grad, (q, k, v), P.float(), dm if p > 0 else None, p, scale)
+    return attention_gradients(grad, (q, k, v), P.float(), dm if p > 0 else None, p, scale)
 
 
 def _recomp_fwd_fake(
@@ -180,8 +192,11 @@ def _recomp_fwd_fake(
     return out, m, linv, q.new_empty(1, dtype=torch.int32)
 
 
-@operator(f"sdpa_recomp_fwd({_INPUTS}bool is_causal, bool requires_backward, {_PADDING})"
-          " -> (Tensor, Tensor, Tensor, Tensor)", fake=_recomp_fwd_fake)  # fmt: skip
+@operator(
+    f"sdpa_recomp_fwd({_INPUTS}bool is_causal, bool requires_backward, {_PADDING}, "
+    "int[]? window_size=None, Tensor? sink=None) -> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_recomp_fwd_fake,
+)
 def sdpa_recomp_fwd(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -194,18 +209,28 @@ def sdpa_recomp_fwd(
     softmax_mode: str,
     valid_seq_len: torch.Tensor | None,
     seq_padding_type: str,
+    window_size: Window | None = None,
+    sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention that keeps two numbers a row; arguments as `sdpa_fwd`.
+    """Attention that keeps two numbers a row; arguments as `sdpa_fwd`, and two more.
+
+    With `window_size` query i sees keys i - window_size[0] to i + window_size[1], where -1 is no
+    end; `sink` is each head's logit that takes part in the softmax and sees no value, of shape
+    (H,). `requires_backward` has no effect.
 
     Returns:
         Output (B, H, T, D), each row's largest score and inverse sum of exponentials (B, H, T, 1)
         in fp32, and dropout's seed (1,) in int32.
     """
-    _check_supported(softmax_mode, valid_seq_len, p)
-    scores = _scores(q, k, attention_mask, scale, is_causal)
+    check_settings(softmax_mode, p)
+    padding = (valid_seq_len, seq_padding_type)
+    scores = scores_of(q, k, attention_mask, scale, is_causal, *padding, window_size)
+    logits = sink_logits(sink, scores)
     m = scores.amax(-1, keepdim=True)
+    m = m if logits is None else torch.maximum(m, logits)
     exponentials = (scores - m).exp()
-    linv = 1 / exponentials.sum(-1, keepdim=True)
+    sums = exponentials.sum(-1, keepdim=True)
+    linv = 1 / (sums if logits is None else sums + (logits - m).exp())
     used = exponentials * linv
     seed = torch.zeros(1, dtype=torch.int32, device=q.device)
     if p > 0:
@@ -236,9 +261,9 @@ def sdpa_recomp_bwd(
     fwd_out: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `sdpa_recomp_fwd`, with the probabilities computed again."""
-    probabilities = (_scores(q, k, attention_mask, scale, is_causal) - m).exp() * linv
+    probabilities = (scores_of(q, k, attention_mask, scale, is_causal) - m).exp() * linv
     kept = None
     if p > 0:
         assert seed is not None, "the forward pass returned a seed"
         kept = _kept(seed, probabilities.shape, p)
-    return _gradients(grad, (q, k, v), probabilities, kept, p, scale)
+    return attention_gradients(grad, (q, k, v), probabilities, kept, p, scale)

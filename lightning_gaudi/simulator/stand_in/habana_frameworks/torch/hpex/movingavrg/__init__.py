@@ -1,7 +1,9 @@
 """Moving averages of a model's weights."""
 
+from ...._aliases import alias_modules
 from ...._missing import missing
 from .fused_ema import FusedEMA
 
 __all__ = ["FusedEMA"]
+alias_modules(__name__, FusedEMA="fused_ema")
 __getattr__ = missing(__name__)

@@ -1,0 +1,169 @@
+"""What modules in fp8 have in common: tables of scales, and when they are computed."""
+
+from __future__ import annotations
+
+import abc
+import io
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ......_missing import missing
+from .. import _tables
+from ..distributed import is_fp8_activation_recompute_enabled
+from ..fp8 import FP8GlobalStateManager, get_default_fp8_recipe
+
+
+class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
+    """A module that computes in fp8 inside of `fp8_autocast`.
+
+    `fp8_meta` holds its tables ("scaling_fwd", "scaling_bwd" and, under HYBRID, "scaling_hybrid")
+    and its "recipe". They are part of its state_dict, in a form of the stand-in's own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fp8 = False
+        self.fp8_meta: dict[str, Any] = {
+            "recipe": get_default_fp8_recipe(),
+            "fp8_group": None,
+            "update_amax_fwd": False,
+            "update_amax_bwd": False,
+        }
+        self.run_cnt = 0
+        self._first_passes: deque[list[Any]] = deque()
+
+    @abc.abstractmethod
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute."""
+
+    def fp8_init(self, num_gemms: int = 1) -> None:
+        """Take the recipe that holds, and make its tables."""
+        self.fp8 = FP8GlobalStateManager.is_fp8_enabled()
+        recipe = FP8GlobalStateManager.get_fp8_recipe()
+        is_ready = "scaling_fwd" in self.fp8_meta and recipe == self.fp8_meta["recipe"]
+        if not self.fp8 or recipe is None or is_ready:
+            return
+        limits = recipe.fp8_format.value
+        self.fp8_meta.update(
+            recipe=recipe,
+            num_gemms=num_gemms,
+            fp8_group=FP8GlobalStateManager.get_fp8_group(),
+            fp8_max_fwd=limits.max_fwd,
+            fp8_max_bwd=limits.max_bwd,
+        )
+        _tables.prepare(self.fp8_meta, recipe)
+
+    def measures(self) -> bool:
+        """Whether this step notes largest values: those that the next scales are made of."""
+        manual = FP8GlobalStateManager.get_manual_measurement_mode()
+        if manual is not None:
+            return manual
+        recipe = self.fp8_meta["recipe"]
+        position = self.run_cnt % recipe.interval
+        return recipe.interval == 1 or position >= recipe.interval - recipe.amax_history_len
+
+    def is_scale_update_required(self) -> bool:
+        """Whether scales are computed in this step."""
+        if FP8GlobalStateManager.get_manual_measurement_mode() is not None:
+            return True
+        return self.run_cnt % self.fp8_meta["recipe"].interval == 0
+
+    @contextmanager
+    def prepare_forward(self, num_gemms: int = 1) -> Iterator[dict[str, bool]]:
+        """Bring the scales up to date; under activation checkpointing, only once for both passes.
+
+        Yields:
+            Whether to measure in the forward pass ("fwd") and in the backward pass ("bwd"), and
+            whether to compute the backward pass's scales ("scales").
+        """
+        is_checkpointed = is_fp8_activation_recompute_enabled() and self.training
+        if is_checkpointed and torch.is_grad_enabled():
+            with self._second_pass() as measure:
+                yield measure
+            return
+        self.run_cnt += 1
+        self.fp8_init(num_gemms)
+        with_scales = self.is_scale_update_required()
+        if self.fp8_meta["update_amax_fwd"]:
+            _tables.update(self.fp8_meta, True, with_scales)
+        measures = self.measures()
+        self.fp8_meta["update_amax_fwd"] = self.training and measures
+        if is_checkpointed:
+            saved = _tables.snapshot(self.fp8_meta, _tables.FORWARD)
+            self._first_passes.append([saved, measures, with_scales])
+        yield {"fwd": measures, "bwd": measures, "scales": with_scales}
+
+    @contextmanager
+    def _second_pass(self) -> Iterator[dict[str, bool]]:
+        if not self._first_passes:
+            raise RuntimeError(
+                f"{type(self).__name__} is in activation_checkpointing, and its first pass already "
+                "computes gradients. Use torch.utils.checkpoint.checkpoint with use_reentrant=True."
+            )
+        saved, measures, with_scales = self._first_passes.popleft()
+        newest = _tables.snapshot(self.fp8_meta, _tables.FORWARD)
+        _tables.restore(self.fp8_meta, _tables.FORWARD, saved)
+        try:
+            yield {"fwd": False, "bwd": measures, "scales": with_scales}
+        finally:
+            _tables.restore(self.fp8_meta, _tables.FORWARD, newest)
+
+    def check_passes_agree(self) -> None:
+        """Check that a pass outside of fp8 is not the second one of a pass in fp8.
+
+        Raises:
+            RuntimeError: It is.
+        """
+        if self._first_passes and torch.is_grad_enabled() and self.training:
+            raise RuntimeError(
+                f"{type(self).__name__} computed in fp8 and is computed again outside of "
+                "fp8_autocast. Enter fp8_autocast in the function that is checkpointed, or call "
+                "backward() inside of it."
+            )
+
+    @staticmethod
+    def prepare_backward(fp8_meta: dict[str, Any], measure: dict[str, bool]) -> None:
+        """Bring the backward pass's scales up to date."""
+        if fp8_meta["update_amax_bwd"]:
+            _tables.update(fp8_meta, False, measure["scales"])
+        fp8_meta["update_amax_bwd"] = measure["bwd"]
+
+    def get_extra_state(self) -> torch.Tensor:
+        """The tables and counters as bytes, for the state_dict; empty if never in fp8."""
+        if "scaling_fwd" not in self.fp8_meta:
+            return torch.empty(0, dtype=torch.uint8)
+        kinds = _tables.kinds_in(self.fp8_meta)
+        tables = _tables.snapshot(self.fp8_meta, kinds)
+        state = {
+            "tables": [[tensor.cpu() for tensor in table] for table in tables],
+            "kinds": [kind.name for kind in kinds],
+            "num_gemms": self.fp8_meta["num_gemms"],
+            "update": [self.fp8_meta["update_amax_fwd"], self.fp8_meta["update_amax_bwd"]],
+            "run_cnt": self.run_cnt,
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor | None) -> None:
+        """Take the tables and counters of a state_dict."""
+        if state is None or state.numel() == 0:
+            return
+        buffer = io.BytesIO(state.cpu().numpy().tobytes())
+        saved = torch.load(buffer, weights_only=True)
+        kinds = [_tables.MetaTensorType[name] for name in saved["kinds"]]
+        for kind, tensors in zip(kinds, saved["tables"], strict=True):
+            table = self.fp8_meta[_tables.key_of(kind)] = _tables.FP8TensorMeta()
+            for name, tensor in zip(_tables.NAMES, tensors, strict=True):
+                setattr(table, name, tensor.to("hpu"))
+        self.fp8_meta["num_gemms"] = saved["num_gemms"]
+        self.fp8_meta["update_amax_fwd"], self.fp8_meta["update_amax_bwd"] = saved["update"]
+        self.fp8_meta["recipe"] = None  # the one that holds next, with these tables
+        self.run_cnt = saved["run_cnt"]
+
+
+__getattr__ = missing(__name__)

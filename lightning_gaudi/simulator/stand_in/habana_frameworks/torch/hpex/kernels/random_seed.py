@@ -1,0 +1,13 @@
+"""The seed of a card's own generator."""
+
+from __future__ import annotations
+
+from ...._missing import missing, refusing
+
+random_seed = refusing(
+    "hpex.kernels.RandomSeed.random_seed",
+    "It seeds a register of the card's cores, whose numbers are the silicon's. "
+    "Use torch.hpu.manual_seed.",
+)
+
+__getattr__ = missing(__name__)

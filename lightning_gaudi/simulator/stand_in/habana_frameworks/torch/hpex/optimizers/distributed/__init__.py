@@ -1,0 +1,9 @@
+"""Optimizers for torch.distributed.optim, which are given their gradients."""
+
+from ....._aliases import alias_modules
+from ....._missing import missing
+from .fused_adamw import FusedAdamW
+
+__all__ = ["FusedAdamW"]
+alias_modules(__name__, FusedAdamW="fused_adamw")
+__getattr__ = missing(__name__)
