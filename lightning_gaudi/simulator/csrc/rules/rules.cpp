@@ -15,15 +15,15 @@ TypeSet g_watched_results = 0;
 namespace {
 
 // Written before any operator runs, then only read.
-std::unordered_map<std::string, std::vector<Rule>>& table() {
+std::unordered_map<std::string, std::vector<Rule>>& rule_table() {
   static auto& instance = *new std::unordered_map<std::string, std::vector<Rule>>();
   return instance;
 }
 
 const std::vector<Rule>& rules_of_all() {
   static const std::vector<Rule> none;
-  const auto found = table().find("*");
-  return found == table().end() ? none : found->second;
+  const auto found = rule_table().find("*");
+  return found == rule_table().end() ? none : found->second;
 }
 
 RuleReport& reporter() {
@@ -34,8 +34,8 @@ RuleReport& reporter() {
 std::atomic<bool> g_is_reported{false};
 
 void append(const std::string& key, std::vector<Rule>& rules) {
-  const auto found = table().find(key);
-  if (found != table().end()) {
+  const auto found = rule_table().find(key);
+  if (found != rule_table().end()) {
     rules.insert(rules.end(), found->second.begin(), found->second.end());
   }
 }
@@ -86,13 +86,13 @@ void report(const Rule& rule, const std::string& op, TypeSet types) {
 }  // namespace
 
 void add_rule(const std::string& op, const Rule& rule) {
-  table()[op].push_back(rule);
+  rule_table()[op].push_back(rule);
   if (op != "*") return;
   (rule.condition.result == nullptr ? g_entering_types : g_watched_results) |= rule.types;
 }
 
 void clear_rules() {
-  table().clear();
+  rule_table().clear();
   g_entering_types = 0;
   g_watched_results = 0;
 }
