@@ -15,9 +15,11 @@ from lightning_gaudi.simulator.settings import (
     CARD,
     CARDS,
     MAX_CARDS,
+    SERVER,
     SIMULATE,
     STAND_IN,
     SimulatorError,
+    server_name,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ example:
   {_EXAMPLE}
 
 environment that the command sees:
-  {SIMULATE}, {CARD}, and PYTHONPATH
+  {SIMULATE}, {CARD},
+  {SERVER} (whose processes share the cards), and PYTHONPATH
   with the simulator's habana_frameworks. Setting {SIMULATE} by hand
   does the same for programs that import torch before habana_frameworks."""
 
@@ -88,6 +91,7 @@ def _environment(num_cards: int, card: str) -> dict[str, str]:
     return os.environ | {
         SIMULATE: str(num_cards),
         CARD: card,
+        SERVER: server_name(),  # one for all that the command starts, as mpirun does
         "PYTHONPATH": f"{path}{os.pathsep}{STAND_IN}" if path else str(STAND_IN),
     }
 
