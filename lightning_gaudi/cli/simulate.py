@@ -19,9 +19,11 @@ from lightning_gaudi.simulator.settings import (
     RELEASES,
     RULE_MODES,
     RULES,
+    SERVER,
     SIMULATE,
     STAND_IN,
     SimulatorError,
+    server_name,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ example:
 
 environment that the command sees:
   {SIMULATE}, {CARD},
-  {RELEASE}, {RULES}, and PYTHONPATH
+  {RELEASE}, {RULES},
+  {SERVER} (whose processes share the cards), and PYTHONPATH
   with the simulator's habana_frameworks. Setting {SIMULATE} by hand
   does the same for programs that import torch before habana_frameworks."""
 
@@ -109,6 +112,7 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
         CARD: options.card,
         RELEASE: options.release,
         RULES: options.rules,
+        SERVER: server_name(),  # one for all that the command starts, as mpirun does
         "PYTHONPATH": f"{path}{os.pathsep}{STAND_IN}" if path else str(STAND_IN),
     }
 

@@ -69,6 +69,23 @@ def check_eager(module: Module) -> None:
         )
 
 
+def sum_and_divide(module: Module) -> None:
+    """Have FSDP2 add gradients up by ReduceOp.SUM, and divide the sums itself.
+
+    It would leave the division to the collective, by AVG or, after `set_gradient_divide_factor`,
+    by PREMUL_SUM. HCCL has had the average since release 1.20 or 1.21, and only outside lazy
+    collectives; it never has PREMUL_SUM. A torch without the switch (up to about 2.7) keeps AVG.
+
+    Source: Gaudi's PyTorch bridge 1.19.0 and 1.24.0, backend/helpers/collective_utils.cpp.
+
+    Args:
+        module: After the user's code has sharded it.
+    """
+    for child in module.modules():
+        if isinstance(child, FSDPModule) and hasattr(child, "set_force_sum_reduction_for_comms"):
+            child.set_force_sum_reduction_for_comms(True)
+
+
 def check_parallelized(module: Module, mesh: DeviceMesh, where: str) -> None:
     """Refuse a model that has been left as it is, and name the weights that would drift apart.
 

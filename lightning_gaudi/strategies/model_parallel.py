@@ -23,6 +23,7 @@ from ..distributed.device_mesh import (
     draw_alike,
     move_whole,
     start_alike,
+    sum_and_divide,
 )
 from ..distributed.sharding import ModelParallelMixin
 from .sharded import ShardedHPUStrategy
@@ -63,6 +64,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         """Set up the model, and have gradients clipped by the norm over all shards."""
         assert self.model is not None
         check_eager(self.model)
+        sum_and_divide(self.model)
         if trainer.state.fn == TrainerFn.FITTING:
             where = f"{type(self.lightning_module).__name__}.configure_model()"
             check_parallelized(self.model, self.device_mesh, where)

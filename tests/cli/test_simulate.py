@@ -51,6 +51,21 @@ def test_release_and_rules_are_asked_for_by_option_or_environment():
     assert _run(*options, *command, env=env).stdout == "1 gaudi2 1.22 error\n"
 
 
+def test_what_the_command_starts_shares_the_cards_of_one_server():
+    source = """if True:
+        import subprocess, sys  # a launcher without torch, as mpirun
+        use = "import torch; torch.ones(1, device='hpu'); print('has a card', flush=True); input()"
+        rank = [sys.executable, "-c", use]
+        first = subprocess.Popen(rank, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        print(first.stdout.readline().decode(), end="")
+        second = subprocess.run(rank, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        print(f"module 0 by process {first.pid}." in second.stderr)
+        first.communicate(b"\\n")
+    """
+    result = _run("--", sys.executable, "-c", source)
+    assert result.stdout == "has a card\nTrue\n"
+
+
 def test_python_path_is_kept(tmp_path):
     source = "import os; print(os.environ['PYTHONPATH'])"
     result = _run("--", sys.executable, "-c", source, env={"PYTHONPATH": str(tmp_path)})

@@ -19,6 +19,7 @@ from ...distributed.device_mesh import (
     draw_alike,
     move_whole,
     start_alike,
+    sum_and_divide,
 )
 from ...distributed.sharding import ModelParallelMixin
 from .sharded import ShardedHPUStrategy
@@ -55,6 +56,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         before = dict(module.named_parameters())
         parallel = super().setup_module(module)
         check_eager(parallel)
+        sum_and_divide(parallel)
         check_parallelized(parallel, self.device_mesh, "parallelize_fn")
         move_whole(parallel, self.root_device)
         start_alike(parallel, self.device_mesh)

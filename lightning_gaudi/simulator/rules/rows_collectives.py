@@ -202,6 +202,17 @@ ROWS: tuple[Rule, ...] = (
         when="odd_number_of_elements",
     ),
     Rule(
+        "split-float8-all-to-all-refused",
+        Verdict.REFUSED,
+        ("hccl::all_to_all_single",),
+        what="counts split sizes in elements of one byte and moves as many of two: float8 with split "
+        "sizes would go astray",
+        instead="Send tensor.view(torch.uint8), or equal parts without split sizes.",
+        source=_BASE + " (alltoall_base); " + _TYPES + " (getCountDatatype)",
+        dtypes=("float8_e4m3fn", "float8_e5m2"),
+        when="split_sizes",
+    ),
+    Rule(
         "odd-float8-all-to-all-single-refused",
         Verdict.REFUSED,
         ("hccl::all_to_all_single",),
@@ -232,11 +243,10 @@ ROWS: tuple[Rule, ...] = (
     Rule(
         "recv-from-any-refused",
         Verdict.REFUSED,
-        ("hccl::recv",),
+        ("hccl::recv_any_source",),
         what="cannot receive from whoever sends first and raises",
         instead="Name the source: recv(tensor, src=rank).",
         source=_BASE + " (recvAnysource)",
-        when="source_missing",
     ),
     Rule(
         "barrier-waits",

@@ -55,7 +55,6 @@ def applying(settings: Settings) -> list[Rule]:
 def install(device: ModuleType, settings: Settings) -> None:
     """Give the device the rules that operators can meet, before any operator runs."""
     rules = [rule for rule in applying(settings) if rule.verdict in _VERDICTS]
-    rules = [rule for rule in rules if not rule.operators[0].startswith("hccl::")]
     device.clear_rules()
     for number, rule in enumerate(rules):
         _add(device, number, rule)

@@ -63,6 +63,12 @@ def _premultiplied(device: torch.device) -> object:
     return dist.all_reduce(_ones(device, torch.float32), dist._make_nccl_premul_sum(2.0))
 
 
+def _all_to_all_in_parts(device: torch.device) -> object:
+    source = torch.ones(2 * dist.get_world_size()).to(device).to(torch.float8_e5m2)
+    splits = [2] * dist.get_world_size()
+    return dist.all_to_all_single(torch.empty_like(source), source, splits, splits)
+
+
 COLLECTIVES: dict[str, Provocation] = {
     "integers-reduced-in-float32": lambda device: dist.all_reduce(on(device, [2**24 + 1])),
     "float64-reduced-in-float32": _reduce(torch.float64),
@@ -83,6 +89,7 @@ COLLECTIVES: dict[str, Provocation] = {
     "average-of-integers-refused": _reduce_scatter(torch.int32, ReduceOp.AVG),
     "average-of-booleans": _reduce(torch.bool, ReduceOp.AVG),
     "odd-bytes-all-to-all-refused": _all_to_all,
+    "split-float8-all-to-all-refused": _all_to_all_in_parts,
     "odd-float8-all-to-all-single-refused": _all_to_all_float8,
     "odd-bytes-padded": lambda device: dist.broadcast(_ones(device, torch.uint8, 3), 0),
     "all-gather-coalesced-refused": _gather_coalesced,

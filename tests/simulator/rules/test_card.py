@@ -10,6 +10,7 @@ from typing import Any
 import _hpu_sim
 import pytest
 import torch
+import torch.distributed as dist
 
 from lightning_gaudi import simulator
 from lightning_gaudi.simulator import rules
@@ -85,6 +86,38 @@ def test_a_fallback_is_counted_and_computed_if_nothing_is_said(on_card: Rule) ->
     names = {name.partition(".")[0] for name in _hpu_sim.fallback_stats()}
     assert names & {operator.partition(".")[0] for operator in on_card.operators}
     assert _hpu_sim.host_syncs()
+
+
+OF_COLLECTIVES = [
+    rule
+    for rule in table.RULES
+    if rule.operators[0].startswith("hccl::") and rule.verdict is not Verdict.NOTED
+]
+
+
+@pytest.fixture
+def group(on_card: Rule) -> Iterator[None]:
+    """A group of one rank, with lazy collectives where the rule is about them."""
+    _hpu_sim.set_lazy_collectives(on_card.when == "op_average_in_lazy_collective")
+    dist.init_process_group("hccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    _hpu_sim.set_lazy_collectives(False)
+
+
+@_each([rule for rule in OF_COLLECTIVES if rule.verdict is not Verdict.WAITS])
+@pytest.mark.usefixtures("group")
+def test_a_rule_of_collectives_is_said(on_card: Rule) -> None:
+    if "complex-refused" in on_card.key or "variants" in on_card.key or "unsigned" in on_card.key:
+        pytest.skip("needs a tensor of a type that no card can hold: it is refused where it is made")
+    test_a_rule_is_said_where_it_is_met(on_card)
+
+
+@_each([rule for rule in OF_COLLECTIVES if rule.verdict is Verdict.WAITS])
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore:barrier.*using the device under current context")
+def test_a_waiting_collective_is_counted(on_card: Rule) -> None:
+    test_a_wait_is_counted_and_not_said(on_card)
 
 
 def test_there_are_enough_rules_and_all_have_a_source() -> None:

@@ -1,4 +1,4 @@
-"""Small programs that a Gaudi would refuse, slow down or compute otherwise, and one that is clean."""
+"""Programs that a Gaudi would refuse, slow down or compute otherwise, and one that is clean."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_gaudi.simulator.rules import Rule, Verdict
-from tests.simulator.rules.collective_provocations import COLLECTIVES
 from lightning_gaudi.simulator.rules.table import RULES
+from tests.simulator.rules.collective_provocations import COLLECTIVES
 from tests.simulator.rules.provocations import NOT_ON_CPU, PROVOCATIONS
 
 CPU = torch.device("cpu")
@@ -29,6 +29,7 @@ GLOO_LACKS = {
     "average-of-booleans",
     "odd-float8-all-to-all-single-refused",
     "coalesced-reduce-scatter-lost",
+    "split-float8-all-to-all-refused",
     "recv-from-any-refused",
 }
 """What gloo on one rank cannot do either."""

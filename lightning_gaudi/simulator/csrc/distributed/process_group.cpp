@@ -10,6 +10,7 @@
 #include "distributed/staging.h"
 #include "distributed/types.h"
 #include "distributed/work.h"
+#include "rules/rules.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
 
@@ -98,7 +99,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& asked) override {
-    check_types("all_reduce", tensors);
+    check_types("all_reduce", tensors, {asked.reduceOp.op_});
     Staging staging(Purpose::kReduce);
     auto cpu = staging.updated(tensors);
     auto options = asked;
@@ -109,7 +110,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& asked) override {
-    check_types("all_reduce", tensors);
+    check_types("all_reduce", tensors, {asked.reduceOp.op_});
     Staging staging(Purpose::kReduce);
     auto cpu = staging.updated(tensors);
     auto options = asked;
@@ -120,7 +121,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
   }
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& asked) override {
-    check_types("reduce", tensors);
+    check_types("reduce", tensors, {asked.reduceOp.op_});
     const bool is_root = asked.rootRank == rank_;
     Staging staging(Purpose::kReduce);
     auto cpu = is_root ? staging.updated(tensors) : staging.read(tensors);
@@ -144,7 +145,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr _allgather_base(Tensor& output, Tensor& input,
                           const c10d::AllgatherOptions& options) override {
-    check_types("all_gather", {input, output});
+    check_types("all_gather_into_tensor", {input, output});
     Staging staging(Purpose::kMove);
     // gloo would mind if ranks had a dimension of their own.
     auto cpu_output = staging.written(output).view({-1});
@@ -155,12 +156,13 @@ class ProcessGroupHCCL final : public c10d::Backend {
   }
 
   WorkPtr allgather_coalesced(TensorLists&, Tensors&, const c10d::AllgatherOptions&) override {
+    check_collective("all_gather_coalesced", {});
     TORCH_CHECK(false, "HCCL has no all_gather_coalesced. Call all_gather for each tensor.");
   }
 
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override {
-    for (size_t i = 0; i < outputs.size(); ++i) check_types("all_gather", {inputs[i], outputs[i]});
+    for (size_t i = 0; i < outputs.size(); ++i) check_types("all_gather_into_tensor", {inputs[i], outputs[i]});
     Staging staging(Purpose::kMove);
     auto cpu_outputs = staging.written(outputs);
     auto cpu_inputs = staging.read(inputs);
@@ -201,7 +203,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
                          const c10d::ReduceScatterOptions& options) override {
     const Tensors& chunks = inputs.at(0);
-    check_types("reduce_scatter", concatenated(outputs, chunks));
+    check_types("reduce_scatter", concatenated(outputs, chunks), {options.reduceOp.op_});
     check_same_sizes("reduce_scatter", concatenated(outputs, chunks));
     check_divisible("reduce_scatter", options.reduceOp, outputs[0]);
     Staging staging(Purpose::kReduce);
@@ -213,7 +215,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
-    check_reduce_scatter(output, input, options);
+    check_reduce_scatter("reduce_scatter_tensor", output, input, options);
     begin("reduce_scatter", {input}, {output});
     return reduce_scatter_tensor(output, input, options);
   }
@@ -221,7 +223,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
     for (size_t i = 0; i < outputs.size(); ++i) {
-      check_reduce_scatter(outputs[i], inputs.at(i), options);
+      check_reduce_scatter("reduce_scatter_tensor_coalesced", outputs[i], inputs.at(i), options);
     }
     begin("reduce_scatter", inputs, outputs);
     std::vector<WorkPtr> works;
@@ -235,9 +237,8 @@ class ProcessGroupHCCL final : public c10d::Backend {
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& options) override {
     const bool has_splits = !output_splits.empty() || !input_splits.empty();
-    check_types(has_splits ? "all_to_all_single with split sizes" : "all_to_all_single",
-                {input, output});
-    if (c10::isFloat8Type(input.scalar_type())) check_even_bytes("all_to_all_single", {input});
+    check_types("all_to_all_single", {input}, {std::nullopt, has_splits});
+    check_same_types("all_to_all_single", {input, output});
     Staging staging(Purpose::kMove);
     auto cpu_output = staging.written(output);
     auto cpu_input = apart_from(staging.read(input), {cpu_output});
@@ -251,9 +252,8 @@ class ProcessGroupHCCL final : public c10d::Backend {
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
                    const c10d::AllToAllOptions& options) override {
     const Tensors all = concatenated(inputs, outputs);
-    check_types("all_to_all", all);
+    check_types("all_to_all", inputs);
     check_same_sizes("all_to_all", all);
-    check_even_bytes("all_to_all", inputs);
     Staging staging(Purpose::kMove);
     auto cpu_outputs = staging.written(outputs);
     auto flat_input = flattened(staging.read(inputs));
@@ -285,6 +285,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
     return submit(OpType::RECV, gloo_->recv(cpu, source, tag), tensors, staging.after());
   }
   WorkPtr recvAnysource(Tensors&, int) override {
+    check_collective("recv_any_source", {});
     TORCH_CHECK(false, "HCCL cannot receive from any rank. Say which: recv(tensor, src=...).");
   }
 
@@ -314,9 +315,9 @@ class ProcessGroupHCCL final : public c10d::Backend {
     return input.const_data_ptr() == place ? input : apart_from(input, {output});
   }
 
-  void check_reduce_scatter(const Tensor& output, const Tensor& input,
+  void check_reduce_scatter(const char* collective, const Tensor& output, const Tensor& input,
                             const c10d::ReduceScatterOptions& options) const {
-    check_types("reduce_scatter_tensor", {input, output});
+    check_types(collective, {input, output}, {options.reduceOp.op_});
     TORCH_CHECK(input.numel() == output.numel() * size_, "HCCL's reduce_scatter_tensor gives each ",
                 "of ", size_, " ranks an equal part of its input, but the input has ",
                 input.numel(), " elements and the output ", output.numel(), ". Pad the input.");
@@ -358,7 +359,6 @@ class ProcessGroupHCCL final : public c10d::Backend {
 }  // namespace
 
 void bind_collectives(py::module_& module) {
-  module.def("hccl_types", &hccl_types);
   module.def("keep_pending_collectives", &keep_pending, py::call_guard<py::gil_scoped_release>());
   py::module_::import("torch.distributed");  // binds the base class
   py::class_<ProcessGroupHCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupHCCL>>(

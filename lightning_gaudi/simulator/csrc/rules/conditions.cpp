@@ -2,13 +2,16 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <limits>
 #include <optional>
 #include <sstream>
 #include <unordered_map>
 
+#include "aten/alias.h"
 #include "aten/dispatch_keys.h"
+#include "statistics/graph.h"
 
 namespace hpu_sim {
 
@@ -169,12 +172,46 @@ std::string beyond_int32(const at::Tensor& result) {
   return result.scalar_type() == at::kLong ? value_beyond<int32_t, int64_t>(result) : "";
 }
 
-Condition on_call(CallCondition condition) { return {condition, nullptr, nullptr}; }
-Condition on_copy(CopyCondition condition) { return {nullptr, condition, nullptr}; }
+template <c10d::ReduceOp::RedOpType... ops>
+std::string reduces_by(const CollectiveCall& call) {
+  const bool is_met = call.reduction.has_value() && ((*call.reduction == ops) || ...);
+  return is_met ? "this reduction" : "";
+}
+
+std::string averages_in_lazy_graph(const CollectiveCall& call) {
+  return has_lazy_collectives() ? reduces_by<c10d::ReduceOp::AVG>(call) : "";
+}
+
+std::string beyond_float32_integers(const CollectiveCall& call) {
+  constexpr int64_t most = int64_t{1} << 24;
+  for (const at::Tensor& tensor : call.tensors) {
+    const at::Tensor alias = cpu_alias(tensor);
+    const auto [low, high] = range_of<int64_t>(alias);
+    if (high > most || low < -most) return "the value " + std::to_string(high > most ? high : low);
+  }
+  return "";
+}
+
+std::string odd_number_of_elements(const CollectiveCall& call) {
+  int64_t num_elements = 0;
+  for (const at::Tensor& tensor : call.tensors) num_elements += tensor.numel();
+  return num_elements % 2 == 0 ? "" : std::to_string(num_elements) + " elements";
+}
+
+std::string split_sizes(const CollectiveCall& call) {
+  return call.has_split_sizes ? "split sizes" : "";
+}
+
+Condition on_collective(CollectiveCondition condition) {
+  return {nullptr, nullptr, nullptr, condition};
+}
+Condition on_call(CallCondition condition) { return {condition, nullptr, nullptr, nullptr}; }
+Condition on_copy(CopyCondition condition) { return {nullptr, condition, nullptr, nullptr}; }
 
 }  // namespace
 
 Condition condition_named(const std::string& name) {
+  using c10d::ReduceOp;
   static const auto* conditions = new std::unordered_map<std::string, Condition>{
       {"", {}},
       {"at_most_4_dims", on_call(&at_most_4_dims)},
@@ -194,7 +231,16 @@ Condition condition_named(const std::string& name) {
       {"to_host_blocking", on_copy(&to_host<false>)},
       {"to_host_non_blocking", on_copy(&to_host<true>)},
       {"copied_more_than_8_dims", on_copy(&copied_more_than_8_dims)},
-      {"beyond_int32", {nullptr, nullptr, &beyond_int32}},
+      {"beyond_int32", {nullptr, nullptr, &beyond_int32, nullptr}},
+      {"op_average", on_collective(&reduces_by<ReduceOp::AVG>)},
+      {"op_average_in_lazy_collective", on_collective(&averages_in_lazy_graph)},
+      {"op_bitwise",
+       on_collective(&reduces_by<ReduceOp::BAND, ReduceOp::BOR, ReduceOp::BXOR>)},
+      {"op_premul_sum", on_collective(&reduces_by<ReduceOp::PREMUL_SUM>)},
+      {"op_product", on_collective(&reduces_by<ReduceOp::PRODUCT>)},
+      {"beyond_float32_integers", on_collective(&beyond_float32_integers)},
+      {"odd_number_of_elements", on_collective(&odd_number_of_elements)},
+      {"split_sizes", on_collective(&split_sizes)},
   };
   const auto found = conditions->find(name);
   TORCH_CHECK_VALUE(found != conditions->end(), "No rule can ask for the condition '", name,

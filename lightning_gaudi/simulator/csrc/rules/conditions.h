@@ -5,6 +5,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
+#include <optional>
 #include <string>
 
 namespace hpu_sim {
@@ -33,11 +34,22 @@ using CopyCondition = std::string (*)(const Copy& copy);
 /// What a result meets of the condition, in the same way.
 using ResultCondition = std::string (*)(const at::Tensor& result);
 
+/// A collective as this rank calls it.
+struct CollectiveCall {
+  c10::ArrayRef<at::Tensor> tensors;   ///< what it gives, and what it gets where that says more
+  std::optional<int> reduction;        ///< c10d::ReduceOp::RedOpType
+  bool has_split_sizes = false;
+};
+
+/// What a collective meets of the condition, in the same way.
+using CollectiveCondition = std::string (*)(const CollectiveCall&);
+
 /// At most one of them is set; none means always.
 struct Condition {
   CallCondition call = nullptr;
   CopyCondition copy = nullptr;
   ResultCondition result = nullptr;
+  CollectiveCondition collective = nullptr;
 };
 
 /// The condition that the table calls `name`; an empty name means always.

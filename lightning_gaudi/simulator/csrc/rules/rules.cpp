@@ -62,18 +62,6 @@ bool applies_to_mode(const Rule& rule) {
   return is_lazy() ? rule.in_lazy_mode : rule.in_eager_mode;
 }
 
-/// "float64, int64"
-std::string type_names(TypeSet types) {
-  std::string names;
-  for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i) {
-    if ((types & (TypeSet{1} << i)) == 0) continue;
-    const auto type = static_cast<at::ScalarType>(i);
-    if (!names.empty()) names += ", ";
-    names += c10::getDtypeNames(type).first;
-  }
-  return names;
-}
-
 bool is_reported() { return g_is_reported.load(std::memory_order_relaxed); }
 
 void report(const Rule& rule, const std::string& op, TypeSet types) {
@@ -84,6 +72,17 @@ void report(const Rule& rule, const std::string& op, TypeSet types) {
 }
 
 }  // namespace
+
+std::string type_names(TypeSet types) {
+  std::string names;
+  for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i) {
+    if ((types & (TypeSet{1} << i)) == 0) continue;
+    const auto type = static_cast<at::ScalarType>(i);
+    if (!names.empty()) names += ", ";
+    names += c10::getDtypeNames(type).first;
+  }
+  return names;
+}
 
 void add_rule(const std::string& op, const Rule& rule) {
   rule_table()[op].push_back(rule);
@@ -145,6 +144,24 @@ void report_result(const std::string& op, const at::Tensor& cpu) {
     if (rule.condition.result == nullptr || !applies_to_mode(rule)) continue;
     const std::string met = rule.condition.result(cpu);
     if (!met.empty()) reporter()(rule.id, op, met);
+  }
+}
+
+void check_collective(const std::string& name, const CollectiveCall& call) {
+  if (!is_reported()) return;
+  const auto found = rule_table().find("hccl::" + name);
+  if (found == rule_table().end()) return;
+  TypeSet types = 0;
+  for (const at::Tensor& tensor : call.tensors) types |= type_bit(tensor.scalar_type());
+  for (const Rule& rule : found->second) {
+    if ((rule.types != ~TypeSet{0} && (rule.types & types) == 0) || !applies_to_mode(rule)) continue;
+    if (rule.verdict == Verdict::kWaits) continue;  // counted where it waits
+    if (rule.condition.collective == nullptr) {
+      report(rule, name, types);
+      continue;
+    }
+    const std::string met = rule.condition.collective(call);
+    if (!met.empty()) reporter()(rule.id, name, met);
   }
 }
 

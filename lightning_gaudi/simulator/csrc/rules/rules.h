@@ -39,6 +39,9 @@ struct OpRules {
   TypeSet watched = 0;  ///< the types of any of them: no look at the rules where none is met
 };
 
+/// "float64, int64"
+std::string type_names(TypeSet types);
+
 /// Adds a row of the table, before any operator runs.
 ///
 /// `op` is "aten::add" (every overload), "aten::add.Tensor", "hccl::all_reduce", "tag::name" (each
@@ -83,6 +86,9 @@ void report_result(const std::string& op, const at::Tensor& cpu);
 inline void check_result(const std::string& op, const at::Tensor& cpu) {
   if (type_bit(cpu.scalar_type()) & g_watched_results) report_result(op, cpu);
 }
+
+/// Reports the rules about a collective, as torch.distributed calls it, before it begins.
+void check_collective(const std::string& name, const CollectiveCall& call);
 
 /// Reports the rules about copies, before one is made.
 void check_copy(const at::Tensor& source, const at::Tensor& destination, bool non_blocking);
