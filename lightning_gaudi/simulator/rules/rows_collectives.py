@@ -182,9 +182,9 @@ ROWS: tuple[Rule, ...] = (
     ),
     Rule(
         "average-of-booleans",
-        Verdict.DEMOTED,
+        Verdict.NOTED,
         ("hccl::all_reduce", "hccl::reduce"),
-        what="takes the average of booleans as their or, where other backends raise",
+        what="takes the average of booleans as their or; the simulator refuses it, as others do",
         instead="Use ReduceOp.MAX for or, or convert to float32 for the share.",
         source=_BASE + " (allreduce casts to float32, sums, divides, casts back)",
         dtypes=("bool",),
@@ -205,8 +205,8 @@ ROWS: tuple[Rule, ...] = (
         "split-float8-all-to-all-refused",
         Verdict.REFUSED,
         ("hccl::all_to_all_single",),
-        what="counts split sizes in elements of one byte and moves as many of two: float8 with split "
-        "sizes would go astray",
+        what="counts split sizes in elements of one byte and moves as many of two: float8 would go "
+        "astray",
         instead="Send tensor.view(torch.uint8), or equal parts without split sizes.",
         source=_BASE + " (alltoall_base); " + _TYPES + " (getCountDatatype)",
         dtypes=("float8_e4m3fn", "float8_e5m2"),

@@ -109,7 +109,9 @@ def group(on_card: Rule) -> Iterator[None]:
 @pytest.mark.usefixtures("group")
 def test_a_rule_of_collectives_is_said(on_card: Rule) -> None:
     if "complex-refused" in on_card.key or "variants" in on_card.key or "unsigned" in on_card.key:
-        pytest.skip("needs a tensor of a type that no card can hold: it is refused where it is made")
+        pytest.skip(
+            "needs a tensor of a type that no card can hold: it is refused where it is made"
+        )
     test_a_rule_is_said_where_it_is_met(on_card)
 
 
