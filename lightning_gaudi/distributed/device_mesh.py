@@ -73,8 +73,8 @@ def sum_and_divide(module: Module) -> None:
     """Have FSDP2 add gradients up by ReduceOp.SUM, and divide the sums itself.
 
     It would leave the division to the collective, by AVG or, after `set_gradient_divide_factor`,
-    by PREMUL_SUM. HCCL has had the average since release 1.20 or 1.21, and only outside lazy
-    collectives; it never has PREMUL_SUM. A torch without the switch (up to about 2.7) keeps AVG.
+    by PREMUL_SUM. Release 1.19 of HCCL refuses both, 1.24 the latter. A torch that is too old for
+    the switch keeps its own way.
 
     Source: Gaudi's PyTorch bridge 1.19.0 and 1.24.0, backend/helpers/collective_utils.cpp.
 

@@ -157,6 +157,11 @@ def test_coalescing_within_coalescing_is_refused():
         pass
 
 
+def test_ending_what_was_not_begun_is_refused():
+    with pytest.raises(RuntimeError, match="No collectives of this HCCL group are being coalesced"):
+        dist.group.WORLD._end_coalescing(torch.device("hpu"))
+
+
 def test_aborting_and_shutting_down_the_backend_does_nothing():
     backend = dist.group.WORLD._get_backend(torch.device("hpu"))
     assert backend.name() == "hccl"

@@ -1,6 +1,6 @@
 """A coalescing manager of torch.distributed that leaves nothing behind when it fails.
 
-torch 2.6 to 2.13 forget neither what was coalesced nor that it is: after an exception in its `with`
+torch (2.13) forgets neither what was coalesced nor that it is: after an exception in its `with`
 every further all_reduce of the group is recorded, never run, and no error says so.
 """
 
