@@ -169,6 +169,27 @@ def test_functions_of_the_users_choose_scales():
     assert layer.fp8_meta["scaling_fwd"].scale[0].item() == pytest.approx(57344 / 14)
 
 
+@pytest.mark.parametrize("reduce_amax", [True, False])
+@pytest.mark.parametrize("fp8_format", [Format.E5M2, Format.HYBRID])
+def test_scales_follow_the_largest_value_of_any_rank(fp8_format, reduce_amax, monkeypatch):
+    shared = []
+
+    def share(tensor, group):  # as if another rank had measured 1000 everywhere
+        shared.append(group)
+        tensor.clamp_(min=1000.0)
+
+    monkeypatch.setattr(FP8GlobalStateManager, "reduce_tensor_across_group_op_max", share)
+    recipe = DelayedScaling(fp8_format=fp8_format, reduce_amax=reduce_amax)
+    layer = _layer()
+    for _ in range(2):
+        _step(layer, torch.full((2, 16), 7.0), torch.ones(2, 8), recipe)
+    limit = 240 if fp8_format is Format.HYBRID else 57344
+    largest = 1000.0 if reduce_amax else 7.0
+    expected = 2.0 ** math.floor(math.log2(limit / largest))
+    assert layer.fp8_meta["scaling_fwd"].scale[0].item() == expected
+    assert shared == [None] * (2 if reduce_amax else 0)  # of the inputs, and of the gradient
+
+
 def test_measurement_can_be_forced_and_forbidden():
     layer, x = _layer(), torch.full((2, 16), 7.0, device="hpu")
     for force, measured in ((False, 0.0), (True, 7.0)):

@@ -16,6 +16,8 @@ from ...._missing import missing
 class CTCLoss(torch.autograd.Function):
     """torch.nn.functional.ctc_loss; call `apply`, which takes positional arguments only.
 
+    The CPU's kernel waits for the lengths; a card does not, so one host sync a pass is not its.
+
     Source: Gaudi PyTorch bridge 1.19 and of 2025 (commit f186e3d), hpex.kernels.CTCLoss.
     """
 
