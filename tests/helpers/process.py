@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # What a developer's shell may have set and a test must not inherit.
-_UNSET = ("PT_HPU_LAZY_MODE", "LIGHTNING_GAUDI_AUTOLOAD", "LIGHTNING_GAUDI_SIMULATE_CARD")
+_UNSET = (
+    *("PT_HPU_LAZY_MODE", "LIGHTNING_GAUDI_AUTOLOAD", "LIGHTNING_GAUDI_SIMULATE_CARD"),
+    "LIGHTNING_GAUDI_SIMULATE_RELEASE",
+)
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
