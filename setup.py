@@ -17,7 +17,12 @@ setup(
     ],
     package_dir={f"{_SHIPPED}.recipes": "recipes"},
     package_data={
-        "lightning_gaudi": ["py.typed", "simulator/README.md", "simulator/csrc/**/*"],
+        "lightning_gaudi": [
+            "py.typed",
+            "simulator/README.md",
+            "simulator/csrc/**/*",
+            "simulator/vendor_names/*.json",
+        ],
         **{f"{_SHIPPED}.{name}": ["*.yaml", "README.md"] for name in _RECIPES},
     },
     py_modules=["_lightning_gaudi_autoload"],

@@ -1,7 +1,8 @@
 """The suite runs on a simulated server of eight cards, one of which this process drives.
 
 LIGHTNING_GAUDI_TEST_ON says otherwise, for tests/contract alone (see scripts/test_gaudi.py):
-"gaudi" takes the server's own cards, "simulator" the simulated ones; both keep PT_HPU_LAZY_MODE.
+"gaudi" takes the server's own cards, "simulator" the simulated ones; both keep PT_HPU_LAZY_MODE and
+LIGHTNING_GAUDI_SIMULATE_RELEASE.
 """
 
 import os
@@ -18,6 +19,7 @@ else:
     os.environ.setdefault("LIGHTNING_GAUDI_SIMULATE", "8")
 if _TEST_ON is None:
     os.environ.pop("PT_HPU_LAZY_MODE", None)
+    os.environ.pop("LIGHTNING_GAUDI_SIMULATE_RELEASE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("LIGHTNING_GAUDI_SIMULATE_SERVER", None)  # each worker has a server of its own
 # Started in the background or by nohup, processes ignore Ctrl-C, and so would those of the tests.

@@ -106,6 +106,25 @@ def test_visible_modules_are_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
         HPUAccelerator.parse_devices(5)
 
 
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("all", "has 'all', which is no module"),
+        ("", "has '', which is no module"),
+        ("0,1,", "has '', which is no module"),
+        ("0,8", "has '8', which is no module"),
+        ("-1", "has '-1', which is no module"),
+        ("0,1,0", "names a module twice"),
+    ],
+)
+def test_visible_modules_must_be_a_list_of_modules(
+    value: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", value)
+    with pytest.raises(ValueError, match=f"HABANA_VISIBLE_MODULES={value!r} {what}.*0,1,2,3"):
+        pl.Trainer(accelerator="hpu", devices=2, logger=False)
+
+
 def test_one_card_of_any_is_the_one_this_process_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HLS_MODULE_ID", "3")
     assert HPUAccelerator.parse_devices(1) == [3]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_gaudi.simulator.settings import RELEASE, RELEASES, read_release
 from tests.helpers.process import run
 
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "test_gaudi.py")
@@ -37,12 +38,13 @@ def test_a_server_without_a_card_is_refused(tmp_path: Path) -> None:
     assert "no Gaudi here: habana_frameworks.torch is installed, but its driver" in result.stderr
 
 
-def _run_simulated(report: Path, *args: str) -> str:
+def _run_simulated(report: Path, *args: str, release: str | None = None) -> str:
     command = [sys.executable, SCRIPT, "--simulator", "--report", str(report), *args]
     env = {
         "HABANA_LOGS": "/tmp/logs",
         "HABANA_API_TOKEN": "very-private",
         "AWS_SECRET_ACCESS_KEY": "very-private",
+        RELEASE: release,
     }
     run(command, env={**NO_SIMULATOR, **env}, timeout=280)
     return report.read_text()
@@ -66,6 +68,24 @@ def test_contract_of_several_cards_holds_in_lazy_mode(tmp_path: Path) -> None:
     one = "--ignore=tests/contract/one_card"
     report = _run_simulated(tmp_path / "report.txt", "--mode=lazy", one, "-m", "not slow")
     assert "lazy mode: passed" in report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [key for key in RELEASES if key != read_release().key])
+def test_contract_holds_in_older_releases(key: str, tmp_path: Path) -> None:
+    """In both modes; of the newest, the default, the tests above do."""
+    one_card = ("--ignore=tests/contract/several_cards", "-m", "not slow")
+    report = _run_simulated(tmp_path / "report.txt", *one_card, release=key)
+    assert "eager mode: passed" in report
+    assert "lazy mode: passed" in report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [key for key in RELEASES if key != read_release().key])
+def test_contract_of_several_cards_holds_in_older_releases(key: str, tmp_path: Path) -> None:
+    several = ("--mode=eager", "--ignore=tests/contract/one_card", "-m", "not slow")
+    report = _run_simulated(tmp_path / "report.txt", *several, release=key)
+    assert "eager mode: passed" in report
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 Callers write `from lightning_gaudi import vendor` and `vendor.mark_step()`. Real or simulated, the
 package is imported at the first call and never before, and nobody else asks whose it is.
-Source: Intel Gaudi PyTorch bridge, release 1.19, `python_packages/habana_frameworks/torch`.
+Source: Intel Gaudi PyTorch bridge 1.19 to 1.24.1, `python_packages/habana_frameworks/torch`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 _NAME = "habana_frameworks.torch"
+_VISIBLE_MODULES = "HABANA_VISIBLE_MODULES"
+_NUM_MODULES = 8
+"""The modules of a Gaudi server, 0 to 7."""
 _package: Any = None
 _import_error: Exception | None = None
 _seed_is_due = False
@@ -39,7 +42,10 @@ def package() -> Any:
         import habana_frameworks.torch.hpu.metrics  # noqa: TID251
         import habana_frameworks.torch.utils.internal  # noqa: TID251
 
-        _guessed_module = vendor_import.forget_defaults(given, _visible_modules())
+        visible = os.environ.get(_VISIBLE_MODULES)
+        _guessed_module = vendor_import.forget_defaults(
+            given, visible.split(",") if visible else None
+        )
         _package = habana_frameworks.torch
     return _package
 
@@ -79,7 +85,11 @@ def unavailable_reason() -> str:
 
 
 def num_visible_cards() -> int:
-    """The number of cards that this job may use; HABANA_VISIBLE_MODULES can leave some out."""
+    """The number of cards that this job may use; HABANA_VISIBLE_MODULES can leave some out.
+
+    Raises:
+        ValueError: That variable is no list of modules.
+    """
     modules = _visible_modules()
     return device_count() if modules is None else min(len(modules), device_count())
 
@@ -91,8 +101,23 @@ def module_id(index: int) -> str:
 
 
 def _visible_modules() -> list[str] | None:
-    value = os.environ.get("HABANA_VISIBLE_MODULES")
-    return [module.strip() for module in value.split(",")] if value else None
+    """What the variable names, None where it is not set.
+
+    The vendor's package takes it apart into integers, and would hand anything else to the driver as
+    a module's number (1.24.0, `hpu/_utils.py` and `distributed/hccl/__init__.py`).
+    """
+    value = os.environ.get(_VISIBLE_MODULES)
+    if value is None:
+        return None
+    modules = [module.strip() for module in value.split(",")]
+    wrong = [m for m in modules if not (m.isdecimal() and int(m) < _NUM_MODULES)]
+    if wrong or len(set(modules)) < len(modules):
+        what = "names a module twice" if not wrong else f"has {wrong[0]!r}, which is no module"
+        raise ValueError(
+            f"{_VISIBLE_MODULES}={value!r} {what}. Write the numbers of the modules, each from 0 "
+            f"to {_NUM_MODULES - 1} and once, with commas: 0,1,2,3. Unset it for all."
+        )
+    return modules
 
 
 def selected_module() -> str | None:

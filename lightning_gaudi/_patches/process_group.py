@@ -17,7 +17,8 @@ def accept_no_device(module: ModuleType, family: Any) -> None:
         module: The vendor's, which has put a wrapper without that argument in its place.
         family: Not used.
 
-    Source: Intel Gaudi PyTorch bridge, release 1.19, `core/torch_overwrites.py`.
+    Source: Intel Gaudi PyTorch bridge, `core/torch_overwrites.py` of 1.19, which has no such
+    argument, and of 2025 and 1.24.0, which have.
     """
     import torch.distributed as dist
 

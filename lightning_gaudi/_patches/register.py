@@ -245,11 +245,12 @@ REGISTER = (
     Patch(
         name="process-group",
         library="torch",
-        checked="2.6 to 2.13, with the vendor's bridge 1.19",
+        checked="2.6 to 2.13, with the vendor's bridge 1.19 to 1.24.0",
         targets=("torch.distributed:init_process_group",),
         why=(
-            "The vendor's package puts a wrapper in its place that does not take device_id=None, "
-            "which Lightning always passes: DDP on the CPUs of a Gaudi server would fail."
+            "Up to release 1.20 the vendor's package puts a wrapper in its place that does not "
+            "take device_id=None, which Lightning always passes: DDP on the CPUs of a Gaudi server "
+            "would fail. A wrapper that takes it is left alone."
         ),
         without="Lightning's DDP on CPUs will fail on a Gaudi server",
         trigger="habana_frameworks.torch.core",

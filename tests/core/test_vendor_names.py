@@ -13,6 +13,8 @@ import pytest
 from lightning_gaudi._core import vendor
 from lightning_gaudi._patches import inductor
 from lightning_gaudi.distributed import devices, process_group
+from lightning_gaudi.simulator import vendor_names as all_names
+from lightning_gaudi.simulator.settings import RELEASES, Release
 from tests.core.vendor_uses import Uses, uses
 from tests.helpers import vendor_names
 
@@ -51,6 +53,36 @@ def test_calls_fit_the_vendors_signatures(used: Uses) -> None:
 
 def _signature(parameters: str) -> inspect.Signature:
     return inspect.signature(eval(f"lambda {parameters}: None"))
+
+
+@pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
+@pytest.mark.parametrize("listed", vendor_names.CALLABLES, ids=lambda listed: listed.name)
+def test_every_release_has_the_names_with_these_parameters(
+    listed: vendor_names.Callable, release: Release
+) -> None:
+    """By the list of all names; of what a function returns it knows nothing."""
+    if "()." in listed.name:
+        return
+    module, _, name = f"torch.{listed.name}".rpartition(".")
+    found = all_names.modules()[module].names[name]
+    assert found.is_in(release, is_lazy=False)
+    theirs = found.signature(release)
+    assert theirs is not None
+    ours = _signature(listed.signature).parameters
+    assert list(ours) == [argument.arg for argument in _arguments(theirs)]
+
+
+def _arguments(parameters: str) -> list[ast.arg]:
+    function = ast.parse(f"lambda {parameters}: None", mode="eval").body
+    assert isinstance(function, ast.Lambda)
+    return function.args.args
+
+
+@pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
+def test_every_release_has_the_modules(release: Release) -> None:
+    for module in vendor_names.MODULES:
+        found = all_names.modules()[f"torch.{module.name}".rstrip(".")]
+        assert found.is_in(release), module
 
 
 def test_every_environment_variable_is_listed() -> None:

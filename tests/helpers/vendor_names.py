@@ -4,9 +4,11 @@ A record: `tests/core/test_vendor_names.py` compares it with the source of `vend
 directions and with the calls made there; `tests/contract` looks each name up in the package that is
 installed, the simulator's stand-in or the vendor's own.
 
-Sources: the files are those of the Intel Gaudi PyTorch bridge, release 1.19
+Sources: the files are those of the Intel Gaudi PyTorch bridge, releases 1.19 to 1.24.1
 (https://github.com/HabanaAI/gaudi-pytorch-bridge), below
-`python_packages/habana_frameworks/torch`; the pages are those of the vendor's documentation.
+`python_packages/habana_frameworks/torch`; the pages are those of the vendor's documentation. What
+we use is alike in all of these releases: `tests/core/test_vendor_names.py` asks the list of all
+names, `lightning_gaudi/simulator/vendor_names`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Callable(NamedTuple):
     name: str
     """Its address below `habana_frameworks.torch`; `f().x` is x of what f returns."""
     signature: str
-    """Its parameters in release 1.19, as they stand between the parentheses of its `def`."""
+    """Its parameters in every release, as they stand between the parentheses of its `def`."""
     file: str
     """The bridge's file that defines it."""
     page: str = API_PAGE

@@ -97,13 +97,6 @@ def test_tensors_and_modules_move_by_hpu():
         tensor.hpu("cpu")
 
 
-@pytest.mark.parametrize("name", ["init_process_group", "new_group"])
-def test_process_group_functions_refuse_device_id(name):
-    arguments = {"backend": "hccl", "device_id": torch.device("hpu")}
-    with pytest.raises(TypeError, match=rf"{name}\(\) .* does not take device_id=device"):
-        getattr(torch.distributed, name)(**arguments)
-
-
 def test_eager_mode_keeps_torch_save_and_load(tmp_path):
     path = tmp_path / "x.pt"
     torch.save({"x": torch.ones(2, device="hpu")}, path)
@@ -138,12 +131,33 @@ def test_lazy_mode_saves_cpu_tensors_and_loads_pickles_by_default(tmp_path):
     )
 
 
-def test_inference_calls_keep_the_model():
-    model = torch.nn.Linear(2, 2)
-    assert core.hpu_set_inference_env(model) is model
-    assert core.hpu_set_inference_env() is None
-    assert core.hpu_inference_initialize(model.to("hpu"), mark_only_scales_as_const=True) is None
-    assert core.hpu_teardown_inference_env() is None
+def test_inference_calls_switch_inference_on_and_off():
+    model = torch.nn.Linear(2, 2).eval()
+    x = torch.rand(3, 2)
+    fused = core.hpu_inference_set_env(model)
+    torch.testing.assert_close(fused(x), model(x))
+    assert core.hpu_inference_set_env() is None
+    assert torch.hpu.is_inference_mode_enabled()
+    assert torch.hpu.is_matmul3d_2d_reshape_enabled()
+    assert core.hpu_inference_initialize(fused.to("hpu"), mark_only_scales_as_const=True) is None
+    assert core.hpu_inference_reset_env() is None
+    assert not torch.hpu.is_inference_mode_enabled()
+
+
+def test_inference_takes_batch_norms_into_convolutions():
+    torch.manual_seed(0)
+    layers = (torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    model = torch.nn.Sequential(*layers)
+    for _ in range(3):
+        model(torch.rand(2, 3, 8, 8) + 1)
+    x = torch.rand(2, 3, 8, 8)
+    with pytest.warns(UserWarning, match="Nothing is fused: The model is in training mode"):
+        assert core.hpu_inference_set_env(model) is model
+    fused = core.hpu_inference_set_env(model.eval())
+    assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in fused.modules())
+    assert len(list(model.modules())) == 4  # the model itself is as it was
+    torch.testing.assert_close(fused(x), model(x), rtol=1e-5, atol=1e-6)
+    core.hpu_inference_reset_env()
 
 
 def test_an_inactive_simulator_says_how_to_activate_it():

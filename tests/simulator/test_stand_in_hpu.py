@@ -142,6 +142,42 @@ def test_set_device_selects_a_module_and_keeps_index_0(monkeypatch):
         torch.hpu.set_device(0)
 
 
+@pytest.mark.parametrize("value", ["all", "", "0,,1"])
+def test_set_device_refuses_what_is_no_list_of_modules(monkeypatch, value):
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", value)
+    with pytest.raises(ValueError, match=f"HABANA_VISIBLE_MODULES={value!r} is no list of modules"):
+        torch.hpu.set_device(0)
+
+
+def test_set_device_refuses_more_modules_than_a_server_has(monkeypatch):
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "0,1,2,3,4,5,6,7,8")
+    with pytest.raises(AssertionError, match="names 9 modules; allowed are 1 to 8"):
+        torch.hpu.set_device(0)
+
+
+GAUDI3 = """
+    import os, torch
+    os.environ["HLS_MODULE_ID"] = ""
+    for value in ("3", "2,5", "2,3,5"):
+        os.environ["HABANA_VISIBLE_MODULES"] = value
+        try:
+            torch.hpu.set_device(0)
+            print(os.environ["HLS_MODULE_ID"])
+        except AssertionError as error:
+            print(error)
+        os.environ["HLS_MODULE_ID"] = ""
+    """
+
+
+def test_gaudi_3_lends_modules_in_pairs_since_1_24():
+    gaudi3 = {"LIGHTNING_GAUDI_SIMULATE_CARD": "gaudi3"}
+    out = fork_python(GAUDI3, env=gaudi3).stdout.splitlines()
+    assert out[:2] == ["3", "2"]
+    assert "names 3 modules; allowed are 1, 2, 4, 6 or 8 on a Gaudi 3" in out[2]
+    older = {**gaudi3, "LIGHTNING_GAUDI_SIMULATE_RELEASE": "1.22"}
+    assert fork_python(GAUDI3, env=older).stdout.split() == ["3", "2", "2"]
+
+
 @pytest.fixture
 def two_cards():
     _hpu_sim.set_device_count(2)

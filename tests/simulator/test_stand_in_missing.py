@@ -29,7 +29,7 @@ HERE = {
     "hpu.random": "default_generators",
     "hpu.metrics": "metric_global metric_localcontext metrics_dump",
     "distributed.hccl": "initialize_distributed_hpu",
-    "hpex.optimizers": "Adam FusedAdagrad FusedAdamW FusedLamb FusedLars "
+    "hpex.optimizers": "FusedAdagrad FusedAdamW FusedLamb FusedLars "
     "FusedResourceApplyMomentum FusedSGD",
     "hpex.optimizers.distributed": "FusedAdamW",
     "hpex.optimizers.FusedAdamW": "FusedAdamW",
@@ -65,16 +65,21 @@ HERE = {
     "utils.library_loader": "is_habana_available load_habana_module",
 }
 
-MISSING = {
-    "hpu": "HPUGraph graph make_graphed_callables wrap_in_hpu_graph ModuleCacher CachedParams "
-    "get_stream_info empty_cache reset_max_memory_allocated utilization",
-    "hpu.graphs": "TensorPacker HPUGraph wrap_in_hpu_graph ModuleCacher",
-    "hpex.optimizers": "AdamW",
-    "hpex.kernels": "CustomNms",
-    "utils.experimental": "distributed_emulation",
-    "utils": "event_dispatcher",
-    "": "gpu_migration activity_profiler",
+ABSENT = {
+    "hpu": "empty_cache reset_max_memory_allocated",
+    "hpu.metrics": "no_such_name",
 }
+"""What the vendor's package has not either."""
+
+REFUSING = {
+    "hpu": "utilization",
+    "utils.profiler": "_setup_profiler",
+    "utils.debug": "_memstat_livealloc save_ds_checkpoint",
+    "hw_utilization_metric": "HWUtilizationMetrics",
+    "dynamo.compile_backend.passes": "optimize_graph",
+    "internal.synrec_helper": "synrec_start",
+}
+"""What only a card can do."""
 
 OPERATORS = (
     "optimizer_adamw fused_clip_norm optimizer_lamb_fused_norm optimizer_lamb_phase1 "
@@ -102,7 +107,7 @@ def test_the_stand_in_has(module, name):
     assert inspect.getdoc(value), "a public name says what it does"
 
 
-@pytest.mark.parametrize(("module", "name"), _names(MISSING))
+@pytest.mark.parametrize(("module", "name"), _names(ABSENT))
 def test_the_stand_in_says_that_it_lacks(module, name):
     owner = _import(module)
     assert not hasattr(owner, name)
@@ -112,14 +117,28 @@ def test_the_stand_in_says_that_it_lacks(module, name):
     assert README in str(error.value)
 
 
+@pytest.mark.parametrize(("module", "name"), _names(REFUSING))
+def test_a_name_that_needs_a_card_is_there_and_refuses_with_the_reason(module, name):
+    found = getattr(_import(module), name)
+    assert found.__name__ == name
+    with pytest.raises(NotImplementedError, match=f"{name} is not available") as error:
+        found()
+    assert found.__doc__ in str(error.value)
+
+
 @pytest.mark.parametrize("name", OPERATORS.split())
 def test_the_custom_operator_exists(name):
     assert getattr(torch.ops.hpu, name).default._schema.name == f"hpu::{name}"
 
 
+OPTIONS = "habana_frameworks.torch.dynamo.compile_backend.config"
+"""A module of torch's kind for options, which has a way of its own to lack one."""
+
+
 def _modules():
     found = pkgutil.walk_packages(habana_frameworks.__path__, "habana_frameworks.")
-    return [m.name for m in found if not any(p.startswith("_") for p in m.name.split("."))]
+    names = [m.name for m in found if not any(p.startswith("_") for p in m.name.split("."))]
+    return [name for name in names if name != OPTIONS]
 
 
 @pytest.mark.parametrize("name", _modules())
@@ -133,7 +152,22 @@ def test_every_module_names_what_it_lacks(name):
 
 
 def test_from_import_of_a_missing_name_is_an_import_error():
-    with pytest.raises(ImportError, match="cannot import name 'ModuleCacher'"):
-        from habana_frameworks.torch.hpu import ModuleCacher  # noqa: F401
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module(f"{PREFIX}.gpu_migration")
+    with pytest.raises(ImportError, match="cannot import name 'empty_cache'"):
+        from habana_frameworks.torch.hpu import empty_cache  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("torch.gpu_migration", "calls of torch.cuda"), ("mediapipe", "media are decoded by")],
+)
+def test_a_package_of_its_own_cannot_be_imported(name, reason):
+    with pytest.raises(ModuleNotFoundError, match=reason):
+        importlib.import_module(f"habana_frameworks.{name}")
+
+
+def test_a_module_does_not_take_the_place_of_the_class_of_its_name():
+    package = _import("hpex.optimizers")
+    own = package.FusedAdamW
+    module = _import("hpex.optimizers.FusedAdamW")
+    assert inspect.isclass(own)
+    assert module.FusedAdamW is package.FusedAdamW is own

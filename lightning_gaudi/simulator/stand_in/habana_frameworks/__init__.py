@@ -2,11 +2,14 @@
 
 It offers the vendor's public names with the vendor's semantics over the simulated device. The
 folder above it is on `sys.path` only while the simulator is active, and never beside the real
-package. What is missing says so; the simulator's README lists it.
+package. A name either works or refuses, and says why; `docs/vendor-names.md` lists them.
 
-Source: Intel Gaudi PyTorch bridge, release 1.19 (names, signatures, semantics).
+Source: Intel Gaudi PyTorch bridge, release 1.24.1 (names, signatures, semantics); what older
+releases have, see `lightning_gaudi/simulator/vendor_names`.
 """
 
+from . import _modules
 from ._missing import missing
 
+_modules.install()
 __getattr__ = missing(__name__)

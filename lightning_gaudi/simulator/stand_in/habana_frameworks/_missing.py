@@ -2,59 +2,113 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from lightning_gaudi.simulator import vendor_names
+
+from ._reasons import reason_for
+from ._release import is_lazy, release
 
 README = "lightning_gaudi/simulator/README.md"
 
 
 class NotSimulatedError(NotImplementedError, AttributeError):
-    """A name of the vendor's package that the stand-in lacks.
+    """Something of the vendor's package that the stand-in lacks.
 
     It is an AttributeError too, so that `hasattr` keeps detecting features.
     """
 
 
-def not_simulated(what: str, instead: str = "") -> NotSimulatedError:
+def not_simulated(what: str, why: str = "") -> NotSimulatedError:
     """The error for something that a Gaudi may have and the simulated HPU has not.
 
     Args:
         what: Its dotted name, or the call with its argument.
-        instead: What to use in its place, as a sentence.
+        why: Why, or what to use in its place, as sentences.
     """
-    advice = f" {instead}" if instead else ""
+    said = f" {why}" if why else ""
     return NotSimulatedError(
-        f"{what} is not available on the simulated HPU.{advice} "
+        f"{what} is not available on the simulated HPU.{said} "
         f"What is simulated, and what is not, is listed in {README}."
     )
 
 
-def refusing(what: str, why: str) -> Callable[..., NoReturn]:
-    """Build a function that exists, so that it can be imported, and refuses when it is called.
+def refused(name: str, reason: str, kind: str = "function") -> Any:
+    """What stands under a name of the vendor's that cannot work here: calling it raises.
 
     Args:
-        what: Its dotted name below `habana_frameworks.torch`.
-        why: Why it is not simulated, and what to use in its place, as sentences.
+        name: The dotted name.
+        reason: Why it cannot, as a sentence.
+        kind: "class" if the vendor's is one, so that `isinstance` and type hints can use it.
     """
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise not_simulated(what, why)
+        raise not_simulated(name, reason)
 
-    refuse.__name__ = refuse.__qualname__ = what.rpartition(".")[2]
-    refuse.__doc__ = f"Not simulated. {why}"
+    short = name.rpartition(".")[2]
+    if kind == "class":
+        return type(short, (), {"__new__": refuse, "__doc__": reason, "__refused__": reason})
+    refuse.__name__ = refuse.__qualname__ = short
+    refuse.__doc__ = refuse.__refused__ = reason  # type: ignore[attr-defined]
     return refuse
 
 
-def missing(module: str) -> Callable[[str], NoReturn]:
-    """Build a module's `__getattr__`: a public name it lacks raises, saying what and why.
+def missing(module: str) -> Callable[[str], Any]:
+    """Build a module's `__getattr__`, for the names that the module itself has not.
+
+    A name that the vendor's release has is there and refuses to be called; one that it has not
+    raises. What the module defines for other releases alone is taken out of it: at once, or once
+    the package is imported, since its modules import such names from each other. So this comes last
+    in a module.
 
     Args:
         module: The module's `__name__`.
     """
+    listed = vendor_names.find_module(module)
+    names = {} if listed is None else listed.names
+    _hide(module, [name for name, entry in names.items() if not _is_offered(entry)])
 
-    def __getattr__(name: str) -> NoReturn:  # noqa: N807 (assigned to a module)
+    def __getattr__(name: str) -> Any:  # noqa: N807 (assigned to a module)
+        entry, full_name = names.get(name), f"{module}.{name}"
+        if entry is not None and _is_offered(entry):
+            if entry.kind == "value":
+                raise not_simulated(full_name, reason_for(full_name))
+            return refused(full_name, reason_for(full_name), entry.kind)
         if name.startswith("_"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        raise not_simulated(f"{module}.{name}")
+        child = vendor_names.find_module(full_name)
+        if child is not None and child.is_in(release()):
+            return importlib.import_module(full_name)
+        raise not_simulated(full_name, f"Gaudi's package {release().version} has no such name.")
 
     return __getattr__
+
+
+def _is_offered(entry: vendor_names.Name) -> bool:
+    return entry.is_in(release(), is_lazy=is_lazy())
+
+
+_waiting: dict[str, list[str]] | None = {}
+"""Names to take out of modules once the package is imported; None from then on."""
+
+
+def hide_other_releases() -> None:
+    """Take out what has waited for the package's import."""
+    global _waiting
+    waiting, _waiting = _waiting or {}, None
+    for module, names in waiting.items():
+        _hide(module, names)
+
+
+def _hide(module: str, names: list[str]) -> None:
+    if _waiting is not None:
+        _waiting[module] = names
+        return
+    space = vars(sys.modules[module])
+    for name in names:
+        space.pop(name, None)
+    if "__all__" in space:
+        space["__all__"] = [name for name in space["__all__"] if name not in names]

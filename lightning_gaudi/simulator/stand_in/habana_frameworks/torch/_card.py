@@ -6,9 +6,6 @@ import functools
 
 from lightning_gaudi.simulator.settings import Card, read_card
 
-RELEASE = "1.19.0"
-"""The release of the Gaudi software whose interface the stand-in follows."""
-
 
 @functools.cache
 def card() -> Card:

@@ -25,3 +25,8 @@ _TYPES = {
 def _get_device_type() -> synDeviceType:
     """The card's type."""
     return _TYPES[card().device_name]
+
+
+def is_gaudi3() -> bool:
+    """Whether the card is a Gaudi 3, which is not asked of the card itself."""
+    return _get_device_type() == synDeviceType.synDeviceGaudi3

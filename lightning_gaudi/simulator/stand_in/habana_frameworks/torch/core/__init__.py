@@ -6,9 +6,11 @@ from ..._missing import missing
 from .. import hpu
 from .._binding import C
 from ..utils.internal import is_lazy
-from . import hccl, quantization, step_closure, torch_overwrites
+from . import hccl, quantization, step_closure, torch_overwrites, weight_sharing
 from .quantization import (
     hpu_inference_initialize,
+    hpu_inference_reset_env,
+    hpu_inference_set_env,
     hpu_initialize,
     hpu_reset_env,
     hpu_set_env,
@@ -16,11 +18,14 @@ from .quantization import (
     hpu_teardown_inference_env,
 )
 from .step_closure import add_step_closure, iter_mark_step, mark_step
+from .torch_overwrites import overwrite_torch_functions
 
 __all__ = [
     "add_step_closure",
     "hccl",
     "hpu_inference_initialize",
+    "hpu_inference_reset_env",
+    "hpu_inference_set_env",
     "hpu_initialize",
     "hpu_reset_env",
     "hpu_set_env",
@@ -28,9 +33,11 @@ __all__ = [
     "hpu_teardown_inference_env",
     "iter_mark_step",
     "mark_step",
+    "overwrite_torch_functions",
     "quantization",
     "step_closure",
     "torch_overwrites",
+    "weight_sharing",
 ]
 __getattr__ = missing(__name__)
 

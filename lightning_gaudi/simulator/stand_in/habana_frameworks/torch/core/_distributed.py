@@ -1,4 +1,7 @@
-"""The vendor's wrappers of `init_process_group` and `new_group`: they take fewer arguments."""
+"""The vendor's wrappers of `init_process_group` and `new_group`: what they take, by release.
+
+Source: Intel Gaudi PyTorch bridge, `core/torch_overwrites.py` of 1.19, of 2025 and of 1.24.0.
+"""
 
 from __future__ import annotations
 
@@ -10,44 +13,75 @@ from typing import Any
 import torch
 from torch.distributed import constants
 
+from ..._release import release
 from .. import _on_import
+from ..internal import bridge_config
+
+_TIMEOUT = datetime.timedelta(minutes=30)
 
 
 def overwrite() -> None:
     """Replace the functions of `torch.distributed`, if this torch has it."""
     if torch.distributed.is_available():
-        dist = torch.distributed
-        dist.init_process_group = _wrap_init_process_group(dist.init_process_group)
-        dist.new_group = _wrap_new_group(dist.new_group)
+        dist, number = torch.distributed, release().number
+        wrap_init = _wrap_init_with_device if number >= 122 else _wrap_init
+        wrap_group = _wrap_new_group_with_device if number >= 124 else _wrap_new_group
+        dist.init_process_group = wrap_init(dist.init_process_group)
+        dist.new_group = wrap_group(dist.new_group)
         _on_import.call_after("torch.distributed.tensor._random", f"{__package__}._dtensor")
 
 
-def _wrap_init_process_group(original: Callable[..., None]) -> Callable[..., None]:
+def _wrap_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init_process_group(
         backend: str | None = None,
         init_method: str | None = None,
-        timeout: datetime.timedelta | None = None,
+        timeout: datetime.timedelta | None = _TIMEOUT,
         world_size: int = -1,
         rank: int = -1,
         store: Any = None,
         group_name: str = "",
         pg_options: Any = None,
-        **unsupported: Any,
     ) -> None:
-        _refuse("init_process_group", unsupported)
-        original(
-            backend=backend,
-            init_method=init_method,
-            timeout=timeout or datetime.timedelta(minutes=30),
-            world_size=world_size,
-            rank=rank,
-            store=store,
-            group_name=group_name,
-            pg_options=pg_options,
-        )
+        timeout = timeout or _TIMEOUT
+        original(backend, init_method, timeout, world_size, rank, store, group_name, pg_options)
 
     return init_process_group
+
+
+def _wrap_init_with_device(original: Callable[..., None]) -> Callable[..., None]:
+    plain = _wrap_init(original)
+
+    @functools.wraps(original)
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: datetime.timedelta | None = _TIMEOUT,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        group_name: str = "",
+        pg_options: Any = None,
+        device_id: Any = None,
+    ) -> None:
+        given = (backend, init_method, timeout or _TIMEOUT, world_size, rank, store, group_name)
+        if device_id is None or not _is_cached(backend):
+            plain(*given, pg_options)
+        else:
+            original(*given, pg_options, _with_index(device_id))
+
+    return init_process_group
+
+
+def _is_cached(backend: str | None) -> bool:
+    """Whether the vendor's cache of groups is in between, which alone hands a device on."""
+    is_hccl = backend is None or "hccl" in backend
+    return is_hccl and bridge_config.get_pt_enable_comm_group_cache()
+
+
+def _with_index(device: Any) -> Any:
+    is_bare = isinstance(device, torch.device) and device == torch.device("hpu")
+    return torch.device("hpu", 0) if is_bare and release().number >= 124 else device
 
 
 def _wrap_new_group(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,18 +91,27 @@ def _wrap_new_group(original: Callable[..., Any]) -> Callable[..., Any]:
         timeout: datetime.timedelta | None = constants.default_pg_timeout,
         backend: str | None = None,
         pg_options: Any = None,
-        **unsupported: Any,
     ) -> Any:
-        _refuse("new_group", unsupported)
         return original(ranks, timeout, backend, pg_options)
 
     return new_group
 
 
-def _refuse(function: str, unsupported: dict[str, Any]) -> None:
-    if unsupported:
-        got = ", ".join(f"{name}={value!r}" for name, value in unsupported.items())
-        raise TypeError(
-            f"torch.distributed.{function}() as Gaudi's package wraps it (1.19) does not take "
-            f"{got}. Leave it out."
+def _wrap_new_group_with_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def new_group(
+        ranks: Sequence[int] | None = None,
+        timeout: datetime.timedelta | None = constants.default_pg_timeout,
+        backend: str | None = None,
+        pg_options: Any = None,
+        use_local_synchronization: bool = False,
+        group_desc: str | None = None,
+        device_id: Any = None,
+    ) -> Any:
+        # Not in every torch that the simulator runs with; that of 1.24 has it.
+        device = {} if device_id is None else {"device_id": device_id}
+        return original(
+            ranks, timeout, backend, pg_options, use_local_synchronization, group_desc, **device
         )
+
+    return new_group

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._missing import missing
+from .. import _events
 from .._binding import C
 from ..hpu.metrics import metrics
 from ..utils.internal import is_lazy, lazy_only
@@ -35,6 +36,8 @@ def mark_step(device_str: str = "", sync: bool = False) -> None:
     C.mark_step()
     if sync:
         C.synchronize()
+    _events.look()
+    _events.publish(_events.EventId.MARK_STEP, [])
     metrics.on_mark_step()
     _run_closures()
 

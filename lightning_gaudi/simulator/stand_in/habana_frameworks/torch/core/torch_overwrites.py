@@ -1,4 +1,4 @@
-"""What importing the package changes in torch, as the vendor's does (release 1.19).
+"""What importing the package changes in torch, as the vendor's does (release 1.24.0).
 
 All modes: seeding covers the device, process groups take the vendor's arguments, tensors and
 modules get `.hpu()`. Lazy mode: saving and loading go through the CPU.
@@ -19,9 +19,21 @@ from ..hpu import _utils
 from ..utils.internal import is_lazy
 from . import _distributed, _serialization
 
+LAZY_DEFAULT_PROTOCOL = 4
+"""The pickle protocol of the vendor's files in lazy mode; ours keep torch's."""
+
+_done = {"is_done": False}
+
+
+class HpuMarker:
+    """Marks tensors of the HPU in the vendor's pickles; none are written here."""
+
 
 def overwrite_torch_functions() -> None:
-    """Replace torch's functions; done once, when the package is imported."""
+    """Replace torch's functions, when the package is imported; again changes nothing."""
+    if _done["is_done"]:
+        return
+    _done["is_done"] = True
     torch.manual_seed = _seeding_hpu(torch.manual_seed)
     torch.seed = _seeding_hpu_too(torch.seed)
     torch.random.fork_rng = _forking_hpu(torch.random.fork_rng)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.utils.checkpoint import DefaultDeviceType
 
+from .. import _events
 from .._binding import C
 
 _state = {"is_initialized": False}
@@ -27,6 +28,7 @@ def init() -> None:
     if not _state["is_initialized"]:
         _state["is_initialized"] = True
         DefaultDeviceType.set_device_type("hpu")
+        _events.publish(_events.EventId.DEVICE_ACQUIRED, [])
 
 
 _lazy_init = init  # the name that torch looks for in a device's module

@@ -6,10 +6,14 @@ import os
 
 import torch
 
+from ..._release import release
+from .. import _device_type
 from ._lifecycle import current_device, device_count
 
 HABANA_VISIBLE_MODULES_VAR = "HABANA_VISIBLE_MODULES"
 HLS_MODULE_ID_VAR = "HLS_MODULE_ID"
+
+_MAX_MODULES = 8
 
 Device = torch.device | str | int | None
 
@@ -57,11 +61,32 @@ def checked_index(device: Device) -> int:
 
 
 def _get_module_id_from_environ() -> int:
-    """The module (card slot) that this process was given, or -1."""
-    return int(os.environ.get(HLS_MODULE_ID_VAR) or -1)
+    """The module (card slot) that this process was given, or -1; since 1.24 also for module 0."""
+    module = int(os.environ.get(HLS_MODULE_ID_VAR) or -1)
+    return -1 if module == 0 and release().number >= 124 else module
 
 
 def _get_available_modules_from_environ() -> list[int]:
-    """The modules that this job may use, 0 to 7 by default."""
-    value = os.environ.get(HABANA_VISIBLE_MODULES_VAR) or "0,1,2,3,4,5,6,7"
-    return [int(module) for module in value.split(",")]
+    """The modules that this job may use, 0 to 7 by default.
+
+    Raises:
+        ValueError: The variable is no list of integers.
+        AssertionError: It has another number of modules than a server may lend.
+    """
+    value = os.environ.get(HABANA_VISIBLE_MODULES_VAR, "0,1,2,3,4,5,6,7")
+    try:
+        modules = [int(module) for module in value.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"{HABANA_VISIBLE_MODULES_VAR}={value!r} is no list of modules. Write their numbers "
+            "with commas between them, such as 0,1,2,3, or unset it for all."
+        ) from None
+    # Source: hpu/_utils.py of 1.24.0; in a rack of Gaudi 3 servers modules come in pairs.
+    is_paired = release().number >= 124 and _device_type.is_gaudi3()
+    if len(modules) > _MAX_MODULES or (is_paired and len(modules) > 1 and len(modules) % 2):
+        allowed = "1, 2, 4, 6 or 8 on a Gaudi 3" if is_paired else f"1 to {_MAX_MODULES}"
+        raise AssertionError(
+            f"{HABANA_VISIBLE_MODULES_VAR}={value} names {len(modules)} modules; allowed are "
+            f"{allowed}. Name as many, or unset it for all."
+        )
+    return modules

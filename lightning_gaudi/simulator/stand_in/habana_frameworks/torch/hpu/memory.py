@@ -90,6 +90,18 @@ def memory_summary(device: Device = None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def formatted_memory_stats(device: Device = None) -> str:
+    """`memory_stats`, a line for each, with bytes in KB, MB and GB too."""
+    lines = [f"    {'Memory Statistics (Device ID)':<39} :- {checked_index(device):<3}"]
+    for key, value in memory_stats(device).items():
+        sizes = [str(value)]
+        if key in _BYTES:
+            units = (("KB", 2**10), ("MB", 2**20), ("GB", 2**30))
+            sizes += [f"{value / size:.2f}{unit}" for unit, size in units if value >= size]
+        lines.append(f"    {key:<39} :- {' / '.join(sizes)}")
+    return "\n".join(lines)
+
+
 _BYTES = ("Limit", "InUse", "MaxInUse", "MaxAllocSize")
 
 

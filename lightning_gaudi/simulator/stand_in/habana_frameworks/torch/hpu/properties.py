@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..._missing import missing
+from ..._release import release
 from .. import _card
 from .._device_type import _get_device_type
 from ._lifecycle import init
@@ -21,7 +22,7 @@ def get_device_capability(device: Device = None) -> str:
     """The driver's version, not a pair of numbers; here the release that is followed."""
     init()
     checked_index(device)
-    return _card.RELEASE
+    return release().version
 
 
 def get_device_properties(device: Device = None) -> str:

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from ..._missing import missing
+from ..._release import is_lazy
 from ._lifecycle import init
 from ._utils import Device
+
+is_lazy_mode = is_lazy()
 
 
 class Stream(torch.Stream):
@@ -103,9 +106,14 @@ def _same(stream_id: int, like: torch.Stream) -> Stream:
     return Stream(stream_id=stream_id, device_index=like.device_index, device_type=like.device_type)
 
 
-def record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
+def get_stream_info(stream: torch.Stream) -> tuple[torch.device, int]:
+    """The stream's device and number."""
+    return torch.device("hpu", stream.device_index), stream.stream_id
+
+
+def record_stream(self: torch.Tensor, stream: torch.Stream) -> None:
     """Keep the tensor's memory until `stream` has done what it was given so far."""
-    tensor.record_stream(stream)
+    self.record_stream(stream)
 
 
 __getattr__ = missing(__name__)

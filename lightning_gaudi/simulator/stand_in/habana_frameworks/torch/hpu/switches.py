@@ -11,12 +11,16 @@ import os
 import warnings
 from collections.abc import Iterator
 
-from ..._missing import missing
+from ..._missing import missing, not_simulated
 
 _TRUE = ("1", "true", "yes", "on")
 _values = {
     "deterministic": False,
     "dynamic_shape": os.environ.get("PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES", "0").lower() in _TRUE,
+    "inference_mode": os.environ.get("PT_HPU_INFERENCE_MODE", "0").lower() in _TRUE,
+    "mark_non_scale_const": False,
+    "mark_scale_const": False,
+    "matmul3d_2d_reshape": os.environ.get("PT_HPU_MATMUL3D_2D_RESHAPE", "0").lower() in _TRUE,
     "recompute_sdp": True,
 }
 
@@ -76,6 +80,16 @@ def sdp_kernel(enable_recompute: bool = True) -> Iterator[dict[str, object]]:
         enable_recompute_sdp(before)
 
 
+def set_sync_debug_mode(debug_mode: object) -> None:
+    """Whether streams work asynchronously, for a process that starts later: they never do here."""
+    os.environ["PT_ENABLE_HABANA_STREAMASYNC"] = str(debug_mode)
+
+
+def get_sync_debug_mode() -> int:
+    """What `set_sync_debug_mode` was given, as a number."""
+    return int(os.environ["PT_ENABLE_HABANA_STREAMASYNC"])
+
+
 def enable_optim_output_sif() -> None:
     """Infer output shapes of dynamic graphs in an optimised way; nothing to switch here."""
 
@@ -85,19 +99,64 @@ def disable_optim_output_sif() -> None:
 
 
 def enable_inference_mode() -> None:
-    """Let graphs assume inference; nothing to switch here."""
+    """Let graphs assume inference, which changes no result."""
+    _values["inference_mode"] = True
 
 
 def disable_inference_mode() -> None:
     """Undo `enable_inference_mode`."""
+    _values["inference_mode"] = False
+
+
+def is_inference_mode_enabled() -> bool:
+    """Whether graphs may assume inference."""
+    return _values["inference_mode"]
 
 
 def enable_matmul3d_2d_reshape() -> None:
-    """Let graphs flatten three-dimensional products; nothing to switch here."""
+    """Let graphs flatten three-dimensional products, which changes no result."""
+    _values["matmul3d_2d_reshape"] = True
 
 
 def disable_matmul3d_2d_reshape() -> None:
     """Undo `enable_matmul3d_2d_reshape`."""
+    _values["matmul3d_2d_reshape"] = False
+
+
+def is_matmul3d_2d_reshape_enabled() -> bool:
+    """Whether graphs flatten three-dimensional products."""
+    return _values["matmul3d_2d_reshape"]
+
+
+def enable_quantization() -> None:
+    """Let graphs quantize.
+
+    Raises:
+        NotSimulatedError: Always: results would be those of fp8.
+    """
+    raise not_simulated("torch.hpu.enable_quantization()", "The simulated HPU has no fp8 kernels.")
+
+
+def disable_quantization() -> None:
+    """Undo `enable_quantization`: nothing is quantized."""
+
+
+def set_mark_scale_const(mark: bool) -> None:
+    """Whether scales of quantization are constants of a graph, which changes no result."""
+    _values["mark_scale_const"] = bool(mark)
+
+
+def set_mark_non_scale_const(mark: bool) -> None:
+    """Whether other weights are constants of a graph, which changes no result."""
+    _values["mark_non_scale_const"] = bool(mark)
+
+
+def enable_const_section_serialization(path: str, clear_path: bool, use_compression: bool) -> None:
+    """Write constants of compiled graphs into a folder: there are none, so nothing is written."""
+
+
+def disable_const_section_serialization() -> None:
+    """Undo `enable_const_section_serialization`."""
 
 
 __getattr__ = missing(__name__)

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 from ..._missing import missing
+from ..._release import is_lazy
 
 
-@functools.cache
-def is_lazy() -> bool:
-    """Whether operations are gathered into graphs (lazy mode); read once from the environment.
+def lazy_only(func: Callable[..., None]) -> Callable[..., None]:
+    """Make `func` do nothing in eager mode; its result is dropped in both modes."""
 
-    Source: `PT_HPU_LAZY_MODE`; eager ("0") is the default since release 1.21.
-    """
-    return (os.environ.get("PT_HPU_LAZY_MODE") or "0") != "0"
-
-
-def lazy_only(function: Callable[..., None]) -> Callable[..., None]:
-    """Make `function` do nothing in eager mode; its result is dropped in both modes."""
-
-    @functools.wraps(function)
+    @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> None:
         if is_lazy():
-            function(*args, **kwargs)
+            func(*args, **kwargs)
 
     return wrapper
 

@@ -14,7 +14,21 @@ import torch
 from ...._missing import missing
 from ..._binding import C
 from ...hpu import HABANA_VISIBLE_MODULES_VAR, HLS_MODULE_ID_VAR
+from ...utils.experimental.distributed_emulation import (
+    distributed_emulation_apply_if_enabled,
+    is_distributed_emulation_enabled,
+)
 from ...utils.internal import is_lazy
+
+ProcessGroupHCCL = C.ProcessGroupHCCL
+__all__ = [
+    "HABANA_VISIBLE_MODULES_VAR",
+    "HLS_MODULE_ID_VAR",
+    "ProcessGroupHCCL",
+    "distributed_emulation_apply_if_enabled",
+    "initialize_distributed_hpu",
+    "is_distributed_emulation_enabled",
+]
 
 _FROM_MPI = {
     "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
@@ -115,6 +129,7 @@ def _has_lazy_collectives() -> bool:
     return is_lazy() and value.lower() in ("true", "1")
 
 
+distributed_emulation_apply_if_enabled()
 C.set_lazy_collectives(_has_lazy_collectives())
 _register()
 initialize_distributed_hpu()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,10 @@ from torch._dynamo.backends.registry import register_backend
 from ...._missing import missing
 from ..._counters import compiled_graphs
 from ..._launch import one_launch
+from ...internal import bridge_config
+from ...utils.debug import dynamo_utils
 from ...utils.internal import is_lazy
+from . import config
 
 
 @register_backend
@@ -24,27 +28,51 @@ def hpu_backend(
     Args:
         graph_module: What torch.compile traced.
         example_inputs: Its inputs.
-        **kwargs: `options`, which tune a card's compiler and have no effect here.
+        **kwargs: `options`, of those in `config`; they tune a card's compiler and have no effect.
 
     Returns:
         The compiled function.
 
     Raises:
-        RuntimeError: The process runs in lazy mode.
+        AttributeError: There is no such option.
+        RuntimeError: The process runs in lazy mode, or the environment disallows compiling.
     """
     if is_lazy():
         raise RuntimeError(
             'torch.compile(backend="hpu_backend") needs eager mode, and PT_HPU_LAZY_MODE asks for '
             "lazy mode. Set PT_HPU_LAZY_MODE=0, or do not compile."
         )
+    if _is_disallowed():
+        raise RuntimeError(
+            "PT_HPU_DISALLOW_TORCH_COMPILE is set, and torch.compile is called. Unset it, or do "
+            "not compile."
+        )
     from torch._dynamo.backends.common import aot_autograd
 
-    compile_graph = aot_autograd(
-        fw_compiler=partial(_compile, "forward"),
-        bw_compiler=partial(_compile, "backward"),
-        inference_compiler=partial(_compile, "inference"),
-    )
-    return compile_graph(graph_module, example_inputs)
+    with _patched(kwargs.get("options")):
+        compile_graph = aot_autograd(
+            fw_compiler=partial(_compile, "forward"),
+            bw_compiler=partial(_compile, "backward"),
+            inference_compiler=partial(_compile, "inference"),
+            keep_inference_input_mutations=config.keep_input_mutations,
+        )
+        return compile_graph(graph_module, example_inputs)
+
+
+def _is_disallowed() -> bool:
+    get = getattr(bridge_config, "get_pt_hpu_disallow_torch_compile", None)
+    return get is not None and get()
+
+
+def _patched(options: Mapping[str, Any] | None) -> AbstractContextManager[None]:
+    """The options set within a `with` block."""
+    for name in options or {}:
+        if name not in config._config:
+            raise AttributeError(
+                f'torch.compile(backend="hpu_backend") has no option {name!r}. Pass one of '
+                f"{', '.join(sorted(config._config))}."
+            )
+    return config.patch(dict(options or {}))
 
 
 def _compile(
@@ -54,6 +82,7 @@ def _compile(
 
     kind, shapes = _describe(graph_module, example_inputs)
     compiled_graphs.add((role, kind), shapes)
+    dynamo_utils.count_graph(graph_module)
 
     def launch(*args: Any) -> Any:
         with one_launch():
@@ -75,6 +104,14 @@ def _describe(
     )
     kind = (operators, tuple(str(tensor.dtype) for tensor in tensors))
     return kind, [list(tensor.shape) for tensor in tensors]
+
+
+def import_compilers() -> None:
+    """Import the compiler now; the import of this module has done it."""
+
+
+def import_hpu_partition() -> None:
+    """Import what splits graphs now; none are split."""
 
 
 __getattr__ = missing(__name__)

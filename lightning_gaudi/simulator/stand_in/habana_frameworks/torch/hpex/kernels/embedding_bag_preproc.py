@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...._missing import missing, refusing
+from ...._missing import missing, refused
 
-forward = refusing(
-    "hpex.kernels.EmbeddingBagPreproc.forward",
+forward = refused(
+    "habana_frameworks.torch.hpex.kernels.EmbeddingBagPreproc.forward",
     "It prepares what EmbeddingBag of a card takes. Use torch.nn.functional.embedding_bag.",
 )
 

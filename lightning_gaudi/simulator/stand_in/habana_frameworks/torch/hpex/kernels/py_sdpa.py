@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from ...._missing import missing, refusing
+from ...._missing import missing, refused
 
 _FLEX = (
     "Its score and its mask are operators that the vendor's compiler puts into the graph of "
     "torch.nn.attention.flex_attention. Use FusedSDPA, or flex_attention on the CPU."
 )
 
-flex_attention_fwd = refusing("hpex.kernels.flex_attention_fwd", _FLEX)
-flex_attention_bwd = refusing("hpex.kernels.flex_attention_bwd", _FLEX)
+flex_attention_fwd = refused("habana_frameworks.torch.hpex.kernels.flex_attention_fwd", _FLEX)
+flex_attention_bwd = refused("habana_frameworks.torch.hpex.kernels.flex_attention_bwd", _FLEX)
 
 
 class _Attention:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...._missing import missing, refusing
+from ...._missing import missing, refused
 
-random_seed = refusing(
-    "hpex.kernels.RandomSeed.random_seed",
+random_seed = refused(
+    "habana_frameworks.torch.hpex.kernels.RandomSeed.random_seed",
     "It seeds a register of the card's cores, whose numbers are the silicon's. "
     "Use torch.hpu.manual_seed.",
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...._missing import missing, refusing
+from ...._missing import missing, refused
 
-forward = refusing(
-    "hpex.optimizers.SparseAdagrad.forward",
+forward = refused(
+    "habana_frameworks.torch.hpex.optimizers.SparseAdagrad.forward",
     "What the card's kernel does with indices that come twice is documented nowhere. "
     "Use FusedAdagrad with an embedding of sparse=False.",
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...._missing import missing, refusing
+from ...._missing import missing, refused
 
-forward = refusing(
-    "hpex.optimizers.SparseSGD.forward",
+forward = refused(
+    "habana_frameworks.torch.hpex.optimizers.SparseSGD.forward",
     "What the card's kernel does with indices that come twice, and with its moments, is documented "
     "nowhere. Use FusedSGD with an embedding of sparse=False.",
 )

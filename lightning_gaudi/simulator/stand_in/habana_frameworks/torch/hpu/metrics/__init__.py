@@ -1,7 +1,12 @@
 """Counts of what slows a training down: compilations, fallbacks, host syncs."""
 
 from ...._missing import missing
-from .exceptions import InvalidMetricDumpFileFormat, InvalidMetricDumpTrigger, MetricNotFound
+from .exceptions import (
+    InvalidMetricDumpFileFormat,
+    InvalidMetricDumpTrigger,
+    MetricNotFound,
+    MetricNotFoundError,
+)
 from .metrics import Metric, metric_global, metric_localcontext, metrics_dump
 from .saver import MetricDumpFormat, MetricDumpTrigger
 
@@ -12,6 +17,7 @@ __all__ = [
     "MetricDumpFormat",
     "MetricDumpTrigger",
     "MetricNotFound",
+    "MetricNotFoundError",
     "metric_global",
     "metric_localcontext",
     "metrics_dump",

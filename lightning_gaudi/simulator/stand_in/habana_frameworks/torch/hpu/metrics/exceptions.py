@@ -1,18 +1,17 @@
-"""The errors of the metrics."""
+"""The errors of the metrics, under this release's names."""
 
 from ...._missing import missing
+from ._errors import (
+    InvalidMetricDumpFileFormat,
+    InvalidMetricDumpTrigger,
+    MetricNotFound,
+    MetricNotFoundError,
+)
 
-
-class MetricNotFound(Exception):  # noqa: N818 (the vendor's name)
-    """There is no metric of that name."""
-
-
-class InvalidMetricDumpFileFormat(Exception):  # noqa: N818 (the vendor's name)
-    """There is no file format of that name."""
-
-
-class InvalidMetricDumpTrigger(Exception):  # noqa: N818 (the vendor's name)
-    """There is no occasion of that name."""
-
-
+__all__ = [
+    "InvalidMetricDumpFileFormat",
+    "InvalidMetricDumpTrigger",
+    "MetricNotFound",
+    "MetricNotFoundError",
+]
 __getattr__ = missing(__name__)

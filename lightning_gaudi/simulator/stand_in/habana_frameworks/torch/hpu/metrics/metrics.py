@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...._missing import missing
+from ...._release import release
 from ..._binding import C
 from ..._counters import MAX_CAUSES, compiled_graphs
-from .exceptions import MetricNotFound
+from ...internal import bridge_config
+from ._errors import MetricNotFoundError
 from .saver import MetricDumpFormat, Saver
+
+_TRUE = ("1", "true", "yes", "on", "y", "t")
 
 Counters = dict[str, int]
 Stats = list[tuple[str, object]]
@@ -75,7 +79,12 @@ class _GraphCompilation(Metric):
         return {"number": C.graph_stats()["num_compilations"] + compiled_graphs.num_graphs}
 
     def _present(self, delta: Counters) -> Stats:
-        return [("TotalNumber", delta.get("number", 0)), ("TotalTime", 0), ("AvgTime", 0)]
+        number = delta.get("number", 0)
+        stats: Stats = [("TotalNumber", number), ("TotalTime", 0), ("AvgTime", 0)]
+        if os.environ.get("PT_HPU_METRICS_GC_DETAILS", "").lower() in _TRUE:
+            first = self._base.get("number", 0)
+            stats.append(("recipe", [(f"graph_{first + i}", 0) for i in range(number)]))
+        return stats
 
 
 class _CpuFallback(Metric):
@@ -100,6 +109,22 @@ class _MemoryDefragmentation(Metric):
 
     def _present(self, delta: Counters) -> Stats:
         return [("TotalNumber", 0), ("TotalSuccessful", 0), ("AvgTime", 0), ("MaxTime", 0)]
+
+
+class _DeviceMemory(Metric):
+    """What the vendor's device measured when its context ended; here nothing does."""
+
+    title = "device_memory"
+
+    def stats(self) -> dict[str, int]:  # type: ignore[override]  # (the vendor's is a dict)
+        """Nothing, as on a card before its context ended."""
+        return {}
+
+    def _read(self) -> Counters:
+        return {}
+
+    def _present(self, delta: Counters) -> Stats:
+        return []
 
 
 class _RecipeCache(Metric):
@@ -170,7 +195,9 @@ class _Recompilation(Metric):
 
 def _metric_types() -> dict[str, type[Metric]]:
     types: list[type[Metric]] = [_GraphCompilation, _CpuFallback, _MemoryDefragmentation]
-    if os.environ.get("PT_HPU_ENABLE_CACHE_METRICS", "").lower() in ("1", "true", "yes", "on"):
+    if release().number >= 122:
+        types.append(_DeviceMemory)
+    if bridge_config.get_pt_hpu_enable_cache_metrics():
         types.append(_RecipeCache)
     return {metric.title: metric for metric in [*types, _HostSync, _Launch, _Recompilation]}
 
@@ -190,10 +217,10 @@ def metric_localcontext(name: str) -> Iterator[Metric]:
     """Count within a `with` block.
 
     Raises:
-        MetricNotFound: There is no metric of that name.
+        MetricNotFoundError: There is no metric of that name; MetricNotFound before 1.24.
     """
     if name not in _TYPES:
-        raise MetricNotFound(f"There is no metric {name!r}. Pass one of {', '.join(_TYPES)}.")
+        raise MetricNotFoundError(f"There is no metric {name!r}. Pass one of {', '.join(_TYPES)}.")
     metric = _TYPES[name]()
     try:
         yield metric
@@ -212,6 +239,24 @@ def metrics_dump(file_name: str | Path, format: str = MetricDumpFormat.json) -> 
         InvalidMetricDumpFileFormat: There is no such format.
     """
     Saver.dump(_GLOBAL.values(), Path(file_name), format)
+
+
+def metric_debug_reload() -> None:
+    """Count again from zero, and read the environment again."""
+    global _TYPES, _GLOBAL, _SAVER
+    _TYPES = _metric_types()
+    _GLOBAL = {name: metric() for name, metric in _TYPES.items()}
+    _SAVER = Saver.from_environ(_GLOBAL.values())
+
+
+def metric_debug_atexit() -> None:
+    """Write the metrics now, as at the end of the process."""
+    _SAVER.at_exit()
+
+
+def metric_debug_enable_saver() -> None:
+    """Have the metrics written at the end even if the device is not used."""
+    _SAVER.is_enabled = True
 
 
 def on_mark_step() -> None:

@@ -1,7 +1,9 @@
 """Writing metrics to files, as the environment asks.
 
 `PT_HPU_METRICS_FILE` names the file, `PT_HPU_METRICS_FILE_FORMAT` is json or text, and
-`PT_HPU_METRICS_DUMP_TRIGGERS` lists occasions: process_exit, mark_step, metric_change, user.
+`PT_HPU_METRICS_DUMP_TRIGGERS` lists occasions: process_exit, mark_step, metric_change, user. Since
+2025 metrics are written at the end of the process, or when the program asks, and the variable is
+not read any more. The names `HABANA_PT_METRICS_...` work too.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import warnings
 from collections.abc import Iterable
 from datetime import datetime
 from enum import Enum
@@ -16,7 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...._missing import missing
-from .exceptions import InvalidMetricDumpFileFormat, InvalidMetricDumpTrigger
+from ...._release import release
+from ._errors import InvalidMetricDumpFileFormat, InvalidMetricDumpTrigger
 
 
 class MetricDumpFormat(str, Enum):
@@ -30,9 +34,10 @@ class MetricDumpTrigger(str, Enum):
     """The occasions for writing."""
 
     process_exit = "process_exit"
-    mark_step = "mark_step"
-    metric_change = "metric_change"
     user = "user"
+    if release().number < 122:
+        mark_step = "mark_step"
+        metric_change = "metric_change"
 
 
 class Saver:
@@ -56,6 +61,8 @@ class Saver:
         self._path = path
         self._format = format
         self._triggers = triggers
+        self.is_enabled = False
+        self._pid = os.getpid()
         self._file: IO[str] | None = None
         self._last: dict[str, object] = {}
 
@@ -67,13 +74,12 @@ class Saver:
             InvalidMetricDumpFileFormat: `PT_HPU_METRICS_FILE_FORMAT` is unknown.
             InvalidMetricDumpTrigger: `PT_HPU_METRICS_DUMP_TRIGGERS` names an unknown occasion.
         """
-        name = os.environ.get("PT_HPU_METRICS_FILE")
+        name = _variable("FILE")
         if not name:
             return cls(metrics, None, MetricDumpFormat.json, frozenset())
-        format = parse_format(os.environ.get("PT_HPU_METRICS_FILE_FORMAT") or "json")
-        triggers = os.environ.get("PT_HPU_METRICS_DUMP_TRIGGERS") or "process_exit"
-        saver = cls(metrics, Path(name), format, parse_triggers(triggers))
-        atexit.register(saver._at_exit, os.getpid())
+        format = parse_format(_variable("FILE_FORMAT") or "json")
+        saver = cls(metrics, Path(name), format, parse_triggers(_asked_triggers()))
+        atexit.register(saver.at_exit)
         return saver
 
     @classmethod
@@ -86,7 +92,7 @@ class Saver:
 
     def on_mark_step(self) -> None:
         """Write what is to be written at a mark_step."""
-        if self._triggers:
+        if self._triggers and release().number < 122:
             self._write_all(MetricDumpTrigger.mark_step)
             self._write_changed()
 
@@ -97,15 +103,16 @@ class Saver:
             self._file.close()
             self._file = None
 
-    def _at_exit(self, pid: int) -> None:
+    def at_exit(self) -> None:
+        """Write what is to be written at the end of the process, and complete the file."""
         # A launcher imports torch too; only a process that used the device writes.
-        if os.getpid() == pid and _device_was_used():
+        if os.getpid() == self._pid and (self.is_enabled or _device_was_used()):
             self._write_changed()
             self._write_all(MetricDumpTrigger.process_exit)
         self.close()
 
     def _write_changed(self) -> None:
-        if MetricDumpTrigger.metric_change in self._triggers:
+        if release().number < 122 and MetricDumpTrigger.metric_change in self._triggers:
             for metric in self._metrics:
                 stats = dict(metric.stats())
                 if self._last.setdefault(metric.name(), stats) != stats:
@@ -126,6 +133,22 @@ class Saver:
         text = _as_json(metric, trigger) if is_json else _as_text(metric, trigger)
         self._file.write((("[" if is_first else ",\n") if is_json else "") + text)
         self._file.flush()
+
+
+def _variable(name: str) -> str | None:
+    return os.environ.get(f"PT_HPU_METRICS_{name}") or os.environ.get(f"HABANA_PT_METRICS_{name}")
+
+
+def _asked_triggers() -> str:
+    asked = _variable("DUMP_TRIGGERS") or "process_exit"
+    if release().number >= 122 and asked != "process_exit":
+        warnings.warn(
+            f"PT_HPU_METRICS_DUMP_TRIGGERS={asked} has no effect since 2025: metrics are written "
+            "when the process ends. Unset it, or call metrics_dump.",
+            stacklevel=2,
+        )
+        return "process_exit"
+    return asked
 
 
 def parse_format(value: str) -> MetricDumpFormat:

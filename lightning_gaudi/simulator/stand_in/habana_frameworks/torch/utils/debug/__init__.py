@@ -1,9 +1,16 @@
-"""Debugging hooks that training code calls; most of the vendor's need a real graph compiler."""
+"""Debugging hooks that training code calls; most of the vendor's need its graph compiler."""
 
 from __future__ import annotations
 
+import torch
+
 from ...._missing import missing
 from ..._binding import C
+from ...internal import bridge_config
+from .logger import Logger
+
+__all__ = ["Logger"]
+_log = Logger("PT_BRIDGE")
 
 
 def _get_fallback_op_count() -> dict[str, int]:
@@ -15,8 +22,81 @@ def _set_module_name(name: str = "") -> None:
     """Name the module that runs, for graph dumps; the simulator writes none."""
 
 
-def _enable_fuse_conv_bn_optimization(flag: bool) -> None:
-    """Fuse convolution and batch norm in graphs; the simulator runs operations one by one."""
+def _is_enabled_lazy_collectives() -> bool:
+    """Whether collectives are part of lazy graphs."""
+    return bridge_config.get_pt_hpu_enable_lazy_collectives()
 
+
+def _is_enabled_weight_permute_pass() -> bool:
+    """Whether weights are stored in another order of dimensions: not since 1.19."""
+    return False
+
+
+def _is_enabled_synapse_layout_handling() -> bool:
+    """Whether the compiler chooses the order of dimensions; it does not show in results."""
+    return True
+
+
+def _hb_print(msg: str) -> None:
+    """Log a message."""
+    _log.info(msg)
+
+
+def _hg_print(msg: str) -> None:
+    """Log a message about graph capture."""
+    _log.debug(msg)
+
+
+def _mem_log(msg: str) -> bool:
+    """Log a message with the memory in use.
+
+    Returns:
+        Whether it was logged.
+    """
+    _log.info(f"{msg}: {C.memory_stats()['InUse']} bytes in use")
+    return True
+
+
+def get_tensor_info(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """The address and the bytes of a tensor's memory; None for one that is not on the HPU."""
+    if tensor.device.type != "hpu":
+        return None
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def clear_dynamic_bucket_recipe_info() -> None:
+    """Forget the ranges of sizes that recipes were made for: none are."""
+
+
+def get_permute_cache_size() -> int:
+    """The number of weights stored in another order of dimensions: none are."""
+    return 0
+
+
+def is_permute_cache_empty() -> bool:
+    """Whether none are."""
+    return True
+
+
+def flush_permute_cache() -> None:
+    """Forget those that are."""
+
+
+def _switch(flag: bool) -> None:
+    """Switch a pass of the graph compiler: operations run one by one, so nothing changes."""
+
+
+_enable_bn_param_recalculation = _switch
+_enable_constant_pooling = _switch
+_enable_eliminate_common_subexpression = _switch
+_enable_eliminate_dead_code = _switch
+_enable_fuse_bn_relu_optimization = _switch
+_enable_fuse_conv_bn_optimization = _switch
+_enable_fuse_t_mm_optimization = _switch
+_enable_peephole_optimization = _switch
+_enable_permute_pass = _switch
+_enable_replace_inplace_ops = _switch
+_enable_replace_views = _switch
 
 __getattr__ = missing(__name__)

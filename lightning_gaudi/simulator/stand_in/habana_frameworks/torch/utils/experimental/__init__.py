@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from ...._missing import missing
+from ..._binding import C
 from ..._device_type import _get_device_type, synDeviceType
+from . import distributed_emulation
 from .data_shapes import const_shape_dataloader, data_dynamicity
 from .detect_recompilation import detect_recompilation_auto_model
 
@@ -11,13 +15,56 @@ __all__ = [
     "const_shape_dataloader",
     "data_dynamicity",
     "detect_recompilation_auto_model",
+    "distributed_emulation",
     "synDeviceType",
 ]
 
 
+def _is_available() -> bool:
+    """Whether there is a card."""
+    return bool(C.device_count() > 0)
+
+
+def _data_ptr(t: torch.Tensor) -> int:
+    """The address of a tensor's memory; 0 where it has none."""
+    return t.data_ptr()
+
+
+def _compute_stream() -> int:
+    """The number of the stream that work goes to."""
+    return torch.accelerator.current_stream(torch.device("hpu", 0)).stream_id
+
+
 def _is_fp16_supported() -> bool:
-    """Whether the card computes in half precision: every generation but the first."""
+    """Whether the card computes in half precision: every generation but the first.
+
+    The vendor's says yes since 1.22, which drops the first.
+    """
     return _get_device_type() != synDeviceType.synDeviceGaudi
+
+
+def _is_model_param_initialized() -> bool:
+    """Whether the profiler was told which memory is a model's: it is not."""
+    return False
+
+
+def _is_optim_state_initialized() -> bool:
+    """Whether the profiler was told which memory is an optimizer's: it is not."""
+    return False
+
+
+def _get_is_dynamic_quantization() -> bool:
+    """Whether scales of fp8 are computed while a graph runs: there are none."""
+    return False
+
+
+def _get_scale_attribute_hash_id() -> int:
+    """The number of the way in which scales of fp8 are computed: none."""
+    return 0
+
+
+def _reset_device_memory() -> None:
+    """Give cached memory back to the driver; none is cached."""
 
 
 def _set_profiler_tracer_memory(device_id: int) -> None:

@@ -1,0 +1,23 @@
+"""The release of the Gaudi software that stands in, and the mode that it starts in."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from lightning_gaudi.simulator.settings import Release, read_release
+
+
+@functools.cache
+def release() -> Release:
+    """The release named by LIGHTNING_GAUDI_SIMULATE_RELEASE, read once."""
+    return read_release()
+
+
+@functools.cache
+def is_lazy() -> bool:
+    """Whether operations are gathered into graphs (lazy mode); read once from the environment.
+
+    Source: `PT_HPU_LAZY_MODE`; "1" is the default up to release 1.20, "0" since 1.21.
+    """
+    return (os.environ.get("PT_HPU_LAZY_MODE") or str(int(release().is_lazy))) != "0"

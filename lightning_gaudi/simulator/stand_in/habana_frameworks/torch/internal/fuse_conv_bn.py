@@ -1,0 +1,114 @@
+"""Taking batch norms into the convolutions before them, for inference: fewer operations."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+from torch import fx, nn
+from torch.nn.utils import fusion
+
+from ..._missing import missing
+
+
+def check_for_inference_mode(model: nn.Module) -> None:
+    """Check that a model does not train.
+
+    Raises:
+        ValueError: It does.
+    """
+    if model.training:
+        raise ValueError("The model is in training mode. Call model.eval() before fusing it.")
+
+
+def check_for_model_device(model: nn.Module) -> None:
+    """Check that a model is on the CPU.
+
+    Raises:
+        ValueError: A parameter is not.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.is_cpu:
+            raise ValueError(
+                f"{name} is on {parameter.device}. Fuse the model before it moves to the HPU."
+            )
+
+
+def fuse_conv_bn_eval(conv: nn.Module, bn: nn.Module) -> nn.Module:
+    """A convolution that computes what `conv` and, behind it, `bn` do in evaluation."""
+    return fusion.fuse_conv_bn_eval(conv, bn)
+
+
+def fuse_conv_bn_weights(
+    conv_w: torch.Tensor,
+    conv_b: torch.Tensor | None,
+    bn_rm: torch.Tensor,
+    bn_rv: torch.Tensor,
+    bn_eps: float,
+    bn_w: torch.Tensor | None,
+    bn_b: torch.Tensor | None,
+) -> tuple[nn.Parameter, nn.Parameter]:
+    """The weight and the bias of that convolution.
+
+    Args:
+        conv_w: Its weight.
+        conv_b: Its bias.
+        bn_rm: The running mean.
+        bn_rv: The running variance.
+        bn_eps: What is added to it.
+        bn_w: The norm's weight.
+        bn_b: The norm's bias.
+    """
+    return fusion.fuse_conv_bn_weights(conv_w, conv_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b)
+
+
+def replace_node_module(
+    node: fx.Node, modules: dict[str, nn.Module], new_module: nn.Module
+) -> None:
+    """Put another module where a node's is."""
+    parent, _, name = str(node.target).rpartition(".")
+    setattr(modules[parent], name, new_module)
+
+
+def fuse(model: nn.Module) -> nn.Module:
+    """A copy of a model with each `BatchNorm2d` in the `Conv2d` before it.
+
+    A model that trains, that is not on the CPU or that `torch.fx` cannot trace is returned as it
+    is, as the vendor's does, with a warning.
+    """
+    try:
+        check_for_inference_mode(model)
+        check_for_model_device(model)
+    except ValueError as error:
+        warnings.warn(f"Nothing is fused: {error}", stacklevel=2)
+        return model
+    model = copy.deepcopy(model)
+    try:
+        traced = fx.symbolic_trace(model)
+    except Exception as error:
+        warnings.warn(f"Nothing is fused: torch.fx cannot trace it: {error}", stacklevel=2)
+        return model
+    _fuse_nodes(traced)
+    return traced
+
+
+def _fuse_nodes(traced: fx.GraphModule) -> None:
+    modules = dict(traced.named_modules())
+    for node in list(traced.graph.nodes):
+        before = node.args[0] if node.op == "call_module" else None
+        if not isinstance(before, fx.Node) or before.op != "call_module":
+            continue
+        bn, conv = modules[str(node.target)], modules[str(before.target)]
+        if type(bn) is nn.BatchNorm2d and type(conv) is nn.Conv2d and len(before.users) == 1:
+            fused = fuse_conv_bn_eval(conv, bn)
+            replace_node_module(before, modules, fused)
+            modules[str(before.target)] = fused
+            node.replace_all_uses_with(before)
+            traced.graph.erase_node(node)
+    traced.delete_all_unused_submodules()
+    traced.graph.lint()
+    traced.recompile()
+
+
+__getattr__ = missing(__name__)

@@ -1,0 +1,9 @@
+"""The version of the package: the release that stands in."""
+
+from .._missing import missing
+from .._release import release
+
+__version__ = release().version
+version = __version__
+
+__getattr__ = missing(__name__)

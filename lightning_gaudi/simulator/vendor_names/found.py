@@ -1,0 +1,108 @@
+"""What importing finds of the vendor's names in the package that stands in, by release and mode.
+
+`python -m lightning_gaudi.simulator.vendor_names.found` prints it as JSON, of the release and the
+mode that the environment asks for.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lightning_gaudi.simulator import vendor_names
+from lightning_gaudi.simulator.settings import Release, read_release
+
+
+@dataclass(frozen=True)
+class Found:
+    """A listed name as it is here."""
+
+    module: str
+    """Its address below `habana_frameworks`."""
+    name: str
+    """Empty for the module itself."""
+    refusal: str | None = None
+    """Why it refuses to work, or None: it works."""
+    problem: str | None = None
+    """What is wrong with it: nothing, when all is well."""
+
+
+def find_all() -> list[Found]:
+    """Look up all names that the release has which is simulated."""
+    release = read_release()
+    return [
+        found
+        for module in vendor_names.modules().values()
+        if module.is_in(release)
+        for found in _find_in(module, release)
+    ]
+
+
+def _find_in(module: vendor_names.Module, release: Release) -> list[Found]:
+    try:
+        owner = importlib.import_module(f"{vendor_names.PACKAGE}.{module.name}")
+    except Exception as error:
+        return [Found(module.name, "", problem=f"cannot be imported: {error!r}")]
+    offered = [name for name in module.names.values() if name.is_in(release, is_lazy=_is_lazy())]
+    return [_find(owner, module.name, name, release) for name in offered] or [
+        Found(module.name, "", refusal=None if hasattr(owner, "__file__") else owner.__doc__)
+    ]
+
+
+def _is_lazy() -> bool:
+    return bool(importlib.import_module(f"{vendor_names.PACKAGE}._release").is_lazy())
+
+
+def _find(owner: Any, module: str, name: vendor_names.Name, release: Release) -> Found:
+    try:
+        value = getattr(owner, name.name)
+    except NotImplementedError as error:
+        reason = str(error).partition("on the simulated HPU. ")[2].partition(" What is sim")[0]
+        return Found(module, name.name, refusal=reason)
+    except AttributeError:
+        return Found(module, name.name, problem="is not there")
+    refusal = inspect.getattr_static(value, "__refused__", None)
+    if refusal is not None:
+        return Found(module, name.name, refusal=refusal)
+    return Found(module, name.name, problem=_problem(value, name.signature(release)))
+
+
+def _problem(value: Any, listed: str | None) -> str | None:
+    """How its parameters differ from the vendor's, or None: calls written for those fit."""
+    if listed is None or not callable(value):
+        return None
+    try:
+        ours = inspect.signature(value)
+    except ValueError:
+        return None  # compiled
+    plain = [p for p in _parameters(listed) if p.kind is not p.VAR_KEYWORD]
+    by_position = [p for p in plain if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_name = [p for p in plain if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in by_name if p.default is p.empty]
+    try:
+        ours.bind(*[None] * len(by_position), **{p.name: None for p in by_name[len(by_position) :]})
+        ours.bind(**dict.fromkeys(p.name for p in by_name))
+        ours.bind(**dict.fromkeys(needed))
+    except TypeError as error:
+        return f"takes {ours}, the vendor's takes ({listed}): {error}"
+    return None
+
+
+def _parameters(listed: str) -> list[inspect.Parameter]:
+    """The parameters of a `def`, with None for each default: those name what is not here."""
+    function = ast.parse(f"lambda {listed}: None", mode="eval")
+    assert isinstance(function.body, ast.Lambda)
+    arguments = function.body.args
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
+    return list(inspect.signature(eval(ast.unparse(function))).parameters.values())
+
+
+if __name__ == "__main__":
+    import torch  # noqa: F401  (starts the simulator)
+
+    print(json.dumps([asdict(found) for found in find_all()]))
