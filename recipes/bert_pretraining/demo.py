@@ -145,19 +145,13 @@ def _device_lines(graphs: GraphReport) -> list[Line]:
         "launches a training step": graphs.launches_per_step,
         "CPU fallbacks a training step": graphs.cpu_fallbacks_per_step,
     }
-    if (causes := graphs.recompilations) is None:
-        causes = [_NOT_MEASURED]
-    first, *others = causes or ["none"]
-    return [
-        *(
-            Line(name, _NOT_MEASURED if count is None else f"{count:,.3f}")
-            for name, count in per_step.items()
-        ),
-        Line(
-            "recompiled", _NOT_MEASURED if causes is None else "none" if not causes else causes[0]
-        ),
-        *(Line("...", cause) for cause in (causes or [])[1:_MAX_CAUSES]),
+    lines = [
+        Line(name, _NOT_MEASURED if count is None else f"{count:,.3f}")
+        for name, count in per_step.items()
     ]
+    causes = [_NOT_MEASURED] if graphs.recompilations is None else graphs.recompilations or ["none"]
+    names = ["graphs compiled again", *["..."] * (_MAX_CAUSES - 1)]
+    return lines + [Line(name, cause) for name, cause in zip(names, causes, strict=False)]
 
 
 def _artifacts(cli: RecipeCLI, checkpoint: Path) -> list[Line]:
