@@ -54,7 +54,8 @@ def test_draws_leave_the_stream_of_the_cpu_alone(generator: torch.Generator) -> 
 
 
 def _attend(dropout: float = 0.0) -> torch.Tensor:
-    query = torch.ones(2, 2, 16, 8, device="hpu", requires_grad=True)
+    # Long enough for another thread to draw meanwhile.
+    query = torch.ones(2, 4, 256, 64, device="hpu", requires_grad=True)
     attended = functional.scaled_dot_product_attention(query, query, query, dropout_p=dropout)
     attended.sum().backward()
     return attended
@@ -63,8 +64,8 @@ def _attend(dropout: float = 0.0) -> torch.Tensor:
 DRAWS: dict[str, Callable[[], object]] = {
     "attention": _attend,
     "attention with dropout": lambda: _attend(0.5),
-    "dropout": lambda: functional.dropout(torch.ones(4096, device="hpu"), 0.5),
-    "native_dropout": lambda: torch.native_dropout(torch.ones(4096, device="hpu"), 0.5, True),
+    "dropout": lambda: functional.dropout(torch.ones(2**18, device="hpu"), 0.5),
+    "native_dropout": lambda: torch.native_dropout(torch.ones(2**18, device="hpu"), 0.5, True),
 }
 """Operators that torch says are random, and that take no generator, or consist of such."""
 
@@ -72,22 +73,15 @@ DRAWS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_another_thread_draws_what_its_seed_says_meanwhile(name: str) -> None:
     """The CPU's default generator is everybody's: the card must not touch it for a moment."""
-    expected = torch.rand(3000, generator=torch.Generator().manual_seed(7))
     torch.default_generator.manual_seed(7)
-    ended = threading.Event()
-
-    def draw_on_the_card() -> None:
-        while not ended.is_set():
-            DRAWS[name]()
-
-    thread = threading.Thread(target=draw_on_the_card)
+    thread = threading.Thread(target=lambda: [DRAWS[name]() for _ in range(20)])
     thread.start()
-    try:
-        drawn = torch.cat([torch.rand(1) for _ in range(3000)])
-    finally:
-        ended.set()
-        thread.join()
-    assert torch.equal(drawn, expected)
+    drawn = []
+    while thread.is_alive():
+        drawn.append(torch.rand(1))
+    thread.join()
+    expected = torch.rand(len(drawn), generator=torch.Generator().manual_seed(7))
+    assert torch.equal(torch.cat(drawn), expected)
 
 
 @pytest.mark.parametrize("name", DRAWS)

@@ -145,6 +145,13 @@ def test_a_lazy_graph_is_one_launch_and_a_pending_one_none(x: torch.Tensor) -> N
     assert _launches(lambda: torch._foreach_add_([x], 1)) == 0
 
 
+def test_an_operator_that_is_refused_is_no_launch(x: torch.Tensor) -> None:
+    simulator.reset_statistics()
+    with pytest.raises(RuntimeError, match="move it with"):
+        x.exp().add(torch.ones(4, 4))
+    assert simulator.launches() == 1
+
+
 def test_an_operator_that_fails_does_not_stop_the_count(x: torch.Tensor) -> None:
     with pytest.raises(RuntimeError, match="got no tensors"):
         torch.ops.hpu.optimizer_lars([], [], [], 0.1, 0.1, 0.1, x)

@@ -10,17 +10,15 @@ namespace {
 // each of the others adds.
 constexpr int64_t kForward = 9;
 constexpr int64_t kBackward = 7;
-constexpr int64_t kBoolMask = 4;   // as numbers, which are added
-constexpr int64_t kFloatMask = 1;  // added
-constexpr int64_t kCausal = 6;     // the bool mask is made first
+constexpr int64_t kBoolMask = 4;        // as numbers, which are added
+constexpr int64_t kFloatMask = 1;       // added
+constexpr int64_t kCausal = 6;          // the bool mask is made first
 constexpr int64_t kReducedForward = 5;  // bf16 and half are computed in fp32
 constexpr int64_t kReducedBackward = 4;
 constexpr int64_t kGroupedQueries = 2;  // keys and values are repeated, or their gradients summed
 constexpr int64_t kValueCopy = 1;       // batch and heads do not make one dim
 
-bool is_reduced(const at::Tensor& query) {
-  return at::isReducedFloatingType(query.scalar_type());
-}
+bool is_reduced(const at::Tensor& query) { return at::isReducedFloatingType(query.scalar_type()); }
 
 int64_t launches_of_mask(bool is_causal, const c10::IValue& mask) {
   if (is_causal) return kCausal;

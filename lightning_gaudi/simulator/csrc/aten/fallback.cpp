@@ -38,7 +38,6 @@ class FallbackCall {
     touch_device();
     const bool is_recorded = is_lazy() && !info_.is_read;
     if (is_recorded) record_operation(info_, torch::jit::last(stack_, num_arguments_));
-    if (!is_lazy()) count_launches(num_launches());
     keep_mutated(originals_);
     for (size_t i = 0; i < num_arguments_; ++i) argument_to_cpu(i);
     check_devices();
@@ -49,6 +48,7 @@ class FallbackCall {
     fill_in_generator();
     widen_arguments(info_, stack_, first_, widened_);
     keep_mutated(aliases_);
+    if (!is_lazy()) count_launches(num_launches());
     call_cpu_kernel();
     sync_mutated();
     results_to_hpu();
