@@ -3,7 +3,10 @@
 One device a process, index 0, whatever the number of cards: the vendor's rule.
 """
 
+from lightning_gaudi.simulator.settings import read_release
+
 from ..._missing import missing
+from ..utils.internal import is_lazy
 from . import graphs, metrics, random
 from ._lifecycle import (
     _lazy_init,  # noqa: F401 (torch asks for it)
@@ -165,6 +168,11 @@ __all__ = [
     "synchronize",
     "unset_rng_ctx",
 ]
+# Before 1.24 eager mode has no names of graph capture at all; since then they raise when used.
+if is_lazy() or read_release().number >= 124:
+    from .graphs import *  # noqa: F403
+
+    __all__ += graphs.__all__
 _missing = missing(__name__)
 
 
