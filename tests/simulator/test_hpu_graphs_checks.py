@@ -181,6 +181,20 @@ def test_an_argument_that_is_not_updated_in_place_is_reported() -> None:
     assert second.count_nonzero() == 0
 
 
+def test_an_input_that_is_returned_without_the_tensor_cache_is_reported() -> None:
+    wrap = hpu.graphs.wrap_in_hpu_graph_func
+    cached = wrap(lambda x: (x + 1, x.view(-1)))
+    uncached = wrap(lambda x: (x + 1, x.view(-1)), disable_tensor_cache=True)
+    first, second = _x(), _x() * 3
+    cached(first.clone())
+    assert cached(second)[1].tolist() == [3.0] * 8
+    assert _found() == []
+    uncached(first)
+    assert uncached(second)[1].tolist() == [1.0] * 8
+    detail = "a result of shape [8]"
+    assert _found() == [("graph-input-returned", "graph::capture", detail)]
+
+
 FROM_HOST: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
     "tensor": (
         lambda net, x, other: x + torch.tensor([1.0, 2.0, 3.0, 4.0], device="hpu"),

@@ -55,6 +55,16 @@ INPUT_NOT_WRITTEN = Rule(
     source=_SOURCE,
     mode="lazy",
 )
+INPUT_RETURNED = Rule(
+    key="graph-input-returned",
+    verdict=Verdict.DEMOTED,
+    operators=("graph::capture",),
+    what="returns the input of the capture at every replay, where disable_tensor_cache=True lets a "
+    "graph return an input or a view of it",
+    instead="Return a copy (tensor.clone()), or keep the tensor cache",
+    source=_SOURCE,
+    mode="lazy",
+)
 SHARED_GRADIENTS = Rule(
     key="graph-shared-gradients",
     verdict=Verdict.DEMOTED,
@@ -73,6 +83,7 @@ ROWS: tuple[Rule, ...] = (
     HOST_VALUES,
     HOST_RANDOM,
     INPUT_NOT_WRITTEN,
+    INPUT_RETURNED,
     SHARED_GRADIENTS,
 )
 """The rules of graph capture."""

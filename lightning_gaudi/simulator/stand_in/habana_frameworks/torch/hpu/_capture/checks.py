@@ -136,6 +136,22 @@ def report_writes(
     _report(rows_graphs.INPUT_NOT_WRITTEN, "graph::replay", details)
 
 
+def report_passed_through(given: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> None:
+    """Report results that are memory of inputs which the graph does not keep.
+
+    Args:
+        given: Inputs that replays read where they are.
+        results: The results of the capture.
+    """
+    addresses = {tensor.untyped_storage()._cdata for tensor in given}
+    details = [
+        f"a result of shape {list(result.shape)}"
+        for result in results
+        if result.untyped_storage()._cdata in addresses
+    ]
+    _report(rows_graphs.INPUT_RETURNED, "graph::capture", details)
+
+
 def own_gradients(parameters: tuple[torch.Tensor, ...], static: tuple[Any, ...]) -> None:
     """Give parameters gradients of their own where theirs are the memory of a graph; and report it.
 
@@ -170,8 +186,9 @@ def _difference(seen: _Seen, values: dict[str, Any]) -> str:
     """How a value is another than at the capture; empty if it is not."""
     now = values.get(seen.name)
     if isinstance(now, torch.Tensor):
-        is_same = seen.value == ("tensor", now.data_ptr())
-        return "" if is_same else f"{seen} is another tensor than at the capture"
+        return (
+            "" if _print_of(now) == seen.value else f"{seen} is another tensor than at the capture"
+        )
     if now is seen.value or now == seen.value:
         return ""
     return f"{seen} was {_say(seen.value)} at the capture and is {_say(now)}"
@@ -185,7 +202,8 @@ def _report(rule: Rule, operator: str, details: list[str]) -> None:
 def _print_of(value: Any) -> Any:
     """What can be compared of a value later; None if nothing can."""
     if isinstance(value, torch.Tensor):
-        return ("tensor", value.data_ptr())
+        is_plain = type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        return ("tensor", value.data_ptr() if is_plain else id(value))  # a DTensor has no memory
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, (list, dict, set, collections.deque)):

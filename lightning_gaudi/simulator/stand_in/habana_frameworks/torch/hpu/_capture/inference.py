@@ -109,6 +109,7 @@ class _Wrapper:
             cached.out_tinfo_list = [get_tensor_info(tensor) for tensor in results]
             graph.mark_user_outputs([*cache_tensors, *results], self.free_inplace)
             cached.graph_inputs = _unmatched(graph, tensors)
+            checks.report_passed_through(tensors, results)
         cached.have_h2d_tensor = has_numbers
         cached.watch = watch
         if dry_run:

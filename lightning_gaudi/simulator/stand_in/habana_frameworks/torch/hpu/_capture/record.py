@@ -116,8 +116,8 @@ class Recorder(TorchDispatchMode):
         for storage, content in self._backups.values():
             ctypes.memmove(storage.data_ptr(), content, len(content))
         if self.is_dry:
-            for memory in kept:
-                memory.spoil()
+            for result in kept:
+                result.spoil()
         held = {t.untyped_storage()._cdata for t in self.constants if t is not None}
         written = frozenset(self.written & held)
         return Program(self.steps, self.constants, self.inputs, kept, written, num_graphs)
