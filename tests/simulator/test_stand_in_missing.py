@@ -26,6 +26,8 @@ HERE = {
     "sdp_kernel set_autocast_hpu_enabled get_autocast_hpu_dtype is_autocast_hpu_enabled "
     "set_autocast_hpu_dtype setDeterministic getDeterministic enable_optim_output_sif "
     "disable_optim_output_sif metrics",
+    "hpu.graphs": "HPUGraph graph make_graphed_callables wrap_in_hpu_graph wrap_in_hpu_graph_func "
+    "ModuleCacher TensorPacker CachedParams GraphModel is_current_stream_capturing input_hash",
     "hpu.random": "default_generators",
     "hpu.metrics": "metric_global metric_localcontext metrics_dump",
     "distributed.hccl": "initialize_distributed_hpu",

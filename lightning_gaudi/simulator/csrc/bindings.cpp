@@ -137,7 +137,11 @@ void init_graph(py::module_& m) {
   m.def("set_lazy", &set_lazy);
   m.def("is_lazy", &is_lazy);
   m.def("set_lazy_collectives", &set_lazy_collectives);
+  m.def("has_lazy_collectives", &has_lazy_collectives);
   m.def("mark_step", &mark_step);
+  m.def("end_graph_at_capture", &end_graph_at_capture);
+  m.def("begin_replay", &begin_replay);
+  m.def("end_replay", &end_replay);
   m.def("graph_stats", &graph_stats_dict);
   m.def("compilations", &compilations_list, py::arg("index") = 0);
   m.def("reset_graph_cache", &reset_graph_cache);

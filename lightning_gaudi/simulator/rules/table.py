@@ -11,6 +11,7 @@ from lightning_gaudi.simulator.rules import (
     rows_differences,
     rows_fallbacks,
     rows_fallbacks_by_argument,
+    rows_graphs,
     rows_shapes,
     rows_types,
 )
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     *rows_fallbacks.ROWS,
     *rows_fallbacks_by_argument.ROWS,
     *rows_collectives.ROWS,
+    *rows_graphs.ROWS,
     *rows_differences.ROWS,
 )
 """Every row, in the order of the documentation."""

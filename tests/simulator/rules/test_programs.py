@@ -23,8 +23,8 @@ PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {
     "gamma_noise": ("gamma-samples-on-cpu", {}),
     "half_precision": ("float16-refused-on-gaudi1", GAUDI1),
     "hashed_ids": ("int64-as-int32", LAZY),
-    "captured_counter": ("captured-python-state", LAZY),
-    "stale_mask": ("replayed-stale-tensor", LAZY),
+    "captured_counter": ("graph-python-state", LAZY),
+    "stale_mask": ("graph-stale-value", LAZY),
 }
 """Which rule each meets, at the line marked `# here`, and on what."""
 

@@ -12,6 +12,7 @@
 namespace hpu_sim {
 
 std::atomic<bool> g_is_lazy{false};
+thread_local bool t_is_replaying = false;
 
 namespace {
 
@@ -237,6 +238,24 @@ void mark_step() {
   std::lock_guard<std::mutex> lock(graph.mutex);
   ++graph.stats.num_mark_steps;
   graph.end_graph("mark_step");
+}
+
+void end_graph_at_capture() {
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  if (graph.stats.pending_ops > 0) graph.end_graph("capture");
+}
+
+void begin_replay() {
+  end_graph_at_capture();
+  t_is_replaying = true;
+}
+
+void end_replay(int64_t num_graphs) {
+  t_is_replaying = false;
+  Tracker& graph = tracker();
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  graph.stats.num_cache_hits += num_graphs;
 }
 
 GraphStats graph_stats() {

@@ -21,7 +21,9 @@ namespace hpu_sim {
 struct OpInfo;
 
 extern std::atomic<bool> g_is_lazy;
-inline bool is_lazy() { return g_is_lazy.load(std::memory_order_relaxed); }
+/// While a captured graph is replayed, its operations are nobody's to collect.
+extern thread_local bool t_is_replaying;
+inline bool is_lazy() { return g_is_lazy.load(std::memory_order_relaxed) && !t_is_replaying; }
 void set_lazy(bool lazy);
 
 /// Adds an operation to the graph: its name, its tensors' metadata and identities and its other
@@ -39,6 +41,15 @@ void break_graph(const std::string& reason);
 
 /// Ends the graph because the user says so; in eager mode nothing.
 void mark_step();
+
+/// Ends the graph because a captured one begins or ends; nothing if there is nothing to run.
+void end_graph_at_capture();
+
+/// Ends the graph, and collects nothing in this thread until `end_replay`.
+void begin_replay();
+
+/// Counts the graphs that were replayed: each was found in the cache.
+void end_replay(int64_t num_graphs);
 
 /// Whether collectives are operations of the graph; else each ends the graph that feeds it, and
 /// the graph goes on without knowing its result.

@@ -25,6 +25,7 @@ from .autocast import (
 )
 from .devices import device, device_of, set_device
 from .events import Event
+from .graphs import *  # noqa: F403
 from .memory import (
     formatted_memory_stats,
     max_memory_allocated,
@@ -221,6 +222,7 @@ __all__ = [
     "synchronize",
     "unset_rng_ctx",
 ]
+__all__ += graphs.__all__  # which of them eager mode has too, differs by release
 _missing = missing(__name__)
 
 

@@ -1,0 +1,173 @@
+"""A captured graph: the operators that ran, on numbered registers instead of tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..._binding import C
+
+
+@dataclass(frozen=True)
+class Register:
+    """Stands for a tensor among the arguments of a step."""
+
+    index: int
+
+
+@dataclass
+class Step:
+    """One operator of a captured graph."""
+
+    operator: Any
+    """The OpOverload."""
+    args: list[Any]
+    """Its arguments, with a `Register` for each tensor, within lists too."""
+    kwargs: dict[str, Any]
+    """Likewise."""
+    results: list[int | None]
+    """The register of each leaf of its result; None for what is dropped."""
+    is_collective: bool = False
+    """Whether it has to be waited for."""
+    frees: list[int] = field(default_factory=list)
+    """Registers that no later step reads."""
+    holes: list[tuple[int, int]] = field(default_factory=list)
+    """Arguments that are tensors: position, register."""
+    has_nested: bool = False
+    """Whether there are tensors elsewhere: in lists, or given by name."""
+
+    def __post_init__(self) -> None:
+        self.holes = [(i, a.index) for i, a in enumerate(self.args) if isinstance(a, Register)]
+        others = [a for a in self.args if not isinstance(a, Register)]
+        self.has_nested = next(_registers_of((others, self.kwargs)), None) is not None
+
+    def reads(self) -> set[int]:
+        """The registers among its arguments."""
+        return set(_registers_of((self.args, self.kwargs)))
+
+    def run(self, registers: list[Any]) -> None:
+        """Call the operator on what the registers hold, and put its results there."""
+        args, kwargs = self.args.copy(), self.kwargs
+        for position, index in self.holes:
+            args[position] = registers[index]
+        if self.has_nested:
+            args = [_filled(argument, registers) for argument in args]
+            kwargs = {name: _filled(value, registers) for name, value in kwargs.items()}
+        result = self.operator(*args, **kwargs)
+        if self.is_collective:
+            _wait(result)
+        if isinstance(result, torch.Tensor):
+            if self.results[0] is not None:
+                registers[self.results[0]] = result
+        else:
+            self._keep_all(result, registers)
+        for index in self.frees:
+            registers[index] = None
+
+    def _keep_all(self, result: Any, registers: list[Any]) -> None:
+        for index, leaf in zip(self.results, pytree.tree_leaves(result), strict=True):
+            if index is not None:
+                registers[index] = leaf
+
+
+def _wait(result: Any) -> None:
+    """Wait for a collective at once: what waited for it at the capture may not be in the graph."""
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, torch.ScriptObject):
+            torch._C._distributed_c10d.Work.unbox(leaf).wait()
+        elif isinstance(leaf, torch.Tensor):
+            torch.ops._c10d_functional.wait_tensor(leaf)
+
+
+def _registers_of(value: Any) -> Iterator[int]:
+    if isinstance(value, Register):
+        yield value.index
+    elif isinstance(value, (list, tuple)):
+        for element in value:
+            yield from _registers_of(element)
+    elif isinstance(value, dict):
+        yield from _registers_of(list(value.values()))
+
+
+def _filled(value: Any, registers: list[Any]) -> Any:
+    if isinstance(value, Register):
+        return registers[value.index]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_filled(element, registers) for element in value)
+    return value
+
+
+@dataclass
+class Kept:
+    """Memory that a graph made while it was captured, and that is there at every replay."""
+
+    register: int
+    """Where a replay has the new values."""
+    storage: torch.UntypedStorage
+    """Where they belong."""
+    is_floating: bool
+    """Whether the values are floating-point numbers."""
+
+    def fill(self, registers: list[Any]) -> None:
+        """Copy a replay's values to where those of the capture were."""
+        new = registers[self.register].untyped_storage()
+        assert new.nbytes() == self.storage.nbytes()
+        # Not by an operator: a card writes its results in place, and nothing is to be counted.
+        ctypes.memmove(self.storage.data_ptr(), new.data_ptr(), new.nbytes())
+
+    def spoil(self) -> None:
+        """Make floating-point numbers NaN: they were predicted, not computed."""
+        if self.is_floating:
+            ctypes.memset(self.storage.data_ptr(), 0xFF, self.storage.nbytes())
+
+
+@dataclass
+class Program:
+    """A captured graph, ready to be replayed."""
+
+    steps: list[Step]
+    """The operators, in their order."""
+    constants: list[Any]
+    """For each register the tensor that was there before the capture, or None."""
+    inputs: dict[int, int]
+    """The inputs that the caller marked: register by position."""
+    kept: list[Kept]
+    """Memory that outlives a replay."""
+    written: frozenset[int]
+    """Addresses of the storages of `constants` that it writes."""
+    num_graphs: int
+    """Recipes that a card would launch: one more than there were `mark_step`s."""
+
+    def __post_init__(self) -> None:
+        seen = {kept.register for kept in self.kept}
+        for step in reversed(self.steps):
+            used = step.reads() | {index for index in step.results if index is not None}
+            step.frees = sorted(used - seen)
+            seen |= used
+
+    def run(self, inputs: Sequence[Any] = (), instead: dict[int, Any] | None = None) -> None:
+        """Run the operators again: no Python but that of the operators.
+
+        Args:
+            inputs: What the caller marked as inputs, in the same order.
+            instead: Other tensors for registers.
+        """
+        registers = self.constants.copy()
+        for position, index in self.inputs.items():
+            registers[index] = inputs[position]
+        for index, tensor in (instead or {}).items():
+            registers[index] = tensor
+        C.begin_replay()
+        try:
+            with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+                for step in self.steps:
+                    step.run(registers)
+                for kept in self.kept:
+                    kept.fill(registers)
+        finally:
+            C.end_replay(self.num_graphs)

@@ -1,0 +1,255 @@
+"""What a card does not notice about a captured graph, and the simulator reports."""
+
+from __future__ import annotations
+
+import random
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_gaudi.simulator import rules
+from lightning_gaudi.simulator.rules import GaudiRuleError, findings, forget_findings
+
+hpu: Any = torch.hpu
+
+pytestmark = [
+    pytest.mark.usefixtures("lazy"),
+    pytest.mark.filterwarnings("ignore::lightning_gaudi.simulator.rules.GaudiRuleWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_found() -> Iterator[None]:
+    forget_findings()
+    rules.set_mode("warn")
+    with torch.no_grad():
+        yield
+    forget_findings()
+
+
+class Net(nn.Module):
+    """Does with its state what it is told; `use` is not asked for at a replay."""
+
+    def __init__(self, use: Callable[[Any, torch.Tensor, Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("mask", torch.ones(4))
+        self.calls = 0
+        self.scale = 2.0
+        self.unread = 1.0
+        self.seen: list[int] = []
+        self.__dict__["use"] = use
+
+    def forward(self, x: torch.Tensor, other: Any = None) -> torch.Tensor:
+        x = self.dropout(self.layer(x) * self.scale * self.mask)
+        return self.use(self, x, other)
+
+
+def _wrapped(use: Callable[[Any, torch.Tensor, Any], torch.Tensor] = lambda s, x, o: x) -> Net:
+    net: Net = hpu.wrap_in_hpu_graph(Net(use).to("hpu").eval())
+    return net
+
+
+def _x() -> torch.Tensor:
+    return torch.ones(2, 4, device="hpu")
+
+
+def _found() -> list[tuple[str, str, str]]:
+    return [(found.rule, found.operator, found.detail) for found in findings()]
+
+
+def _count(net: Net, x: torch.Tensor, other: Any) -> torch.Tensor:
+    net.calls += 1
+    return x
+
+
+def _remember(net: Net, x: torch.Tensor, other: Any) -> torch.Tensor:
+    net.seen.append(1)
+    return x
+
+
+def _replace(net: Net, x: torch.Tensor, other: Any) -> torch.Tensor:
+    net.mask = net.mask + 1
+    return x
+
+
+STATES: dict[str, tuple[Any, str]] = {
+    "counter": (_count, "Net.calls changed from 0 to 1"),
+    "list": (_remember, "Net.seen changed from a list of 0 to a list of 1"),
+    "tensor": (_replace, "Net.mask changed from one tensor to one tensor"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_python_state_that_a_capture_changes_is_reported(name: str) -> None:
+    use, detail = STATES[name]
+    _wrapped(use)(_x())
+    assert _found() == [("graph-python-state", "graph::capture", detail)]
+    assert findings()[0].file == __file__
+
+
+CHANGES: dict[str, tuple[Callable[[Net], object], str]] = {
+    "buffer": (
+        lambda net: setattr(net, "mask", torch.zeros(4, device="hpu")),
+        "Net.mask is another tensor than at the capture",
+    ),
+    "parameter": (
+        lambda net: setattr(net.layer, "weight", nn.Parameter(torch.zeros(4, 4, device="hpu"))),
+        "Net.layer.weight is another tensor than at the capture",
+    ),
+    "data": (
+        lambda net: setattr(net.layer.weight, "data", torch.zeros(4, 4, device="hpu")),
+        "Net.layer.weight is another tensor than at the capture",
+    ),
+    "moved": (
+        lambda net: net.layer.cpu(),
+        "Net.layer.weight is another tensor than at the capture; "
+        "Net.layer.bias is another tensor than at the capture",
+    ),
+    "scalar": (
+        lambda net: setattr(net, "scale", 3.0),
+        "Net.scale was 2.0 at the capture and is 3.0",
+    ),
+    "mode": (
+        lambda net: net.train(),
+        "Net.dropout.training was False at the capture and is True",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_value_that_a_replay_does_not_see_is_reported(name: str) -> None:
+    change, detail = CHANGES[name]
+    net = _wrapped()
+    net(_x())
+    net(_x())
+    assert _found() == []
+    change(net)
+    net(_x())
+    assert _found() == [("graph-stale-value", "graph::replay", detail)]
+
+
+def test_what_is_updated_in_place_or_never_read_is_not_reported() -> None:
+    net = _wrapped()
+    net(_x())
+    net.mask.zero_()
+    net.load_state_dict({name: value * 2 for name, value in net.state_dict().items()})
+    net.unread = 5.0
+    assert net(_x()).count_nonzero() == 0
+    assert _found() == []
+
+
+class State:
+    """An argument that is found again by its identity."""
+
+    def __init__(self) -> None:
+        self.mask = torch.ones(4, device="hpu")
+
+
+def test_tensors_of_an_argument_object_are_not_copied_to_the_graph() -> None:
+    net, state = _wrapped(lambda net, x, other: x * other.mask), State()
+    net(_x(), state)
+    net(_x(), state)
+    assert _found() == []
+    state.mask = torch.zeros(4, device="hpu")
+    net(_x(), state)
+    detail = "State.mask is another tensor than at the capture"
+    assert _found() == [("graph-stale-value", "graph::replay", detail)]
+
+
+def test_tensors_in_a_user_dict_are_not_copied_to_the_graph() -> None:
+    net = _wrapped(lambda net, x, other: x * other["mask"])
+    for _ in range(2):
+        net(_x(), UserDict(mask=torch.ones(4, device="hpu")))
+    detail = "UserDict.mask is another tensor than at the capture"
+    assert _found() == [("graph-stale-value", "graph::replay", detail)]
+
+
+def test_an_argument_that_is_not_updated_in_place_is_reported() -> None:
+    wrapped = hpu.graphs.wrap_in_hpu_graph_func(lambda cache, x: cache.add_(x).sum())
+    first, second = (torch.zeros(2, 4, device="hpu") for _ in range(2))
+    wrapped(first, _x())
+    wrapped(first, _x())
+    assert (_found(), first.sum().item()) == ([], 16.0)
+    wrapped(second, _x())
+    detail = "another argument of shape [2, 4]"
+    assert _found() == [("graph-input-not-written", "graph::replay", detail)]
+    assert second.count_nonzero() == 0
+
+
+def test_an_input_that_is_returned_without_the_tensor_cache_is_reported() -> None:
+    wrap = hpu.graphs.wrap_in_hpu_graph_func
+    cached = wrap(lambda x: (x + 1, x.view(-1)))
+    uncached = wrap(lambda x: (x + 1, x.view(-1)), disable_tensor_cache=True)
+    first, second = _x(), _x() * 3
+    cached(first.clone())
+    assert cached(second)[1].tolist() == [3.0] * 8
+    assert _found() == []
+    uncached(first)
+    assert uncached(second)[1].tolist() == [1.0] * 8
+    detail = "a result of shape [8]"
+    assert _found() == [("graph-input-returned", "graph::capture", detail)]
+
+
+FROM_HOST: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
+    "tensor": (
+        lambda net, x, other: x + torch.tensor([1.0, 2.0, 3.0, 4.0], device="hpu"),
+        "aten::lift_fresh of float32[4]",
+    ),
+    "to": (
+        lambda net, x, other: x + torch.arange(4).to("hpu"),
+        "aten::_to_copy of int64[4]",
+    ),
+    "copy": (
+        lambda net, x, other: x + torch.empty(4, device="hpu").copy_(torch.ones(4)),
+        "aten::copy_ of float32[4]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FROM_HOST)
+def test_values_of_the_host_are_those_of_the_capture(name: str) -> None:
+    use, detail = FROM_HOST[name]
+    net = _wrapped(use)
+    first = net(_x()).clone()
+    assert torch.equal(net(_x()), first)
+    assert _found() == [("graph-host-values", "graph::capture", detail)]
+    place = findings()[0]
+    assert (place.file, place.line) == (__file__, use.__code__.co_firstlineno)
+
+
+RANDOM: dict[str, Callable[[], object]] = {
+    "random": random.random,
+    "torch.rand on the CPU": lambda: torch.rand(2),
+    "numpy.random": np.random.rand,
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_of_the_host_are_reported(name: str) -> None:
+    _wrapped(lambda net, x, other: RANDOM[name]() is not None and x)(_x())
+    assert _found() == [("graph-host-random", "graph::capture", name)]
+
+
+def test_rules_may_raise() -> None:
+    net = _wrapped()
+    net(_x())
+    net.scale = 3.0
+    rules.set_mode("error")
+    with pytest.raises(GaudiRuleError, match=r"Net\.scale was 2\.0 at the capture and is 3\.0"):
+        net(_x())
+
+
+def test_nothing_is_looked_at_while_the_rules_are_off() -> None:
+    rules.set_mode("off")
+    net = _wrapped(_count)
+    net(_x())
+    net.scale = 3.0
+    net(_x())
+    assert _found() == []
