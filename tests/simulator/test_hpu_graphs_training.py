@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertLayer
 
+from lightning_gaudi.simulator import rules
+
 hpu: Any = torch.hpu
 
 pytestmark = pytest.mark.usefixtures("lazy")
@@ -117,8 +119,9 @@ def test_gradients_accumulate_in_memory_that_is_zeroed() -> None:
 
 
 def test_gradients_that_accumulate_from_none_are_reported() -> None:
+    rules.set_mode("warn")
     expected = _train(_block(), num_micro_batches=2)
-    with pytest.warns(UserWarning, match=r"graph-shared-gradients"):
+    with pytest.warns(rules.GaudiRuleWarning, match=r"graph-shared-gradients"):
         assert _equal(_train(_cached(_block()), num_micro_batches=2), expected)
 
 

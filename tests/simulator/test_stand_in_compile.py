@@ -160,3 +160,21 @@ def test_the_compiler_knows_the_backend_once_it_is_imported():
     import torch._dynamo
 
     assert "hpu_backend" in torch._dynamo.list_backends()
+
+
+def test_backward_passes_are_compiled_when_asked_for():
+    out = fork_python(
+        """
+        import torch
+        from habana_frameworks.torch.dynamo.compile_backend.experimental import (
+            enable_compiled_autograd,
+        )
+        enable_compiled_autograd()
+        model = torch.compile(torch.nn.Linear(3, 2).to("hpu"), backend="hpu_backend")
+        x = torch.rand(4, 3, device="hpu")
+        model(x).sum().backward()
+        assert torch.equal(model.weight.grad.cpu(), x.sum(0).cpu().expand(2, 3))
+        print(dict(torch.hpu.metric_global("graph_compilation").stats())["TotalNumber"])
+        """
+    ).stdout
+    assert out.split() == ["2"]

@@ -121,7 +121,7 @@ def test_dump_writes_json_and_text(tmp_path, monkeypatch):
     path = tmp_path / "new" / "metrics.json"
     metrics.metrics_dump(path)
     written = json.loads(path.read_text())
-    assert [entry["metric_name"] for entry in written] == [*NAMES[:3], "device_memory", NAMES[3]]
+    assert [entry["metric_name"] for entry in written] == [*NAMES[:3], "device_memory", *NAMES[3:]]
     assert {entry["triggered_by"] for entry in written} == {"user"}
     assert set(written[0]["statistics"]) == {"TotalNumber", "TotalTime", "AvgTime"}
     metrics.metrics_dump(str(path), format="text")

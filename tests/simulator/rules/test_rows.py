@@ -93,7 +93,7 @@ def test_provocations_call_what_their_row_names(key: str) -> None:
 def test_rows_of_one_operator_do_not_repeat_each_other() -> None:
     seen: dict[tuple[object, ...], str] = {}
     for row in RULES:
-        if row.verdict is Verdict.NOTED:
+        if row.verdict is Verdict.NOTED or row in rows_graphs.ROWS:
             continue
         for operator in row.operators:
             for dtype in row.dtypes or ("",):
