@@ -22,7 +22,7 @@ from typing import Any
 
 _REPOSITORY = Path(__file__).parents[1]
 _NUM_STEPS = 20
-_CHECKS = ("training", "loader", "collectives")
+_CHECKS = ("training", "loader", "collectives", "rules", "graphs")
 
 
 def main() -> int:
@@ -40,7 +40,8 @@ def main() -> int:
     for version in options.versions:
         rows.append(_check_version(version, options.folder.absolute()))
         print(rows[-1], flush=True)
-    print("\n| torch | build | training | pinned DataLoader | collectives |\n|---|---|---|---|---|")
+    print("\n| torch | build | training | pinned DataLoader | collectives | waits | HPU graphs |")
+    print("|---|---|---|---|---|---|---|")
     print("\n".join(rows))
     return int(any("failed" in row for row in rows))
 
@@ -129,6 +130,55 @@ def _check_training() -> str:
         product = torch.ones(2, 2, device="hpu") @ torch.ones(2, 2, device="hpu")
     assert product.dtype == torch.bfloat16
     return "equals CPU"
+
+
+def _check_rules() -> str:
+    """The host waits for what this torch tags, and for nothing else."""
+    import torch
+
+    import lightning_gaudi  # noqa: F401
+    from lightning_gaudi.simulator import rules
+    from tests.helpers.torch_tags import waited_for
+
+    device = sys.modules["_hpu_sim"]
+    waiting = {name.partition(".")[0] for name in device.waiting_operators()}
+    assert waiting == waited_for(), waiting ^ waited_for()
+    rules.set_mode("error")
+    x = torch.ones(3, device="hpu")
+    for program in (lambda: x[x > 0], x.double, lambda: torch.fft.rfft(x)):
+        try:
+            program()
+        except rules.GaudiRuleError:
+            continue
+        raise AssertionError("A rule was met and nothing was said.")
+    return "as tagged"
+
+
+def _check_graphs() -> str:
+    """A captured model replays to the bit, without its Python."""
+    os.environ["PT_HPU_LAZY_MODE"] = "1"
+    import torch
+
+    import lightning_gaudi  # noqa: F401
+
+    calls = []
+
+    class Net(torch.nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(x)
+            return super().forward(x)
+
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = Net(layer, torch.nn.Linear(8, 8)).to("hpu").eval()
+    inputs = [torch.randn(2, 4, 8).to("hpu") for _ in range(3)]
+    with torch.no_grad():
+        expected = [model(x).cpu() for x in inputs]
+        calls.clear()
+        hpu: Any = torch.hpu
+        model = hpu.wrap_in_hpu_graph(model)
+        assert all(torch.equal(model(x).cpu(), e) for x, e in zip(inputs, expected, strict=True))
+    assert len(calls) == 1, len(calls)
+    return "equal"
 
 
 def _check_loader() -> str:

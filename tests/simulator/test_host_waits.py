@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.helpers.torch_tags import depending_on_data, waited_for
+
 
 def _write_where_positive(x: torch.Tensor) -> None:
     x[x > 0] = 2.0
@@ -72,16 +74,13 @@ def test_what_the_host_waits_for_ends_the_graph(name: str) -> None:
 
 def test_what_is_waited_for_is_what_torch_tags() -> None:
     """No list of ours: an index waits for a mask alone, which the tag does not say."""
-    tagged = {name.partition(".")[0] for name in _tagged()}
     waiting = {name.partition(".")[0] for name in _hpu_sim.waiting_operators()}
-    assert len(tagged) > 15
-    masks = {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-    copies = {"aten::copy_", "aten::_copy_from"}
-    assert waiting == tagged | masks | copies
+    assert len(waiting) > 20
+    assert waiting == waited_for()
 
 
 def test_every_waiting_operator_has_a_case_above() -> None:
-    assert {name.removeprefix("aten::").partition(".")[0] for name in _tagged()} <= WAITS.keys()
+    assert {name.removeprefix("aten::").partition(".")[0] for name in depending_on_data()} <= WAITS.keys()
 
 
 def test_an_index_without_a_mask_waits_for_nothing() -> None:
@@ -91,20 +90,3 @@ def test_an_index_without_a_mask_waits_for_nothing() -> None:
     x[torch.tensor([1], device="hpu")] = torch.ones(1, device="hpu")
     x.index_select(0, torch.tensor([1], device="hpu"))
     assert _hpu_sim.host_syncs() == {}
-
-
-def _tagged() -> set[str]:
-    """Operators whose result, or its shape, depends on data: torch's own knowledge."""
-    tagged = set()
-    for name in torch._C._dispatch_get_all_op_names():
-        space, _, operator = name.partition("::")
-        operator, _, overload = operator.partition(".")
-        if space != "aten":
-            continue
-        try:
-            tags = getattr(getattr(torch.ops.aten, operator), overload or "default").tags
-        except (AttributeError, RuntimeError):
-            continue  # of TorchScript alone
-        if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
-            tagged.add(name)
-    return tagged

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_gaudi.simulator.rules import Rule, Verdict, rows_graphs
+from lightning_gaudi.simulator.rules import Rule, Verdict, document, rows_graphs
 from lightning_gaudi.simulator.rules.table import RULES
 from tests.simulator.rules.collective_provocations import COLLECTIVES
 from tests.simulator.rules.provocations import NOT_ON_CPU, PROVOCATIONS
@@ -113,3 +113,8 @@ def test_collectives_run_on_gloo_where_it_has_them(tmp_path: Path) -> None:
                 COLLECTIVES[key](CPU)
     finally:
         dist.destroy_process_group()
+
+
+def test_the_document_is_the_table_s() -> None:
+    text = "run `python -m lightning_gaudi.simulator.rules.document`"
+    assert document.PATH.read_text() == document.markdown(), text

@@ -1,0 +1,32 @@
+"""What torch itself knows of its operators."""
+
+from __future__ import annotations
+
+import torch
+
+
+def depending_on_data() -> set[str]:
+    """Operators of aten whose result, or its shape, depends on data, as "aten::nonzero.out"."""
+    tagged = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, operator = name.partition("::")
+        operator, _, overload = operator.partition(".")
+        if space != "aten":
+            continue
+        try:
+            tags = getattr(getattr(torch.ops.aten, operator), overload or "default").tags
+        except (AttributeError, RuntimeError):
+            continue  # of TorchScript alone
+        if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
+            tagged.add(name)
+    return tagged
+
+
+def waited_for() -> set[str]:
+    """What the host of a card waits for, by torch's tags: names without overloads.
+
+    Besides, for an index where a mask is among the indices, and for copies to the host.
+    """
+    masks = {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+    copies = {"aten::copy_", "aten::_copy_from"}
+    return {name.partition(".")[0] for name in depending_on_data()} | masks | copies
