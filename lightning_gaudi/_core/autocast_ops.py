@@ -4,7 +4,9 @@ Two environment variables name files that replace a default list, one operation 
 when the vendor's package is imported. It says nothing if a file cannot be read (the default stays)
 or a line matches no operation (trailing space, CRLF, a typo): training then silently runs in
 another precision than was asked for.
-Source: Intel Gaudi PyTorch bridge, release 1.19, `hpu_ops/autocast_helpers.h`.
+1.24 warns on stderr of both, and takes no file below /root, /etc, /usr, /var and their like.
+Source: Intel Gaudi PyTorch bridge, release 1.19, `hpu_ops/autocast_helpers.h`, whose lists of 1.24
+could not be read; release 1.24.0, `hpu_ops/backend/autocast_helpers.cpp`.
 """
 
 from __future__ import annotations

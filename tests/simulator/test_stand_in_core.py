@@ -131,6 +131,26 @@ def test_lazy_mode_saves_cpu_tensors_and_loads_pickles_by_default(tmp_path):
     )
 
 
+SHARED = """
+    import torch
+    from habana_frameworks.torch.core import weight_sharing
+    weight_sharing.enable_weight_sharing()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    for device in ("hpu", "cpu", "hpu"):
+        model.to(device)
+        assert model[1].weight is model[0].weight
+        assert model[0].weight.device.type == device
+    model(torch.ones(1, 2, device="hpu")).sum().backward()
+    assert torch.equal(model[1].weight.grad.cpu(), model[0].weight.grad.cpu())
+    """
+
+
+@pytest.mark.parametrize("lazy", ["0", "1"])
+def test_shared_parameters_stay_shared_when_a_module_moves(lazy):
+    fork_python(SHARED, env={"PT_HPU_LAZY_MODE": lazy})
+
+
 def test_inference_calls_switch_inference_on_and_off():
     model = torch.nn.Linear(2, 2).eval()
     x = torch.rand(3, 2)

@@ -78,6 +78,13 @@ def publish(topic: EventId, params: Params, at: datetime | None = None) -> None:
             handle.callback(at or datetime.now(), params)
 
 
+def on_mark_step() -> None:
+    """Tell of a step's end and of what it did; nothing without a subscriber."""
+    if any(_handles.values()):
+        look()
+        publish(EventId.MARK_STEP, [])
+
+
 def look() -> None:
     """Publish what the device has counted since the last look."""
     graphs = C.graph_stats()

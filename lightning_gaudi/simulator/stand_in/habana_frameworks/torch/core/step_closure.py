@@ -36,8 +36,7 @@ def mark_step(device_str: str = "", sync: bool = False) -> None:
     C.mark_step()
     if sync:
         C.synchronize()
-    _events.look()
-    _events.publish(_events.EventId.MARK_STEP, [])
+    _events.on_mark_step()
     metrics.on_mark_step()
     _run_closures()
 
