@@ -80,7 +80,9 @@ def test_what_is_waited_for_is_what_torch_tags() -> None:
 
 
 def test_every_waiting_operator_has_a_case_above() -> None:
-    assert {name.removeprefix("aten::").partition(".")[0] for name in depending_on_data()} <= WAITS.keys()
+    assert {
+        name.removeprefix("aten::").partition(".")[0] for name in depending_on_data()
+    } <= WAITS.keys()
 
 
 def test_an_index_without_a_mask_waits_for_nothing() -> None:
