@@ -113,7 +113,9 @@ def candidates(
     ids, sequences, places, labels = (batch[name].tolist() for name in names)
     values, best = probabilities.tolist(), tokens.tolist()
     found = []
-    for row in batch["is_real"].nonzero().flatten().tolist():
+    for row, is_real in enumerate(batch["is_real"].tolist()):
+        if not is_real:
+            continue
         for slot, place in enumerate(places[row]):
             if place == 0:  # there is [CLS], which is never masked: the slot is empty
                 continue

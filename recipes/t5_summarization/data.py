@@ -201,7 +201,7 @@ class SummarizationData(RecipeData):
                 _collate,
                 pad_token=self._tokenizer().pad_token_id,
                 max_target_length=settings["max_target_length"],
-                mean_targets=batch_size * rows.targets.lengths.mean(),
+                mean_targets=batch_size * float(rows.targets.lengths.mean()),
             ),
             num_workers=workers,
             persistent_workers=workers > 0,

@@ -88,6 +88,8 @@ def _start(example: Example, accelerator: str, devices: int, cwd: Path, more: st
     cwd.mkdir(exist_ok=True)
     simulated = {"LIGHTNING_GAUDI_SIMULATE": "2", "JSONARGPARSE_DEPRECATION_WARNINGS": "off"}
     env = {**simulated, **(NO_PLUGIN if accelerator == "cpu" else {})}
+    if "--sync_batchnorm" in more:
+        env["PT_HPU_LAZY_MODE"] = "1"  # where a card has it
     more += f" {example.two_cards}" if devices > 1 else ""
     command = [sys.executable, *example.command(accelerator, devices, more)]
     return metric(run(command, env=env, cwd=cwd, timeout=280).stdout)

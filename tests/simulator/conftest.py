@@ -8,12 +8,21 @@ import _hpu_sim
 import pytest
 
 from lightning_gaudi.simulator import rules
+from lightning_gaudi.simulator.settings import RULES
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _rules_are_silent_in_what_a_module_starts() -> Iterator[None]:
+    """Of processes that fixtures of a module start, the environment; see below."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RULES, "off")
+        yield
 
 
 @pytest.fixture(autouse=True)
 def _rules_are_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """These tests do what a card would mind; those of the rules ask for them."""
-    monkeypatch.setenv("LIGHTNING_GAUDI_SIMULATE_RULES", "off")
+    monkeypatch.setenv(RULES, "off")
     rules.set_mode("off")
     yield
     rules.set_mode("warn")

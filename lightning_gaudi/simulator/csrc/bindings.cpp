@@ -129,6 +129,8 @@ void init_rules(py::module_& m) {
   });
   m.def("waiting_operators", &waiting_operators);
   m.def("clear_rules", &clear_rules);
+  m.def("pause_rules", [] { ++t_rules_paused; });
+  m.def("resume_rules", [] { --t_rules_paused; });
   m.def("report_rules_to", &report_rules_to);
   m.def("set_rules_reported", &set_rules_reported);
 }

@@ -18,7 +18,7 @@ class Record(Callback):
         self.losses, self.window, self.counts, self.steps = [], [], set(), []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.window.append(outputs["loss"].double() * trainer.accumulate_grad_batches)
+        self.window.append(outputs["loss"].cpu().double() * trainer.accumulate_grad_batches)
         self.counts.add(int((batch["masked_labels"] >= 0).sum()))
         if trainer.global_step > len(self.losses):
             self.losses.append(torch.stack(self.window).mean())

@@ -210,7 +210,7 @@ class FallbackCall {
   at::Tensor result_to_hpu(const at::Tensor& tensor) {
     if (results_stay_on_host_) return tensor;
     if (tensor.defined()) result_types_ |= type_bit(tensor.scalar_type());
-    if (tensor.defined()) check_result(info_.name, tensor);
+    if (tensor.defined() && !info_.is_view) check_result(info_.name, tensor);
     const bool contiguous = info_.has_contiguous_results;
     return widened_.from.has_value()
                ? aliases_of_call_.to_hpu(narrow_result(tensor, widened_), contiguous)

@@ -5,6 +5,7 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/repeat_native.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
@@ -100,6 +101,12 @@ Tensor& set_empty(Tensor& self) {
   return at::native::set_storage_cpu_(self, std::move(storage), 0, {0}, {});
 }
 
+// torch composes it of operators that a card has no kernels for; for this one it has.
+Tensor repeat(const Tensor& self, IntArrayRef repeats) {
+  const PausedRules paused;
+  return at::native::repeat(self, repeats);
+}
+
 // Operations finish before they return, so no stream can still be using the memory.
 void record_stream(Tensor&, c10::Stream) {}
 
@@ -153,6 +160,7 @@ TORCH_LIBRARY_IMPL(aten, HPU, library) {
   library.impl("copy_", copy_);
   library.impl("_copy_from", copy_from);
   library.impl("_copy_from_and_resize", copy_from_and_resize);
+  library.impl("repeat", repeat);
   library.impl("record_stream", record_stream);
   library.impl("convolution_overrideable", convolution);
   library.impl("convolution_backward_overrideable", convolution_backward);

@@ -62,7 +62,9 @@ bool applies_to_mode(const Rule& rule) {
   return is_lazy() ? rule.in_lazy_mode : rule.in_eager_mode;
 }
 
-bool is_reported() { return g_is_reported.load(std::memory_order_relaxed); }
+bool is_reported() {
+  return t_rules_paused == 0 && g_is_reported.load(std::memory_order_relaxed);
+}
 
 void report(const Rule& rule, const std::string& op, TypeSet types) {
   if (!is_reported()) return;
@@ -114,6 +116,7 @@ OpRules rules_of(const std::string& base_name, const std::string& full_name,
 
 Consulted consult(const OpRules& rules, const std::string& op, TypeSet types, const Call& call) {
   Consulted result;
+  if (t_rules_paused > 0) return result;
   for (const Rule& rule : rules.rules) {
     if ((rule.types & types) == 0 || !applies_to_mode(rule)) continue;
     if (rule.condition.call != nullptr && !rule.condition.call(call)) continue;

@@ -49,6 +49,13 @@ std::string type_names(TypeSet types);
 void add_rule(const std::string& op, const Rule& rule);
 void clear_rules();
 
+/// More than 0 while this thread runs the parts of what a card has a kernel for.
+inline thread_local int t_rules_paused = 0;
+struct PausedRules {
+  PausedRules() { ++t_rules_paused; }
+  ~PausedRules() { --t_rules_paused; }
+};
+
 /// Called with a rule's place in the table, the operator and what else is known. May throw.
 using RuleReport = std::function<void(int64_t id, const std::string& op, const std::string& detail)>;
 void set_rule_report(RuleReport report);

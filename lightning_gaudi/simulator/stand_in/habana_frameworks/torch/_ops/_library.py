@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .._launch import one_launch
+from .._launch import one_kernel
 
 _LIBRARY = torch.library.Library("hpu", "FRAGMENT")
 
@@ -40,7 +40,7 @@ def device_kernel(kernel: Kernel) -> Kernel:
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad(), torch.autocast("hpu", enabled=False), one_launch():
+        with torch.no_grad(), torch.autocast("hpu", enabled=False), one_kernel():
             return kernel(*args, **kwargs)
 
     return run
