@@ -125,3 +125,14 @@ def test_a_waiting_collective_is_counted(on_card: Rule) -> None:
 def test_there_are_enough_rules_and_all_have_a_source() -> None:
     assert len(table.RULES) > 100
     assert all(rule.source for rule in table.RULES)
+
+
+@pytest.mark.usefixtures("lazy")
+def test_the_integer_of_an_infinity_is_no_value_beyond_32_bits() -> None:
+    """transformers' T5 makes such ones of log(0), and drops them."""
+    rules.forget_findings()
+    rules.set_mode("error")
+    x = torch.zeros(3, device="hpu").log().to(torch.int64) + 8
+    assert torch.where(x < 0, 1, 0).tolist() == [1, 1, 1]
+    with pytest.raises(rules.GaudiRuleError, match=r"the value 4294967296.*\[int64-as-int32\]"):
+        torch.where(x < 0, 2**32, x)

@@ -169,7 +169,12 @@ std::string copied_more_than_8_dims(const Copy& copy) {
 }
 
 std::string beyond_int32(const at::Tensor& result) {
-  return result.scalar_type() == at::kLong ? value_beyond<int32_t, int64_t>(result) : "";
+  if (result.scalar_type() != at::kLong) return "";
+  // What becomes of -inf or nan, and goes on from there, is no number on any device.
+  constexpr int64_t kNoNumber = std::numeric_limits<int64_t>::min() + (int64_t{1} << 31);
+  if (range_of<int64_t>(result).first >= kNoNumber) return value_beyond<int32_t, int64_t>(result);
+  c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
+  return value_beyond<int32_t, int64_t>(result.masked_fill(result.lt(kNoNumber), 0));
 }
 
 template <c10d::ReduceOp::RedOpType... ops>
