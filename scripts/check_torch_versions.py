@@ -22,6 +22,7 @@ from typing import Any
 
 _REPOSITORY = Path(__file__).parents[1]
 _NUM_STEPS = 20
+_NEEDED = ("numpy", "filelock", "packaging")
 _CHECKS = ("training", "loader", "collectives", "rules", "graphs")
 
 
@@ -59,7 +60,7 @@ def _check_version(version: str, folder: Path) -> str:
     install = [python, "-m", "pip", "install", "-q", "--no-cache-dir"]
     try:
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        subprocess.run([*install, f"torch=={version}", "numpy", "filelock"], check=True)
+        subprocess.run([*install, f"torch=={version}", *_NEEDED], check=True)
         return _check_python(python, folder)
     finally:
         shutil.rmtree(venv, ignore_errors=True)
