@@ -19,6 +19,15 @@ ROWS: tuple[Rule, ...] = (
         when="approximate_none",
     ),
     Rule(
+        "attention-unfused",
+        Verdict.NOTED,
+        ("aten::_scaled_dot_product_flash_attention_for_cpu",),
+        what="composes F.scaled_dot_product_attention of operators: nine launches and more, where "
+        "the vendor's FusedSDPA is one",
+        instead="Call habana_frameworks.torch.hpex.kernels.FusedSDPA.",
+        source="bridge 1.24.0 habana_eager/ops/fused_sdpa.cpp; 1.19.0 hpex/kernels/FusedSDPA.py",
+    ),
+    Rule(
         "nonzero-out-untouched",
         Verdict.DEMOTED,
         ("aten::nonzero.out",),

@@ -118,6 +118,9 @@ SHAPES: dict[str, Provocation] = {
 
 DIFFERENCES: dict[str, Provocation] = {
     "gelu-as-tanh": _gelu,
+    "attention-unfused": lambda device: torch.nn.functional.scaled_dot_product_attention(
+        *uniform(3, 1, 2, 8, 4, device=device)
+    ),
     "nonzero-out-untouched": _nonzero_out,
     "uint8-mask-as-indices": _write_uint8,
     "bincount-in-32-bits": lambda device: torch.bincount(
