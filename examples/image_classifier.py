@@ -7,7 +7,8 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 NUM_CLASSES = 4
 
@@ -45,7 +46,6 @@ class Classifier(L.LightningModule):
         self.net = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(2 * width * 4, NUM_CLASSES))
         self.val_accuracy = MulticlassAccuracy(NUM_CLASSES, average="micro")
         self.test_accuracy = MulticlassAccuracy(NUM_CLASSES, average="micro")
-        self.test_confusion = MulticlassConfusionMatrix(NUM_CLASSES)
 
     def forward(self, images):
         return self.net(images)
@@ -63,15 +63,22 @@ class Classifier(L.LightningModule):
         self.log("val_loss", nn.functional.cross_entropy(logits, labels), sync_dist=True)
         self.log("val_accuracy", self.val_accuracy, prog_bar=True)
 
+    def on_test_epoch_start(self):
+        self.predicted, self.labels = [], []
+
     def test_step(self, batch, batch_idx):
         images, labels = batch
         logits = self(images)
         self.test_accuracy(logits, labels)
-        self.test_confusion(logits, labels)
         self.log("test_accuracy", self.test_accuracy)
+        self.predicted.append(logits.argmax(dim=1))
+        self.labels.append(labels)
 
     def on_test_epoch_end(self):
-        confusion = self.test_confusion.compute()
+        # Counted once, on the CPU: a count by value makes an accelerator wait in every batch.
+        predicted = self.all_gather(torch.cat(self.predicted)).flatten().cpu()
+        labels = self.all_gather(torch.cat(self.labels)).flatten().cpu()
+        confusion = multiclass_confusion_matrix(predicted, labels, NUM_CLASSES)
         self.print("confusion matrix:", confusion.tolist())
 
     def configure_optimizers(self):

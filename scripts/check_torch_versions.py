@@ -77,7 +77,7 @@ def _check_python(python: str, folder: Path) -> str:
         cells = [version, _run([python, "-c", build], cache, {})]
         for check in _CHECKS:
             command = [python, __file__, "--check", check]
-            cells.append(_run(command, cache, {"LIGHTNING_GAUDI_SIMULATE": "1"}))
+            cells.append(_run(command, cache, {"LIGHTNING_GAUDI_SIMULATE": "2"}))
     return f"| {' | '.join(cells)} |"
 
 
