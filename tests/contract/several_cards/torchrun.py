@@ -20,8 +20,6 @@ TIMEOUT_S = 600
 _OF_A_RANK = (
     *("HLS_MODULE_ID", "ID", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
-    # And on whose cards, if they are simulated: this process may hold one of its server's.
-    "LIGHTNING_GAUDI_SIMULATE_SERVER",
 )
 
 
