@@ -21,7 +21,7 @@ if _TEST_ON is None:
     os.environ.pop("PT_HPU_LAZY_MODE", None)
     os.environ.pop("LIGHTNING_GAUDI_SIMULATE_RELEASE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.pop("LIGHTNING_GAUDI_SIMULATE_SERVER", None)  # each worker has a server of its own
+os.environ.pop("LIGHTNING_GAUDI_SIMULATE_SERVER", None)
 # Started in the background or by nohup, processes ignore Ctrl-C, and so would those of the tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,8 +32,9 @@ _GIVEN = set(os.environ)
 import torch  # noqa: E402, F401
 
 # The vendor's package sets them when it is imported: the programs that tests start would all meet
-# at the same port.
-for _name in {"MASTER_ADDR", "MASTER_PORT"} - _GIVEN:
+# at the same port. And the simulator names its server: they have one of their own, since a test may
+# have taken a card in this process.
+for _name in {"MASTER_ADDR", "MASTER_PORT", "LIGHTNING_GAUDI_SIMULATE_SERVER"} - _GIVEN:
     os.environ.pop(_name, None)
 
 
