@@ -62,7 +62,7 @@ ROWS: tuple[Rule, ...] = (
     Rule(
         "unique-dynamic",
         Verdict.DYNAMIC,
-        ("aten::_unique", "aten::_unique2", "aten::unique_dim"),
+        ("aten::_unique2", "aten::unique_dim"),
         what="waits for the number of distinct values, and every new number is a new shape",
         instead="Call torch.unique on the CPU, in the data pipeline.",
         source=_EAGER + "ops/unique2.cpp, ops/unique_dim.cpp; " + _LAZY,
