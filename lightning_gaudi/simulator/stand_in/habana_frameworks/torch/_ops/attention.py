@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ._library import operator
-from .attention_masks import Window, hidden_keys, sink_logits
+from .attention_masks import Window, hidden_keys, softmax_with_sink
 
 _SOFTMAX_MODES = ("none", "fast", "fp32")
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, "
@@ -225,13 +225,7 @@ def sdpa_recomp_fwd(
     check_settings(softmax_mode, p)
     padding = (valid_seq_len, seq_padding_type)
     scores = scores_of(q, k, attention_mask, scale, is_causal, *padding, window_size)
-    logits = sink_logits(sink, scores)
-    m = scores.amax(-1, keepdim=True)
-    m = m if logits is None else torch.maximum(m, logits)
-    exponentials = (scores - m).exp()
-    sums = exponentials.sum(-1, keepdim=True)
-    linv = 1 / (sums if logits is None else sums + (logits - m).exp())
-    used = exponentials * linv
+    used, m, linv = softmax_with_sink(scores, sink)
     seed = torch.zeros(1, dtype=torch.int32, device=q.device)
     if p > 0:
         seed.random_(2**31 - 1)

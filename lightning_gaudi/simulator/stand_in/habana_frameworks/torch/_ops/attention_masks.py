@@ -88,3 +88,25 @@ def sink_logits(sink: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor
             "Pass one number a head."
         )
     return sink.float().reshape(1, *heads, 1, 1)
+
+
+def softmax_with_sink(
+    scores: torch.Tensor, sink: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The probabilities of keys, and what a backward pass makes them of again.
+
+    Args:
+        scores: Shape (B, ..., T, S), fp32.
+        sink: See `sink_logits`.
+
+    Returns:
+        Probabilities (B, ..., T, S); each row's largest score and inverse sum of exponentials,
+        (B, ..., T, 1).
+    """
+    logits = sink_logits(sink, scores)
+    m = scores.amax(-1, keepdim=True)
+    m = m if logits is None else torch.maximum(m, logits)
+    exponentials = (scores - m).exp()
+    sums = exponentials.sum(-1, keepdim=True)
+    linv = 1 / (sums if logits is None else sums + (logits - m).exp())
+    return exponentials * linv, m, linv

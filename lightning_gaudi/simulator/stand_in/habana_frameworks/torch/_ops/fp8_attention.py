@@ -14,7 +14,7 @@ import torch
 
 from ._library import operator
 from .attention import check_settings, scores_of
-from .attention_masks import Window, sink_logits
+from .attention_masks import Window, softmax_with_sink
 from .fp8 import FP8_DTYPES, Scale, largest_of, quantize, require_fp8, times
 
 _Optional = torch.Tensor | None
@@ -192,13 +192,7 @@ def fp8_sdpa_recomp_fwd(
         _meant(q, d_scale_q), _meant(k, d_scale_k), attention_mask, scale, is_causal,
         valid_seq_len, seq_padding_type, window_size,
     )  # fmt: skip
-    logits = sink_logits(sink, scores)
-    m = scores.amax(-1, keepdim=True)
-    m = m if logits is None else torch.maximum(m, logits)
-    exponentials = (scores - m).exp()
-    sums = exponentials.sum(-1, keepdim=True)
-    linv = 1 / (sums if logits is None else sums + (logits - m).exp())
-    probabilities = exponentials * linv
+    probabilities, m, linv = softmax_with_sink(scores, sink)
     out = _understood(probabilities, q.dtype, q_scale_s, d_scale_s) @ _meant(v, d_scale_v)
     seed = torch.zeros(1, dtype=torch.int32, device=q.device)
     amaxes = (_amax(probabilities, is_amax_s), _amax(out, is_amax_o))
