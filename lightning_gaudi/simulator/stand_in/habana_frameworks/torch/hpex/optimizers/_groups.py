@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ...._missing import not_simulated
+from ..._ops.fp8 import FP8_DTYPES
 from ...core.step_closure import _mark_step_if_lazy
 
 
@@ -48,6 +50,21 @@ def check_groups(optimizer: torch.optim.Optimizer) -> None:
                 f"{name}: parameter group {i} of {len(optimizer.param_groups)} is empty, which "
                 "Gaudi's fused optimizers cannot update. Leave out groups without parameters."
             )
+
+
+Moments = torch.dtype | tuple[torch.dtype, torch.dtype] | None
+
+
+def moments_dtypes(optimizer: str, asked: Moments) -> tuple[torch.dtype | None, ...]:
+    """The dtypes of both averages; None is the parameter's.
+
+    Raises:
+        NotSimulatedError: One is fp8.
+    """
+    pair = asked if isinstance(asked, tuple) else (asked, asked)
+    if any(dtype in FP8_DTYPES for dtype in pair):
+        raise not_simulated(f"{optimizer} with moments_dtype={asked}")
+    return pair
 
 
 def check_range(name: str, value: float, below: float | None = None) -> None:

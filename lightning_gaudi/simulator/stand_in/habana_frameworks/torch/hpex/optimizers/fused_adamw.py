@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from ...._missing import missing, not_simulated
+from ...._missing import missing
 from ...utils.internal import is_lazy
 from ._groups import (
     GroupOptimizer,
+    Moments,
     check_groups,
     check_range,
+    moments_dtypes,
     next_step,
     on_device,
     with_gradients,
 )
-
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class FusedAdamW(GroupOptimizer):
@@ -53,16 +53,13 @@ class FusedAdamW(GroupOptimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
         bias_correction: bool = True,
-        moments_dtype: torch.dtype | tuple[torch.dtype, torch.dtype] | None = None,
+        moments_dtype: Moments = None,
     ) -> None:
         check_range("lr", lr)
         check_range("betas[0]", betas[0], below=1)
         check_range("betas[1]", betas[1], below=1)
         check_range("eps", eps)
-        is_pair = isinstance(moments_dtype, tuple)
-        self.moments_dtype = moments_dtype if is_pair else (moments_dtype, moments_dtype)
-        if any(dtype in _FP8 for dtype in self.moments_dtype):
-            raise not_simulated(f"FusedAdamW with moments_dtype={moments_dtype}")
+        self.moments_dtype = moments_dtypes("FusedAdamW", moments_dtype)
         defaults = {
             "lr": lr,
             "betas": betas,

@@ -7,11 +7,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from ....._missing import missing, not_simulated
+from ....._missing import missing
 from ....utils.internal import is_lazy
-from .._groups import check_range, on_device
-
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+from .._groups import Moments, check_range, moments_dtypes, on_device
 
 
 class FusedAdamW:
@@ -43,7 +41,7 @@ class FusedAdamW:
         eps: float = 1e-6,
         weight_decay: float = 0.0,
         _allow_empty_param_list: bool = False,
-        moments_dtype: torch.dtype | tuple[torch.dtype, torch.dtype] | None = None,
+        moments_dtype: Moments = None,
     ) -> None:
         check_range("lr", lr)
         check_range("betas[0]", betas[0], below=1)
@@ -52,10 +50,7 @@ class FusedAdamW:
         check_range("weight_decay", weight_decay)
         if not params and not _allow_empty_param_list:
             raise ValueError("FusedAdamW got no parameters. Pass a list of at least one.")
-        is_pair = isinstance(moments_dtype, tuple)
-        self.moments_dtype = moments_dtype if is_pair else (moments_dtype, moments_dtype)
-        if any(dtype in _FP8 for dtype in self.moments_dtype):
-            raise not_simulated(f"distributed.FusedAdamW with moments_dtype={moments_dtype}")
+        self.moments_dtype = moments_dtypes("distributed.FusedAdamW", moments_dtype)
         self.defaults = {
             "lr": lr,
             "eps": eps,
