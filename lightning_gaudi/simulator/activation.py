@@ -127,7 +127,6 @@ def _start(settings: Settings) -> None:
         raise SimulatorError(f"The simulated HPU cannot start: {error}") from error
     device.set_device_count(settings.num_cards)
     device.set_memory_limit(settings.card.memory_bytes)
-    device.set_release(settings.release.number)
     device.set_server(server_name())
     accelerator: Any = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "hpu":

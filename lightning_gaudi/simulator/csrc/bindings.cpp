@@ -67,7 +67,6 @@ py::dict collectives_dict() {
 void init_device(py::module_& m) {
   m.def("set_device_count", &set_server_device_count);
   m.def("device_count", &server_device_count);
-  m.def("set_release", &set_software_release);
   m.def("set_server", &set_server);
   m.def("current_device", [] { return static_cast<int>(kDeviceIndex); });
   m.def("set_device", &check_device_index);

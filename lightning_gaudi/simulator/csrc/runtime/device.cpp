@@ -14,7 +14,6 @@ std::atomic<ProcessState> g_process_state{ProcessState::kUntouched};
 namespace {
 
 std::atomic<int64_t> g_server_device_count{1};
-std::atomic<int64_t> g_software_release{124};
 
 void after_fork_in_child() {
   if (g_process_state.load() == ProcessState::kInUse) {
@@ -30,9 +29,6 @@ void set_server_device_count(int64_t count) {
   TORCH_CHECK_VALUE(count >= 1, "A simulated server has at least 1 card, got ", count, ".");
   g_server_device_count.store(count);
 }
-
-int64_t software_release() { return g_software_release.load(); }
-void set_software_release(int64_t release) { g_software_release.store(release); }
 
 void check_device_index(int64_t index) {
   TORCH_CHECK(index == -1 || index == kDeviceIndex, "hpu:", index,

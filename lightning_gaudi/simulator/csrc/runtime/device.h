@@ -18,10 +18,6 @@ inline c10::Device hpu_device() { return c10::Device(c10::DeviceType::HPU, kDevi
 int64_t server_device_count();
 void set_server_device_count(int64_t count);
 
-/// The release of the Gaudi software that is followed, as 124 for 1.24.
-int64_t software_release();
-void set_software_release(int64_t release);
-
 /// Raises for an index other than 0 (or -1, which means "the current device").
 void check_device_index(int64_t index);
 
