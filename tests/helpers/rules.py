@@ -14,5 +14,7 @@ def silent_rules(needed: bool = True) -> Iterator[None]:
     """Nothing is refused or said in the block, unless it is not `needed`."""
     if needed:
         rules.set_mode("off")
-    yield
-    rules.set_mode(read_rule_mode())
+    try:
+        yield
+    finally:
+        rules.set_mode(read_rule_mode())
