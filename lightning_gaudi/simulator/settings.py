@@ -164,6 +164,11 @@ def read_rule_mode() -> str:
     return mode
 
 
+def is_switched_on(value: str) -> bool:
+    """Whether the value of one of the vendor's switches means yes."""
+    return value.lower() in ("1", "true", "yes", "on", "y", "t")
+
+
 def cache_dir() -> Path:
     """Where builds are kept: LIGHTNING_GAUDI_CACHE_DIR, else a folder in the user's cache."""
     if value := os.environ.get(CACHE_DIR):

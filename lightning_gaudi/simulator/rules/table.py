@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from lightning_gaudi.simulator.rules import (
@@ -17,7 +16,7 @@ from lightning_gaudi.simulator.rules import (
 )
 from lightning_gaudi.simulator.rules.report import is_reported, report
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
-from lightning_gaudi.simulator.settings import Settings
+from lightning_gaudi.simulator.settings import Settings, is_switched_on
 
 RULES: tuple[Rule, ...] = (
     *rows_types.ROWS,
@@ -30,6 +29,8 @@ RULES: tuple[Rule, ...] = (
 )
 """Every row, in the order of the documentation."""
 
+_BY_KEY = {rule.key: rule for rule in RULES}
+
 # The order is that of the enum in csrc/rules/rules.h.
 _VERDICTS = (
     Verdict.REFUSED,
@@ -39,6 +40,8 @@ _VERDICTS = (
     Verdict.WAITS,
 )
 
+_OF_NARROW_INTEGERS = ("beyond_int32", "from_host_beyond_int32")
+
 
 def find(key: str) -> Rule:
     """The rule of that key.
@@ -46,29 +49,21 @@ def find(key: str) -> Rule:
     Raises:
         KeyError: There is none.
     """
-    return next(rule for rule in RULES if rule.key == key)
-
-
-def applying(settings: Settings) -> list[Rule]:
-    """The rules that hold on a card and release, in one mode at least."""
-    return [rule for rule in RULES if _applies(rule, settings)]
+    return _BY_KEY[key]
 
 
 def install(device: ModuleType, settings: Settings) -> None:
     """Give the device the rules that operators can meet, before any operator runs."""
-    rules = [rule for rule in applying(settings) if rule.verdict in _VERDICTS]
     device.clear_rules()
-    for number, rule in enumerate(rules):
-        _add(device, number, rule)
-    device.report_rules_to(_reporting(rules))
+    for number, rule in enumerate(RULES):
+        if rule.verdict in _VERDICTS and _applies(rule, settings):
+            _add(device, number, rule)
+    device.report_rules_to(_report_met)
     device.set_rules_reported(is_reported())
 
 
-def _reporting(rules: Sequence[Rule]) -> Callable[[int, str, str], None]:
-    def report_met(number: int, operator: str, detail: str) -> None:
-        report(rules[number], operator, detail)
-
-    return report_met
+def _report_met(number: int, operator: str, detail: str) -> None:
+    report(RULES[number], operator, detail)
 
 
 def _add(device: ModuleType, number: int, rule: Rule) -> None:
@@ -87,8 +82,13 @@ def _add(device: ModuleType, number: int, rule: Rule) -> None:
 
 
 def _applies(rule: Rule, settings: Settings) -> bool:
-    if rule.when == "beyond_int32" and os.environ.get("PT_ENABLE_INT64_SUPPORT", "0") not in "0":
+    if rule.when in _OF_NARROW_INTEGERS and _has_int64():
         return False
     return (not rule.cards or settings.card.key in rule.cards) and (
         not rule.releases or settings.release.key in rule.releases
     )
+
+
+def _has_int64() -> bool:
+    """Whether the environment asks a card to keep int64 as it is."""
+    return is_switched_on(os.environ.get("PT_ENABLE_INT64_SUPPORT", ""))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import torch
 
-from lightning_gaudi.simulator.rules.table import RULES
 from tests.simulator.rules import collective_provocations, fallback_provocations
 from tests.simulator.rules.values import on, positive, uniform
 
@@ -154,10 +153,3 @@ NOT_ON_CPU: dict[str, str] = {
     "stochastic-rounding-flushes": "an operator of the vendor's",
 }
 """Rows whose program the CPU cannot run, or runs otherwise, and why; collectives beside."""
-
-MODES: dict[str, str] = {row.key: row.mode for row in RULES if row.mode is not None}
-"""The mode that a row is about, where it is about one."""
-CARDS: dict[str, tuple[str, ...]] = {row.key: row.cards for row in RULES if row.cards}
-"""The generations that a row is about, where it is about some."""
-RELEASES: dict[str, tuple[str, ...]] = {row.key: row.releases for row in RULES if row.releases}
-"""The releases that a row is about, where it is about some."""

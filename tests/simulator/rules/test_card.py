@@ -136,3 +136,19 @@ def test_the_integer_of_an_infinity_is_no_value_beyond_32_bits() -> None:
     assert torch.where(x < 0, 1, 0).tolist() == [1, 1, 1]
     with pytest.raises(rules.GaudiRuleError, match=r"the value 4294967296.*\[int64-as-int32\]"):
         torch.where(x < 0, 2**32, x)
+
+
+def test_an_unknown_key_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        table.find("no-such-rule")
+
+
+@pytest.mark.parametrize(("switch", "refuses"), [("1", False), ("true", False), ("0", True)])
+def test_int64_is_copied_where_the_switch_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, switch: str, refuses: bool
+) -> None:
+    monkeypatch.setenv("PT_ENABLE_INT64_SUPPORT", switch)
+    settings = simulator.read_settings()
+    keys = {rule.key for rule in table.RULES if table._applies(rule, settings)}
+    narrow = {"int64-as-int32", "int64-beyond-int32-refused"}
+    assert keys & narrow == (narrow if refuses else set())

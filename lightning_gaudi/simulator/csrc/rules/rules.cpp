@@ -58,8 +58,8 @@ std::string name_of(at::Tag tag) {
   }
 }
 
-bool applies_to_mode(const Rule& rule) {
-  return is_lazy() ? rule.in_lazy_mode : rule.in_eager_mode;
+bool applies(const Rule& rule, TypeSet types) {
+  return (rule.types & types) != 0 && (is_lazy() ? rule.in_lazy_mode : rule.in_eager_mode);
 }
 
 bool is_reported() {
@@ -118,7 +118,7 @@ Consulted consult(const OpRules& rules, const std::string& op, TypeSet types, co
   Consulted result;
   if (t_rules_paused > 0) return result;
   for (const Rule& rule : rules.rules) {
-    if ((rule.types & types) == 0 || !applies_to_mode(rule)) continue;
+    if (!applies(rule, types)) continue;
     if (rule.condition.call != nullptr && !rule.condition.call(call)) continue;
     result.waits |= rule.verdict == Verdict::kDynamic || rule.verdict == Verdict::kWaits;
     if (rule.verdict == Verdict::kOnCpu && !std::exchange(result.is_on_cpu, true)) {
@@ -135,16 +135,15 @@ void check_own_kernel(const char* op) {
 
 void report_entering(const std::string& op, TypeSet types) {
   for (const Rule& rule : rules_of_all()) {
-    if ((rule.types & types) && applies_to_mode(rule) && rule.condition.result == nullptr) {
-      report(rule, op, types);
-    }
+    if (rule.condition.result == nullptr && applies(rule, types)) report(rule, op, types);
   }
 }
 
 void report_result(const std::string& op, const at::Tensor& cpu) {
   if (!is_reported()) return;
   for (const Rule& rule : rules_of_all()) {
-    if (rule.condition.result == nullptr || !applies_to_mode(rule)) continue;
+    if (rule.condition.result == nullptr) continue;
+    if (!applies(rule, type_bit(cpu.scalar_type()))) continue;
     const std::string met = rule.condition.result(cpu);
     if (!met.empty()) reporter()(rule.id, op, met);
   }
@@ -154,10 +153,10 @@ void check_collective(const std::string& name, const CollectiveCall& call) {
   if (!is_reported()) return;
   const auto found = rule_table().find("hccl::" + name);
   if (found == rule_table().end()) return;
-  TypeSet types = 0;
+  TypeSet types = call.tensors.empty() ? ~TypeSet{0} : 0;
   for (const at::Tensor& tensor : call.tensors) types |= type_bit(tensor.scalar_type());
   for (const Rule& rule : found->second) {
-    if ((rule.types != ~TypeSet{0} && (rule.types & types) == 0) || !applies_to_mode(rule)) continue;
+    if (!applies(rule, types)) continue;
     if (rule.verdict == Verdict::kWaits) continue;  // counted where it waits
     if (rule.condition.collective == nullptr) {
       report(rule, name, types);
@@ -170,10 +169,10 @@ void check_collective(const std::string& name, const CollectiveCall& call) {
 
 void check_copy(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   static const OpRules rules = rules_of("aten::copy_", "aten::copy_", {});
-  if (!is_reported() || (rules.watched & type_bit(source.scalar_type())) == 0) return;
+  const TypeSet type = type_bit(source.scalar_type());
+  if (!is_reported() || (rules.watched & type) == 0) return;
   for (const Rule& rule : rules.rules) {
-    if (rule.condition.copy == nullptr || !applies_to_mode(rule)) continue;
-    if ((rule.types & type_bit(source.scalar_type())) == 0) continue;
+    if (rule.condition.copy == nullptr || !applies(rule, type)) continue;
     if (rule.verdict == Verdict::kWaits) continue;  // every copy to the host is counted as one
     const std::string met = rule.condition.copy({source, destination, non_blocking});
     if (!met.empty()) reporter()(rule.id, "aten::copy_", met);

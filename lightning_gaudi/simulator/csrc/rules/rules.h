@@ -15,8 +15,6 @@
 
 namespace hpu_sim {
 
-struct OpInfo;
-
 /// Types of tensors, a bit each.
 using TypeSet = uint64_t;
 inline TypeSet type_bit(at::ScalarType type) { return TypeSet{1} << static_cast<int>(type); }

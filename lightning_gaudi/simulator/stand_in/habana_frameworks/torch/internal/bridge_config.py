@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning_gaudi.simulator import vendor_names
+from lightning_gaudi.simulator.settings import is_switched_on
 
 from ..._missing import missing
 from ..._release import is_lazy, release
 
-_TRUE = ("1", "true", "yes", "on", "y", "t")
 _values: dict[str, Any] = {}
 """What was read once, or set."""
 
@@ -33,7 +33,7 @@ def _read(flag: vendor_names.Flag) -> Any:
             return not is_lazy()
         return vendor_names.by_release(flag.defaults, release())
     if flag.kind == "bool":
-        return value.lower() in _TRUE
+        return is_switched_on(value)
     return int(value, 0) if flag.kind == "int" else value
 
 

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from lightning_gaudi.simulator.settings import is_switched_on
+
 from ...._missing import missing
 from ...._release import release
 from ..._binding import C
@@ -18,8 +20,6 @@ from ..._counters import MAX_CAUSES, compiled_graphs
 from ...internal import bridge_config
 from ._errors import MetricNotFoundError
 from .saver import MetricDumpFormat, Saver
-
-_TRUE = ("1", "true", "yes", "on", "y", "t")
 
 Counters = dict[str, int]
 Stats = list[tuple[str, object]]
@@ -81,7 +81,7 @@ class _GraphCompilation(Metric):
     def _present(self, delta: Counters) -> Stats:
         number = delta.get("number", 0)
         stats: Stats = [("TotalNumber", number), ("TotalTime", 0), ("AvgTime", 0)]
-        if os.environ.get("PT_HPU_METRICS_GC_DETAILS", "").lower() in _TRUE:
+        if is_switched_on(os.environ.get("PT_HPU_METRICS_GC_DETAILS", "")):
             first = self._base.get("number", 0)
             stats.append(("recipe", [(f"graph_{first + i}", 0) for i in range(number)]))
         return stats
