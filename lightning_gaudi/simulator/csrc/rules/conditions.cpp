@@ -131,10 +131,10 @@ std::pair<T, T> range_of(const at::Tensor& cpu) {
   return {least.template item<T>(), most.template item<T>()};
 }
 
-/// "the value 3000000000" if `cpu`, of type T, holds one that `Narrow` cannot.
+/// "the value 3000000000" if the range has one that `Narrow` cannot hold.
 template <class Narrow, class T>
-std::string value_beyond(const at::Tensor& cpu) {
-  const auto [least, most] = range_of<T>(cpu);
+std::string value_beyond(std::pair<T, T> range) {
+  const auto [least, most] = range;
   std::ostringstream text;
   if (most > static_cast<T>(std::numeric_limits<Narrow>::max())) {
     text << "the value " << most;
@@ -150,12 +150,12 @@ bool is_from_host(const Copy& copy) {
 
 std::string from_host_beyond_int32(const Copy& copy) {
   if (!is_from_host(copy) || copy.source.scalar_type() != at::kLong) return "";
-  return value_beyond<int32_t, int64_t>(copy.source);
+  return value_beyond<int32_t>(range_of<int64_t>(copy.source));
 }
 
 std::string from_host_beyond_float32(const Copy& copy) {
   if (!is_from_host(copy) || copy.source.scalar_type() != at::kDouble) return "";
-  return value_beyond<float, double>(copy.source);
+  return value_beyond<float>(range_of<double>(copy.source));
 }
 
 template <bool non_blocking>
@@ -172,9 +172,12 @@ std::string beyond_int32(const at::Tensor& result) {
   if (result.scalar_type() != at::kLong) return "";
   // What becomes of -inf or nan, and goes on from there, is no number on any device.
   constexpr int64_t kNoNumber = std::numeric_limits<int64_t>::min() + (int64_t{1} << 31);
-  if (range_of<int64_t>(result).first >= kNoNumber) return value_beyond<int32_t, int64_t>(result);
-  c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
-  return value_beyond<int32_t, int64_t>(result.masked_fill(result.lt(kNoNumber), 0));
+  auto range = range_of<int64_t>(result);
+  if (range.first < kNoNumber) {
+    c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
+    range = range_of<int64_t>(result.masked_fill(result.lt(kNoNumber), 0));
+  }
+  return value_beyond<int32_t>(range);
 }
 
 template <c10d::ReduceOp::RedOpType... ops>
