@@ -76,6 +76,8 @@ class _Pickler(cloudpickle.Pickler):
         """How to pickle an object; NotImplemented for the usual way."""
         if isinstance(obj, torch.Tensor) and obj.device.type == "hpu":
             raise ValueError("it is, or holds, a tensor on the HPU")
+        if isinstance(obj, io.TextIOWrapper):
+            raise ValueError("it is an open file")  # cloudpickle would read all of it
         if _is_trainer(obj):
             return type(None), ()  # as Lightning pickles a module
         if isinstance(obj, type) or inspect.isfunction(obj):
