@@ -15,6 +15,7 @@ from lightning_gaudi._core import collectives, vendor
 
 from .devices import DEVICE, select_card
 from .launchers import check_start_method
+from .loaders import start_workers_safely
 from .process_group import BACKEND, checked_backend, init_process_group
 
 _Value = TypeVar("_Value")
@@ -58,6 +59,12 @@ class HPUMixin(_Base):  # type: ignore[misc]
         result = super().optimizer_step(*args, **kwargs)
         self._end_of_graph()
         return result
+
+    @override
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Have its workers, if any, start without a fork of this process, which holds a card."""
+        start_workers_safely(dataloader)
+        return super().process_dataloader(dataloader)
 
     @classmethod
     @override

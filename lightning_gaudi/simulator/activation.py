@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lightning_gaudi.simulator import build
+from lightning_gaudi.simulator import build, forks
 from lightning_gaudi.simulator.rules import table
 from lightning_gaudi.simulator.rules.report import set_mode
 from lightning_gaudi.simulator.settings import (
@@ -137,6 +137,7 @@ def _start(settings: Settings) -> None:
     # Before the stand-in's own, so that it runs after them: it uses the device.
     atexit.register(_end_cleanly, device, os.getpid())
     _import_stand_in()
+    forks.watch(device)
     _keep_backward_on_its_thread(has_queue=hooks != "installed-late" or _has_queue())
 
 

@@ -70,6 +70,7 @@ void init_device(py::module_& m) {
   m.def("set_server", &set_server);
   m.def("current_device", [] { return static_cast<int>(kDeviceIndex); });
   m.def("set_device", &check_device_index);
+  m.def("holds_card", [] { return g_process_state.load() == ProcessState::kInUse; });
   m.def("synchronize", [] { host_sync("synchronize"); });
   m.def("default_generator", &default_generator);
 }

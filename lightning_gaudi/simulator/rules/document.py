@@ -57,6 +57,10 @@ _SECTIONS = {
         "Waited for",
         "The host needs the value. Counted, not reported: a program reads a loss now and then.",
     ),
+    Verdict.UNDEFINED: (
+        "Not survived for sure",
+        "What follows on a card is not known: a hang, a crash, or nothing. Reported.",
+    ),
     Verdict.NOTED: (
         "Only to know",
         "Last digits, or what nothing here can see. Never reported.",
@@ -101,6 +105,8 @@ def _names(rule: Rule) -> str:
 
 
 def _name(operator: str) -> str:
+    if operator == "process::fork":
+        return "`os.fork`"
     if operator.startswith("tag::"):
         return f"torch's tag `{operator.removeprefix('tag::')}`"
     return f"`{operator.removeprefix('aten::')}`"

@@ -19,6 +19,8 @@ class Verdict(enum.Enum):
     """A result's shape depends on values: the host waits for it, and a new shape compiles anew."""
     WAITS = "waits"
     """The host waits for a value."""
+    UNDEFINED = "undefined"
+    """What follows is not known: a hang, a crash, or nothing."""
     NOTED = "noted"
     """It differs in the last digits, or in a way that nothing here can see: documented only."""
 

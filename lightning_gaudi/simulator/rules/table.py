@@ -11,6 +11,7 @@ from lightning_gaudi.simulator.rules import (
     rows_fallbacks,
     rows_fallbacks_by_argument,
     rows_graphs,
+    rows_processes,
     rows_shapes,
     rows_types,
 )
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     *rows_fallbacks_by_argument.ROWS,
     *rows_collectives.ROWS,
     *rows_graphs.ROWS,
+    *rows_processes.ROWS,
     *rows_differences.ROWS,
 )
 """Every row, in the order of the documentation."""

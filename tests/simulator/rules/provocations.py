@@ -5,6 +5,7 @@ Each takes the device; a collective's also expects a default process group.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -46,6 +47,13 @@ def _embedding_bag_gradient(device: torch.device) -> None:
     weight = uniform(4, 2, device=device).requires_grad_()
     indices = on(device, [[0, 1], [1, 1]])
     torch.nn.functional.embedding_bag(indices, weight, mode="sum").sum().backward()
+
+
+def _fork(device: torch.device) -> None:
+    torch.ones(1, device=device)
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def _made_of(dtype: torch.dtype) -> Provocation:
@@ -137,10 +145,13 @@ DIFFERENCES: dict[str, Provocation] = {
     ),
 }
 
+PROCESSES: dict[str, Provocation] = {"fork-beside-card": _fork}
+
 PROVOCATIONS: dict[str, Provocation] = {
     **TYPES,
     **SHAPES,
     **DIFFERENCES,
+    **PROCESSES,
     **fallback_provocations.NO_KERNEL,
     **fallback_provocations.BY_ARGUMENT,
     **collective_provocations.COLLECTIVES,
@@ -149,6 +160,7 @@ PROVOCATIONS: dict[str, Provocation] = {
 
 NOT_ON_CPU: dict[str, str] = {
     "float64-overflows": "no copy happens between CPU and CPU",
+    "fork-beside-card": "it is no operator",
     "sync-batch-norm-refused": "the CPU has no such kernels",
     "stochastic-rounding-flushes": "an operator of the vendor's",
 }

@@ -1,0 +1,163 @@
+"""Pickle what a worker of a DataLoader needs, as far as a fork would have handed it over.
+
+Functions and classes of the program itself, and those that have no address (lambdas, local ones),
+are pickled by value: no worker runs the program again to find them, so it needs no
+`if __name__ == "__main__"`, and a notebook may define them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import cloudpickle
+import torch
+
+_MAX_DEPTH = 8
+_PROGRAM = ("__main__", "__mp_main__")  # the second in what multiprocessing has spawned
+_TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+
+
+def dump(process: BaseProcess, arrival: object, file: io.BytesIO) -> None:
+    """Pickle a process that is about to start.
+
+    Args:
+        process: Its target's arguments are what a DataLoader gives its workers.
+        arrival: What is unpickled before it.
+        file: Where to.
+
+    Raises:
+        ValueError: Something does not pickle; the message says what.
+    """
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(_InOrder(arrival, process, _Found(pickler)))
+    except Exception as error:
+        raise ValueError(_explain(process, error)) from error
+
+
+class _InOrder:
+    """Unpickles to the second of three things, in their order."""
+
+    def __init__(self, *things: object) -> None:
+        self._things = things
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return _second, self._things
+
+
+def _second(_first: object, second: object, _third: object) -> object:
+    return second
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles tensors as multiprocessing does, in shared memory, and the program's by value."""
+
+    dispatch_table: Any = ChainMap(
+        ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
+        cloudpickle.Pickler.dispatch_table,
+    )
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.found: dict[str, Any] = {}
+        """Functions and classes of the program, by name."""
+        if "__mp_main__" in sys.modules:
+            cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How to pickle an object; NotImplemented for the usual way."""
+        if isinstance(obj, torch.Tensor) and obj.device.type == "hpu":
+            raise ValueError("it is, or holds, a tensor on the HPU")
+        if isinstance(obj, io.TextIOWrapper):
+            raise ValueError("it is an open file")  # cloudpickle would read all of it
+        if _is_trainer(obj):
+            return type(None), ()  # as Lightning pickles a module
+        if isinstance(obj, type) or inspect.isfunction(obj):
+            name = obj.__qualname__
+            main = sys.modules["__main__"]
+            if obj.__module__ in _PROGRAM and vars(main).get(name) is obj:
+                self.found[name] = obj
+        return super().reducer_override(obj)
+
+
+class _Found:
+    """Where it is pickled, last, the pickler knows which names of the program there are."""
+
+    def __init__(self, pickler: _Pickler) -> None:
+        self._pickler = pickler
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], None], tuple[dict[str, Any]]]:
+        return _set_names, (dict(self._pickler.found),)
+
+
+def _set_names(names: Mapping[str, Any]) -> None:
+    """Let this worker's batches be of the program's classes: they go back by name."""
+    main = sys.modules["__main__"]
+    vars(main).update(names)
+    sys.modules.setdefault("__mp_main__", main)
+
+
+def _is_trainer(obj: Any) -> bool:
+    return any(t.__module__ in _TRAINERS and t.__name__ == "Trainer" for t in type(obj).__mro__)
+
+
+def _explain(process: Any, error: Exception) -> str:
+    """What does not pickle, and what to do."""
+    names = inspect.signature(process._target).parameters
+    given = {**dict(zip(names, process._args, strict=False)), **process._kwargs}
+    path, reason = "what it gives its workers", error
+    for name in ("dataset", "collate_fn", "init_fn"):
+        if name in given and (found := _fails(given[name])) is not None:
+            start = "worker_init_fn" if name == "init_fn" else name
+            path, reason = _innermost(given[name], start, found)
+            break
+    return (
+        f"A DataLoader with num_workers={given.get('num_workers', 1)} cannot start its workers: "
+        f"{path} does not pickle ({str(reason).strip().splitlines()[0]}). The process that "
+        "holds a card is not forked, since the driver does not survive that, so workers get a "
+        "copy. Open files, connections and generators in the worker, at the first __getitem__ or "
+        "in worker_init_fn, and keep data sets and functions free of the model; or pass "
+        "num_workers=0."
+    )
+
+
+def _fails(obj: Any) -> Exception | None:
+    try:
+        _Pickler(io.BytesIO()).dump(obj)
+    except Exception as error:
+        return error
+    return None
+
+
+def _innermost(obj: Any, path: str, error: Exception, depth: int = 0) -> tuple[str, Exception]:
+    """The smallest part that does not pickle, as the program would write it, and why."""
+    if depth < _MAX_DEPTH:
+        for name, part in _parts(obj):
+            if (found := _fails(part)) is not None:
+                return _innermost(part, path + name, found, depth + 1)
+    return path, error
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(obj, Mapping):
+        yield from ((f"[{key!r}]", value) for key, value in obj.items())
+    elif isinstance(obj, (list, tuple)):
+        yield from ((f"[{index}]", value) for index, value in enumerate(obj))
+    elif isinstance(obj, functools.partial):
+        yield from ((".func", obj.func), (".args", obj.args), (".keywords", obj.keywords))
+    elif inspect.ismethod(obj):
+        yield ".__self__", obj.__self__
+    elif inspect.isfunction(obj):
+        used = inspect.getclosurevars(obj)
+        for name, value in {**used.globals, **used.nonlocals}.items():
+            yield f" -> {name}", value
+    elif not isinstance(obj, type) and not _is_trainer(obj):
+        yield from ((f".{name}", value) for name, value in getattr(obj, "__dict__", {}).items())

@@ -1,0 +1,118 @@
+"""Start the workers of a DataLoader beside a process that holds a card, without forking it.
+
+Its driver does not survive a fork. So a process that holds no card forks the workers: a fork server
+of `multiprocessing`, started afresh, as a program is. Beside that module's own it
+
+- imports torch once and not in each worker, and neither the vendor's package nor the simulator;
+- does not have workers run the program again, see `worker_pickle`;
+- has them ignore Ctrl-C, and end when the process dies that they work for.
+
+Source: Model-References `torchvision/main.py` ("fork" does not work, "forkserver" and "spawn" do);
+optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 and 1.19).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, popen_forkserver, spawn, util
+from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+from . import worker_pickle
+
+_WITHOUT_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULATE": None}
+"""Changes to the environment in which the server imports torch; its workers get their program's."""
+
+_server = forkserver.ForkServer()
+_server.set_forkserver_preload(["torch.utils.data", __name__])
+
+
+def start_server() -> None:
+    """Have the server import torch in the background, so that the first workers need not wait."""
+    with _changed_environment():
+        _server.ensure_running()
+
+
+@contextmanager
+def _changed_environment() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _WITHOUT_DEVICE}
+    _update(_WITHOUT_DEVICE)
+    try:
+        yield
+    finally:
+        _update(before)
+
+
+def _update(changes: dict[str, Any]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+class _Worker(ForkServerProcess):
+    """A worker, seen from the process that starts it."""
+
+    @staticmethod
+    def _Popen(process: Any) -> _Start:  # noqa: N802
+        return _Start(process)
+
+
+class WorkerContext(ForkServerContext):
+    """What `DataLoader(multiprocessing_context=...)` takes."""
+
+    Process = _Worker  # type: ignore[assignment]
+
+
+class _Start(popen_forkserver.Popen):
+    """How a worker is started; its base pickles, and does not know of another server."""
+
+    def _launch(self, process: Any) -> None:
+        preparation = spawn.get_preparation_data(process.name)
+        # They would have it run the program.
+        for name in ("init_main_from_name", "init_main_from_path"):
+            preparation.pop(name, None)
+        file = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            ForkingPickler(file).dump(preparation)
+            worker_pickle.dump(process, _Arrival(), file)
+        finally:
+            set_spawning_popen(None)
+        start_server()
+        self.sentinel, write_end = _server.connect_to_new_process(self._fds)
+        parent_write_end = os.dup(write_end)
+        self.finalizer = util.Finalize(self, util.close_fds, (parent_write_end, self.sentinel))
+        with open(write_end, "wb") as pipe:  # noqa: PTH123
+            pipe.write(file.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class _Arrival:
+    """Pickles to a call in the worker, which takes on what is this process's."""
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        strategy = torch.multiprocessing.get_sharing_strategy()
+        return _arrive, (dict(os.environ), torch.get_default_dtype(), strategy)
+
+
+def _arrive(environ: dict[str, str], dtype: torch.dtype, strategy: str) -> None:
+    """Become a process that works for another one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(environ)
+    torch.set_default_dtype(dtype)
+    torch.multiprocessing.set_sharing_strategy(strategy)
+    # The server ends with the last process that holds this end of a pipe. A worker does not, so
+    # that both end with the process that they are for: torch's workers watch their parent.
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None

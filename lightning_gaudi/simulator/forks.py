@@ -1,0 +1,37 @@
+"""Say it when a process that holds a card forks: the driver does not survive that.
+
+`subprocess` is not concerned: its children run another program, and Python starts them otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from lightning_gaudi.simulator.rules.report import report
+from lightning_gaudi.simulator.rules.rows_processes import FORK
+
+
+def watch(device: ModuleType) -> None:
+    """Report forks of this process from now on.
+
+    Not by `os.register_at_fork`: an error raised there is lost.
+
+    Args:
+        device: The simulated device's extension.
+    """
+    for name in ("fork", "forkpty"):
+        setattr(os, name, _reported(getattr(os, name), device))
+
+
+def _reported(fork: Callable[[], Any], device: ModuleType) -> Callable[[], Any]:
+    @functools.wraps(fork)
+    def reported() -> Any:
+        if device.holds_card():
+            report(FORK, "process::fork")
+        return fork()
+
+    return reported

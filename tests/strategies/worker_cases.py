@@ -1,0 +1,69 @@
+"""Trainings whose batches are made by workers, for tests of both kinds of Trainers."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from tests.helpers.tiny import NUM_FEATURES, QUIET, TinyModule
+
+
+class Drawn(Dataset):
+    """Rows of which a part is drawn in the worker."""
+
+    def __init__(self) -> None:
+        self.scale = lambda index: index / 16
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = np.random.rand() + torch.rand(())  # noqa: NPY002
+        return torch.full((NUM_FEATURES,), self.scale(index)) + drawn
+
+
+class Recording(TinyModule):
+    """Keeps its batches, on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.0)
+        self.batches: list[torch.Tensor] = []
+
+    def training_step(self, batch, batch_idx):
+        self.batches.append(batch.cpu())
+        return super().training_step([batch], batch_idx)
+
+
+def train(num_workers: int, context: str | None = None, **settings: object) -> list[torch.Tensor]:
+    """The batches of two epochs, then the weights."""
+    pl.seed_everything(3, workers=True, verbose=False)
+    loader = DataLoader(
+        Drawn(), 4, shuffle=True, num_workers=num_workers, multiprocessing_context=context
+    )
+    model = Recording()
+    pl.Trainer(max_epochs=2, **QUIET, **settings).fit(model, loader)
+    return [*model.batches, *(weight.detach().cpu() for weight in model.parameters())]
+
+
+class Rows(Dataset):
+    """Rows that are the same wherever they are made."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((NUM_FEATURES,), index / 16)
+
+
+def train_on_ranks(rank: int) -> list[list[torch.Tensor]]:
+    """The batches and weights of this rank, with no worker and with one."""
+    found = []
+    for num_workers in (0, 1):
+        pl.seed_everything(3, verbose=False)
+        model = Recording()
+        trainer = pl.Trainer(accelerator="hpu", devices=2, max_epochs=1, **QUIET)
+        trainer.fit(model, DataLoader(Rows(), 4, shuffle=True, num_workers=num_workers))
+        found.append([*model.batches, *(weight.detach().cpu() for weight in model.parameters())])
+    return found
