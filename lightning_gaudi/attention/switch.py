@@ -155,4 +155,5 @@ def _warn(reason: str) -> None:
 
 
 # A graph cannot warn: this happens as it is traced.
-_warn_once: Callable[[str], None] = torch.compiler.assume_constant_result(_warn)
+_warn_once: Callable[[str], None]
+_warn_once = torch.compiler.assume_constant_result(_warn)  # type: ignore[no-untyped-call]
