@@ -13,6 +13,7 @@ from lightning_gaudi._core import lazy
 
 if TYPE_CHECKING:
     from . import (
+        attention as attention,
         callbacks as callbacks,
         data as data,
         fabric as fabric,
@@ -58,6 +59,7 @@ _find, __dir__, _names = lazy.names(
         "HPUPrecisionPlugin": ".precision",
         "HPUProfiler": ".profiler",
         "SingleHPUStrategy": ".strategies",
+        "attention": "lightning_gaudi.attention",
         "callbacks": ".callbacks",
         "data": "lightning_gaudi.data",
         "fabric": ".fabric",

@@ -7,6 +7,7 @@ LIGHTNING_GAUDI_SIMULATE_RELEASE.
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -46,3 +47,13 @@ def _environment_is_restored():
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _attention_is_fused_for_one_test():
+    """A Trainer on the HPU fuses attention from then on, and what cannot be is said once."""
+    yield
+    switch = sys.modules.get("lightning_gaudi.attention.switch")
+    if switch is not None:
+        switch._default = False
+        switch._warned.clear()

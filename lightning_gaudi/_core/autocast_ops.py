@@ -47,6 +47,17 @@ def check_op_lists() -> None:
             _check_file(variable, Path(path))
 
 
+def lowers(op: str) -> bool:
+    """Whether autocast computes an operation in its lower precision; see `check_op_lists`."""
+    path = os.environ.get(VARIABLES[0])
+    if not path:
+        return op in LOWER_PRECISION_OPS.split()
+    try:
+        return op in Path(path).read_text().split()
+    except OSError:
+        return op in LOWER_PRECISION_OPS.split()  # the vendor's package keeps its own list, too
+
+
 def _check_file(variable: str, path: Path) -> None:
     try:
         # Bytes, since reading text turns CRLF into LF.

@@ -273,3 +273,10 @@ def fused_lamb() -> type[torch.optim.Optimizer]:
 
     optimizer: type[torch.optim.Optimizer] = FusedLamb
     return optimizer
+
+
+def fused_sdpa() -> Any:
+    """The vendor's attention, an autograd function of one kernel."""
+    from habana_frameworks.torch.hpex.kernels import FusedSDPA  # noqa: TID251
+
+    return FusedSDPA

@@ -21,7 +21,7 @@ class Patch(NamedTuple):
 
     name: str
     library: str
-    """`"lightning"`, `"torch"` or `"deepspeed"`."""
+    """`"lightning"`, `"torch"`, `"transformers"` or `"deepspeed"`."""
     checked: str
     """The versions of the library it was checked with."""
     targets: tuple[str, ...]
@@ -257,6 +257,19 @@ REGISTER = (
         apply="process_group:accept_no_device",
     ),
     Patch(
+        name="fused-attention",
+        library="torch",
+        checked="2.6 to 2.13, with the vendor's bridge 1.24.0",
+        targets=("torch.nn.functional:scaled_dot_product_attention",),
+        why=(
+            "On a card it is composed of operators, and keeps the scores in memory. For tensors on "
+            "the HPU it is the vendor's FusedSDPA, where `lightning_gaudi.attention` says so."
+        ),
+        without="F.scaled_dot_product_attention is not fused on the HPU",
+        trigger="habana_frameworks.torch.core",
+        apply="attention:patch_sdpa",
+    ),
+    Patch(
         name="linear",
         library="torch",
         checked=f"2.6 to 2.13, with deepspeed {_DEEPSPEED}",
@@ -267,6 +280,24 @@ REGISTER = (
         ),
         without="tensor parallelism may fail in a process that has used ZeRO-3",
         undone="by the next engine of ZeRO-3",
+    ),
+    Patch(
+        name="transformers-attention",
+        library="transformers",
+        checked="4.49 to 5.23",
+        targets=(
+            "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS['gaudi_fused_sdpa']",
+            "transformers.masking_utils:ALL_MASK_ATTENTION_FUNCTIONS['gaudi_fused_sdpa']",
+            "transformers.modeling_utils:PreTrainedModel.__init__",
+            "transformers.modeling_utils:PreTrainedModel.set_attn_implementation",
+        ),
+        why=(
+            '`attn_implementation="gaudi_fused_sdpa"` is a name that transformers does not have. '
+            "Models that never look a name up would pass over it: they refuse it instead."
+        ),
+        without="attn_implementation='gaudi_fused_sdpa' will not work",
+        trigger="transformers.modeling_utils",
+        apply="attention:patch_transformers",
     ),
     Patch(
         name="deepspeed-import",

@@ -11,6 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightning_gaudi._core import vendor
+from lightning_gaudi.attention import switch
 
 from ..distributed.devices import parse_devices
 
@@ -41,16 +42,18 @@ class HPUAccelerator(Accelerator):
 
     @override
     def setup_device(self, device: torch.device) -> None:
-        """Start the device of this process, and seed it.
+        """Start the device of this process, seed it, and fuse attention on it.
 
         Raises:
             MisconfigurationException: It is not an HPU.
+            ValueError: LIGHTNING_GAUDI_FUSED_ATTENTION is neither 1 nor 0.
         """
         if device.type != "hpu":
             raise MisconfigurationException(
                 f"HPUAccelerator was given the device {device!s}. Pass strategy='auto' or a "
                 "strategy on the device 'hpu'."
             )
+        switch.switch_on_by_default()
         vendor.init()
         vendor.seed_if_due()
 

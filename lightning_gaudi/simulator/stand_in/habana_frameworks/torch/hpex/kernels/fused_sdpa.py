@@ -122,8 +122,10 @@ def sdpa_fwd_wrapper(
         if wanted:
             like = kept[extra]
             results.append(like.reshape((*shape[:-1], k.shape[-2])) if like.numel() else like)
+    if len(results) == 1:
+        return results[0]
     ctx.mark_non_differentiable(*results[1:])
-    return results[0] if len(results) == 1 else tuple(results)
+    return tuple(results)
 
 
 def sdpa_bwd_wrapper(ctx: Any, dout: torch.Tensor, *args: Any) -> tuple[torch.Tensor | None, ...]:

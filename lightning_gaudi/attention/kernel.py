@@ -1,0 +1,153 @@
+"""The vendor's fused kernel behind the arguments of `F.scaled_dot_product_attention`.
+
+The kernel gets masks as numbers alone, finite ones, of the queries' dtype, as in the vendor's tests
+of training: it works on slices of a row, of which one may be hidden entirely, and with -inf its
+softmax would divide zero by zero.
+
+B batch, H query heads, G key heads, T query tokens, S key tokens, D head dim.
+
+Source: Gaudi PyTorch bridge 1.24.0, hpex/kernels/FusedSDPA.py;
+tests/pytest_working/any_mode/FusedSDPA/test_hpu_sdpa.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gaudi._core import autocast_ops, vendor
+
+from .limits import is_torchs_to_answer, why_not_fused
+
+_IS_AUTOCAST = autocast_ops.lowers("scaled_dot_product_attention")
+"""Autocast of the card reads its lists once, too."""
+
+_differentiable_once: dict[type, type] = {}
+
+
+def fused_sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attend by the fused kernel, whatever the switch says; `F.scaled_dot_product_attention`'s.
+
+    Args:
+        query: (B, H, T, D) or (B, T, D), on the HPU; float32, bfloat16 or float16.
+        key: (B, G, S, D) or (B, S, D), of that dtype.
+        value: (B, G, S, D) or (B, S, D), of that dtype.
+        attn_mask: Broadcasts to (B, H, T, S): booleans, True where to attend, or numbers that are
+            added to the scores. A query that may attend to nothing gets zeros.
+        dropout_p: Dropout's probability; 0 in evaluation.
+        is_causal: Whether a query sees no later key; not with `attn_mask`.
+        scale: Multiplies the scores; 1 / sqrt(D) by default.
+        enable_gqa: Whether G may divide H.
+
+    Returns:
+        (B, H, T, D) or (B, T, D).
+
+    Raises:
+        ValueError: The kernel cannot compute this.
+    """
+    tensors = (query, key, value)
+    reason = why_not_fused(tensors, attn_mask, enable_gqa)
+    if query.device.type != "hpu":
+        reason = f"the queries are on {query.device}, and not on the HPU"
+    if reason is None and is_torchs_to_answer(tensors, attn_mask, dropout_p, is_causal):
+        reason = (
+            "it takes float32, bfloat16 or float16, the same for all, tensors that are not empty, "
+            "0 <= dropout_p < 1, and a mask on the HPU or is_causal=True, but not both"
+        )
+    if reason is not None:
+        raise ValueError(
+            f"fused_sdpa cannot compute this: {reason}. Call F.scaled_dot_product_attention."
+        )
+    return attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    zeros_if_hidden: bool = True,
+) -> Tensor:
+    """`fused_sdpa` without its checks.
+
+    `zeros_if_hidden=False` saves two operators: a query that may attend to nothing then attends to
+    all keys alike, as with transformers' masks.
+    """
+    if torch.is_autocast_enabled("hpu") and _IS_AUTOCAST:
+        dtype = torch.get_autocast_dtype("hpu")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    num_queries, num_keys = query.shape[-2], key.shape[-2]
+    hidden = None
+    if is_causal and num_queries != num_keys:
+        # Nobody documents where the kernel's triangle begins then; torch's begins top left.
+        attn_mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril()
+        is_causal = zeros_if_hidden = False
+    if attn_mask is not None:
+        attn_mask, hidden = _additive(attn_mask, query, zeros_if_hidden)
+    # softmax_mode stays "None", the precise one, and torch.hpu.sdp_kernel says what is recomputed.
+    out: Tensor = _kernel().apply(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return out if hidden is None else out.masked_fill(hidden, 0.0)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """What hides a key: finite, also when a score is added to it."""
+    return torch.finfo(dtype).min / 2
+
+
+def _additive(mask: Tensor, query: Tensor, find_hidden: bool) -> tuple[Tensor, Tensor | None]:
+    """The mask for the kernel, of the queries' rank and dtype, and the queries that it hides."""
+    mask = mask[(None,) * (query.dim() - mask.dim())]
+    least = lowest(query.dtype)
+    hides = None
+    if mask.dtype == torch.bool:
+        hides = mask.logical_not()
+        added = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(hides, least)
+    else:
+        added = mask.to(query.dtype).clamp(min=least)
+        hides = mask == -torch.inf if find_hidden else None
+    # The vendor gives a mask without a batch the queries', too.
+    added = added.expand(query.shape[0], *added.shape[1:])
+    return added, hides.all(-1, keepdim=True) if find_hidden and hides is not None else None
+
+
+def _kernel() -> Any:
+    kernel = vendor.fused_sdpa()
+    # torch refuses a second derivative of what it has compiled itself.
+    return kernel if torch.compiler.is_compiling() else _once(kernel)
+
+
+def _once(kernel: type) -> type:
+    """The kernel, with a backward pass that refuses to be differentiated.
+
+    The vendor's would be taken for a constant, and a gradient penalty be wrong without a word.
+    """
+    if kernel not in _differentiable_once:
+
+        class FusedSDPA(kernel):  # type: ignore[misc]
+            @staticmethod
+            def backward(ctx: Any, *gradients: Tensor) -> Any:
+                if torch.is_grad_enabled():
+                    raise RuntimeError(
+                        "Fused attention has no second derivative, and backward or grad was called "
+                        "with create_graph=True. Run the forward pass in "
+                        "lightning_gaudi.attention.fused_attention(False), or set "
+                        "LIGHTNING_GAUDI_FUSED_ATTENTION=0."
+                    )
+                return kernel.backward(ctx, *gradients)  # type: ignore[attr-defined]
+
+        _differentiable_once[kernel] = FusedSDPA
+    return _differentiable_once[kernel]

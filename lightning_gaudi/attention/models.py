@@ -1,0 +1,183 @@
+"""Fused attention for models of transformers: `attn_implementation="gaudi_fused_sdpa"`.
+
+The name is optimum-habana's. A model gets it where it looks its attention up in transformers'
+registry, which most do since 4.48 and BERT and T5 later; others refuse the name. Whatever a model
+asks for that the kernel does not give raises. A position bias that is learnt is no such thing: the
+layers that have one, T5's first in training, stay with torch's operators and say so.
+
+B batch, H query heads, G key heads, T query tokens, S key tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .kernel import lowest
+from .switch import fused_or_torchs
+
+NAME = "gaudi_fused_sdpa"
+_REFUSED = {
+    "softcap": "caps its scores",
+    "s_aux": "has attention sinks",
+    "head_mask": "masks heads",
+    "output_attentions": "returns its weights",
+    "cache": "keeps its keys in pages",
+}
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention of a layer of transformers; on other devices than the HPU, its "sdpa".
+
+    Args:
+        module: The layer.
+        query: (B, H, T, D).
+        key: (B, G, S, D).
+        value: (B, G, S, D).
+        attention_mask: Broadcasts to (B, H, T, S), and may have more keys than there are:
+            booleans, True where to attend, or numbers that are added to the scores.
+        dropout: Its probability.
+        scaling: Multiplies the scores; 1 / sqrt(D) by default.
+        is_causal: Whether a query sees no later key, where there is no mask; by default as the
+            layer says.
+        position_bias: Added to the scores, (1, H, T, S): T5's.
+        kwargs: What else the layer passes.
+
+    Returns:
+        (B, T, H, D), and no weights.
+
+    Raises:
+        ValueError: The layer wants what the kernel does not do.
+    """
+    if query.device.type != "hpu":
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        bias = {} if position_bias is None else {"position_bias": position_bias}
+        rest = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **bias, **kwargs}
+        result: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **rest
+        )
+        return result
+    _refuse(module, kwargs)
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., : key.shape[-2]]
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    is_causal = attention_mask is None and query.shape[2] > 1 and is_causal
+    if is_causal and key.shape[2] > query.shape[2]:
+        # A static cache's first pass: no query may see what lies behind.
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    if position_bias is not None:
+        position_bias = position_bias[..., : key.shape[-2]]
+        attention_mask = _with_bias(position_bias, attention_mask, query, is_causal)
+        is_causal = False
+    is_grouped = key.shape[1] != query.shape[1]
+    out = fused_or_torchs(
+        query, key, value, attention_mask, dropout, is_causal, scaling, is_grouped, False
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def make_mask(
+    *,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
+) -> Tensor | None:
+    """The mask of a model, made once for all its layers, as the kernel takes it.
+
+    transformers looks at the values of a mask of padding to see whether it hides anything, for
+    which the host would wait for the device. Not so here: padding that may be there is masked.
+
+    Args:
+        attention_mask: (B, S), True for text and False for padding, or None for no padding.
+        allow_is_causal_skip: Whether None may stand for causality alone.
+        dtype: That of the result.
+        kwargs: What else transformers passes to `sdpa_mask`.
+
+    Returns:
+        (B, 1, T, S), 0 where to attend and a very negative number elsewhere; or None.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    has_padding = attention_mask is not None
+    if "allow_is_bidirectional_skip" in kwargs and has_padding:
+        kwargs["allow_is_bidirectional_skip"] = False
+    mask = sdpa_mask(
+        attention_mask=attention_mask,
+        allow_is_causal_skip=allow_is_causal_skip and not has_padding,
+        **kwargs,
+    )
+    if mask is None:
+        return None
+    # Finite in bfloat16 as well, which autocast may make of it.
+    hidden = max(lowest(dtype), lowest(torch.bfloat16))
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), hidden)
+
+
+def check(model: type) -> None:
+    """Make sure that a model looks up its attention by name.
+
+    Raises:
+        ValueError: It does not, and would compute it in its own way.
+    """
+    modules = [sys.modules.get(each.__module__) for each in model.__mro__]
+    ours = [m for m in modules if m and m.__name__ != "transformers.modeling_utils"]
+    if any(hasattr(m, "ALL_ATTENTION_FUNCTIONS") for m in ours):
+        return
+    # A model of models, such as an encoder with a decoder, has no attention of its own.
+    if not any(_has_attention(m) for m in ours if not m.__name__.startswith("torch.")):
+        return
+    import transformers
+
+    raise ValueError(
+        f"attn_implementation={NAME!r} was asked for, but {model.__name__} of transformers "
+        f"{transformers.__version__} does not look up its attention by name, and would compute it "
+        "unfused. Pass attn_implementation='sdpa' if the model has it, which is fused on the HPU "
+        "by default, or 'eager'."
+    )
+
+
+def _has_attention(module: Any) -> bool:
+    return any(
+        "Attention" in name
+        and isinstance(found, type)
+        and issubclass(found, nn.Module)
+        and found.__module__ == module.__name__
+        for name, found in vars(module).items()
+    )
+
+
+def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    for name, what in _REFUSED.items():
+        if kwargs.get(name) is not None and kwargs[name] is not False:
+            raise ValueError(
+                f"attn_implementation={NAME!r} cannot compute {type(module).__name__}, which "
+                f"{what} ({name} was passed). Pass attn_implementation='eager'."
+            )
+
+
+def _with_bias(bias: Tensor, mask: Tensor | None, query: Tensor, is_causal: bool) -> Tensor:
+    """What is added to the scores: a bias, and what the mask or causality hides."""
+    if mask is None and is_causal:
+        mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
+    if mask is None:
+        return bias
+    if mask.dtype == torch.bool:
+        return bias.masked_fill(mask.logical_not(), lowest(query.dtype))
+    return bias + mask

@@ -1,0 +1,159 @@
+"""Whether `F.scaled_dot_product_attention` is the fused kernel for tensors on the HPU.
+
+`LIGHTNING_GAUDI_FUSED_ATTENTION=1` says yes, `=0` no; without it, yes from the moment that an
+HPUAccelerator takes its card. `fused_attention` says otherwise for a block of code.
+
+On by default, though the vendor's dispatch takes operators unless asked: the runs that it publishes
+(Megatron-LM, optimum-habana, vLLM) all ask for the kernel, and nothing tells a user that they have
+to. Numbers differ by rounding: the softmax is the precise one. The kernel is called from here, and
+not by `torch.nn.attention.sdpa_kernel(SDPBackend.OVERRIDEABLE)`: in 1.24.0 its backward pass
+forgets a mask that wants no gradient.
+
+Source: Gaudi PyTorch bridge 1.24.0, habana_eager/ops/fused_sdpa.cpp.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from .kernel import attend
+from .limits import is_torchs_to_answer, why_not_fused
+
+VARIABLE = "LIGHTNING_GAUDI_FUSED_ATTENTION"
+
+# For the whole process, and not for a thread: autograd recomputes checkpointed layers in its own.
+_given = os.environ.get(VARIABLE) or None
+_default = False
+_chosen: bool | None = None
+_warned: set[str] = set()
+
+_torchs = torch._C._nn.scaled_dot_product_attention
+
+
+def is_fused() -> bool:
+    """Whether attention on the HPU is to be fused, here and now.
+
+    Raises:
+        ValueError: LIGHTNING_GAUDI_FUSED_ATTENTION is neither 1 nor 0.
+    """
+    if _chosen is not None:
+        return _chosen
+    if _given is None:
+        return _default
+    if _given not in ("0", "1"):
+        raise ValueError(
+            f"{VARIABLE}={_given!r} is neither 1 (attention on the HPU is one fused kernel) nor 0 "
+            "(it is composed of operators). Unset it for the default, which is 1."
+        )
+    return _given == "1"
+
+
+def switch_on_by_default() -> None:
+    """Fuse attention in this process from now on, unless the user says otherwise.
+
+    Raises:
+        ValueError: LIGHTNING_GAUDI_FUSED_ATTENTION is neither 1 nor 0.
+    """
+    global _default
+    _default = True
+    is_fused()
+
+
+@contextmanager
+def fused_attention(enabled: bool = True) -> Iterator[None]:
+    """Have `F.scaled_dot_product_attention` fused on the HPU, or not, in this block.
+
+    Put it around the backward pass as well where activations are checkpointed: they are computed
+    again there. It holds for all threads of the process.
+
+    Args:
+        enabled: Whether to fuse.
+    """
+    global _chosen
+    before, _chosen = _chosen, enabled
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """What takes the place of torch's function: on the HPU fused, where the switch says so."""
+    if query.device.type == "hpu" and is_fused():
+        return fused_or_torchs(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+    return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def fused_or_torchs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    zeros_if_hidden: bool = True,
+) -> Tensor:
+    """The fused kernel; torch's operators, and a warning, for what the kernel cannot do."""
+    tensors = (query, key, value)
+    if is_torchs_to_answer(tensors, attn_mask, dropout_p, is_causal):
+        return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if reason := why_not_fused(tensors, attn_mask, enable_gqa):
+        _warn_once(reason)
+        return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, zeros_if_hidden)
+
+
+def torchs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch has had there itself."""
+    result: Tensor = _torchs(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return result
+
+
+def _warn(reason: str) -> None:
+    # The shapes differ from call to call, the reason does not.
+    kind = reason.partition("(")[0]
+    if kind in _warned or os.environ.get("RANK", "0") != "0":
+        return
+    _warned.add(kind)
+    warnings.warn(
+        f"Attention on the HPU is composed of operators here, not fused: {reason}. Results are "
+        "right, but it is slower and keeps the scores in memory. To be spared this message, call "
+        "it in lightning_gaudi.attention.fused_attention(False).",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+# A graph cannot warn: this happens as it is traced.
+_warn_once: Callable[[str], None]
+_warn_once = torch.compiler.assume_constant_result(_warn)  # type: ignore[no-untyped-call]
