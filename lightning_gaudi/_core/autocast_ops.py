@@ -37,7 +37,10 @@ KNOWN_OPS = frozenset(f"{LOWER_PRECISION_OPS} {FP32_OPS} {PROMOTED_OPS}".split()
 
 
 _UNREAD_BELOW = frozenset(
-    "bin boot dev etc lib lost+found proc root run sbin srv sys usr var".split()
+    (
+        *("bin", "boot", "dev", "etc", "lib", "lost+found", "proc", "root", "run", "sbin", "srv"),
+        *("sys", "usr", "var"),
+    )
 )
 
 
