@@ -70,6 +70,8 @@ class Run:
     ours: Mapping[str, str]
     """By path: why we chose what no source says; the value stands in the YAML."""
     figures: tuple[Figure, ...]
+    operators: Mapping[str, Sequence[str]]
+    """Where its source lists operators of mixed precision: bf16 and fp32, by the source's names."""
     discrepancies: tuple[str, ...]
     """Where sources contradict one another or themselves, or the run cannot be told exactly."""
 
@@ -120,6 +122,7 @@ def _read_run(recipe: str, name: str, entry: Mapping[str, Any]) -> Run:
         "discrepancies": tuple(entry.get("discrepancies", ())),
         "defaults": entry.get("defaults", {}),
         "ours": entry.get("ours", {}),
+        "operators": entry.get("operators", {}),
     }
     return Run(name=name, recipe=recipe, **{**entry, **values})
 
