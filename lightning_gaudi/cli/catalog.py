@@ -165,7 +165,7 @@ def _find_configuration(recipe: Recipe, value: str) -> str:
         return str(recipe.folder / f"{name}.yaml")
     raise UsageError(
         f"--config {value} does not exist, and is none of {recipe.name}'s configurations. "
-        f"{choices(name, names)}"
+        f"{choices(path.name.removesuffix('.yaml'), names)}"
     )
 
 
