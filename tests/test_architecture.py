@@ -61,7 +61,7 @@ ROOMS: dict[str, set[str]] = {
         "fabric",
         "precision",
     },
-    "cli": {"_version", "checkpoint", "deepspeed", "simulator"},
+    "cli": {"_core", "_version", "checkpoint", "deepspeed", "simulator"},
 }
 """Each room, and those that it imports: only ones above it. The package itself has their names.
 

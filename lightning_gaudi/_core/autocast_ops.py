@@ -36,6 +36,23 @@ KNOWN_OPS = frozenset(f"{LOWER_PRECISION_OPS} {FP32_OPS} {PROMOTED_OPS}".split()
 """The operations that autocast knows and a file may name."""
 
 
+_UNREAD_BELOW = frozenset(
+    (
+        *("bin", "boot", "dev", "etc", "lib", "lost+found", "proc", "root", "run", "sbin", "srv"),
+        *("sys", "usr", "var"),
+    )
+)
+
+
+def is_read_from(path: Path) -> bool:
+    """Whether the vendor's package reads a file of operations at such a place.
+
+    Source: 1.24.0, `autocast_helpers.cpp`, which looks at the first folder of the real path.
+    """
+    _, *parts = path.resolve().parts
+    return not parts or parts[0] not in _UNREAD_BELOW
+
+
 def check_op_lists() -> None:
     """Check the files that the environment names.
 

@@ -10,7 +10,7 @@ import ast
 import difflib
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,10 @@ CONFIG_OPTIONS = ("--config", "-c")
 _SHOWING_OPTIONS = ("-h", "--help", "--print_config")
 """Behind which a configuration is named, on the command line of a recipe."""
 _SHIPPED = "_shipped"  # see setup.py
+PUBLISHED = "published"
+"""The folder of a recipe's configurations that are published runs, setting by setting."""
+REGISTRY = "published.yaml"
+"""The file of a recipe that says what was published of these runs, and where."""
 
 
 class UsageError(ValueError):
@@ -31,7 +35,7 @@ class Configuration:
     """A YAML file of a recipe."""
 
     name: str
-    """What `--config` takes: the file's name without its suffix."""
+    """What `--config` takes: the file's place in the recipe, without its suffix."""
     summary: str
     """The first sentence of the file."""
     needs: str
@@ -47,7 +51,7 @@ class Recipe:
     summary: str
     """The first sentence of the package."""
     configurations: tuple[Configuration, ...]
-    """Those for a simulated card first."""
+    """Those for a simulated card first, then the published runs."""
 
 
 def find_root() -> Path:
@@ -83,8 +87,10 @@ def find_recipe(name: str) -> Recipe:
 def read_recipe(folder: Path) -> Recipe:
     """What the recipe in `folder` says of itself."""
     docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
-    found = [_read_configuration(path) for path in folder.glob("*.yaml")]
-    found.sort(key=lambda each: (not each.name.startswith("simulated"), each.name))
+    paths = [*folder.glob("*.yaml"), *folder.glob(f"{PUBLISHED}/*.yaml")]
+    found = [_read_configuration(path, folder) for path in paths if path.name != REGISTRY]
+    starts = ("simulated", f"{PUBLISHED}/", "")
+    found.sort(key=lambda each: ([not each.name.startswith(start) for start in starts], each.name))
     return Recipe(folder.name, folder, _first_sentence(docstring or ""), tuple(found))
 
 
@@ -107,6 +113,19 @@ def find_configurations(recipe: Recipe, arguments: Sequence[str]) -> list[str]:
 def names_configuration(arguments: Iterable[str]) -> bool:
     """Whether there is a `--config` among `arguments`."""
     return _has_option(arguments, CONFIG_OPTIONS)
+
+
+def options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options and their values, written as `--name=value` or `--name value`."""
+    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        name, equals, value = word.partition("=")
+        if name.startswith("-"):
+            yield name, value if equals else following
+
+
+def is_inline(value: str) -> bool:
+    """Whether what stands behind `--config` are settings, or a URL, and no name or path."""
+    return re.search(r"[\n{]|: |://", value) is not None
 
 
 def only_shows(arguments: Iterable[str]) -> bool:
@@ -139,21 +158,22 @@ def _folders() -> dict[str, Path]:
 def _find_configuration(recipe: Recipe, value: str) -> str:
     path, names = Path(value), [each.name for each in recipe.configurations]
     # Settings may be given as they are, and a file may be somewhere else than on this machine.
-    if path.is_file() or re.search(r"[\n{]|: |://", value):
+    if path.is_file() or is_inline(value):
         return value
-    name = path.name.removesuffix(".yaml")
-    if name in names and path.parent == Path():
+    name = value.removesuffix(".yaml")
+    if name in names:
         return str(recipe.folder / f"{name}.yaml")
     raise UsageError(
         f"--config {value} does not exist, and is none of {recipe.name}'s configurations. "
-        f"{choices(name, names)}"
+        f"{choices(path.name.removesuffix('.yaml'), names)}"
     )
 
 
-def _read_configuration(path: Path) -> Configuration:
+def _read_configuration(path: Path, folder: Path) -> Configuration:
     paragraphs = _header(path.read_text("utf-8"))
     summary, needs = paragraphs[0], next((p for p in paragraphs if p.startswith("Needs:")), "")
-    return Configuration(path.stem, _first_sentence(summary), needs.partition(":")[2].strip())
+    name = path.relative_to(folder).with_suffix("").as_posix()
+    return Configuration(name, _first_sentence(summary), needs.partition(":")[2].strip())
 
 
 def _header(text: str) -> list[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,8 @@ _EPILOG = f"""\
 examples:
   {PROGRAM} mrpc --help                      its commands and configurations
   {PROGRAM} mrpc fit --config simulated      train on a simulated card
-  {PROGRAM} mrpc fit --config gaudi_8x       train on eight cards
+  {PROGRAM} mrpc fit --config published/gaudi_8x
+                                                         a published run, on eight cards
 
 A configuration whose name begins with `simulated` starts the simulated HPU by itself, where
 the vendor's software is not installed."""
@@ -95,7 +95,9 @@ def _num_simulated_cards(arguments: Sequence[str]) -> int:
     Only where the environment does not say what to do, where there is nothing of the vendor's, and
     where nobody has chosen another accelerator.
     """
-    files = [Path(value) for name, value in _options(arguments) if name in catalog.CONFIG_OPTIONS]
+    files = [
+        Path(value) for name, value in catalog.options(arguments) if name in catalog.CONFIG_OPTIONS
+    ]
     is_asked = any(file.name.startswith("simulated") for file in files)
     if not is_asked or catalog.only_shows(arguments) or is_requested():
         return 0
@@ -114,21 +116,13 @@ def _trainer_settings(arguments: Sequence[str]) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]
 
     settings: dict[str, Any] = {}
-    for name, value in _options(arguments):
+    for name, value in catalog.options(arguments):
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
             if name in catalog.CONFIG_OPTIONS:
                 settings |= yaml.safe_load(Path(value).read_text("utf-8")).get("trainer") or {}
             elif name.startswith("--trainer."):
                 settings[name.removeprefix("--trainer.")] = yaml.safe_load(value)
     return settings
-
-
-def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options and their values, written as `--name=value` or `--name value`."""
-    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        name, equals, value = word.partition("=")
-        if name.startswith("-"):
-            yield name, value if equals else following
 
 
 def _num_cards(devices: Any) -> int:

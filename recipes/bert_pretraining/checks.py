@@ -33,6 +33,32 @@ def check_sizes(
         raise UserError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
 
 
+def check_documents(
+    documents: str, truncate_documents: bool, next_sentence: bool, max_sequences: int
+) -> None:
+    """Refuse what rows of concatenated documents, or of separate ones, cannot have.
+
+    Raises:
+        UserError: naming the setting as it is typed.
+    """
+    if documents == "concatenated":
+        if next_sentence:
+            raise UserError(
+                "data.documents=concatenated cuts rows anywhere, so there are no sentence pairs. "
+                "Set data.next_sentence=false, or data.documents=separate."
+            )
+        if max_sequences != 1:
+            raise UserError(
+                f"data.max_sequences_per_pack={max_sequences}, but with data.documents="
+                "concatenated a row is one sequence, and full. Set data.max_sequences_per_pack=1."
+            )
+    elif truncate_documents:
+        raise UserError(
+            "data.truncate_documents=true needs data.documents=concatenated: separate documents "
+            "are cut into as many pieces as they fill."
+        )
+
+
 def check_counts(vocab_size: int, batch_size: int, max_sequences: int, num_workers: int) -> None:
     """Refuse numbers that are too small.
 

@@ -15,16 +15,22 @@ from lightning_gaudi.data import (
     cache_folder,
     evaluation_loader,
 )
-from recipes.bert_pretraining.checks import check_counts, check_sizes, check_tokenizer
-from recipes.bert_pretraining.corpora import Source, check_source, open_corpus
+from recipes.bert_pretraining.checks import (
+    check_counts,
+    check_documents,
+    check_sizes,
+    check_tokenizer,
+)
+from recipes.bert_pretraining.corpora import Source
 from recipes.bert_pretraining.fill_mask import MaskedLines
 from recipes.bert_pretraining.packed import (
     PackedDataset,
     Vocabulary,
     collate,
 )
-from recipes.bert_pretraining.prepared import Prepared, Settings, prepare
+from recipes.bert_pretraining.prepared import Documents, Prepared, Settings, prepare
 from recipes.bert_pretraining.rows import RowShape
+from recipes.bert_pretraining.several import check_sources, open_corpora
 from recipes.bert_pretraining.unigram import UnigramReference, unigram_reference
 from recipes.common.data import RecipeData
 from recipes.common.errors import UserError
@@ -38,9 +44,10 @@ class BertData(RecipeData):
         source: embedded (documentation of Python and `packages`, present on every machine), path
             (UTF-8 text, documents separated by blank lines, or parquet) or hub (a data set by
             name).
-        path: the file, or a folder of *.txt or of *.parquet files; or the data set's name.
+        path: the file, or a folder of *.txt or of *.parquet files; or the data set's name. A list
+            is read in its order, as one corpus.
         packages: installed packages whose documentation belongs to the embedded corpus.
-        subset: configuration of a data set from the hub.
+        subset: configuration of a data set from the hub; of several, a list of as many.
         text_column: column of parquet files or of a data set from the hub: a document in each row.
         max_documents: use no more documents than this, from the beginning.
         tokenizer: name or folder of a published tokenizer; None trains WordPiece on the
@@ -53,6 +60,9 @@ class BertData(RecipeData):
         max_seq_length: tokens of a row (T), the longest sequence.
         max_predictions_per_seq: predictions of a row (P): at least 15 % of T.
         max_sequences_per_pack: sequences that share a row (K). 1 turns packing off.
+        documents: separate (each has sequences of its own) or concatenated (one after another,
+            each between [CLS] and [SEP], and cut where a row is full: no padding, no packing).
+        truncate_documents: concatenated documents are no longer than a row; what is, loses its end.
         next_sentence: make sentence pairs for next-sentence prediction. Half of them, in every
             epoch the other half, have their second segment exchanged for one of another document.
         validation_share: share of the documents held out for validation, and as much for test.
@@ -69,9 +79,9 @@ class BertData(RecipeData):
     def __init__(
         self,
         source: Source = "embedded",
-        path: str | None = None,
+        path: list[str] | str | None = None,
         packages: Sequence[str] = ("torch",),
-        subset: str | None = None,
+        subset: list[str | None] | str | None = None,
         text_column: str = "text",
         max_documents: int | None = None,
         tokenizer: str | None = None,
@@ -81,6 +91,8 @@ class BertData(RecipeData):
         max_seq_length: int = 128,
         max_predictions_per_seq: int = 20,
         max_sequences_per_pack: int = 8,
+        documents: Documents = "separate",
+        truncate_documents: bool = False,
         next_sentence: bool = False,
         validation_share: float = 0.05,
         predict_path: str | None = None,
@@ -89,15 +101,15 @@ class BertData(RecipeData):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        check_source(
-            source, path, packages=packages, text_column=text_column, max_documents=max_documents
-        )
+        names = {"text_column": text_column, "max_documents": max_documents}
+        check_sources(source, path, subset, packages=packages, **names)
         if predict_path is not None and not Path(predict_path).expanduser().is_file():
             raise UserError(
                 f"data.predict_path={predict_path} does not exist. Name a UTF-8 text file in which "
                 "words are replaced by [MASK], or leave it out to take held-out text."
             )
         check_sizes(max_seq_length, max_predictions_per_seq, validation_share, next_sentence)
+        check_documents(documents, truncate_documents, next_sentence, max_sequences_per_pack)
         check_counts(vocab_size, batch_size, max_sequences_per_pack, num_workers)
         self.row_shape = RowShape(max_seq_length, max_predictions_per_seq, max_sequences_per_pack)
         self.tokenizer: PreTrainedTokenizerBase | None = None
@@ -127,7 +139,7 @@ class BertData(RecipeData):
     def _prepare(self) -> Prepared:
         settings, tokenizer = self.hparams, self._known_tokenizer()
         names = ("packages", "subset", "text_column", "max_documents")
-        corpus = open_corpus(
+        corpus = open_corpora(
             settings["source"], settings["path"], **{name: settings[name] for name in names}
         )
         folder = settings["cache_dir"]
@@ -140,6 +152,8 @@ class BertData(RecipeData):
                 settings["next_sentence"],
                 settings["validation_share"],
                 settings["seed"],
+                settings["documents"],
+                settings["truncate_documents"],
             ),
             Path(folder).expanduser() if folder else cache_folder("tokens"),
         )
@@ -201,8 +215,8 @@ class BertData(RecipeData):
     def unigram_reference(self, split: str = "validation") -> UnigramReference:
         """What guessing by word frequency reaches on the text and the targets of a split."""
         dataset = self.datasets[split]
-        sequences, tokens = dataset.plan.sequences, dataset.corpus.tokens
-        text = [tokens[start:stop] for row in sequences for start, stop in (row[0:2], row[2:4])]
+        tokens = dataset.corpus.tokens
+        text = [tokens[start:stop] for start, stop in dataset.plan.text_ranges()]
         labels = np.concatenate([dataset[0, i]["masked_labels"] for i in range(len(dataset))])
         kept = np.concatenate(text)
         kept = kept[~np.isin(kept, dataset.vocabulary.special)]

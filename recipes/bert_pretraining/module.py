@@ -20,7 +20,7 @@ from recipes.bert_pretraining.initialization import look_at_one_segment
 from recipes.bert_pretraining.phases import PHASE1_KEY, Phase1
 from recipes.bert_pretraining.sequences import IS_RANDOM
 from recipes.common.errors import UserError
-from recipes.common.optimizers import OptimizerName, Schedule
+from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.training import RecipeModule, enable_checkpointing
 
 _IGNORED = -100
@@ -59,6 +59,7 @@ class BertPretraining(RecipeModule):
         warmup_steps: of increase to the peak; below 1: a share of the run.
         weight_decay: of all weights but biases and layer norms.
         betas: decay of the optimizer's averages.
+        epsilon: of the optimizer: added to the denominator of its step.
         max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
         phase1_checkpoint: makes this phase 2: weights and moments of the optimizer come from this
             file, schedule and steps begin anew (see `phases.py`). required: `fit` wants one. To go
@@ -92,6 +93,7 @@ class BertPretraining(RecipeModule):
         warmup_steps: float = 0,
         weight_decay: float = 0.01,
         betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = EPSILON,
         max_grad_norm: float | None = 1.0,
         phase1_checkpoint: str | None = None,
         num_candidates: int = 5,

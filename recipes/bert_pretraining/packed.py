@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from recipes.bert_pretraining.rows import RowPlan, RowShape
 from recipes.bert_pretraining.sequences import NO_LABEL
+from recipes.bert_pretraining.stream import StreamPlan
 from recipes.bert_pretraining.tokenized import TokenizedCorpus
 
 _Sequence: TypeAlias = "tuple[np.ndarray, np.ndarray, int]"
@@ -46,7 +47,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
 
     Args:
         corpus: the text.
-        plan: its sequences, and which of them share a row.
+        plan: its sequences, and which of them share a row; or a stream that rows are cut from.
         vocabulary: token ids.
         shape: sizes of a row.
         seed: of masking, and of the partners for next-sentence prediction.
@@ -55,7 +56,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
     def __init__(
         self,
         corpus: TokenizedCorpus,
-        plan: RowPlan,
+        plan: RowPlan | StreamPlan,
         vocabulary: Vocabulary,
         shape: RowShape,
         seed: int,
@@ -78,17 +79,30 @@ class PackedDataset(Dataset[dict[str, Any]]):
             num_sequences, and expected_predictions and expected_pairs, what a row has on average.
         """
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        row = self._assemble([] if index < 0 else self._sequences(epoch, index))
+        row = self._read(epoch, index)
         rng = np.random.default_rng((self.seed, epoch, index + 1))
         self._mask(row, rng)
         row["expected_predictions"], row["expected_pairs"] = self._expected_targets
         return row
 
-    def _sequences(self, epoch: int, index: int) -> Iterator[_Sequence]:
+    def _read(self, epoch: int, index: int) -> dict[str, Any]:
+        """A row before it is masked."""
+        if index < 0:
+            return self._assemble([])
+        if isinstance(self.plan, RowPlan):
+            return self._assemble(self._sequences(self.plan, epoch, index))
+        # One sequence that fills the row, and has its special tokens already.
+        row, vocabulary = self._assemble([]), self.vocabulary
+        row["input_ids"][:] = self.plan.tokens(index, vocabulary.cls, vocabulary.sep)
+        row["position_ids"][:] = np.arange(len(row["position_ids"]))
+        row["sequence_ids"][:] = 1
+        return {**row, "num_tokens": len(row["input_ids"]), "num_sequences": 1}
+
+    def _sequences(self, plan: RowPlan, epoch: int, index: int) -> Iterator[_Sequence]:
         """What a row holds in an epoch."""
-        partners, sequences = self.plan.partners, self.plan.sequences
+        partners, sequences = plan.partners, plan.sequences
         rng = np.random.default_rng((self.seed, epoch, index + 1, _PARTNERS))
-        for number in self.plan[index]:
+        for number in plan[index]:
             first_start, first_stop, start, stop, _ = sequences[number].tolist()
             label = NO_LABEL
             if partners is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -18,10 +18,12 @@ from recipes.bert_pretraining.cache import cached_folder
 from recipes.bert_pretraining.corpora import Corpus
 from recipes.bert_pretraining.rows import RowPlan, RowShape, write_plan
 from recipes.bert_pretraining.sequences import sentence_pairs, single_sequences
+from recipes.bert_pretraining.stream import StreamPlan, write_stream
 from recipes.bert_pretraining.tokenized import TokenizedCorpus, write_tokens
 from recipes.common.errors import UserError
 from recipes.common.tokenization import tokenizer_from_state, tokenizer_state, train_wordpiece
 
+Documents = Literal["separate", "concatenated"]
 SPLITS = ("train", "validation", "test")
 _FORMAT = 1  # raise it when the same settings would give other files
 _TOKENIZER = "tokenizer.json"
@@ -37,6 +39,8 @@ class Settings:
     next_sentence: bool
     validation_share: float
     seed: int
+    documents: Documents = "separate"
+    truncate_documents: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Prepared:
 
     tokenizer: PreTrainedTokenizerBase
     corpus: TokenizedCorpus
-    plans: dict[str, RowPlan]
+    plans: dict[str, RowPlan | StreamPlan]
     """By split."""
 
 
@@ -79,14 +83,20 @@ def prepare(
     if tokenizer is None:
         state = json.loads((tokens / _TOKENIZER).read_text(encoding="utf-8"))
         tokenizer = tokenizer_from_state(state)
-    shape = settings.shape
+    shape, is_stream = settings.shape, settings.documents == "concatenated"
     sizes = [shape.max_seq_length, shape.max_sequences_per_pack, settings.next_sentence]
+    if is_stream:
+        sizes += [settings.documents, settings.truncate_documents]
     plans = cached_folder(
         root,
         f"{corpus.name}-rows",
         [key, share, seed, *sizes],
         lambda folder: _write_plans(tokenized, settings, folder),
     )
+    if is_stream:
+        length = shape.max_seq_length
+        streams = {split: StreamPlan.open(tokenized, plans, split, length) for split in SPLITS}
+        return Prepared(tokenizer, tokenized, {**streams})
     return Prepared(tokenizer, tokenized, {split: RowPlan.open(plans, split) for split in SPLITS})
 
 
@@ -149,6 +159,11 @@ def _write_plans(corpus: TokenizedCorpus, settings: Settings, folder: Path) -> N
     length, next_sentence = settings.shape.max_seq_length, settings.next_sentence
     parts = _split(corpus.num_documents, settings.validation_share, settings.seed)
     for number, (split, documents) in enumerate(zip(SPLITS, parts, strict=True)):
+        if settings.documents == "concatenated":
+            write_stream(
+                corpus, documents, length if settings.truncate_documents else None, folder, split
+            )
+            continue
         # Each split draws on its own: more training text must not change the validation pairs.
         rng = np.random.default_rng((settings.seed, number))
         sequences = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -75,6 +75,10 @@ class RowPlan:
         """The indices of the sequences of a row."""
         start, stop = self.row_starts[row : row + 2]
         return self.packed[start:stop].tolist()
+
+    def text_ranges(self) -> Iterator[tuple[int, int]]:
+        """Start and stop of the segments of all sequences, in the corpus's tokens."""
+        return ((start, stop) for row in self.sequences for start, stop in (row[0:2], row[2:4]))
 
     def expected_targets(self, shape: RowShape) -> tuple[float, float]:
         """Predictions and sequences of a row, on average over rows from all along the plan."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from recipes.common.comparison import PublishedComparison
 from recipes.common.errors import UserError
 from recipes.common.parser import RecipeParser
+from recipes.common.published import find_run
 from recipes.common.training import RecipeModule
 
 _FOUND_BY_LIGHTNING = ("best", "last", "hpc", "registry")
@@ -36,6 +39,18 @@ class RecipeCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for name in self.links:
             parser.link_arguments(f"data.{name}", f"model.{name}")
+        parser.add_argument(
+            "--environment",
+            type=dict[str, str | int | float] | None,
+            default=None,
+            help="environment variables, set before torch is imported: PT_HPU_LAZY_MODE=1, ...",
+        )
+        parser.add_argument(
+            "--published",
+            type=str | None,
+            default=None,
+            help="the published run that these settings are: `fit` prints its figures beside yours",
+        )
 
     def instantiate_classes(self) -> None:
         """Data first, then model, then Trainer: a wrong setting ends before a card is acquired."""
@@ -52,7 +67,17 @@ class RecipeCLI(LightningCLI):
             if config[switch] is False:
                 callbacks = config["callbacks"] or []
                 config["callbacks"] = [each for each in callbacks if not isinstance(each, kind)]
+        if comparison := self._comparison():
+            config["callbacks"] = [*(config["callbacks"] or []), comparison]
         return super().instantiate_trainer(**settings)
+
+    def _comparison(self) -> PublishedComparison | None:
+        """What sets the figures of the published run, if the settings name one, beside ours."""
+        if not (name := self._get(self.config, "published")):
+            return None
+        folder = Path(inspect.getfile(self.model_class)).parent
+        config = self.config.get(str(self.subcommand), self.config).as_dict()
+        return PublishedComparison(find_run(folder, name), config)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it; what Lightning or the strategy finds wrong with the settings is the user's."""

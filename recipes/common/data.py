@@ -8,6 +8,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lightning_gaudi.data import BucketDataLoader
+from recipes.common.errors import UserError
 
 _POSITION = "train_loader"
 
@@ -36,6 +37,20 @@ class RecipeData(LightningDataModule):
         Lightning ends an epoch with a step on fewer batches otherwise, whose gradient is too small.
         """
         return 1 if self.trainer is None else self.trainer.accumulate_grad_batches
+
+    def samples_per_batch(self, is_training: bool) -> int:
+        """Samples of a batch on each card: of training, or of evaluation, which may have its own.
+
+        Raises:
+            UserError: for a batch without a sample.
+        """
+        name = "batch_size" if is_training else "eval_batch_size"
+        size = self.hparams[name]
+        if size is None:
+            return self.samples_per_batch(is_training=True)
+        if size < 1:
+            raise UserError(f"data.{name}={size} must be at least 1.")
+        return int(size)
 
     @property
     def ranks(self) -> dict[str, int]:

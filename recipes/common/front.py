@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightning_gaudi.cli import catalog
+from lightning_gaudi.cli import catalog, environment
 from recipes.common.errors import UserError
 
 COMMANDS = {
@@ -54,7 +54,8 @@ def main(file: str, run: Run, args: Sequence[str] | None = None, program: str = 
         return
     try:
         _check(recipe, arguments)
-        _run(program, run, catalog.find_configurations(recipe, arguments))
+        arguments = catalog.find_configurations(recipe, arguments)
+        _run(program, run, environment.set_environment(arguments))
     except (UserError, catalog.UsageError) as error:
         _exit(program, str(error))
     except ModuleNotFoundError as error:

@@ -15,8 +15,8 @@ from recipes.common.errors import UserError
 OptimizerName = Literal["adamw", "fused_adamw", "lamb", "fused_lamb"]
 Schedule = Literal["linear", "polynomial", "constant"]
 
-_EPSILON = 1e-6
-"""BERT's, and the default of the vendor's kernels; torch's AdamW has 1e-8."""
+EPSILON = 1e-6
+"""BERT's, and the default of the vendor's kernels; torch's AdamW and transformers have 1e-8."""
 CLIPS_ITSELF = ("lamb", "fused_lamb")
 """LAMB divides the gradients by their global norm before anything else."""
 
@@ -46,7 +46,7 @@ class Lamb(torch.optim.Optimizer):
         params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = _EPSILON,
+        eps: float = EPSILON,
         weight_decay: float = 0.01,
         max_grad_norm: float | None = 1.0,
     ) -> None:
@@ -104,6 +104,7 @@ def make_optimizer(
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.999),
     max_grad_norm: float | None = 1.0,
+    epsilon: float = EPSILON,
 ) -> torch.optim.Optimizer:
     """The optimizer of that name, for the parameters that are trained.
 
@@ -115,6 +116,7 @@ def make_optimizer(
         betas: decay of the averages.
         max_grad_norm: of lamb and fused_lamb, which clip by themselves; the others leave it to
             `trainer.gradient_clip_val`.
+        epsilon: added to the denominator of the step.
 
     Raises:
         UserError: for a kernel of the vendor's on another device than hpu.
@@ -126,7 +128,7 @@ def make_optimizer(
             f"{', '.join(sorted(devices))}. Use model.optimizer={name.removeprefix('fused_')}, or "
             "trainer.accelerator=hpu."
         )
-    settings: dict[str, Any] = {"lr": learning_rate, "betas": tuple(betas), "eps": _EPSILON}
+    settings: dict[str, Any] = {"lr": learning_rate, "betas": tuple(betas), "eps": epsilon}
     if name in CLIPS_ITSELF:
         settings["max_grad_norm"] = max_grad_norm
     optimizer = _optimizer_class(name)(parameter_groups(module, weight_decay), **settings)

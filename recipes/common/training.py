@@ -28,9 +28,9 @@ class RecipeModule(LightningModule):
     """Abstract: a transformers model, trained without waiting for the device.
 
     A subclass sets `self.model` and calls `self.save_hyperparameters()`; among its hyperparameters
-    are optimizer, learning_rate, schedule, warmup_steps, weight_decay, betas and max_grad_norm (see
-    `optimizers.py`). Its `training_step` returns `loss`, and whatever else ends in `_loss`,
-    detached: these are logged as `train/...`.
+    are optimizer, learning_rate, schedule, warmup_steps, weight_decay, betas, epsilon and
+    max_grad_norm (see `optimizers.py`). Its `training_step` returns `loss`, and whatever else ends
+    in `_loss`, detached: these are logged as `train/...`.
     """
 
     model: PreTrainedModel
@@ -81,6 +81,7 @@ class RecipeModule(LightningModule):
             weight_decay=settings["weight_decay"],
             betas=settings["betas"],
             max_grad_norm=settings["max_grad_norm"],
+            epsilon=settings["epsilon"],
         )
         num_steps, warmup = self.trainer.estimated_stepping_batches, settings["warmup_steps"]
         schedule = make_schedule(settings["schedule"], optimizer, num_steps, warmup)

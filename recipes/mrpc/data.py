@@ -47,8 +47,10 @@ class MrpcData(RecipeData):
             WordPiece on the training sentences.
         vocab_size: of the model; the upper limit of a vocabulary that is trained.
         batch_size: pairs of a batch, on each card (B).
+        eval_batch_size: likewise, in validation, test and prediction; None for as many.
         max_length: tokens of the longest pair; a longer one is cut, the longer sentence first.
-        num_buckets: lengths that pairs are padded to, so shapes that are compiled.
+        num_buckets: lengths that pairs are padded to, so shapes that are compiled. None pads every
+            pair to max_length.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
         seed: of the order, of what is held out and of the embedded pairs.
 
@@ -68,13 +70,15 @@ class MrpcData(RecipeData):
         tokenizer: str | None = None,
         vocab_size: int = 3000,
         batch_size: int = 32,
+        eval_batch_size: int | None = None,
         max_length: int = 128,
-        num_buckets: int = 4,
+        num_buckets: int | None = 4,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.samples_per_batch(is_training=False)
         if not 0 < validation_share < 0.5:
             raise UserError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
         if max_length < 8:
@@ -179,15 +183,10 @@ class MrpcData(RecipeData):
             pairs = self._split(split)
             self._encoded[split] = EncodedPairs(pairs, self.tokenizer, settings["max_length"])
         dataset = self._encoded[split]
-        boundaries = optimal_buckets(
-            dataset.lengths,
-            settings["num_buckets"],
-            max_length=min(-(-int(dataset.lengths.max()) // 8) * 8, settings["max_length"]),
-        )
         sampler = BucketBatchSampler(
             dataset.lengths,
-            boundaries,
-            settings["batch_size"],
+            self._boundaries(dataset),
+            self.samples_per_batch(is_training=split == "train"),
             shuffle=split == "train",
             seed=settings["seed"],
             multiple_of=self.num_accumulated,
@@ -200,6 +199,13 @@ class MrpcData(RecipeData):
             num_workers=workers,
             persistent_workers=workers > 0,
         )
+
+    def _boundaries(self, dataset: EncodedPairs) -> list[int]:
+        limit, number = self.hparams["max_length"], self.hparams["num_buckets"]
+        if number is None:
+            return [limit]
+        longest = -(-int(dataset.lengths.max()) // 8) * 8
+        return list(optimal_buckets(dataset.lengths, number, max_length=min(longest, limit)))
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str, vocab_size: int) -> None:

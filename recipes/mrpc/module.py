@@ -17,7 +17,7 @@ from transformers import AutoConfig, BertConfig, BertForSequenceClassification
 
 from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
-from recipes.common.optimizers import OptimizerName, Schedule
+from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.training import RecipeModule
 from recipes.mrpc.comparison import BaselineComparison
 from recipes.mrpc.scratch import new_model
@@ -47,6 +47,7 @@ class Mrpc(RecipeModule):
         warmup_steps: 1 or more: steps of linear increase; below 1: a share of the run.
         weight_decay: of all weights but biases and layer norms.
         betas: of the optimizer.
+        epsilon: of the optimizer: added to the denominator of its step.
         max_grad_norm: of lamb and fused_lamb; for the others set trainer.gradient_clip_val.
 
     Raises:
@@ -71,6 +72,7 @@ class Mrpc(RecipeModule):
         warmup_steps: float = 0,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = EPSILON,
         max_grad_norm: float | None = 1.0,
     ) -> None:
         super().__init__()

@@ -63,11 +63,15 @@ class SummarizationData(RecipeData):
             vocabulary from the training rows.
         vocab_size: of a vocabulary that is learnt, and of a model that starts from nothing.
         batch_size: rows of a batch, on each card (B).
+        eval_batch_size: likewise, in validation, test and prediction; None for as many.
         max_source_length: tokens of the longest article (S).
         max_target_length: tokens of the longest summary (T), to which all are padded, and that are
             generated.
         truncate_source: cut longer articles; False refuses them. Longer summaries are always cut.
-        num_buckets: lengths that articles are padded to, so shapes that are compiled.
+        num_buckets: lengths that articles are padded to, so shapes that are compiled. None pads
+            every article to max_source_length.
+        loss_on_padding: the padding of summaries is learnt, too, as transformers' example does
+            with `--ignore_pad_token_for_loss False`. False leaves it out of the loss.
         num_generated: rows of the validation split, drawn at random, to generate summaries for; 0
             leaves ROUGE out of validation, None takes all. A test generates all.
         max_train_samples: use no more training rows than this.
@@ -92,10 +96,12 @@ class SummarizationData(RecipeData):
         tokenizer: str | None = None,
         vocab_size: int = 768,
         batch_size: int = 32,
+        eval_batch_size: int | None = None,
         max_source_length: int = 512,
         max_target_length: int = 128,
         truncate_source: bool = True,
-        num_buckets: int = 4,
+        num_buckets: int | None = 4,
+        loss_on_padding: bool = False,
         num_generated: int | None = 256,
         max_train_samples: int | None = None,
         num_workers: int = 0,
@@ -103,6 +109,7 @@ class SummarizationData(RecipeData):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.samples_per_batch(is_training=False)
         _check_lengths(max_source_length, max_target_length)
         check_source(source, path, Columns(article_column, summary_column, id_column))
         self.tokenizer: PreTrainedTokenizerBase | None = None
@@ -183,8 +190,13 @@ class SummarizationData(RecipeData):
 
     def _loader(self, rows: TokenizedRows, shuffle: bool = False) -> BucketDataLoader:
         settings, lengths = self.hparams, rows.sources.lengths
-        batch_size, workers = settings["batch_size"], settings["num_workers"]
-        boundaries = optimal_buckets(lengths, settings["num_buckets"])
+        batch_size, workers = self.samples_per_batch(is_training=shuffle), settings["num_workers"]
+        number, longest = settings["num_buckets"], settings["max_source_length"]
+        boundaries = [longest] if number is None else optimal_buckets(lengths, number)
+        pad_token = self._tokenizer().pad_token_id
+        num_targets = float(rows.targets.lengths.mean())
+        if settings["loss_on_padding"]:
+            num_targets = settings["max_target_length"]
         sampler = BucketBatchSampler(
             lengths,
             boundaries,
@@ -199,9 +211,10 @@ class SummarizationData(RecipeData):
             sampler,
             partial(
                 _collate,
-                pad_token=self._tokenizer().pad_token_id,
+                pad_token=pad_token,
+                pad_label=pad_token if settings["loss_on_padding"] else IGNORED,
                 max_target_length=settings["max_target_length"],
-                mean_targets=batch_size * float(rows.targets.lengths.mean()),
+                mean_targets=batch_size * num_targets,
             ),
             num_workers=workers,
             persistent_workers=workers > 0,
@@ -259,6 +272,7 @@ def _collate(
     length: int,
     *,
     pad_token: int,
+    pad_label: int,
     max_target_length: int,
     mean_targets: float,
 ) -> dict[str, Any]:
@@ -268,7 +282,7 @@ def _collate(
     batch = pad_batch(
         texts,
         length,
-        pad_values={"input_ids": pad_token, "labels": IGNORED},
+        pad_values={"input_ids": pad_token, "labels": pad_label},
         lengths={"labels": max_target_length},
     )
     num_tokens = sum(len(sample["input_ids"]) for sample in samples)

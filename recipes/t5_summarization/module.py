@@ -18,7 +18,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from lightning_gaudi import vendor
 from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
-from recipes.common.optimizers import OptimizerName, Schedule
+from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.tokenization import T5_TOKENS, load_tokenizer
 from recipes.common.training import RecipeModule
 from recipes.t5_summarization.data import IGNORED, SummarizationData
@@ -62,6 +62,7 @@ class T5Summarization(RecipeModule):
         warmup_steps: steps of increase to the peak; below 1, a share of the run.
         weight_decay: of all weights but norms.
         betas: of the optimizer.
+        epsilon: of the optimizer: added to the denominator of its step.
         max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
         predictions: the file that `predict` writes, one JSON object a line; None: summaries.jsonl
             below trainer.default_root_dir, in the folder that has the name of the logger.
@@ -89,6 +90,7 @@ class T5Summarization(RecipeModule):
         warmup_steps: float = 0,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = EPSILON,
         max_grad_norm: float = 1.0,
         predictions: str | None = None,
     ) -> None:

@@ -158,10 +158,11 @@ def test_nothing_is_left_of_a_copy_that_ends_midway(
 def test_commands_of_the_documentation_name_files_of_the_copy(home: Path, name: str) -> None:
     main(["copy", name])
     folder = home / "recipes" / name
-    texts = [path.read_text() for path in [folder / "README.md", *folder.glob("*.yaml")]]
+    files = [path for path in folder.rglob("*.yaml") if path.name != catalog.REGISTRY]
+    texts = [path.read_text() for path in [folder / "README.md", *files]]
     commands = " ".join(texts)
     named = set(re.findall(r"(?<![\w/])recipes/[\w/]+\.\w+", commands))
-    assert {f"recipes/{name}/{path.name}" for path in folder.glob("*.yaml")} <= named
+    assert {str(path.relative_to(home)) for path in files} <= named
     assert [each for each in named if not (home / each).exists()] == []
     modules = {module.replace(".", "/") for module in re.findall(r"-m (recipes[\w.]+)", commands)}
     assert {f"recipes/{name}"} <= modules

@@ -30,13 +30,19 @@ def test_each_recipe_and_each_configuration_has_its_lines(
 def test_all_recipes_say_what_they_are_and_all_configurations_what_they_need() -> None:
     found = catalog.read_recipes()
     assert {recipe.name for recipe in found} == RECIPES
-    files = {path for recipe in found for path in recipe.folder.glob("*.yaml")}
-    assert files == set((ROOT / "recipes").rglob("*.yaml"))
+    files = {
+        recipe.folder / f"{each.name}.yaml" for recipe in found for each in recipe.configurations
+    }
+    registries = set((ROOT / "recipes").glob(f"*/{catalog.REGISTRY}"))
+    assert files == set((ROOT / "recipes").rglob("*.yaml")) - registries
     for recipe in found:
         texts = [recipe.summary, *(each.summary for each in recipe.configurations)]
         texts += [each.needs for each in recipe.configurations]
         assert all(text.endswith(".") for text in texts), texts
         assert recipe.configurations[0].name == "simulated"
+        kinds = [each.name.partition("/")[0] for each in recipe.configurations]
+        assert kinds.count("published") > 2
+        assert kinds[::-1].index("published") < kinds[::-1].index("simulated")
 
 
 def test_a_header_is_read_up_to_its_keys(tmp_path: Path) -> None:

@@ -40,18 +40,26 @@ def _file(recipe: str, name: str) -> str:
 
 
 def test_all_words_go_to_the_recipe(ran: list[Any]) -> None:
-    words = ["predict", "--config", "gaudi_1x", "--trainer.logger", "false", "--", "--help"]
+    words = ["predict", "--config", "published/gaudi_1x", "--trainer.logger", "false"]
+    words += ["--", "--help"]
     assert main(["run", "mrpc", *words]) == 0
-    words[2] = _file("mrpc", "gaudi_1x")
+    words[2] = _file("mrpc", "published/gaudi_1x")
     assert ran == [("recipes.mrpc.__main__", words, "lightning-gaudi run mrpc")]
 
 
 @pytest.mark.parametrize(
-    "words", [["--config", "simulated"], ["-c", "simulated.yaml"], ["--config=simulated"]]
+    ("words", "name"),
+    [
+        (["--config", "simulated"], "simulated"),
+        (["-c", "simulated.yaml"], "simulated"),
+        (["--config=simulated"], "simulated"),
+        (["--config", "published/t5_3b_fp32_8x"], "published/t5_3b_fp32_8x"),
+        (["--config=published/t5_3b_fp32_8x.yaml"], "published/t5_3b_fp32_8x"),
+    ],
 )
-def test_a_name_is_the_recipes_own_file(ran: list[Any], words: list[str]) -> None:
+def test_a_name_is_the_recipes_own_file(ran: list[Any], words: list[str], name: str) -> None:
     main(["run", "t5_summarization", "fit", *words])
-    assert _file("t5_summarization", "simulated") in " ".join(ran[0][1])
+    assert _file("t5_summarization", name) in " ".join(ran[0][1])
 
 
 def test_a_file_of_the_user_comes_before_a_name(ran: list[Any], tmp_path: Path) -> None:
@@ -64,9 +72,10 @@ def test_a_file_of_the_user_comes_before_a_name(ran: list[Any], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("simulatd", "Did you mean simulated? There are: simulated, gaudi_1x, gaudi_8x."),
+        ("simulatd", "Did you mean simulated? There are: simulated, published/gaudi2_8x, "),
         ("recipes/mrpc/simulated.yaml", "Did you mean simulated?"),
-        ("mine.yaml", "There are: simulated, gaudi_1x, gaudi_8x."),
+        ("gaudi_1x", "Did you mean published/gaudi_1x?"),
+        ("mine.yaml", "published/gaudi_8x, buckets_1x, buckets_8x."),
     ],
 )
 def test_a_configuration_that_is_not_there_is_a_line(
@@ -97,7 +106,7 @@ def test_a_configuration_that_is_not_there_is_a_line(
         (["-c", "simulated", "--trainer.accelerator", "gpu"], None),
         (["-c", "simulated", "--help"], None),
         (["-c", "simulated", "--print_config=skip_null"], None),
-        (["-c", "gaudi_1x"], None),
+        (["-c", "published/gaudi_1x"], None),
         ([], None),
     ],
 )

@@ -27,16 +27,22 @@ from lightning_gaudi import (
     HPUModelParallelStrategy,
     SingleHPUStrategy,
 )
+from lightning_gaudi.cli import catalog
 from recipes.common.tokenization import train_bpe, train_wordpiece
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
-CONFIGURATIONS = sorted((ROOT / "recipes").rglob("*.yaml"))
+REGISTRIES = sorted((ROOT / "recipes").glob(f"*/{catalog.REGISTRY}"))
+CONFIGURATIONS = sorted(set((ROOT / "recipes").rglob("*.yaml")) - set(REGISTRIES))
 WORDS = [["the quick brown fox jumps over the lazy dog", "and summarize: again"] * 20]
 
 
+def _recipe(path: Path) -> str:
+    return path.relative_to(ROOT / "recipes").parts[0]
+
+
 def _name(path: Path) -> str:
-    return f"{path.parent.name}-{path.stem}"
+    return "-".join(path.relative_to(ROOT / "recipes").with_suffix("").parts)
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +83,17 @@ def _strategy(trainer: dict[str, Any]) -> type:
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=_name)
 def test_a_configuration_is_instantiated_as_it_is(path, tiny):
-    recipe = path.parent.name
+    recipe = _recipe(path)
     run = importlib.import_module(f"recipes.{recipe}.__main__").run
     config = yaml.safe_load(path.read_text())
     overrides = _from_the_hub(config, tiny.get(recipe))
+    # This process has its mode; tests/cli/test_environment.py has those that are asked for.
+    overrides.append("--environment=null")
     # Weights of a real size are neither made nor drawn; tiny ones are read, which needs memory.
-    with contextlib.nullcontext() if overrides else torch.device("meta"):
+    with contextlib.nullcontext() if recipe in tiny else torch.device("meta"):
         cli = run(["--config", str(path), *overrides], run=False)
     assert isinstance(cli.trainer.accelerator, HPUAccelerator)
+    assert cli.trainer.checkpoint_callback.save_last
     assert cli.trainer.num_devices == config["trainer"]["devices"]
     assert cli.trainer.precision == config["trainer"]["precision"]
     assert isinstance(cli.trainer.strategy, _strategy(config["trainer"]))
@@ -95,17 +104,19 @@ def test_a_configuration_is_instantiated_as_it_is(path, tiny):
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=_name)
 def test_a_configuration_says_what_it_needs_and_how_to_run_it(path):
     header = path.read_text().split("\nseed_everything")[0]
+    is_ours = "choices here are ours" in header
+    assert is_ours == (path.parent.name != "published" and not path.stem.startswith("simulated"))
     for word in ("# Needs:", "# Run:", "# Override:"):
         assert word in header, word
     assert f"--config {path.relative_to(ROOT)}" in header
-    assert f"-m recipes.{path.parent.name} fit" in header
+    assert f"-m recipes.{_recipe(path)} fit" in header
 
 
 def test_no_other_yaml_is_left_untested():
     tracked = subprocess.run(
         ["git", "ls-files", "*.yaml", "*.yml"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
-    ours = {str(path.relative_to(ROOT)) for path in CONFIGURATIONS}
+    ours = {str(path.relative_to(ROOT)) for path in (*CONFIGURATIONS, *REGISTRIES)}
     # tests/examples trains with it.
     assert set(tracked) - ours == {"examples/language_model.yaml"}
 

@@ -18,14 +18,15 @@ def _instantiate(config: Path, *args: str) -> recipe_cli.RecipeCLI:
     return recipe_cli.run(BertPretraining, BertData, arguments, links=LINKS, run=False)
 
 
-def test_the_headline_configuration_is_bert_base():
-    cli = _instantiate(FOLDER / "gaudi2_8x.yaml", "--trainer.devices=1")
+@pytest.mark.parametrize(
+    ("name", "vocab_size"), [("published/bert_base_8x32", 32_000), ("bert_base_packed_8x", 30_522)]
+)
+def test_bert_base_has_its_size(name, vocab_size):
+    with torch.device("meta"):
+        cli = _instantiate(FOLDER / f"{name}.yaml", "--trainer.devices=1")
     weights = cli.model.model.bert.num_parameters()
-    assert weights == 109_482_240  # bert-base-uncased
-    settings = cli.model.hparams | cli.datamodule.hparams
-    assert (settings["max_seq_length"], settings["batch_size"]) == (512, 32)
-    assert (settings["learning_rate"], settings["optimizer"]) == (5e-5, "fused_adamw")
-    assert cli.trainer.precision == "bf16-mixed"
+    # bert-base-uncased, and the embeddings of another vocabulary
+    assert weights == 109_482_240 + 768 * (vocab_size - 30_522)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,8 @@ def test_the_headline_configuration_is_bert_base():
 )
 def test_the_phases_of_bert_large_are_the_published_ones(phase, sizes, schedule):
     with torch.device("meta"):
-        cli = _instantiate(FOLDER / f"bert_large_phase{phase}.yaml", "--trainer.devices=1")
+        path = FOLDER / "published" / f"bert_large_phase{phase}.yaml"
+        cli = _instantiate(path, "--trainer.devices=1")
     settings, trainer = cli.model.hparams | cli.datamodule.hparams, cli.trainer
     names = ("max_seq_length", "max_predictions_per_seq", "batch_size")
     per_step = settings["batch_size"] * trainer.accumulate_grad_batches

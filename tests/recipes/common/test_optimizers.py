@@ -115,3 +115,11 @@ def test_schedules_go_up_and_down():
 def test_a_schedule_that_does_not_fit_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         _rates(*arguments)
+
+
+@pytest.mark.parametrize("name", ["adamw", "fused_adamw", "lamb", "fused_lamb"])
+def test_epsilon_is_that_of_the_setting(name):
+    model = _model("hpu" if name.startswith("fused") else "cpu")
+    for settings, expected in (({}, 1e-6), ({"epsilon": 1e-8}, 1e-8)):
+        groups = _make(name, model, **settings).param_groups
+        assert {group["eps"] for group in groups} == {expected}

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from lightning_gaudi.data import describe
+from recipes.common.errors import UserError
 from recipes.mrpc.data import MrpcData
 from tests.helpers.forked import fork_module
 from tests.recipes.mrpc.conftest import FIXTURES, VOCAB_SIZE
@@ -160,3 +161,17 @@ def test_another_seed_is_another_order_and_each_epoch_too(make_data):
     assert order(make_data()) == order(make_data())
     assert order(make_data()) != order(make_data(seed=1))
     assert order(make_data()) != order(make_data(), epoch=1)
+
+
+def test_without_buckets_all_pairs_are_padded_to_the_longest_allowed(make_data):
+    data = make_data(num_buckets=None, eval_batch_size=3)
+    shapes = [
+        {tuple(batch["input_ids"].shape) for batch in loader}
+        for loader in (data.train_dataloader(), data.val_dataloader(), data.predict_dataloader())
+    ]
+    assert shapes == [{(4, 96)}, {(3, 96)}, {(3, 96)}]
+
+
+def test_a_batch_of_evaluation_without_a_pair_is_refused(make_data):
+    with pytest.raises(UserError, match=r"data\.eval_batch_size=0 must be at least 1"):
+        make_data(eval_batch_size=0)

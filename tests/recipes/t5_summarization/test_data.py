@@ -8,6 +8,7 @@ from rouge_score import rouge_scorer
 
 from recipes.t5_summarization.corpora import Columns, embedded_rows, marked, read_files
 from recipes.t5_summarization.data import SummarizationData
+from recipes.t5_summarization.module import T5Summarization
 from recipes.t5_summarization.rouge import lead, on_lines, rouge_sums
 from tests.helpers.forked import fork_python
 from tests.recipes.t5_summarization.conftest import FIXTURES
@@ -250,3 +251,26 @@ def test_a_data_set_of_the_hub_gives_its_rows(tmp_path, monkeypatch):
 def test_an_unknown_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"data\.tokenizer=.*none could not be loaded"):
         SummarizationData(tokenizer=str(tmp_path / "none"))
+
+
+def test_without_buckets_all_articles_are_padded_to_the_longest_allowed(make_data):
+    data = make_data(num_buckets=None, eval_batch_size=3)
+    loaders = [data.train_dataloader(), *data.val_dataloader(), data.predict_dataloader()]
+    shapes = [{tuple(batch["input_ids"].shape) for batch in loader} for loader in loaders]
+    assert shapes == [{(4, 160)}, {(3, 160)}, {(3, 160)}, {(3, 160)}]
+
+
+def test_padding_can_be_learnt_as_in_transformers_example(make_data, pretrained):
+    """`--ignore_pad_token_for_loss False`: the mean over all places of the summaries."""
+    data = make_data(tokenizer=pretrained, loss_on_padding=True)
+    batch = next(iter(data.train_dataloader()))
+    assert (batch["labels"] == 0).any()
+    assert (batch["labels"] >= 0).all()
+    module = T5Summarization(name=pretrained, tokenizer=pretrained, max_target_length=24).eval()
+    names = ("input_ids", "attention_mask", "labels")
+    with torch.no_grad():
+        loss = module.training_step(batch, 0)["loss"]
+        expected = module.model(**{name: batch[name] for name in names}).loss
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-6)
+    last = list(data.val_dataloader()[0])[-1]
+    assert (last["labels"][~last["is_real"]] == -100).all()

@@ -1,0 +1,191 @@
+"""Environment variables that a configuration asks for, set before torch is imported.
+
+The vendor's package reads its switches once, when it is imported: whether operators gather in a
+graph, which of them run in bfloat16. So a YAML file may have a mapping `environment` of names to
+values, and who starts a recipe sets them first; the ranks inherit them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_gaudi._core import autocast_ops
+from lightning_gaudi.cli import catalog
+
+KEY = "environment"
+"""The key of a YAML file, and the option of a recipe's command line."""
+_PREFIXES = (
+    *("DEEPSPEED_", "ENABLE_", "FUSER_", "GC_", "HABANA_", "HCCL_", "HCL_", "HF_", "HLS_"),
+    *("LIGHTNING_GAUDI_", "LOG_LEVEL_", "MKL_", "OMP_", "PT_", "PYTORCH_", "TOKENIZERS_", "TORCH"),
+)
+_NEAR = 0.93
+"""How alike a name and one of the vendor's are that is taken for it, misspelt."""
+
+
+def set_environment(arguments: Sequence[str]) -> list[str]:
+    """Set what configurations and options ask for; nothing where help or settings are shown.
+
+    What is typed counts first, then what the environment has already, then a file; of files the
+    last, as in LightningCLI.
+
+    Args:
+        arguments: Of a recipe, with paths behind `--config`.
+
+    Returns:
+        The arguments, and what was set behind them: the saved settings are those of the run.
+
+    Raises:
+        UsageError: A name or value that cannot be meant, a file that is not there, or torch that
+            has been imported with another value.
+    """
+    if catalog.only_shows(arguments):
+        return list(arguments)
+    wanted, typed, origin = _read(arguments)
+    for name, value in {**wanted, **typed}.items():
+        _check(name, value, "the command line" if name in typed else origin)
+    effective: dict[str, str] = {}
+    for name, value in wanted.items():
+        theirs = os.environ.get(name)
+        effective[name] = str(value) if theirs is None else theirs
+        if theirs not in (None, _actual(name, str(value))) and name not in typed:
+            _say(f"{name} is {theirs} in your environment, which comes before {value} in {origin}.")
+    effective |= {name: str(value) for name, value in typed.items()}
+    for name, value in effective.items():
+        _set(name, value)
+    return [*arguments, f"--{KEY}={json.dumps(effective)}"] if effective else list(arguments)
+
+
+def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What the last file with such a key asks for, what is typed, and the file's name."""
+    import yaml  # type: ignore[import-untyped]
+
+    wanted: dict[str, Any] = {}
+    typed: dict[str, Any] = {}
+    origin = ""
+    for option, text in catalog.options(arguments):
+        if option in catalog.CONFIG_OPTIONS and "://" not in text:
+            found = _of_file(text)
+            if found is not None:
+                wanted, origin = found, f"--config {text}"
+        elif option == f"--{KEY}":
+            wanted, typed = {}, _mapping(yaml.safe_load(text), option)
+        elif option.startswith(f"--{KEY}."):
+            typed[option.partition(".")[2]] = text
+    return wanted, {name: _absolute(name, value, Path()) for name, value in typed.items()}, origin
+
+
+def _of_file(text: str) -> dict[str, Any] | None:
+    """The mapping of a file, or of settings as they are; paths in it are relative to the file."""
+    import yaml
+
+    path = None if catalog.is_inline(text) else Path(text)
+    try:
+        settings = yaml.safe_load(path.read_text("utf-8") if path else text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None  # what the command line's parser will say in its own words
+    if not isinstance(settings, dict) or KEY not in settings:
+        return None
+    found = _mapping(settings[KEY], f"{KEY} of --config {text}")
+    folder = path.resolve().parent if path else Path()
+    return {name: _absolute(name, value, folder) for name, value in found.items()}
+
+
+def _mapping(value: Any, origin: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise catalog.UsageError(
+            f"{origin} is {value!r}, but should be a mapping of environment variables to values, "
+            "as in PT_HPU_LAZY_MODE: 1."
+        )
+    return {str(name): each for name, each in value.items()}
+
+
+def _absolute(name: str, value: Any, folder: Path) -> Any:
+    is_file = name in autocast_ops.VARIABLES and isinstance(value, str) and value
+    return str((folder / value).resolve()) if is_file else value
+
+
+def _check(name: str, value: Any, origin: str) -> None:
+    """Refuse what would do nothing, or something else than it says."""
+    where = f"{KEY}.{name} of {origin}"
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name) or not name.startswith(_PREFIXES):
+        raise catalog.UsageError(
+            f"{where} is no variable of torch's, Gaudi's or this package's. Name one such as "
+            "PT_HPU_LAZY_MODE, or set it where you start the program."
+        )
+    if meant := _misspelt(name):
+        raise catalog.UsageError(f"{where} is not read by anything. Did you mean {meant}?")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise catalog.UsageError(
+            f"{where} is {json.dumps(value)}, but should be a string or a number, as in {name}: 1."
+        )
+    if name in autocast_ops.VARIABLES and value and not Path(str(value)).is_file():
+        raise catalog.UsageError(
+            f"{where}={value} does not exist. Name a file of operators, one a line; a path is "
+            "relative to the YAML file that it stands in."
+        )
+
+
+def _misspelt(name: str) -> str | None:
+    """The switch of the vendor's that was probably meant."""
+    import difflib
+
+    from lightning_gaudi.simulator import vendor_names
+
+    known = vendor_names.flags()
+    if not name.startswith("PT_") or name in known:
+        return None
+    return next(iter(difflib.get_close_matches(name, known, 1, _NEAR)), None)
+
+
+def _set(name: str, value: str) -> None:
+    actual = _actual(name, value)
+    if "torch" in sys.modules and os.environ.get(name) != actual:
+        raise catalog.UsageError(
+            f"{KEY}.{name}={value} has to be set before torch is imported, which this process has "
+            "done. Run the recipe as a program of its own."
+        )
+    os.environ[name] = actual
+
+
+def _actual(name: str, value: str) -> str:
+    """The value itself; for a file at a place that the vendor's package does not read, a copy.
+
+    An installation below /usr or /root, as in the vendor's containers, is such a place.
+    """
+    path = Path(value)
+    if name not in autocast_ops.VARIABLES or not value or autocast_ops.is_read_from(path):
+        return value
+    for folder in (Path(tempfile.gettempdir()), Path("/tmp")):
+        if autocast_ops.is_read_from(folder / path.name):
+            return str(_copy(path, folder))
+    raise catalog.UsageError(
+        f"{name}={value}: the vendor's package reads no file there, nor in "
+        f"{tempfile.gettempdir()}. Copy it to a folder below /home, and name that one."
+    )
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    """A copy whose name says what is in it; many ranks may make it at once."""
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    copy = folder / f"lightning_gaudi_{digest}.txt"
+    if not copy.is_file() or copy.read_bytes() != content:
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(content)
+        Path(file.name).replace(copy)
+    return copy
+
+
+def _say(message: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # of the ranks that Lightning starts
+        print(f"lightning-gaudi: {message}", file=sys.stderr)

@@ -1,0 +1,108 @@
+"""At the end of `fit`: the figures of the run, beside those of the published run that it claims."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lightning_gaudi import vendor
+from lightning_gaudi.callbacks import TokenThroughput
+from recipes.common.published import Row, Run, compare, differing_settings, render
+
+_SIMULATED_ALONE = "host_sync"
+"""A metric of the vendor's package that only a simulated card has."""
+
+
+class PublishedComparison(Callback):
+    """Measure what was published, and print both.
+
+    `rows` and `reasons` have the result after `fit`: a report may show them in its own way.
+
+    Args:
+        run: the published run.
+        config: the settings of this one.
+    """
+
+    def __init__(self, run: Run, config: Mapping[str, Any]) -> None:
+        self.run, self.config = run, config
+        self.rows: list[Row] = []
+        self.reasons: list[str] = []
+        """Why the figures cannot be compared; empty if they can."""
+        self._seconds = {"train": 0.0, "val": 0.0}
+        self._clock = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._seconds = {"train": 0.0, "val": 0.0}
+        self._clock = time.perf_counter()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What was trained until here has its time."""
+        self._read_clock("train")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Only the last validation counts."""
+        self._seconds["val"] = 0.0
+        self._read_clock("val")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock."""
+        self._read_clock("train")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare, and print it once."""
+        device = _hardware(pl_module)
+        self.reasons = [*_no_such_card(self.run, device), *_cut_short(self.run, trainer)]
+        self.reasons += differing_settings(self.run, self.config)
+        self.rows = compare(self.run, self._measured(trainer), device)
+        if trainer.is_global_zero:
+            print(render(self.run, self.rows, self.reasons))
+
+    def _read_clock(self, name: str) -> None:
+        now = time.perf_counter()
+        self._seconds[name] += now - self._clock
+        self._clock = now
+
+    def _measured(self, trainer: Trainer) -> dict[str, float]:
+        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        found["train_seconds"] = self._seconds["train"]
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, TokenThroughput) and callback.report.num_steps:
+                found["train_samples_per_s"] = callback.report.samples_per_s
+        loader = trainer.val_dataloaders
+        if self._seconds["val"] and hasattr(loader, "dataset"):
+            found["val_samples_per_s"] = len(loader.dataset) / self._seconds["val"]
+        return found
+
+
+def _hardware(module: LightningModule) -> str | None:
+    """Gaudi, Gaudi 2 or Gaudi 3; None for a simulated card and for everything else."""
+    if module.device.type != "hpu" or vendor.metric(_SIMULATED_ALONE) is not None:
+        return None
+    found = re.match(r"GAUDI(\d?)", vendor.device_name().upper())
+    return f"Gaudi {found[1]}".strip() if found else None
+
+
+def _no_such_card(run: Run, hardware: str | None) -> list[str]:
+    if hardware in run.hardware:
+        return []
+    ours = f"on {hardware}" if hardware else "simulated, or on no Gaudi"
+    return [f"this run was {ours}, the published one on {' or '.join(run.hardware)}"]
+
+
+def _cut_short(run: Run, trainer: Trainer) -> list[str]:
+    """Fewer cards, batches or steps than the settings say."""
+    found = []
+    if trainer.world_size != run.num_cards:
+        found.append(f"{trainer.world_size} card(s), not {run.num_cards}")
+    for name in ("limit_train_batches", "limit_val_batches"):
+        if (value := getattr(trainer, name)) not in (None, 1.0):
+            found.append(f"trainer.{name} is {value}")
+    if trainer.interrupted or trainer.global_step < trainer.estimated_stepping_batches:
+        planned = trainer.estimated_stepping_batches
+        found.append(f"the run ended after {trainer.global_step} of {planned:.0f} steps")
+    return found

@@ -1,0 +1,235 @@
+"""Published runs: what their sources state, and how far another run is from them.
+
+Each recipe has a registry, `published.yaml`, beside its modules, and for each run in it a
+configuration of that name below `published/`, which says so (`published: NAME`). Nothing here knows
+a Trainer or a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from lightning_gaudi.cli import catalog
+from recipes.common.errors import UserError
+
+_ENVIRONMENT = "environment"
+_FILES = "PT_HPU_AUTOCAST_"
+"""How the variables begin whose values are files of the recipe's folder `published`."""
+_ABSENT = "<absent>"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text, a file or a revision that says something of a run."""
+
+    title: str
+    address: str
+    date: str
+    """When it was published, or the version."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that was published of a run."""
+
+    name: str
+    """What was measured, as `compare` is given it: train_samples_per_s, val/f1, ..."""
+    value: float
+    unit: str
+    hardware: str
+    """What it was measured on: Gaudi, Gaudi 2, Gaudi 3."""
+    better: str
+    """higher or lower."""
+    tolerance: float
+    """How much worse a run may be and still agree, as a share of the value."""
+    source: str
+    """The title of its source."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A published run."""
+
+    name: str
+    recipe: str
+    title: str
+    hardware: tuple[str, ...]
+    num_cards: int
+    global_batch: int
+    """Samples of an optimizer step on all cards."""
+    sources: tuple[Source, ...]
+    settings: Mapping[str, Any]
+    """By the path of our YAML: what a source states."""
+    defaults: Mapping[str, Any]
+    """By path: what a source leaves to the program that it names, and that program's default."""
+    ours: Mapping[str, str]
+    """By path: why we chose what no source says; the value stands in the YAML."""
+    figures: tuple[Figure, ...]
+    operators: Mapping[str, Sequence[str]]
+    """Where its source lists operators of mixed precision: bf16 and fp32, by the source's names."""
+    discrepancies: tuple[str, ...]
+    """Where sources contradict one another or themselves, or the run cannot be told exactly."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published figure, and that of another run."""
+
+    figure: Figure
+    measured: float | None
+    """None where the run did not measure it."""
+    difference: float | None
+    """Of the published value: 0.1 is ten percent more."""
+    is_within: bool | None
+    """No worse than the tolerance allows; None where that cannot be said."""
+
+
+def read_runs(folder: Path) -> dict[str, Run]:
+    """The published runs of a recipe by name, as its registry has them.
+
+    Args:
+        folder: the recipe's.
+    """
+    path = folder / catalog.REGISTRY
+    entries = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {}
+    return {name: _read_run(folder.name, name, entry) for name, entry in entries.items()}
+
+
+def find_run(folder: Path, name: str) -> Run:
+    """The published run of that name.
+
+    Raises:
+        UserError: there is none; it names those that there are.
+    """
+    runs = read_runs(folder)
+    if name not in runs:
+        raise UserError(
+            f"published={name} is no run that {folder.name} knows. {catalog.choices(name, runs)}"
+        )
+    return runs[name]
+
+
+def _read_run(recipe: str, name: str, entry: Mapping[str, Any]) -> Run:
+    values = {
+        "hardware": tuple(entry["hardware"]),
+        "sources": tuple(Source(**source) for source in entry["sources"]),
+        "figures": tuple(Figure(**figure) for figure in entry["figures"]),
+        "discrepancies": tuple(entry.get("discrepancies", ())),
+        "defaults": entry.get("defaults", {}),
+        "ours": entry.get("ours", {}),
+        "operators": entry.get("operators", {}),
+    }
+    return Run(name=name, recipe=recipe, **{**entry, **values})
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of a configuration by path; a callback or a logger has the name of its class."""
+    return dict(_leaves(config, ""))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and "class_path" in value:
+        path = f"{path}.{value['class_path'].rpartition('.')[2]}"
+        yield path, True
+        value = value.get("init_args") or {}
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _leaves(each, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
+        for each in value:
+            yield from _leaves(each, path)
+    else:
+        yield path, value
+
+
+def differing_settings(run: Run, config: Mapping[str, Any]) -> list[str]:
+    """In which settings a configuration is not the published run's, in words.
+
+    Args:
+        run: the published one.
+        config: ours, as a nested mapping.
+    """
+    ours, found = flatten(config), []
+    for path, theirs in {**run.settings, **run.defaults}.items():
+        value = ours.get(path, _ABSENT)
+        if not _is_same(path, value, theirs):
+            found.append(f"{path} is {_shown(value)}, not {_shown(theirs)}")
+    for path in (path for path in ours if path.startswith(f"{_ENVIRONMENT}.")):
+        if path not in {**run.settings, **run.defaults, **run.ours}:
+            found.append(f"{path} is {_shown(ours[path])}, and was not set")
+    return found
+
+
+def _is_same(path: str, ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(_is_same, [path] * len(ours), ours, theirs))
+    if path.startswith(f"{_ENVIRONMENT}.{_FILES}"):
+        return Path(str(ours)).parts[-2:] == (catalog.PUBLISHED, theirs) or ours == theirs
+    if path.startswith(f"{_ENVIRONMENT}."):
+        return str(ours) == str(theirs)
+    return (type(ours) is type(theirs) and ours == theirs) or _are_equal_numbers(ours, theirs)
+
+
+def _are_equal_numbers(ours: Any, theirs: Any) -> bool:
+    values = (ours, theirs)
+    return all(type(value) in (int, float) for value in values) and ours == theirs
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def compare(run: Run, measured: Mapping[str, float], hardware: str | None) -> list[Row]:
+    """The figures of a published run, one row each, and those of another run beside them.
+
+    Args:
+        run: the published one.
+        measured: by the names of figures; others are left out.
+        hardware: what they were measured on, if it is a card at all. Only figures of the same are
+            compared; where there is none, no row says whether it agrees.
+    """
+    return [_compare(figure, measured.get(figure.name), hardware) for figure in run.figures]
+
+
+def _compare(figure: Figure, measured: float | None, hardware: str | None) -> Row:
+    if measured is None:
+        return Row(figure, None, None, None)
+    difference = measured / figure.value - 1.0
+    worse = -difference if figure.better == "higher" else difference
+    is_within = worse <= figure.tolerance if hardware == figure.hardware else None
+    return Row(figure, measured, difference, is_within)
+
+
+def render(run: Run, rows: Sequence[Row], reasons: Sequence[str]) -> str:
+    """The rows as a table for a terminal, and why they are not comparable, if so."""
+    table = [("figure", "published", "on", "this run", "difference", "")]
+    for row in rows:
+        unit = f" {row.figure.unit}" if row.figure.unit else ""
+        ours = "not measured" if row.measured is None else f"{row.measured:.6g}{unit}"
+        difference = "" if row.difference is None else f"{row.difference:+.1%}"
+        published = f"{row.figure.value:.6g}{unit}"
+        verdict = _verdict(row) if not reasons else ""
+        table.append((row.figure.name, published, row.figure.hardware, ours, difference, verdict))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    ]
+    head = f"published/{run.name}: {run.title}"
+    sources = [f"{each.title} ({each.date}): {each.address}" for each in run.sources]
+    notes = [f"note: {text}" for text in run.discrepancies]
+    if reasons:
+        notes = ["not comparable:", *(f"  {reason}" for reason in reasons), *notes]
+    return "\n".join([head, *lines, *notes, *(f"source: {text}" for text in sources)])
+
+
+def _verdict(row: Row) -> str:
+    if row.is_within is None:
+        return ""
+    tolerance = f"{row.figure.tolerance:.0%}"
+    return f"within {tolerance}" if row.is_within else f"worse by more than {tolerance}"
