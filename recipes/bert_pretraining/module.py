@@ -245,7 +245,7 @@ class BertPretraining(RecipeModule):
         write_predictions(self.trainer, path, self._filled)
 
     def report_sections(self, stage: str) -> list[Section]:
-        """The loss of word frequency alone, which a model must fall below to have learnt context."""
+        """The loss of word frequency alone: what is below it was learnt from context."""
         loss = self.trainer.callback_metrics.get(f"{stage}/mlm_loss")
         if loss is None:
             return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS = ("#0068b5", "#e96115", "#1e8449", "#8e44ad")
+_STYLES = ("--", ":", "-.", (0, (1, 4)))
+_MAX_MARKED = 30
 
 
 @dataclass(frozen=True)
@@ -30,47 +32,58 @@ class Panel:
     """Horizontal lines by label."""
 
 
-def draw(title: str, panels: list[Panel]) -> Figure:
-    """Draw panels side by side, without a display and without pyplot's global state."""
+def save_png(title: str, panels: Sequence[Panel], path: Path) -> None:
+    """Draw panels side by side, on axes of the same steps."""
+    figure = _figure(len(panels))
+    figure.suptitle(title)
+    for number, panel in enumerate(panels, start=1):
+        _draw(figure.add_subplot(1, len(panels), number), panel, _last_step(panels))
+    figure.savefig(path)
+
+
+def to_svg(panels: Sequence[Panel]) -> list[str]:
+    """An <svg> element for each panel, without a fixed size; its text stays text."""
+    import matplotlib
+
+    elements = []
+    for number, panel in enumerate(panels):
+        figure, buffer = _figure(1), io.StringIO()
+        _draw(figure.add_subplot(), panel, _last_step(panels))
+        # The salt keeps names that one element defines out of the other.
+        settings = {"svg.fonttype": "none", "svg.hashsalt": f"panel {number}"}
+        with matplotlib.rc_context(settings):
+            figure.savefig(buffer, format="svg", metadata={"Date": None})
+        text = buffer.getvalue()
+        head, rest = text[text.index("<svg") :].split(">", 1)
+        head = re.sub(r'\s(width|height)="[^"]*"', "", head)
+        elements.append(re.sub(r'<g id="[^"]*"', "<g", f'{head} role="img">{rest}'))
+    return elements
+
+
+def _figure(num_panels: int) -> Figure:
+    """Without a display, and without the global state of pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4 * len(panels), 4.6), dpi=120, layout="constrained")
+    figure = Figure(figsize=(6.4 * num_panels, 4.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    for number, panel in enumerate(panels, start=1):
-        _draw_panel(figure.add_subplot(1, len(panels), number), panel)
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
-    for colour, (label, curve) in zip(_COLOURS * 4, panel.curves.items(), strict=False):
+def _last_step(panels: Sequence[Panel]) -> int:
+    return max(curve[-1][0] for panel in panels for curve in panel.curves.values())
+
+
+def _draw(axes: Axes, panel: Panel, last_step: int) -> None:
+    for colour, (label, curve) in zip(_COLOURS, panel.curves.items(), strict=False):
         steps, values = zip(*curve, strict=True)
-        marker = "o" if len(curve) <= 30 else None
+        marker = "o" if len(curve) <= _MAX_MARKED else None
         axes.plot(steps, values, label=label, color=colour, marker=marker, markersize=4)
-    styles = ("--", ":", "-.")
-    for style, (label, value) in zip(styles * 2, panel.references.items(), strict=False):
+    for style, (label, value) in zip(_STYLES, panel.references.items(), strict=False):
         axes.axhline(value, color="#444444", linestyle=style, linewidth=1.2, label=label)
-    axes.set(xlabel="optimizer step", ylabel=panel.label)
+    axes.set(xlabel="optimizer step", ylabel=panel.label, xlim=(0, last_step * 1.03))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.legend(frameon=False)
-
-
-def save_png(figure: Figure, path: Path) -> None:
-    """Write the figure."""
-    figure.savefig(path)
-
-
-def to_svg(figure: Figure) -> str:
-    """The figure as an <svg> element without a fixed size, the same for the same curves."""
-    import matplotlib
-
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "report"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    element = text[text.index("<svg") :]
-    head, rest = element.split(">", 1)
-    return re.sub(r'\s(width|height)="[^"]*"', "", head) + ">" + rest

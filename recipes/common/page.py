@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from recipes.common.sections import Row, Section
@@ -16,8 +16,9 @@ h1 { font-size: 1.5rem; margin: .5rem 0 }
 h2 { font-size: 1.05rem; margin: 1.5rem 0 .4rem; color: #0068b5 }
 p.state { margin: 0 0 1rem; color: #4a5866 }
 p.early { color: #a33b00; font-weight: 600 }
-figure { margin: 1rem 0 }
-figure svg { width: 100%; height: auto; display: block }
+footer { margin-top: 1.5rem; color: #4a5866 }
+figure { margin: 1rem 0; display: flex; flex-wrap: wrap; gap: 1rem }
+figure svg { flex: 1 1 22rem; min-width: 0; max-width: 100%; height: auto }
 table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0;
   border-bottom: 1px solid #e1e7ec }
@@ -37,7 +38,12 @@ td { overflow-wrap: anywhere; font-variant-numeric: tabular-nums }
 
 
 def page(
-    title: str, state: str, is_early: bool, drawing: str, sections: Iterable[Section], footer: str
+    title: str,
+    state: str,
+    is_early: bool,
+    drawings: Sequence[str],
+    sections: Iterable[Section],
+    footer: str,
 ) -> str:
     """Write the report.
 
@@ -45,12 +51,13 @@ def page(
         title: of the run.
         state: how it ended.
         is_early: whether that was before its time.
-        drawing: an <svg> element, taken as it is; empty for none.
+        drawings: <svg> elements, taken as they are.
         sections: those without a line are left out.
         footer: a line of text.
     """
     body = "\n".join(_section(each) for each in sections if each.rows)
-    figure = f"<figure>\n{drawing}\n</figure>\n" if drawing else ""
+    drawn = "\n".join(drawings)
+    figure = f"<figure>\n{drawn}\n</figure>\n" if drawn else ""
     return f"""\
 <!DOCTYPE html>
 <html lang="en">
@@ -65,7 +72,7 @@ def page(
 <h1>{escape(title)}</h1>
 <p class="state{" early" if is_early else ""}">{escape(state)}</p>
 {figure}{body}
-<p class="state">{escape(footer)}</p>
+<footer>{escape(footer)}</footer>
 </body>
 </html>
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from lightning_gaudi.callbacks import GraphMonitor, MetricHistory, OnExitCheckpoint, TokenThroughput
 from recipes.common import findings
-from recipes.common.drawing import Panel, draw, save_png, to_svg
+from recipes.common.drawing import Panel, save_png, to_svg
 from recipes.common.errors import line_of
 from recipes.common.folders import run_folder
 from recipes.common.page import page
@@ -84,16 +83,13 @@ class RunReport(Callback):
         folder = run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         panels = _panels(trainer, pl_module)  # type: ignore[arg-type]
-        drawing = ""
         if panels:
-            figure = draw(self.title, panels)
-            save_png(figure, folder / "report.png")
-            drawing = to_svg(figure)
+            save_png(self.title, panels, folder / "report.png")
         html = page(
             self.title,
             self._state,
             self._is_early,
-            drawing,
+            to_svg(panels),
             self.sections,
             f"Written by lightning_gaudi, {time.strftime('%Y-%m-%d %H:%M')}.",
         )
@@ -168,15 +164,3 @@ def _panels(trainer: Trainer, module: RecipeModule) -> list[Panel]:
         if drawn := {label: curve for label, curve in curves.items() if curve}:
             panels.append(Panel(name, drawn, module.references(name)))
     return panels
-
-
-def report_of(trainer: Trainer) -> RunReport:
-    """That of a Trainer of the command line."""
-    report = _find(trainer, RunReport)
-    assert isinstance(report, RunReport)
-    return report
-
-
-def report_path(trainer: Trainer) -> Path:
-    """The HTML file."""
-    return run_folder(trainer) / "report.html"
