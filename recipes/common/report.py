@@ -45,6 +45,7 @@ class RunReport(Callback):
         self._start = time.monotonic()
         self._shapes: set[tuple[tuple[int, ...], ...]] = set()
         self._state, self._is_early = "", False
+        self._panels: list[Panel] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin anew."""
@@ -78,18 +79,17 @@ class RunReport(Callback):
         """Print the scores of `test`."""
         self._print_scores(trainer, pl_module)
 
-    def write(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def write(self, trainer: Trainer) -> None:
         """Write report.png and report.html with the sections as they are now."""
         folder = run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
-        panels = _panels(trainer, pl_module)  # type: ignore[arg-type]
-        if panels:
-            save_png(self.title, panels, folder / "report.png")
+        if self._panels:
+            save_png(self.title, self._panels, folder / "report.png")
         html = page(
             self.title,
             self._state,
             self._is_early,
-            to_svg(panels),
+            to_svg(self._panels),
             self.sections,
             f"Written by lightning_gaudi, {time.strftime('%Y-%m-%d %H:%M')}.",
         )
@@ -110,8 +110,9 @@ class RunReport(Callback):
             ),
             section("Files", findings.files(trainer, run_folder(trainer))),
         ]
+        self._panels = _panels(trainer, pl_module)
         print(table(self.sections), flush=True)
-        self.write(trainer, pl_module)
+        self.write(trainer)
 
     def _print_scores(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero or trainer.state.fn not in _MEASURED_IN:
