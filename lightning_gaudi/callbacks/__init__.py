@@ -1,6 +1,16 @@
-"""Callbacks that measure a run without disturbing it: none of them waits for the device."""
+"""Callbacks: what measures a run does not wait for the device; what ends it keeps its state."""
 
+from .exit_checkpoint import OnExitCheckpoint
 from .graphs import GraphMonitor, GraphReport
+from .history import Curve, MetricHistory
 from .throughput import ThroughputReport, TokenThroughput
 
-__all__ = ["GraphMonitor", "GraphReport", "ThroughputReport", "TokenThroughput"]
+__all__ = [
+    "Curve",
+    "GraphMonitor",
+    "GraphReport",
+    "MetricHistory",
+    "OnExitCheckpoint",
+    "ThroughputReport",
+    "TokenThroughput",
+]

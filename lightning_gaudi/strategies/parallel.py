@@ -92,6 +92,8 @@ class _SigtermAgreement:
         self._has_signal = True
 
     def _agree(self) -> None:
+        if self._trainer.fit_loop._should_accumulate():
+            return  # to stop here would lose gradients
         if self._agreement.agree(wants_to_stop=self._has_signal):
             self._trainer._signal_connector.received_sigterm = True
             raise SIGTERMException

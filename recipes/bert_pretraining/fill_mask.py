@@ -33,6 +33,8 @@ class FilledMask:
     """Tokens and their probabilities, the likeliest first."""
     label: str | None
     """What stood there; None where nobody knows."""
+    row: int
+    """In its batch."""
 
 
 class MaskedLines(Dataset[dict[str, Any]]):
@@ -133,17 +135,19 @@ def candidates(
                     tokenizer.decode(after),
                     tuple(zip(words, values[row][slot], strict=True)),
                     None if label == NO_LABEL else tokenizer.convert_ids_to_tokens(label),
+                    row,
                 )
             )
     return found
 
 
 def lines(masks: Sequence[FilledMask]) -> str:
-    """A readable line for each: context, candidates, and what stood there where that is known."""
-    return "\n".join(map(_line, masks))
+    """A readable line for each."""
+    return "\n".join(map(line, masks))
 
 
-def _line(mask: FilledMask) -> str:
+def line(mask: FilledMask) -> str:
+    """Context, candidates, and what stood there where that is known."""
     named = ", ".join(f"{token} {probability:.0%}" for token, probability in mask.candidates)
     was = "" if mask.label is None else f"  (was: {mask.label})"
     return f"{mask.before} [____] {mask.after}  ->  {named}{was}"

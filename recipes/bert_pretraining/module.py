@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -15,15 +16,19 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import BertConfig, BertForPreTraining
 
 from lightning_gaudi.data import block_diagonal_mask
-from recipes.bert_pretraining.fill_mask import FilledMask, candidates, lines
+from recipes.bert_pretraining.fill_mask import FilledMask, candidates, line, lines
 from recipes.bert_pretraining.initialization import look_at_one_segment
 from recipes.bert_pretraining.phases import PHASE1_KEY, Phase1
 from recipes.bert_pretraining.sequences import IS_RANDOM
+from recipes.bert_pretraining.unigram import UnigramReference
 from recipes.common.errors import UserError
+from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
+from recipes.common.sections import Section, section
 from recipes.common.training import RecipeModule, enable_checkpointing
 
 _IGNORED = -100
+_SPLITS = {"val": "validation", "test": "test"}
 _MLM_TOTALS = ("mlm_loss", "mlm_correct", "num_predictions")
 _NSP_TOTALS = ("nsp_loss", "nsp_correct", "num_pairs", "num_random")
 
@@ -72,6 +77,8 @@ class BertPretraining(RecipeModule):
     """
 
     progress_loss = "mlm_loss"
+    validation_loss = "val/mlm_loss"
+    validation_score = "val/mlm_accuracy"
 
     def __init__(
         self,
@@ -127,6 +134,7 @@ class BertPretraining(RecipeModule):
             self.model.bert.pooler.requires_grad_(False)
             self.model.cls.seq_relationship.requires_grad_(False)
         self._totals: Tensor | None = None
+        self._filled: list[tuple[int, str]] = []
         self._phase1 = Phase1.of(phase1_checkpoint, self)
 
     def setup(self, stage: str) -> None:
@@ -224,6 +232,43 @@ class BertPretraining(RecipeModule):
     def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Print them; `trainer.predict` returns them too."""
         print(f"\n{lines(outputs)}", flush=True)  # not behind the progress bar
+        size, ranks, rank = len(batch["is_real"]), self.trainer.world_size, self.trainer.global_rank
+        most = batch["masked_positions"].shape[1]
+        for row, masks in groupby(outputs, key=lambda mask: mask.row):
+            first = ((batch_idx * size + row) * ranks + rank) * most  # the ranks take turns
+            self._filled.extend(enumerate(map(line, masks), start=first))
+
+    def on_predict_epoch_start(self) -> None:
+        self._filled = []
+
+    def on_predict_epoch_end(self) -> None:
+        """Write what was printed to one file, in the order of the text."""
+        path = prediction_path(self.trainer, "filled_masks.txt")
+        write_predictions(self.trainer, path, self._filled)
+
+    def report_sections(self, stage: str) -> list[Section]:
+        """The loss of word frequency alone: what is below it was learnt from context."""
+        loss = self.trainer.callback_metrics.get(f"{stage}/mlm_loss")
+        if loss is None:
+            return []
+        reference = self._unigram_reference(stage)
+        margin = reference.strictest - float(loss)
+        rows = [
+            ("model", f"{float(loss):.3f} nats"),
+            ("unigram entropy, same text", f"{reference.text_entropy:.3f} nats"),
+            ("... on the masked tokens only", f"{reference.target_cross_entropy:.3f} nats"),
+            ("margin below the lower of both", f"{margin:.3f} nats"),
+        ]
+        return [section(f"Masked-language-modelling loss ({_SPLITS[stage]})", rows)]
+
+    def references(self, name: str) -> dict[str, float]:
+        """Word frequency alone."""
+        if name != "loss" or self.validation_loss not in self.trainer.callback_metrics:
+            return {}
+        return {"word frequency alone": self._unigram_reference("val").strictest}
+
+    def _unigram_reference(self, stage: str) -> UnigramReference:
+        return self.trainer.datamodule.unigram_reference(_SPLITS[stage])  # type: ignore[attr-defined]
 
     def _names_of_totals(self) -> tuple[str, ...]:
         return _MLM_TOTALS + (_NSP_TOTALS if self.hparams["next_sentence"] else ())

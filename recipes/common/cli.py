@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import shlex
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +16,16 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightning_gaudi.callbacks import OnExitCheckpoint
 from recipes.common.comparison import PublishedComparison
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, line_of
 from recipes.common.parser import RecipeParser
 from recipes.common.published import find_run
+from recipes.common.report import RunReport
 from recipes.common.training import RecipeModule
 
 _FOUND_BY_LIGHTNING = ("best", "last", "hpc", "registry")
+_SCORES = ("validate", "test", "predict")
 _SWITCHES = {"enable_progress_bar": ProgressBar, "enable_checkpointing": ModelCheckpoint}
 
 
@@ -28,13 +33,18 @@ class RecipeCLI(LightningCLI):
     """LightningCLI in which what model and data share is said once, to the data.
 
     Args:
+        classes: of model and data.
         links: settings of the data that the model has under the same name.
-        arguments: of LightningCLI.
+        program: what the user typed in front of the arguments.
+        options: of LightningCLI.
     """
 
-    def __init__(self, *arguments: Any, links: Sequence[str] = (), **options: Any) -> None:
-        self.links = links
-        super().__init__(*arguments, parser_class=RecipeParser, **options)
+    def __init__(
+        self, *classes: Any, links: Sequence[str] = (), program: str | None = None, **options: Any
+    ) -> None:
+        self.links, self.arguments = links, options.get("args")
+        self.program = program or Path(sys.argv[0]).name
+        super().__init__(*classes, parser_class=RecipeParser, **options)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for name in self.links:
@@ -61,14 +71,18 @@ class RecipeCLI(LightningCLI):
             raise UserError(str(error)) from error
 
     def instantiate_trainer(self, **settings: Any) -> Trainer:
-        """Without the callbacks of the file that `trainer.enable_...=false` is against."""
+        """Without the callbacks that `trainer.enable_...=false` is against, and with a report."""
         config = self._get(self.config_init, "trainer")
+        callbacks = config["callbacks"] or []
+        callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         for switch, kind in _SWITCHES.items():
-            if config[switch] is False:
-                callbacks = config["callbacks"] or []
-                config["callbacks"] = [each for each in callbacks if not isinstance(each, kind)]
+            if config[switch] is False or config["barebones"]:
+                callbacks = [each for each in callbacks if not isinstance(each, kind)]
+        if self.subcommand is not None:
+            callbacks += [OnExitCheckpoint(self._how_to_resume()), RunReport(self._title())]
         if comparison := self._comparison():
-            config["callbacks"] = [*(config["callbacks"] or []), comparison]
+            callbacks.append(comparison)
+        config["callbacks"] = callbacks
         return super().instantiate_trainer(**settings)
 
     def _comparison(self) -> PublishedComparison | None:
@@ -81,16 +95,44 @@ class RecipeCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it; what Lightning or the strategy finds wrong with the settings is the user's."""
-        is_new = self.model.hparams.get("name") is None
-        if subcommand != "fit" and is_new and not self._get(self.config, "ckpt_path"):
-            rank_zero_warn(
-                f"{subcommand} has no --ckpt_path, so it takes random weights, of a model that has "
-                "learnt nothing. Name a .ckpt file that `fit` wrote."
-            )
+        if subcommand in _SCORES and not self._get(self.config, "ckpt_path"):
+            self._warn_of_untrained(subcommand)
         try:
             super()._run_subcommand(subcommand)
         except MisconfigurationException as error:
             raise UserError(str(error)) from error
+        except UserError as error:
+            raise UserError(line_of(error)) from error
+        except SystemExit:
+            self._exit_as_told()
+            raise
+
+    def _warn_of_untrained(self, subcommand: str) -> None:
+        if untrained := self.model.untrained():
+            rank_zero_warn(
+                f"{subcommand} has no --ckpt_path, so it takes {untrained}. Name a .ckpt file that "
+                "`fit` wrote."
+            )
+
+    def _exit_as_told(self) -> None:
+        """End with the status of the signal, as a shell expects it: Lightning ends with 0 or 1.
+
+        On the first rank only. The others end well: they did what they were told, and a status
+        would have the first one take them for failed.
+        """
+        exiting = [each for each in self.trainer.callbacks if isinstance(each, OnExitCheckpoint)]
+        if exiting and (signum := exiting[0].signal) is not None:
+            raise SystemExit(128 + signum if self.trainer.is_global_zero else 0) from None
+
+    def _title(self) -> str:
+        return f"{type(self.model).__name__} {self.subcommand}"
+
+    def _how_to_resume(self) -> str:
+        """The command that the user has typed, and the checkpoint; that counts which comes last."""
+        words = sys.argv[1:] if self.arguments is None else self.arguments
+        typed = shlex.join(map(str, words)) if isinstance(words, list | tuple) else self.subcommand
+        typed = str(typed).replace("{", "{{").replace("}", "}}")
+        return f"{self.program} {typed} --ckpt_path {{path}}"
 
 
 def run(
@@ -128,6 +170,7 @@ def run(
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},  # without a logger every run has one folder
             auto_configure_optimizers=False,
+            program=program,
             parser_kwargs={"prog": program},
             **options,
         )

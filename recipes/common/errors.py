@@ -5,3 +5,15 @@ from __future__ import annotations
 
 class UserError(ValueError):
     """A setting, a file or a row that cannot be used; the message says which, and what to do."""
+
+
+def line_of(error: BaseException) -> str:
+    """What an error says, without the frames that a DataLoader's worker puts around it.
+
+    torch raises the error of a worker anew, as the same type, with the worker's traceback for a
+    message (torch/_utils.py, ExceptionWrapper).
+    """
+    text = str(error).strip()
+    if text.startswith("Caught ") and "Original Traceback" in text:
+        text = text.rpartition(f"{type(error).__name__}: ")[2]
+    return text.splitlines()[0] if text else ""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import (
     DeepSpeedStrategy,
     FSDPStrategy,
@@ -17,8 +17,10 @@ from lightning.pytorch.strategies import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lightning_gaudi.callbacks import MetricHistory
 from recipes.common.errors import UserError
 from recipes.common.optimizers import CLIPS_ITSELF, make_optimizer, make_schedule
+from recipes.common.sections import Section
 
 CONFIG_KEY, CLASS_KEY = "transformers_config", "transformers_class"
 """Where a checkpoint has what is needed to build its model without a download."""
@@ -30,37 +32,39 @@ class RecipeModule(LightningModule):
     A subclass sets `self.model` and calls `self.save_hyperparameters()`; among its hyperparameters
     are optimizer, learning_rate, schedule, warmup_steps, weight_decay, betas, epsilon and
     max_grad_norm (see `optimizers.py`). Its `training_step` returns `loss`, and whatever else ends
-    in `_loss`, detached: these are logged as `train/...`.
+    in `_loss`, detached: these are logged as `train/...`, see `MetricHistory`.
     """
 
     model: PreTrainedModel
     progress_loss = "loss"
-    """The one that the progress bar shows."""
+    """The one that the progress bar shows, and the report draws."""
+    validation_loss = "val/loss"
+    validation_score = "val/accuracy"
+    """Metrics that the report draws, where they are logged."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._logged_step = 0
+    def configure_callbacks(self) -> list[Callback]:
+        """Losses are logged as means over the log interval."""
+        return [MetricHistory(self.progress_loss)]
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Read the losses, in log steps only: it waits for the device.
+    def report_sections(self, stage: str) -> list[Section]:
+        """What only this model knows about its scores: the baselines. Lines of the report.
 
-        `self.log` in every step would cost the host 0.3 ms, and copy on the device, where it makes
-        one more graph to compile.
+        Args:
+            stage: "val" or "test"; their metrics are in `trainer.callback_metrics`, if it was run.
         """
-        every = self.trainer.log_every_n_steps
-        if self.global_step == self._logged_step or not every or self.global_step % every:
-            return
-        self._logged_step = self.global_step
-        losses = {name: value for name, value in outputs.items() if name.endswith("_loss")}
-        losses = losses or {"loss": outputs["loss"]}
-        values = {f"train/{name}": float(loss.cpu()) for name, loss in losses.items()}
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        values["train/learning_rate"] = optimizer.param_groups[0]["lr"]  # type: ignore[union-attr]
-        for logger in self.trainer.loggers:
-            logger.log_metrics(values, self.global_step - 1)
-        shown = f"train/{self.progress_loss}"
-        if shown in values:
-            self.trainer.progress_bar_metrics[self.progress_loss] = values[shown]
+        return []
+
+    def references(self, name: str) -> dict[str, float]:
+        """What to compare a curve with, by label: "loss", or the name of `validation_score`."""
+        return {}
+
+    def untrained(self) -> str | None:
+        """What of the model `fit` would have to train before a score means anything, if anything.
+
+        That of a model which no checkpoint was loaded into.
+        """
+        has_name = self.hparams.get("name") is not None
+        return None if has_name else "random weights, of a model that has learnt nothing"
 
     def configure_optimizers(self) -> Any:
         """The optimizer and the schedule that the hyperparameters name."""

@@ -18,12 +18,14 @@ from transformers import AutoConfig, BertConfig, BertForSequenceClassification
 from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
+from recipes.common.sections import Section, section
 from recipes.common.training import RecipeModule
-from recipes.mrpc.comparison import BaselineComparison
+from recipes.mrpc.predictions import SubmissionWriter
 from recipes.mrpc.scratch import new_model
 
 _IGNORED = -100
 _NUM_LABELS = 2
+_SPLITS = {"val": "validation", "test": "test"}
 
 
 class Mrpc(RecipeModule):
@@ -54,7 +56,7 @@ class Mrpc(RecipeModule):
         UserError: for a model that cannot be had, is no BERT, or does not fit the tokenizer.
     """
 
-    progress_loss = "loss"
+    validation_score = "val/f1"
 
     def __init__(
         self,
@@ -138,8 +140,41 @@ class Mrpc(RecipeModule):
         return {"index": index, "prediction": self(batch).argmax(-1)}
 
     def configure_callbacks(self) -> list[Callback]:
-        """The scores of the baselines are printed with the model's, always."""
-        return [BaselineComparison()]
+        """What `predict` finds is written, always."""
+        has_writer = any(isinstance(each, SubmissionWriter) for each in self.trainer.callbacks)
+        return super().configure_callbacks() + ([] if has_writer else [SubmissionWriter()])
+
+    def report_sections(self, stage: str) -> list[Section]:
+        """F1 and accuracy of the model, and of what it must beat."""
+        metrics, data = self.trainer.callback_metrics, self.trainer.datamodule
+        if f"{stage}/f1" not in metrics:
+            return []
+        split = _SPLITS[stage]
+        scores = {"model": (float(metrics[f"{stage}/f1"]), float(metrics[f"{stage}/accuracy"]))}
+        scores |= data.baselines(split)
+        rows = [
+            (name, f"F1 {f1:.4f}, accuracy {accuracy:.4f}")
+            for name, (f1, accuracy) in scores.items()
+        ]
+        num_pairs = len(data.pairs[split])
+        if self.num_evaluated != num_pairs:
+            rows.append(("of the model", f"measured on {self.num_evaluated} of the pairs only"))
+        return [section(f"{split}: {num_pairs} pairs, {data.origin}", rows)]
+
+    def references(self, name: str) -> dict[str, float]:
+        """F1 of the baselines."""
+        if name != self.validation_score:
+            return {}
+        return {
+            each: f1 for each, (f1, _) in self.trainer.datamodule.baselines("validation").items()
+        }
+
+    def untrained(self) -> str | None:
+        """A published BERT comes without a head for pairs, but for one fine-tuned for them."""
+        name = self.hparams["name"]
+        if name is None or _has_head(self.model.config):
+            return super().untrained()
+        return f"the weights of model.name={name} with a new head, which has learnt nothing"
 
     def _log_scores(self, stage: str) -> None:
         """Bring the results of all ranks to the host at once, and leave out rows that only fill.
@@ -185,8 +220,7 @@ def _pretrained(
             f"data.max_length is {max_length}. Set data.max_length={config.max_position_embeddings}"
             " or less."
         )
-    has_head = any("SequenceClassification" in name for name in config.architectures or ())
-    if has_head and config.num_labels != _NUM_LABELS:
+    if _has_head(config) and config.num_labels != _NUM_LABELS:
         raise UserError(
             f"model.name={name} has been fine-tuned for {config.num_labels} labels, and a pair has "
             f"one of {_NUM_LABELS}. Name the model that it was made from."
@@ -203,6 +237,11 @@ def _pretrained(
     # Transformers 5 keeps the dtype of the file; weights and their updates are float32 here.
     # It comes in evaluation mode, in which Lightning would leave it: without dropout.
     return model.float().train()
+
+
+def _has_head(config: BertConfig) -> bool:
+    """Whether a published model was fine-tuned to classify sequences."""
+    return any("SequenceClassification" in name for name in config.architectures or ())
 
 
 def _additive_mask(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,16 +9,19 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from recipes.common.folders import prediction_path, write_predictions
+
 
 class SubmissionWriter(Callback):
     """Write what `predict` found: `index` and `prediction`, separated by a tab, in order.
 
     Args:
-        path: the file; GLUE wants it to be called MRPC.tsv.
+        path: the file; GLUE wants it to be called MRPC.tsv, as it is by default, in the folder of
+            the run that the checkpoint is from.
     """
 
-    def __init__(self, path: str = "runs/mrpc/MRPC.tsv") -> None:
-        self.path = Path(path).expanduser()
+    def __init__(self, path: str | None = None) -> None:
+        self.path = None if path is None else Path(path).expanduser()
         self._found: list[Tensor] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -38,14 +41,9 @@ class SubmissionWriter(Callback):
         self._found.append(torch.stack([outputs["index"], outputs["prediction"]]))
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Bring the results of all ranks together; the first one writes them."""
-        gathered: Any = pl_module.all_gather(torch.stack(self._found))  # [S, 2, B], [R, S, 2, B]
+        """Read the results, once for all batches, and write those of all ranks."""
+        columns = torch.cat(self._found, dim=1).cpu() if self._found else torch.empty(2, 0)
         self._found = []
-        if not trainer.is_global_zero:
-            return
-        columns = gathered.cpu().movedim(-2, 0).flatten(1)
-        rows = sorted((i, label) for i, label in columns.T.tolist() if i >= 0)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = ["index\tprediction", *(f"{i}\t{label}" for i, label in rows)]
-        self.path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        print(f"{len(rows)} predictions written to {self.path}", flush=True)
+        rows = [(i, f"{i}\t{label}") for i, label in columns.T.tolist() if i >= 0]
+        path = self.path or prediction_path(trainer, "MRPC.tsv")
+        write_predictions(trainer, path, rows, header="index\tprediction")

@@ -5,6 +5,7 @@ Shapes: B rows, S source tokens, T target tokens, V vocabulary.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,20 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from lightning_gaudi import vendor
 from recipes.common.errors import UserError
+from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
+from recipes.common.sections import Section, section
 from recipes.common.tokenization import T5_TOKENS, load_tokenizer
 from recipes.common.training import RecipeModule
 from recipes.t5_summarization.data import IGNORED, SummarizationData
 from recipes.t5_summarization.generation import generate
+from recipes.t5_summarization.rouge import NAMES
 from recipes.t5_summarization.sharding import shard
 from recipes.t5_summarization.stacks import decode, encode
-from recipes.t5_summarization.summaries import score_summaries, write_summaries
+from recipes.t5_summarization.summaries import score_summaries
 
+_FILE = "summaries.jsonl"
 _ATTENTION = "eager"
 """The same on every version of transformers; others fall back to it for T5's position biases."""
 
@@ -65,10 +70,11 @@ class T5Summarization(RecipeModule):
         epsilon: of the optimizer: added to the denominator of its step.
         max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
         predictions: the file that `predict` writes, one JSON object a line; None: summaries.jsonl
-            below trainer.default_root_dir, in the folder that has the name of the logger.
+            in the folder of the run that the checkpoint is from.
     """
 
     progress_loss = "summary_loss"
+    validation_score = "val/rougeL"
 
     def __init__(
         self,
@@ -158,16 +164,15 @@ class T5Summarization(RecipeModule):
         return batch["indices"]  # type: ignore[no-any-return]
 
     def on_predict_epoch_end(self) -> None:
-        """Write the summaries of all cards to one file, in the order of the rows."""
+        """Write the summaries of all cards to one file, in the order of the articles."""
         rows = self._data().rows_to_generate("test")
-        write_summaries(self._output(), self._read_summaries(), rows, self.trainer.strategy)
-
-    def _output(self) -> Path:
-        if self._predictions is not None:
-            return Path(self._predictions)
-        logger = self.trainer.logger
-        name = logger.name if logger else None
-        return Path(self.trainer.default_root_dir, name or "", "summaries.jsonl")
+        lines = [
+            (index, json.dumps({"id": rows[index].id, "summary": summary}))
+            for index, summary in self._read_summaries()
+        ]
+        given = self._predictions
+        path = Path(given).expanduser() if given else prediction_path(self.trainer, _FILE)
+        write_predictions(self.trainer, path, lines)
 
     def summarize(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
         """Tokens [B, T] and which rows are real [B], both on the device; and the rows' numbers."""
@@ -204,6 +209,26 @@ class T5Summarization(RecipeModule):
         shown = (f"{stage}/rougeL", f"{stage}/lead1_rougeL")
         self.log_on_host({name: means.pop(name) for name in shown}, prog_bar=True)
         self.log_on_host(means)
+
+    def report_sections(self, stage: str) -> list[Section]:
+        """ROUGE of the model, and of what does not learn."""
+        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        names = ["", *(f"{name}_" for name in self._data().baselines)]
+        rows = [
+            (label, ", ".join(f"{measure} {value:.2f}" for measure, value in found.items()))
+            for label, found in ((name, _rouge(metrics, f"{stage}/{name}")) for name in names)
+            if found
+        ]
+        named = [(label.rstrip("_") or "model", text) for label, text in rows]
+        return [section(f"ROUGE ({stage})", named)]
+
+    def references(self, name: str) -> dict[str, float]:
+        """ROUGE-L of what does not learn."""
+        metrics = self.trainer.callback_metrics
+        found = {each: metrics.get(f"val/{each}_rougeL") for each in self._data().baselines}
+        if name != self.validation_score:
+            return {}
+        return {each: float(value) for each, value in found.items() if value is not None}
 
     def _data(self) -> SummarizationData:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -265,6 +290,10 @@ class T5Summarization(RecipeModule):
                     f"data.tokenizer={name} has {token} {theirs}, but {of} has {ours}: it is the "
                     "tokenizer of another model. Name the one that the model was trained with."
                 )
+
+
+def _rouge(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    return {name: metrics[prefix + name] for name in NAMES if prefix + name in metrics}
 
 
 def _sum_of_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,23 @@ class Losses(Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.values.append(outputs["loss"].detach().cpu())
+
+
+class EndAt(Callback):
+    """End a fit within a step: by a signal to this process, or by an error.
+
+    Args:
+        step: the optimizer step, from 1 on.
+        by: name of a signal, or "error".
+        rank: of the process that ends.
+    """
+
+    def __init__(self, step: int, by: str = "SIGINT", rank: int = 0) -> None:
+        self.step, self.by, self.rank = step, by, rank
+
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if trainer.global_step != self.step - 1 or trainer.global_rank != self.rank:
+            return
+        if self.by == "error":
+            raise RuntimeError(f"rank {self.rank} fails")
+        os.kill(os.getpid(), getattr(signal, self.by))

@@ -1,0 +1,164 @@
+"""A fit that ends early, by a signal or an error, keeps its last state, and says how to go on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.optim import Optimizer
+
+__all__ = ["OnExitCheckpoint"]
+
+
+class OnExitCheckpoint(Callback):
+    """Save the state with which a fit ends: finished, interrupted or failed.
+
+    It becomes the `last` of the Trainer's first `ModelCheckpoint`, whose `save_last` is turned on
+    unless it is False. Without a `ModelCheckpoint` nothing is saved.
+
+    Ctrl-C and SIGTERM take effect between two steps, on all ranks before the same one, so that the
+    resumed run has the losses of an uninterrupted one. A second Ctrl-C ends the process at once; a
+    file that was being written is then left out, not left half. After an error the state is that of
+    the last step, and the batch that failed is left out by a resumed run. It is not saved where it
+    may be torn: by an error within an update of the weights, or on one of several ranks.
+
+    Args:
+        resume: how to go on, with `{path}` for the checkpoint, to be said when a fit ends early.
+
+    Attributes:
+        path: the newest state that was saved, or None.
+        signal: that ended the fit, or None.
+    """
+
+    def __init__(self, resume: str = 'trainer.fit(..., ckpt_path="{path}")') -> None:
+        self.resume = resume
+        self.path: Path | None = None
+        self.signal: signal.Signals | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._is_updating = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Have checkpoints followed by one of the last state."""
+        checkpoint = _model_checkpoint(trainer)
+        if stage == "fit" and checkpoint is not None and checkpoint.save_last is None:
+            checkpoint.save_last = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From here on signals wait for the end of a step."""
+        self.path, self.signal, self._is_updating = None, None, False
+        environment = trainer._accelerator_connector.cluster_environment
+        taken = [signal.SIGINT]
+        if not (isinstance(environment, SLURMEnvironment) and environment.auto_requeue):
+            taken.append(signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {each: signal.getsignal(each) for each in taken}
+            for each in taken:
+                signal.signal(each, self._handler(trainer))
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Until the step has ended, weights may be of different steps."""
+        self._is_updating = True
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Have the loop end here if a signal has come, unless gradients would be lost."""
+        self._is_updating = False
+        if self.signal and trainer.world_size == 1:
+            is_whole = not trainer.fit_loop._should_accumulate()
+            trainer._signal_connector.received_sigterm = is_whole
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save what was trained since the last checkpoint."""
+        self._restore_handlers()
+        self._save(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Save what can be saved, and say where it is; the error stays the one that is raised."""
+        if trainer.state.fn != "fit" or not self._handlers:
+            return
+        try:
+            if self._is_consistent(trainer, exception):
+                self._save(trainer)
+        except Exception as error:
+            rank_zero_warn(f"The last state could not be saved: {error}")
+        finally:
+            self._restore_handlers()
+        if trainer.is_global_zero:
+            print(self._summary(trainer), flush=True)
+
+    def _is_consistent(self, trainer: Trainer, exception: BaseException) -> bool:
+        """Whether all ranks are here, between the same two steps."""
+        if isinstance(exception, SIGTERMException):  # which the ranks have agreed on
+            return True
+        return trainer.world_size == 1 and not self._is_updating
+
+    def _save(self, trainer: Trainer) -> None:
+        checkpoint = _model_checkpoint(trainer)
+        if checkpoint is None or not checkpoint.save_last or not trainer.global_step:
+            return
+        if trainer.fast_dev_run or trainer.sanity_checking:  # type: ignore[attr-defined]
+            return
+        if checkpoint._last_global_step_saved != trainer.global_step:
+            # Its own method keeps the names apart, removes the one before and knows that it saved.
+            checkpoint._save_last_checkpoint(trainer, checkpoint._monitor_candidates(trainer))
+
+    def _summary(self, trainer: Trainer) -> str:
+        checkpoint = _model_checkpoint(trainer)
+        self.path = newest_checkpoint(trainer)
+        ended = f"\nThe fit ended early, after step {trainer.global_step}."
+        if checkpoint is None or self.path is None:
+            return f"{ended} No checkpoint was saved."
+        saved = checkpoint._last_global_step_saved
+        of = "its state" if saved == trainer.global_step else f"the state after step {saved}"
+        return f"{ended} {self.path} has {of}. To go on:\n  {self.resume.format(path=self.path)}"
+
+    def _handler(self, trainer: Trainer) -> Callable[[int, Any], None]:
+        def note(signum: int, frame: Any) -> None:
+            if signum == signal.SIGINT:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                if trainer.is_global_zero:
+                    print("\nCtrl-C: ending after this step. Again: at once.", flush=True)
+            if self.signal is not None:
+                return
+            self.signal = signal.Signals(signum)
+            if trainer.world_size > 1:  # Lightning's and the strategy's: all ranks are told
+                self._agree(frame)
+
+        return note
+
+    def _agree(self, frame: Any) -> None:
+        handler = self._handlers.get(signal.SIGTERM) or signal.getsignal(signal.SIGTERM)
+        if callable(handler):
+            handler(signal.SIGTERM, frame)
+
+    def _restore_handlers(self) -> None:
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+        self._handlers = {}
+
+
+def newest_checkpoint(trainer: Trainer) -> Path | None:
+    """The newest state that the Trainer's ModelCheckpoint has saved in this run, if any."""
+    checkpoint = _model_checkpoint(trainer)
+    if checkpoint is None:
+        return None
+    path = checkpoint.last_model_path or checkpoint._last_checkpoint_saved
+    return Path(path) if path and Path(path).exists() else None
+
+
+def _model_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:
+    found = trainer.checkpoint_callback
+    return found if isinstance(found, ModelCheckpoint) else None

@@ -1,0 +1,89 @@
+"""The curves of a run as a figure: a PNG, and the same as SVG for a page."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_gaudi.callbacks import Curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = ("#0068b5", "#e96115", "#1e8449", "#8e44ad")
+_STYLES = ("--", ":", "-.", (0, (1, 4)))
+_MAX_MARKED = 30
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: curves over optimizer steps, and lines to compare them with."""
+
+    label: str
+    """Of the vertical axis."""
+    curves: Mapping[str, Curve]
+    """By label; one with few points is drawn with marks."""
+    references: Mapping[str, float] = field(default_factory=dict)
+    """Horizontal lines by label."""
+
+
+def save_png(title: str, panels: Sequence[Panel], path: Path) -> None:
+    """Draw panels side by side, on axes of the same steps."""
+    figure = _figure(len(panels))
+    figure.suptitle(title)
+    for number, panel in enumerate(panels, start=1):
+        _draw(figure.add_subplot(1, len(panels), number), panel, _last_step(panels))
+    figure.savefig(path)
+
+
+def to_svg(panels: Sequence[Panel]) -> list[str]:
+    """An <svg> element for each panel, without a fixed size; its text stays text."""
+    import matplotlib
+
+    elements = []
+    for number, panel in enumerate(panels):
+        figure, buffer = _figure(1), io.StringIO()
+        _draw(figure.add_subplot(), panel, _last_step(panels))
+        # The salt keeps names that one element defines out of the other.
+        settings = {"svg.fonttype": "none", "svg.hashsalt": f"panel {number}"}
+        with matplotlib.rc_context(settings):
+            figure.savefig(buffer, format="svg", metadata={"Date": None})
+        text = buffer.getvalue()
+        head, rest = text[text.index("<svg") :].split(">", 1)
+        head = re.sub(r'\s(width|height)="[^"]*"', "", head)
+        elements.append(re.sub(r'<g id="[^"]*"', "<g", f'{head} role="img">{rest}'))
+    return elements
+
+
+def _figure(num_panels: int) -> Figure:
+    """Without a display, and without the global state of pyplot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4 * num_panels, 4.6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _last_step(panels: Sequence[Panel]) -> int:
+    return max(curve[-1][0] for panel in panels for curve in panel.curves.values())
+
+
+def _draw(axes: Axes, panel: Panel, last_step: int) -> None:
+    for colour, (label, curve) in zip(_COLOURS, panel.curves.items(), strict=False):
+        steps, values = zip(*curve, strict=True)
+        marker = "o" if len(curve) <= _MAX_MARKED else None
+        axes.plot(steps, values, label=label, color=colour, marker=marker, markersize=4)
+    for style, (label, value) in zip(_STYLES, panel.references.items(), strict=False):
+        axes.axhline(value, color="#444444", linestyle=style, linewidth=1.2, label=label)
+    axes.set(xlabel="optimizer step", ylabel=panel.label, xlim=(0, last_step * 1.03))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(frameon=False)

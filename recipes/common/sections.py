@@ -1,0 +1,50 @@
+"""What a report consists of: titled lines, some of them with a goal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line."""
+
+    name: str
+    value: str
+    goal: str = ""
+    is_met: bool | None = None
+    """None where nothing is asked for."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether the goal was met, in words; empty without one."""
+        if self.is_met is None:
+            return ""
+        return f"{'met' if self.is_met else 'MISSED'} ({self.goal})"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Lines under a title."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+def section(title: str, rows: Iterable[Row | tuple[str, str | None]]) -> Section:
+    """Make a section; pairs are rows, and those whose value is None are left out."""
+    made = (row if isinstance(row, Row) else row[1] and Row(row[0], row[1]) for row in rows)
+    return Section(title, tuple(row for row in made if row))
+
+
+def table(sections: Iterable[Section]) -> str:
+    """The sections as text; those without a line are left out."""
+    filled = [each for each in sections if each.rows]
+    width = max((len(row.name) for each in filled for row in each.rows), default=0)
+    lines = []
+    for each in filled:
+        lines += ["", each.title]
+        for row in each.rows:
+            lines.append(f"  {row.name:<{width}}  {row.value}  {row.verdict}".rstrip())
+    return "\n".join([*lines, ""])

@@ -1,0 +1,107 @@
+"""Every flag of the Trainer may be turned off, or on, in every recipe."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.recipes import ROOT
+
+FIXTURES = ROOT.parent / "tests" / "fixtures"
+RECIPES = ("bert_pretraining", "mrpc", "t5_summarization")
+TEXT = "The quick river follows the lazy engine. A silver letter builds the broken window.\n\n"
+OFF = """
+    --trainer.enable_progress_bar=false --trainer.enable_checkpointing=false
+    --trainer.enable_model_summary=false --trainer.logger=false --trainer.log_every_n_steps=0
+    --trainer.callbacks=null --trainer.limit_val_batches=0
+"""
+ALONE = """
+    --trainer.enable_progress_bar=false
+    --trainer.enable_checkpointing=false
+    --trainer.enable_model_summary=false
+    --trainer.logger=false
+    --trainer.logger=null
+    --trainer.log_every_n_steps=0
+    --trainer.callbacks=null
+    --trainer.limit_val_batches=0
+    --trainer.limit_train_batches=0
+    --trainer.num_sanity_val_steps=1
+    --trainer.num_sanity_val_steps=-1
+    --trainer.val_check_interval=1
+    --trainer.check_val_every_n_epoch=2
+    --trainer.fast_dev_run=true
+    --trainer.fast_dev_run=2
+    --trainer.detect_anomaly=true
+    --trainer.profiler=simple
+    --trainer.profiler=hpu
+    --trainer.inference_mode=false
+    --trainer.deterministic=warn
+    --trainer.accumulate_grad_batches=2
+    --trainer.gradient_clip_val=null
+    --trainer.overfit_batches=1
+    --trainer.max_steps=0
+    --trainer.max_epochs=0
+    --trainer.max_time=00:00:00:00
+    --trainer.barebones=true --trainer.logger=null --trainer.callbacks=null --trainer.enable_progress_bar=null --trainer.enable_model_summary=null --trainer.log_every_n_steps=null --trainer.num_sanity_val_steps=null
+"""  # noqa: E501
+
+
+def _small(recipe: str, path: Path) -> list[str]:
+    folders = {"mrpc": FIXTURES / "mrpc" / "glue", "t5_summarization": FIXTURES / "cnn_dailymail"}
+    text = path / "text.txt"
+    text.write_text(TEXT * 60)
+    sizes = {
+        "bert_pretraining": "--data.max_seq_length=32 --data.max_predictions_per_seq=5 "
+        "--data.validation_share=0.1 --data.vocab_size=90",
+        "mrpc": "--data.vocab_size=300 --data.max_length=96",
+        "t5_summarization": "--data.vocab_size=300 --data.max_target_length=16 "
+        "--data.num_generated=2",
+    }
+    return [
+        *("--config", str(ROOT / recipe / "simulated.yaml"), "--data.source=path"),
+        *(f"--data.path={folders.get(recipe, text)}", *sizes[recipe].split()),
+        *("--data.batch_size=2", "--trainer.max_steps=4", "--trainer.val_check_interval=2"),
+        *("--trainer.check_val_every_n_epoch=null", "--trainer.limit_val_batches=1"),
+        *("--trainer.log_every_n_steps=2", f"--trainer.default_root_dir={path}"),
+        *(f"--trainer.logger.save_dir={path}",),
+    ]
+
+
+def _run(recipe: str, path: Path, monkeypatch: pytest.MonkeyPatch, command: str, flags: str):
+    monkeypatch.chdir(path)
+    run = importlib.import_module(f"recipes.{recipe}.__main__").run
+    logger = ["--trainer.logger=lightning.pytorch.loggers.CSVLogger"]
+    return run([command, *_small(recipe, path)[:-1], *logger, _small(recipe, path)[-1], *shlex.split(flags)])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_all_that_can_be_off_is_off(recipe, tmp_path, monkeypatch, capsys):
+    trainer = _run(recipe, tmp_path, monkeypatch, "fit", OFF).trainer
+    assert trainer.global_step == 4
+    assert not list(tmp_path.rglob("*.ckpt"))
+    assert (tmp_path / "report.html").exists()
+    assert "None" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("flags", [line.strip() for line in ALONE.strip().splitlines()])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_flag_is_taken(recipe, flags, tmp_path, monkeypatch):
+    _run(recipe, tmp_path, monkeypatch, "fit", flags)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_other_commands_take_them_too(recipe, command, tmp_path, monkeypatch, capsys):
+    if recipe == "mrpc" and command == "test":
+        pytest.skip("the fixtures have no labels for GLUE's test split, as published")
+    _run(recipe, tmp_path, monkeypatch, command, OFF)
+    if command != "predict":
+        assert "NOT TRAINED: random weights" in capsys.readouterr().out
