@@ -280,3 +280,27 @@ def fused_sdpa() -> Any:
     from habana_frameworks.torch.hpex.kernels import FusedSDPA  # noqa: TID251
 
     return FusedSDPA
+
+
+def fused_clip_norm(gradients: list[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """Scale gradients down in place so that their 2-norm is at most `max_norm`; eager mode alone.
+
+    What the vendor's `FusedClipNorm` launches, which copies two numbers from the host to the card
+    for it in each step.
+
+    Args:
+        gradients: At least one; whole, on the card, of one dtype.
+        max_norm: In units of the gradients.
+
+    Returns:
+        The norm before, of shape (), in the dtype of the gradients; nobody waits for it.
+    """
+    import torch
+
+    package()
+    # The kernel writes the norm into the last element of the list, and returns it.
+    limit = gradients[0].new_full((1,), max_norm)
+    held = [*gradients, gradients[0].new_zeros(1)]
+    with torch.no_grad():
+        norm: torch.Tensor = torch.ops.hpu.fused_clip_norm(held, limit, 2.0)
+    return norm.reshape(())

@@ -22,10 +22,12 @@ from ..distributed.device_mesh import (
     check_parallelized,
     draw_alike,
     move_whole,
+    share_overflows,
     start_alike,
     sum_and_divide,
 )
 from ..distributed.sharding import ModelParallelMixin
+from ..precision.plugin import HPUPrecisionPlugin
 from .sharded import ShardedHPUStrategy
 
 
@@ -70,6 +72,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
             check_parallelized(self.model, self.device_mesh, where)
         super().setup(trainer)
         _clip_shards(self.precision_plugin)
+        share_overflows(self.precision_plugin)
 
     @override
     def model_to_device(self) -> None:
@@ -87,9 +90,10 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
 
 def _clip_shards(plugin: Precision) -> None:
-    """Have a precision plugin clip DTensors of any meshes, unless it has a way of its own."""
+    """Have a precision plugin clip DTensors of any meshes, unless the user has a way."""
     kind, name = type(plugin), "shard-clipping"
-    if kind.clip_grad_by_norm is Precision.clip_grad_by_norm:
+    ways = (Precision.clip_grad_by_norm, HPUPrecisionPlugin.clip_grad_by_norm)
+    if kind.clip_grad_by_norm in ways:
         replace(name, plugin, "clip_grad_by_norm", partial(_clip_by_norm, plugin))
     if kind.clip_grad_by_value is Precision.clip_grad_by_value:
         replace(name, plugin, "clip_grad_by_value", partial(_clip_by_value, plugin))

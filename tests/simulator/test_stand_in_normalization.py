@@ -67,6 +67,8 @@ def test_the_clip_operator_refuses_other_norms_and_no_gradients():
         torch.ops.hpu.fused_clip_norm([one, one.clone()], one, 1.0)
     with pytest.raises(RuntimeError, match="fused_clip_norm got no tensors"):
         torch.ops.hpu.fused_clip_norm([one], one, 2.0)
+    with pytest.raises(RuntimeError, match=r"dtype of the first gradient, got .*bfloat16"):
+        torch.ops.hpu.fused_clip_norm([one, one.bfloat16(), one], one, 2.0)
 
 
 def _rms_reference(x, gamma, eps):

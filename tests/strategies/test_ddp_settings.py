@@ -12,9 +12,12 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gaudi import HPUDDPStrategy
+from lightning_gaudi.distributed import ddp
+from lightning_gaudi.simulator import collective_stats
 from tests.helpers.ranks import call_forked
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import SPAWNING, fork_what_is_spawned, run_trainers
@@ -84,7 +87,20 @@ def _fit(rank: int) -> dict[str, Facts]:
         fitted, trainer = Case(model).fit(NUM_RANKS, strategy=strategy)
         assert isinstance(strategy, str) or trainer.strategy is strategy
         found[name] = fitted.facts
+    caps = {"vendor's": {}, "torch's": {"bucket_cap_mb": None}, "user's": {"bucket_cap_mb": 1}}
+    found["messages"] = {whose: _num_messages(settings) for whose, settings in caps.items()}
     return found
+
+
+def _num_messages(settings: dict[str, Any]) -> int:
+    """In how many all-reduces 4 MiB of gradients travel, once DDP has arranged its buckets."""
+    layers = [nn.Linear(512, 512, bias=False) for _ in range(4)]
+    wrapped = ddp.wrap(nn.Sequential(*layers).to("hpu"), settings)
+    calls = []
+    for _ in range(3):
+        wrapped(torch.ones(1, 512, device="hpu")).sum().backward()
+        calls.append(collective_stats()["all_reduce"]["calls"])
+    return calls[-1] - calls[-2]
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +124,12 @@ def test_settings_are_the_vendors_where_the_user_has_none(
             "backend": "hccl",
             "note": None,
         }
+
+
+def test_first_bucket_is_as_large_as_the_others(ranks: list[dict[str, Facts]]) -> None:
+    """torch's own is of 1 MiB, for users who let torch choose."""
+    expected = {"vendor's": 1, "torch's": 2, "user's": 4}
+    assert [facts["messages"] for facts in ranks] == [expected] * NUM_RANKS
 
 
 @pytest.mark.parametrize("name", ["instance", "ours", "subclass"])

@@ -16,6 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
 from lightning_gaudi._core import vendor
+from lightning_gaudi._core.fused_clipping import clip_norm
 from lightning_gaudi._core.tied_weights import kept_tied
 
 from ...checkpoint.io import HPUCheckpointIO
@@ -63,6 +64,27 @@ class HPUStrategy(HPUMixin):
         self._follow(optimizer)
         found: Optimizer = super().setup_optimizer(optimizer)
         return found
+
+    @override
+    def clip_gradients_norm(
+        self,
+        module: Module,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Tensor:
+        """Clip by the norm of the optimizer's gradients; see `fused_clipping.clip_norm`.
+
+        `Fabric.clip_gradients(error_if_nonfinite=False)` waits for nothing.
+        """
+        self.precision.unscale_gradients(optimizer)
+        return clip_norm(
+            self.precision.main_params(optimizer),
+            max_norm,
+            norm_type,
+            error_if_nonfinite=error_if_nonfinite,
+        )
 
     @override
     def tensor_init_context(self) -> AbstractContextManager[Any]:

@@ -33,12 +33,19 @@ def fused_clip_norm(
         The norm before clipping, of shape (1,).
 
     Raises:
-        RuntimeError: The norm is another one, or there are no gradients.
+        RuntimeError: The norm is another one, there are no gradients, or they are of several
+            dtypes: a card computes all in that of the first (bridge 1.19 and 2026,
+            `hpu_ops/backend/fused_clip_norm_gen.cpp`).
     """
     if norm_type != 2:
         raise RuntimeError(f"hpu::fused_clip_norm computes the 2-norm, got norm_type={norm_type}.")
     *gradients, result = grad
     check_tensors("fused_clip_norm", grad=gradients)
+    if len(dtypes := {tensor.dtype for tensor in (*grad, max_norm)}) > 1:
+        raise RuntimeError(
+            f"hpu::fused_clip_norm computes in the dtype of the first gradient, got {dtypes}. "
+            "Clip gradients of several dtypes with torch.nn.utils.clip_grad_norm_."
+        )
     norm = global_norm(gradients)
     factor = (max_norm / (norm + _CLIP_EPS)).clamp(max=1.0)
     for gradient in gradients:

@@ -40,7 +40,8 @@ class FusedClipNorm:
         gradients = [p.grad for p in parameters if p.grad is not None]
         if not gradients:
             return torch.tensor(0.0)
-        result = torch.zeros(1, dtype=self.dtype, device="hpu")
+        # From the host, as the vendor's does (1.19.0).
+        result = torch.zeros(1, dtype=self.dtype).to("hpu")
         with torch.no_grad():
             norm = torch.ops.hpu.fused_clip_norm(
                 [*gradients, result], self.max_norm_t, self.norm_type
