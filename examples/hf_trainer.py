@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> None:
         "eval_strategy": "steps",
         "eval_steps": args.max_steps // 2,
         "save_steps": args.max_steps // 2,
-        "logging_steps": 10,
+        "logging_steps": 5,
         "bf16": args.bf16,
         "report_to": "none",
         "disable_tqdm": True,
@@ -71,8 +71,8 @@ def main(args: argparse.Namespace) -> None:
             build_model(),
             TrainingArguments(**settings),
             data_collator=collate,
-            train_dataset=windows(2048, first=0),
-            eval_dataset=windows(256, first=2048),
+            train_dataset=windows(1024, first=0),
+            eval_dataset=windows(128, first=1024),
         )
         trainer.train(resume_from_checkpoint=resumed_from)
         losses.append(trainer.evaluate()["eval_loss"])
@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--max_steps", type=int, default=200)
+    parser.add_argument("--max_steps", type=int, default=40)
     parser.add_argument("--batch_size", type=int, default=32, help="over all devices")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--output_dir", default="checkpoints/hf_trainer")

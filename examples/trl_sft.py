@@ -28,9 +28,7 @@ def sums(is_validation: bool) -> Dataset:
     """Every ninth sum is for validation."""
     pairs = [(a, b) for a in range(40) for b in range(40)]
     chosen = [pair for i, pair in enumerate(pairs) if (i % 9 == 0) == is_validation]
-    return Dataset.from_list(
-        [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a, b in chosen]
-    )
+    return Dataset.from_list([{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a, b in chosen])
 
 
 def main(args: argparse.Namespace) -> None:
@@ -77,7 +75,7 @@ def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--max_steps", type=int, default=300)
+    parser.add_argument("--max_steps", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=64, help="over all devices")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--output_dir", default="checkpoints/trl_sft")

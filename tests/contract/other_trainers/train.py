@@ -82,7 +82,9 @@ def hugging_face(folder: Path, device: str, dropout: float = 0.0, **settings: An
     for resumed_from in (None, str(folder / f"checkpoint-{HALF}")):
         model = _model(dropout)
         types = set()
-        model.transformer.h[0].mlp.register_forward_hook(lambda *args: types.add(str(args[2].dtype)))  # noqa: B023
+        model.transformer.h[0].mlp.register_forward_hook(
+            lambda *args: types.add(str(args[2].dtype))
+        )  # noqa: B023
         trainer = Trainer(
             model,
             TrainingArguments(**_settings(folder, device, **settings)),
