@@ -1,4 +1,4 @@
-"""A user's scripts for other trainers: `python -m tests.contract.other_trainers.train FOLDER DEVICE`.
+"""Other trainers' scripts: `python -m tests.contract.other_trainers.train FOLDER DEVICE`.
 
 What is here names the HPU nowhere: transformers, accelerate and trl find it. DEVICE is `cpu` for
 the reference, which has to say so, or `auto`. Each rank leaves what it computed in FOLDER.
@@ -76,15 +76,19 @@ def _history(trainer: Trainer) -> Found:
     }
 
 
+def _types_of(module: nn.Module) -> set[str]:
+    """Of what it returns, filled while the model trains."""
+    types: set[str] = set()
+    module.register_forward_hook(lambda *args: types.add(str(args[2].dtype)))
+    return types
+
+
 def hugging_face(folder: Path, device: str, dropout: float = 0.0, **settings: Any) -> Found:
     """A run of transformers' Trainer, and its last steps again from the checkpoint halfway."""
     found = {}
     for resumed_from in (None, str(folder / f"checkpoint-{HALF}")):
         model = _model(dropout)
-        types = set()
-        model.transformer.h[0].mlp.register_forward_hook(
-            lambda *args: types.add(str(args[2].dtype))
-        )  # noqa: B023
+        types = _types_of(model.transformer.h[0].mlp)
         trainer = Trainer(
             model,
             TrainingArguments(**_settings(folder, device, **settings)),
