@@ -1,7 +1,8 @@
 """What the contract needs before its first test: a card, simulated or real.
 
-One process drives one card. The tests of `several_cards` start a process for each rank, so they
-run first, while this process has not acquired a card that a rank may want.
+One process drives one card. The tests of `several_cards` start a process for each rank, and those
+of `other_trainers` one for each script, so they run first, while this process has not acquired a
+card that a rank may want.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """The vendor's wrappers of `init_process_group` and `new_group`: what they take, by release.
 
-Source: Intel Gaudi PyTorch bridge, `core/torch_overwrites.py` of 1.19, of 2025 and of 1.24.0.
+And one of `barrier`, which the vendor does without.
+
+Sources: Intel Gaudi PyTorch bridge, `core/torch_overwrites.py` of 1.19, of 2025 and of 1.24.0;
+`habana_eager/ops/empty.cpp` and `pytorch_helpers/lazy_to_backend.cpp` of 1.19.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ def overwrite() -> None:
         wrap_group = _wrap_new_group_with_device if number >= 124 else _wrap_new_group
         dist.init_process_group = wrap_init(dist.init_process_group)
         dist.new_group = wrap_group(dist.new_group)
+        dist.barrier = _wrap_barrier(dist.barrier)
         _on_import.call_after("torch.distributed.tensor._random", f"{__package__}._dtensor")
 
 
@@ -115,3 +119,20 @@ def _wrap_new_group_with_device(original: Callable[..., Any]) -> Callable[..., A
         )
 
     return new_group
+
+
+def _wrap_barrier(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Meet on the one card of the process, whatever `device_ids` says.
+
+    torch makes a tensor on the first of them, which accelerate takes from the local rank. The
+    bridge has no second index: it makes that tensor on its card. Ours refuses other tensors there.
+    """
+
+    @functools.wraps(original)
+    def barrier(
+        group: Any = None, async_op: bool = False, device_ids: Any = None, **more: Any
+    ) -> Any:
+        is_list = isinstance(device_ids, list) and device_ids
+        return original(group, async_op, [0] if is_list else device_ids, **more)
+
+    return barrier

@@ -1,0 +1,124 @@
+"""Scripts of transformers, accelerate and trl, unmodified, on one card and on two.
+
+They run in processes of their own: to transformers the HPU is there or not for the whole process,
+and where it is, it replaces functions of torch. On simulated cards losses are those of the CPU to
+1e-5; 2e-3 is for real silicon, as in `one_card/test_training.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.several_cards.torchrun import need_cards, run, torchrun
+
+pytest.importorskip("trl", reason="needs trl: pip install trl accelerate (Python 3.11 or newer)")
+
+NUM_RANKS = 2
+SCRIPT = "tests.contract.other_trainers.train"
+EXACT = 1e-5
+SILICON = 2e-3
+BF16 = 5e-2
+RUNS = ("loop", "sft", "trainer")
+
+Found = dict[str, Any]
+
+
+def _read(folder: Path, rank: int = 0) -> Found:
+    found: Found = json.loads((folder / f"rank{rank}.json").read_text())
+    return found
+
+
+@pytest.fixture
+def tolerance() -> float:
+    return SILICON if os.environ.get("LIGHTNING_GAUDI_TEST_ON") == "gaudi" else EXACT
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("cpu")
+    run("-m", SCRIPT, folder, "cpu")
+    return _read(folder)
+
+
+@pytest.fixture(scope="module")
+def on_one(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("one")
+    run("-m", SCRIPT, folder, "auto")
+    return _read(folder)
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    need_cards(NUM_RANKS)
+    folder = tmp_path_factory.mktemp("two")
+    torchrun(SCRIPT, folder, "auto", num_ranks=NUM_RANKS)
+    return [_read(folder, rank) for rank in range(NUM_RANKS)]
+
+
+@pytest.fixture(params=["one card", "two cards"])
+def on_cards(request: pytest.FixtureRequest) -> Found:
+    if request.param == "one card":
+        found: Found = request.getfixturevalue("on_one")
+        return found
+    ranks: list[Found] = request.getfixturevalue("on_two")
+    return ranks[0]
+
+
+def _history(found: Found, name: str) -> Found:
+    history: Found = found[name].get("whole", found[name])
+    return history
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_one_card_computes_what_the_cpu_does(
+    on_cpu: Found, on_one: Found, tolerance: float, name: str
+) -> None:
+    expected, got = _history(on_cpu, name), _history(on_one, name)
+    assert (expected["device"], got["device"]) == ("cpu", "hpu")
+    for key in {"losses", "norms", "eval"} & {*expected}:
+        assert expected[key]
+        assert got[key] == pytest.approx(expected[key], rel=tolerance, abs=tolerance)
+    assert got["losses"][-1] < got["losses"][0]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_cards_compute_what_one_does_with_the_same_global_batch(
+    on_one: Found, on_two: list[Found], tolerance: float, name: str
+) -> None:
+    expected = _history(on_one, name)
+    got = [_history(found, name) for found in on_two]
+    assert {each["device"] for each in got} == {"hpu"}
+    for key in {"losses", "norms", "eval"} & {*expected}:
+        assert got[0][key] == pytest.approx(expected[key], rel=tolerance, abs=tolerance)
+
+
+def test_two_cards_gather_from_both(on_two: list[Found]) -> None:
+    assert [found["loop"]["gathered"] for found in on_two] == [[0, 1], [0, 1]]
+
+
+def test_a_resumed_trainer_goes_on_as_the_uninterrupted_one(on_cards: Found) -> None:
+    """Dropout of 0.3: without the card's generator in the checkpoint the losses would differ."""
+    whole, resumed = on_cards["dropout"]["whole"], on_cards["dropout"]["resumed"]
+    for key in ("losses", "norms", "eval"):
+        assert resumed[key] == pytest.approx(whole[key], rel=SILICON)
+    without = on_cards["trainer"]["whole"]["losses"]
+    assert whole["losses"] != pytest.approx(without, rel=1e-2), "nothing was dropped"
+
+
+def test_a_loaded_state_of_accelerate_repeats_losses_and_noise(on_cards: Found) -> None:
+    first, second = on_cards["loop"]["noise"]
+    assert first == second
+    first, second = on_cards["loop"]["again"]
+    assert second == pytest.approx(first, rel=SILICON)
+
+
+def test_bf16_is_autocast_and_stays_near_fp32(on_cards: Found) -> None:
+    fp32, bf16 = on_cards["trainer"]["whole"], on_cards["bf16"]["whole"]
+    assert (fp32["types"], bf16["types"]) == (["torch.float32"], ["torch.bfloat16"])
+    assert bf16["losses"] == pytest.approx(fp32["losses"], rel=BF16)
+    assert bf16["losses"] != fp32["losses"]
