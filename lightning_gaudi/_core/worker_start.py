@@ -3,7 +3,8 @@
 Its driver does not survive a fork. So a process that holds no card forks the workers: a fork server
 of `multiprocessing`, started afresh, as a program is. Beside that module's own it
 
-- imports torch once and not in each worker, and neither the vendor's package nor the simulator;
+- imports torch and the data set's module once and not in each worker, and neither the vendor's
+  package nor the simulator;
 - does not have workers run the program again, see `worker_pickle`;
 - has them ignore Ctrl-C, and end when the process dies that they work for.
 
@@ -14,9 +15,11 @@ optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver, popen_forkserver, spawn, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
@@ -25,32 +28,37 @@ from typing import Any
 
 import torch
 
-from . import worker_pickle
+from . import worker_pickle, worker_server
 
 _WITHOUT_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULATE": None}
 """Changes to the environment in which the server imports torch; its workers get their program's."""
 
 _server = forkserver.ForkServer()
-_server.set_forkserver_preload(["torch.utils.data", __name__])
+_server.set_forkserver_preload(["torch.utils.data", __name__, worker_server.__name__])
 
 
-def start_server() -> None:
-    """Have the server import torch in the background, so that the first workers need not wait."""
-    with _changed_environment():
+def start_server(modules: Iterable[str] = ()) -> None:
+    """Have the server start in the background, so that the first workers need not wait.
+
+    Args:
+        modules: What workers will import, beside torch; of no effect where the server runs.
+    """
+    wanted = json.dumps([sorted(set(modules) - {"__main__", "__mp_main__"}), sys.path])
+    with _changed_environment({**_WITHOUT_DEVICE, worker_server.MODULES: wanted}):
         _server.ensure_running()
 
 
 @contextmanager
-def _changed_environment() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _WITHOUT_DEVICE}
-    _update(_WITHOUT_DEVICE)
+def _changed_environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    _update(changes)
     try:
         yield
     finally:
         _update(before)
 
 
-def _update(changes: dict[str, Any]) -> None:
+def _update(changes: Mapping[str, str | None]) -> None:
     for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
