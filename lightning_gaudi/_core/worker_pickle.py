@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 _MAX_DEPTH = 8
@@ -57,7 +57,7 @@ def _second(_first: object, second: object, _third: object) -> object:
     return second
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles tensors as multiprocessing does, in shared memory, and the program's by value."""
 
     dispatch_table: Any = ChainMap(

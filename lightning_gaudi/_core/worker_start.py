@@ -77,7 +77,7 @@ class _Worker(ForkServerProcess):
 class WorkerContext(ForkServerContext):
     """What `DataLoader(multiprocessing_context=...)` takes."""
 
-    Process = _Worker  # type: ignore[assignment]
+    Process = _Worker
 
 
 class _Start(popen_forkserver.Popen):
@@ -96,9 +96,10 @@ class _Start(popen_forkserver.Popen):
         finally:
             set_spawning_popen(None)
         start_server()
-        self.sentinel, write_end = _server.connect_to_new_process(self._fds)
+        self.sentinel, write_end = _server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         parent_write_end = os.dup(write_end)
-        self.finalizer = util.Finalize(self, util.close_fds, (parent_write_end, self.sentinel))
+        ends = (parent_write_end, self.sentinel)
+        self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
         with open(write_end, "wb") as pipe:  # noqa: PTH123
             pipe.write(file.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
@@ -108,7 +109,7 @@ class _Arrival:
     """Pickles to a call in the worker, which takes on what is this process's."""
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        strategy = torch.multiprocessing.get_sharing_strategy()
+        strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
         return _arrive, (dict(os.environ), torch.get_default_dtype(), strategy)
 
 
@@ -118,9 +119,9 @@ def _arrive(environ: dict[str, str], dtype: torch.dtype, strategy: str) -> None:
     os.environ.clear()
     os.environ.update(environ)
     torch.set_default_dtype(dtype)
-    torch.multiprocessing.set_sharing_strategy(strategy)
+    torch.multiprocessing.set_sharing_strategy(strategy)  # type: ignore[no-untyped-call]
     # The server ends with the last process that holds this end of a pipe. A worker does not, so
     # that both end with the process that they are for: torch's workers watch their parent.
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)
     server._forkserver_alive_fd = None

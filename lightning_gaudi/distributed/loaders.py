@@ -8,6 +8,8 @@ from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+_MAX_NESTED = 3
+
 
 def start_workers_safely(loader: Any) -> None:
     """Have a loader start its workers without a fork of this process, which holds a card.
@@ -43,11 +45,9 @@ def start_workers_safely(loader: Any) -> None:
 def _modules(loader: Any) -> Iterator[str]:
     """Where what the workers get is defined: those of data sets around data sets, too."""
     things = [getattr(loader, name, None) for name in ("dataset", "collate_fn", "worker_init_fn")]
-    while things:
-        thing = things.pop()
-        if thing is None:
-            continue
-        yield getattr(thing, "__module__", None) or type(thing).__module__
+    for _ in range(_MAX_NESTED):
+        things = [thing for thing in things if thing is not None]
+        yield from (getattr(thing, "__module__", type(thing).__module__) for thing in things)
         # Of a Subset or a loader of ours, of a partial function, of a bound method.
-        parts = [getattr(thing, name, None) for name in ("dataset", "collate", "func", "__self__")]
-        things += [part for part in parts if part is not thing]
+        names = ("dataset", "collate", "func", "__self__")
+        things = [getattr(thing, name, None) for thing in things for name in names]
