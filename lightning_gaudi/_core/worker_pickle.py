@@ -15,7 +15,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
@@ -60,7 +60,7 @@ def _second(_first: object, second: object, _third: object) -> object:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles tensors as multiprocessing does, in shared memory, and the program's by value."""
 
-    dispatch_table: Any = ChainMap(
+    dispatch_table: ClassVar[Any] = ChainMap(
         ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
         cloudpickle.Pickler.dispatch_table,
     )
