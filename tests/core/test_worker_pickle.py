@@ -3,7 +3,7 @@
 import functools
 import io
 from multiprocessing import Process
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -36,7 +36,10 @@ def _closing(over):
             lambda bad: {"collate_fn": functools.partial(print, file=bad)},
             "collate_fn.keywords['file']",
         ),
-        (lambda bad: {"collate_fn": SimpleNamespace(a=bad).__init__}, "collate_fn.__self__.a"),
+        (
+            lambda bad: {"collate_fn": MethodType(max, SimpleNamespace(a=bad))},
+            "collate_fn.__self__.a",
+        ),
         (lambda bad: {"init_fn": _closing(bad)}, "worker_init_fn -> over"),
     ],
 )
