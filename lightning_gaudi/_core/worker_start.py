@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver, popen_forkserver, spawn, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
+from multiprocessing.process import parent_process
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -72,6 +73,12 @@ class _Worker(ForkServerProcess):
     @staticmethod
     def _Popen(process: Any) -> _Start:  # noqa: N802
         return _Start(process)
+
+    def run(self) -> None:
+        """Work, unless the process that it is for died before torch could begin to watch it."""
+        parent = parent_process()
+        if parent is not None and parent.is_alive():
+            super().run()
 
 
 class WorkerContext(ForkServerContext):
