@@ -15,9 +15,9 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, ClassVar
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 _MAX_DEPTH = 8
@@ -57,10 +57,10 @@ def _second(_first: object, second: object, _third: object) -> object:
     return second
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles tensors as multiprocessing does, in shared memory, and the program's by value."""
 
-    dispatch_table: Any = ChainMap(
+    dispatch_table: ClassVar[Any] = ChainMap(
         ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
         cloudpickle.Pickler.dispatch_table,
     )

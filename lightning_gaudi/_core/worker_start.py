@@ -3,7 +3,8 @@
 Its driver does not survive a fork. So a process that holds no card forks the workers: a fork server
 of `multiprocessing`, started afresh, as a program is. Beside that module's own it
 
-- imports torch once and not in each worker, and neither the vendor's package nor the simulator;
+- imports torch and the data set's module once and not in each worker, and neither the vendor's
+  package nor the simulator;
 - does not have workers run the program again, see `worker_pickle`;
 - has them ignore Ctrl-C, and end when the process dies that they work for.
 
@@ -14,43 +15,51 @@ optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver, popen_forkserver, spawn, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
+from multiprocessing.process import parent_process
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 
-from . import worker_pickle
+from . import worker_pickle, worker_server
 
 _WITHOUT_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULATE": None}
 """Changes to the environment in which the server imports torch; its workers get their program's."""
 
 _server = forkserver.ForkServer()
-_server.set_forkserver_preload(["torch.utils.data", __name__])
+_server.set_forkserver_preload(["torch.utils.data", __name__, worker_server.__name__])
 
 
-def start_server() -> None:
-    """Have the server import torch in the background, so that the first workers need not wait."""
-    with _changed_environment():
+def start_server(modules: Iterable[str] = ()) -> None:
+    """Have the server start in the background, so that the first workers need not wait.
+
+    Args:
+        modules: What workers will import, beside torch; of no effect where the server runs.
+    """
+    wanted = json.dumps([sorted(set(modules) - {"__main__", "__mp_main__"}), sys.path])
+    with _changed_environment({**_WITHOUT_DEVICE, worker_server.MODULES: wanted}):
         _server.ensure_running()
 
 
 @contextmanager
-def _changed_environment() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _WITHOUT_DEVICE}
-    _update(_WITHOUT_DEVICE)
+def _changed_environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    _update(changes)
     try:
         yield
     finally:
         _update(before)
 
 
-def _update(changes: dict[str, Any]) -> None:
+def _update(changes: Mapping[str, str | None]) -> None:
     for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
@@ -65,11 +74,17 @@ class _Worker(ForkServerProcess):
     def _Popen(process: Any) -> _Start:  # noqa: N802
         return _Start(process)
 
+    def run(self) -> None:
+        """Work, unless the process that it is for died before torch could begin to watch it."""
+        parent = parent_process()
+        if parent is not None and parent.is_alive():
+            super().run()
+
 
 class WorkerContext(ForkServerContext):
     """What `DataLoader(multiprocessing_context=...)` takes."""
 
-    Process = _Worker  # type: ignore[assignment]
+    Process = _Worker
 
 
 class _Start(popen_forkserver.Popen):
@@ -88,9 +103,10 @@ class _Start(popen_forkserver.Popen):
         finally:
             set_spawning_popen(None)
         start_server()
-        self.sentinel, write_end = _server.connect_to_new_process(self._fds)
+        self.sentinel, write_end = _server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         parent_write_end = os.dup(write_end)
-        self.finalizer = util.Finalize(self, util.close_fds, (parent_write_end, self.sentinel))
+        ends = (parent_write_end, self.sentinel)
+        self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
         with open(write_end, "wb") as pipe:  # noqa: PTH123
             pipe.write(file.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
@@ -100,7 +116,7 @@ class _Arrival:
     """Pickles to a call in the worker, which takes on what is this process's."""
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        strategy = torch.multiprocessing.get_sharing_strategy()
+        strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
         return _arrive, (dict(os.environ), torch.get_default_dtype(), strategy)
 
 
@@ -110,9 +126,9 @@ def _arrive(environ: dict[str, str], dtype: torch.dtype, strategy: str) -> None:
     os.environ.clear()
     os.environ.update(environ)
     torch.set_default_dtype(dtype)
-    torch.multiprocessing.set_sharing_strategy(strategy)
+    torch.multiprocessing.set_sharing_strategy(strategy)  # type: ignore[no-untyped-call]
     # The server ends with the last process that holds this end of a pipe. A worker does not, so
     # that both end with the process that they are for: torch's workers watch their parent.
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)
     server._forkserver_alive_fd = None

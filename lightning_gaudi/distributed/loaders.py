@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+_MAX_NESTED = 3
 
 
 def start_workers_safely(loader: Any) -> None:
@@ -29,7 +32,7 @@ def start_workers_safely(loader: Any) -> None:
         from lightning_gaudi._core import worker_start
 
         loader.multiprocessing_context = worker_start.WorkerContext()
-        worker_start.start_server()
+        worker_start.start_server(_modules(loader))
     elif context.get_start_method() == "fork":
         raise MisconfigurationException(
             f"A DataLoader has num_workers={loader.num_workers} and multiprocessing_context='fork',"
@@ -37,3 +40,14 @@ def start_workers_safely(loader: Any) -> None:
             "Leave multiprocessing_context out: workers then start as fast, from a process without "
             "a card. Or pass 'spawn' or 'forkserver'."
         )
+
+
+def _modules(loader: Any) -> Iterator[str]:
+    """Where what the workers get is defined: those of data sets around data sets, too."""
+    things = [getattr(loader, name, None) for name in ("dataset", "collate_fn", "worker_init_fn")]
+    for _ in range(_MAX_NESTED):
+        things = [thing for thing in things if thing is not None]
+        yield from (getattr(thing, "__module__", type(thing).__module__) for thing in things)
+        # Of a Subset or a loader of ours, of a partial function, of a bound method.
+        names = ("dataset", "collate", "func", "__self__")
+        things = [getattr(thing, name, None) for thing in things for name in names]

@@ -3,7 +3,7 @@
 import functools
 import io
 from multiprocessing import Process
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -28,9 +28,18 @@ def _closing(over):
 @pytest.mark.parametrize(
     ("parts", "path"),
     [
-        (lambda bad: {"dataset": SimpleNamespace(rows=[0, {"file": bad}])}, "dataset.rows[1]['file']"),
-        (lambda bad: {"collate_fn": functools.partial(print, file=bad)}, "collate_fn.keywords['file']"),
-        (lambda bad: {"collate_fn": SimpleNamespace(a=bad).__init__}, "collate_fn.__self__.a"),
+        (
+            lambda bad: {"dataset": SimpleNamespace(rows=[0, {"file": bad}])},
+            "dataset.rows[1]['file']",
+        ),
+        (
+            lambda bad: {"collate_fn": functools.partial(print, file=bad)},
+            "collate_fn.keywords['file']",
+        ),
+        (
+            lambda bad: {"collate_fn": MethodType(max, SimpleNamespace(a=bad))},
+            "collate_fn.__self__.a",
+        ),
         (lambda bad: {"init_fn": _closing(bad)}, "worker_init_fn -> over"),
     ],
 )
@@ -42,7 +51,9 @@ def test_the_error_names_what_does_not_pickle(parts, path, tmp_path):
 
 
 def test_a_generator_does_not_pickle():
-    with pytest.raises(ValueError, match=r"dataset.rows does not pickle \(cannot pickle 'generator"):
+    with pytest.raises(
+        ValueError, match=r"dataset.rows does not pickle \(cannot pickle 'generator"
+    ):
         _dump(SimpleNamespace(rows=(row for row in range(3))))
 
 

@@ -78,7 +78,7 @@ class OfScript(Dataset):
         return lambda: torch.full((8,), float(index))
 
 def collate(rows):
-    seen = [name for name in ("_hpu_sim", "habana_frameworks", "lightning") if name in sys.modules]
+    seen = [name for name in ("_hpu_sim", "habana_frameworks") if name in sys.modules]
     # A function of the program finds its names, and a batch is of the program's class.
     is_new = isinstance(OfScript(), OfScript) and "Batch" in vars(sys.modules["__main__"])
     return Batch(torch.stack([row() for row in rows]), is_new, torch.tensor(0.5).dtype, seen)

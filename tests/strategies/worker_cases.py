@@ -20,7 +20,7 @@ class Drawn(Dataset):
         return 16
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        drawn = np.random.rand() + torch.rand(())  # noqa: NPY002
+        drawn = np.random.rand() + torch.rand(())
         return torch.full((NUM_FEATURES,), self.scale(index)) + drawn
 
 
