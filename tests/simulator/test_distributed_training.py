@@ -197,6 +197,14 @@ def two_a_barrier_and_reading_a_result_wait(rank):
     assert simulator.host_syncs() == {"aten::_local_scalar_dense": 1, "barrier": 1}
 
 
+def two_a_barrier_takes_the_local_rank_for_a_device(rank):
+    """As accelerate calls it: a process has one card, whatever the index."""
+    simulator.reset_statistics()
+    dist.barrier(device_ids=[rank])
+    dist.barrier(None, False, [rank])
+    assert simulator.host_syncs() == {"barrier": 2}
+
+
 def _check_sync_batch_norm(make, shape, splits=(4, 4), **options):
     """Sync on the parts of the ranks, against plain batch norm on the whole batch."""
     rank = dist.get_rank()

@@ -17,6 +17,8 @@ import pytest
 from tests.contract.several_cards.torchrun import need_cards, run, torchrun
 
 pytest.importorskip("trl", reason="needs trl: pip install trl accelerate (Python 3.11 or newer)")
+# Importing the three libraries four times takes longer than what they compute.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_RANKS = 2
 SCRIPT = "tests.contract.other_trainers.train"
