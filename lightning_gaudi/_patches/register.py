@@ -1,4 +1,4 @@
-"""The register: everything that we change in Lightning, torch and DeepSpeed while they run.
+"""The register: what we change in Lightning, torch, transformers and DeepSpeed while they run.
 
 `docs/patches.md` is made of it. Whatever has no entry here cannot be patched: see `apply`.
 

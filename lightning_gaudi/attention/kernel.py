@@ -1,8 +1,8 @@
 """The vendor's fused kernel behind the arguments of `F.scaled_dot_product_attention`.
 
 The kernel gets masks as numbers alone, finite ones, of the queries' dtype, as in the vendor's tests
-of training: it works on slices of a row, of which one may be hidden entirely, and with -inf its
-softmax would divide zero by zero.
+of training: it works on slices of a row, of which one may be hidden entirely, and there, they say,
+-inf can go wrong.
 
 B batch, H query heads, G key heads, T query tokens, S key tokens, D head dim.
 

@@ -17,10 +17,15 @@ from torch import Tensor, nn
 from transformers import T5ForConditionalGeneration
 
 from recipes.t5_summarization.sharding import gathered
-from recipes.t5_summarization.stacks import causal_bias, encode, padding_bias, to_logits
-
-_Pair = tuple[Tensor, Tensor]
-"""Keys and values: [B, H, tokens, D / H]."""
+from recipes.t5_summarization.stacks import (
+    Pair,
+    attend,
+    causal_bias,
+    encode,
+    keys_and_values,
+    padding_bias,
+    to_logits,
+)
 
 
 @torch.no_grad()
@@ -58,7 +63,7 @@ def _decode_greedily(
     """[B, T] tokens from [B, S, D] and the mask [B, S]."""
     config, rows = model.config, len(mask)
     encoded_bias = padding_bias(mask)
-    cross = [_keys_and_values(block.layer[1].EncDecAttention, encoded) for block in _blocks(model)]
+    cross = [keys_and_values(block.layer[1].EncDecAttention, encoded) for block in _blocks(model)]
     past = [tuple(_empty(keys, num_tokens) for keys in pair) for pair in cross]
     bias = causal_bias(model.decoder, num_tokens)
     position = mask.new_zeros(1, dtype=torch.int64)
@@ -89,42 +94,22 @@ def _blocks(model: T5ForConditionalGeneration) -> nn.ModuleList:
 def _step(
     block: nn.Module,
     hidden: Tensor,
-    past: _Pair,
+    past: Pair,
     bias: Tensor,
-    source: _Pair,
+    source: Pair,
     source_bias: Tensor,
     position: Tensor,
 ) -> Tensor:
     """One block for one new token; its keys and values are written into `past`."""
     own, other, feed_forward = block.layer
     normed = own.layer_norm(hidden)
-    for buffer, new in zip(past, _keys_and_values(own.SelfAttention, normed), strict=True):
+    for buffer, new in zip(past, keys_and_values(own.SelfAttention, normed), strict=True):
         buffer.index_copy_(2, position, new)
-    hidden = hidden + _attend(own.SelfAttention, normed, past, bias)
+    hidden = hidden + attend(own.SelfAttention, normed, past, bias)
     normed = other.layer_norm(hidden)
-    hidden = hidden + _attend(other.EncDecAttention, normed, source, source_bias)
+    hidden = hidden + attend(other.EncDecAttention, normed, source, source_bias)
     result: Tensor = feed_forward(hidden)
     return result
-
-
-def _attend(attention: nn.Module, hidden: Tensor, pair: _Pair, bias: Tensor) -> Tensor:
-    """[B, 1, D]; T5 does not scale the scores."""
-    keys, values = pair
-    scores = _split(attention, attention.q(hidden)) @ keys.transpose(2, 3) + bias
-    weights = scores.float().softmax(-1).to(values.dtype)
-    output: Tensor = attention.o((weights @ values).transpose(1, 2).flatten(2))
-    return output
-
-
-def _keys_and_values(attention: nn.Module, hidden: Tensor) -> _Pair:
-    return _split(attention, attention.k(hidden)), _split(attention, attention.v(hidden))
-
-
-def _split(attention: nn.Module, projected: Tensor) -> Tensor:
-    """[B, tokens, H * size] to [B, H, tokens, size]."""
-    return projected.unflatten(-1, (attention.n_heads, attention.key_value_proj_dim)).transpose(
-        1, 2
-    )
 
 
 def _empty(like: Tensor, num_tokens: int) -> Tensor:

@@ -5,6 +5,10 @@ from the device in every step, on others it looks at the values of the masks. He
 one ready bias, which holds its relative positions and what may be attended to. It equals
 transformers' own forward pass, and a test holds it to that.
 
+Attention to the article is torch's function, which is one fused kernel on the HPU. Attention of a
+stack to itself is composed of operators in training: the relative positions are learnt, and the
+kernel has no gradient for what is added to the scores.
+
 Shapes: B rows, S source tokens, T target tokens, D hidden, H heads, V vocabulary.
 """
 
@@ -14,9 +18,13 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 from transformers import T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Block
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values: [B, H, tokens, D / H]."""
 
 _LOWEST = torch.finfo(torch.bfloat16).min  # finite in float32 too
 
@@ -103,6 +111,29 @@ def padding_bias(mask: Tensor) -> Tensor:
     return (1.0 - mask[:, None, None, :].float()) * _LOWEST
 
 
+def keys_and_values(attention: nn.Module, hidden: Tensor) -> Pair:
+    """Those of [B, tokens, D]."""
+    return _split(attention, attention.k(hidden)), _split(attention, attention.v(hidden))
+
+
+def attend(attention: nn.Module, hidden: Tensor, pair: Pair, bias: Tensor) -> Tensor:
+    """[B, tokens, D] of [B, tokens, D]; `bias` is added to the scores, which T5 does not scale."""
+    queries = _split(attention, attention.q(hidden))
+    dropout = attention.dropout if attention.training else 0.0
+    attended = F.scaled_dot_product_attention(
+        queries, *pair, attn_mask=bias.to(queries.dtype), dropout_p=dropout, scale=1.0
+    )
+    output: Tensor = attention.o(attended.transpose(1, 2).flatten(2))
+    return output
+
+
+def _split(attention: nn.Module, projected: Tensor) -> Tensor:
+    """[B, tokens, H * size] to [B, H, tokens, size]."""
+    return projected.unflatten(-1, (attention.n_heads, attention.key_value_proj_dim)).transpose(
+        1, 2
+    )
+
+
 def to_logits(model: T5ForConditionalGeneration, hidden: Tensor) -> Tensor:
     """[B, T, V] from [B, T, D]; T5 scales where it shares the embeddings, T5 1.1 does not."""
     config = model.config
@@ -147,6 +178,15 @@ def _block(
     """One block; its own forward pass asks for positions on some versions of transformers."""
     hidden = block.layer[0](hidden, position_bias=bias)[0]
     if encoded is not None:
-        hidden = block.layer[1](hidden, key_value_states=encoded, position_bias=encoded_bias)[0]
+        assert encoded_bias is not None
+        hidden = _attend_to_source(block.layer[1], hidden, encoded, encoded_bias)
     output: Tensor = block.layer[-1](hidden)
+    return output
+
+
+def _attend_to_source(layer: nn.Module, hidden: Tensor, encoded: Tensor, bias: Tensor) -> Tensor:
+    attention = layer.EncDecAttention
+    pair = keys_and_values(attention, encoded)
+    attended = attend(attention, layer.layer_norm(hidden), pair, bias)
+    output: Tensor = hidden + layer.dropout(attended)
     return output

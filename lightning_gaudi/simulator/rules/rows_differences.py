@@ -24,7 +24,8 @@ ROWS: tuple[Rule, ...] = (
         ("aten::_scaled_dot_product_flash_attention_for_cpu",),
         what="composes F.scaled_dot_product_attention of operators: nine launches and more, where "
         "the vendor's FusedSDPA is one",
-        instead="Call habana_frameworks.torch.hpex.kernels.FusedSDPA.",
+        instead="Set LIGHTNING_GAUDI_FUSED_ATTENTION=1, a Trainer's and Fabric's default, or call "
+        "habana_frameworks.torch.hpex.kernels.FusedSDPA.",
         source="bridge 1.24.0 habana_eager/ops/fused_sdpa.cpp; 1.19.0 hpex/kernels/FusedSDPA.py",
     ),
     Rule(

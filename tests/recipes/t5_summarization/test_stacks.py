@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from lightning_gaudi._core import vendor
+from lightning_gaudi.attention import fused_attention
 from recipes.t5_summarization.stacks import decode, encode
 from tests.recipes.t5_summarization.conftest import tiny_t5
 
@@ -96,3 +97,24 @@ def test_without_the_random_state_checkpointing_would_differ():
         ids, mask, _ = _batch(8, 128, 32, 128)
         losses.append(encode(model, ids, mask).sum())
     assert losses[0] != losses[1]
+
+
+def test_attention_to_the_article_is_fused_where_the_switch_says_so():
+    torch.manual_seed(0)
+    model = tiny_t5().eval()
+    ids, mask, labels = _batch()
+    shifted = model.prepare_decoder_input_ids_from_labels(labels)
+
+    def run(device):
+        model.zero_grad()
+        on = [t.to(device) for t in (ids, mask, shifted)]
+        logits = decode(model.to(device), on[2], encode(model, *on[:2]), on[1])
+        logits.square().mean().backward()
+        return logits.detach().cpu(), [p.grad.cpu() for p in model.parameters()]
+
+    expected = run("cpu")
+    with fused_attention(), torch.profiler.profile() as profile:
+        ours = run("hpu")
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["FusedSDPA"] == len(model.decoder.block)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
