@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from lightning_gaudi import HPUPrecisionPlugin
 from lightning_gaudi._core.autocast_ops import VARIABLES, check_op_lists
+from lightning_gaudi._core.grad_scaler import HPUGradScaler
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 
 
@@ -63,6 +65,19 @@ def test_bf16_true_holds_weights_and_inputs_in_bf16() -> None:
     assert {loss.dtype for loss in model.losses} == {torch.bfloat16}
 
 
+def test_16_mixed_computes_in_float16_where_bf16_mixed_does_in_bf16() -> None:
+    halves, _ = _seen("16-mixed")
+    bf16, _ = _seen("bf16-mixed")
+    swapped = {torch.bfloat16: torch.float16}
+    assert halves == {name: swapped.get(dtype, dtype) for name, dtype in bf16.items()}
+
+
+def test_16_true_holds_weights_and_inputs_in_float16() -> None:
+    seen, model = _seen("16-true")
+    assert {seen[name] for name in ("input", "weight", "matmul", "new")} == {torch.float16}
+    assert model.trainer.precision_plugin.scaler is None
+
+
 def test_32_true_computes_in_fp32() -> None:
     seen, _ = _seen("32-true")
     assert set(seen.values()) == {torch.float32}
@@ -70,10 +85,10 @@ def test_32_true_computes_in_fp32() -> None:
 
 @pytest.mark.parametrize(
     "precision",
-    ["16-mixed", "16-true", "64-true", "transformer-engine", "transformer-engine-float16"],
+    ["64-true", "transformer-engine", "transformer-engine-float16"],
 )
 def test_other_precisions_are_refused_with_what_hpu_supports(precision: str) -> None:
-    message = f"precision='{precision}'.*'32-true', 'bf16-mixed', 'bf16-true'"
+    message = f"precision='{precision}'.*'32-true', .*'bf16-true', '16-mixed', '16-true'"
     with pytest.raises(MisconfigurationException, match=message):
         hpu_trainer(precision=precision)
     with pytest.raises(MisconfigurationException, match=message):
@@ -102,11 +117,41 @@ def test_plugins_for_other_devices_are_refused(plugin: Precision) -> None:
 
 @pytest.mark.parametrize(
     "plugin",
-    [HPUPrecisionPlugin("bf16-mixed"), HalfPrecision("bf16-true"), Precision()],
-    ids=["ours", "half", "fp32"],
+    [
+        HPUPrecisionPlugin("bf16-mixed"),
+        HalfPrecision("bf16-true"),
+        MixedPrecision("16-mixed", "hpu"),
+        Precision(),
+    ],
+    ids=["ours", "half", "mixed", "fp32"],
 )
 def test_plugins_that_hold_on_hpu_are_taken(plugin: Precision) -> None:
     assert hpu_trainer(plugins=[plugin]).precision_plugin is plugin
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "message"),
+    [
+        ("bf16-mixed", "hpu", r"precision='bf16-mixed', scaler=\.\.\.\) scales no loss"),
+        ("16-mixed", "cpu", r"scaler=\.\.\.\) has one for device 'cpu'.*GradScaler\('hpu'"),
+    ],
+)
+def test_scaler_that_does_not_go_with_it_is_refused(
+    precision: Any, device: str, message: str
+) -> None:
+    with pytest.raises(MisconfigurationException, match=message):
+        HPUPrecisionPlugin(precision, scaler=torch.amp.GradScaler(device))
+
+
+def test_scaler_of_the_users_keeps_its_settings() -> None:
+    scaler = torch.amp.GradScaler("hpu", init_scale=4.0)
+    for plugin in (
+        HPUPrecisionPlugin("16-mixed", scaler=scaler),
+        hpu_trainer(plugins=[MixedPrecision("16-mixed", "hpu", scaler)]).precision_plugin,
+    ):
+        assert plugin.scaler is scaler
+        assert isinstance(scaler, HPUGradScaler)
+        assert scaler.get_scale() == 4.0
 
 
 @pytest.fixture(params=VARIABLES)

@@ -39,9 +39,10 @@ def patch_throughput(module: ModuleType, family: Family) -> None:
 
     @wrap(name, module, "_plugin_to_compute_dtype")
     def plugin_to_compute_dtype(original: Callable[[Any], torch.dtype], plugin: Any) -> torch.dtype:
-        ours = family.loaded("fabric.precision.plugin", "HPUPrecision")
+        ours = family.loaded("fabric.precision.plugin", "HPUWholePrecision")
         if ours is not None and isinstance(plugin, ours):
             import torch
 
-            return torch.bfloat16 if plugin.precision.startswith("bf16") else torch.float32
+            kinds = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32}
+            return kinds[plugin.precision.partition("-")[0]]
         return original(plugin)

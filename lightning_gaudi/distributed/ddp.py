@@ -19,7 +19,8 @@ DDP_DEFAULTS: dict[str, Any] = {
 
 With a `bucket_cap_mb` of its own DistributedDataParallel makes the first bucket as large as the
 others, so that `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES` (1 MiB), which the vendor's scripts
-raise to 200 or 230 MiB for older torch, plays no part. Nor are buffers sent before each forward, but before each evaluation: see `sync_buffers`.
+raise to 200 or 230 MiB, plays no part. Nor are buffers sent before each forward, but before each
+evaluation: see `sync_buffers`.
 Source: Intel Gaudi documentation, "Distributed Training with PyTorch"; Model-References 1.23
 (`torchvision/utils.py`, `yolox/tools/train.py`); torch 2.13 `nn/parallel/distributed.py`.
 """

@@ -182,3 +182,13 @@ def draw_alike(mesh: DeviceMesh) -> None:
     first = states[int(mesh["tensor_parallel"].mesh.flatten()[0])]
     if not torch.equal(first, states[dist.get_rank()]):
         vendor.set_rng_state(first)
+
+
+def share_overflows(plugin: Any) -> None:
+    """Have all ranks leave out a step for which the gradients of one have overflowed in float16.
+
+    Args:
+        plugin: The strategy's, of its precision.
+    """
+    if getattr(plugin, "scaler", None) is not None:
+        plugin.scaler.spans_ranks = True

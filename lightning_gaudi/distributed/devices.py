@@ -133,6 +133,23 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
         vendor.select_module(module)
 
 
+def check_float16(setting: str, instead: str) -> None:
+    """Refuse half precision where the card has none; acquires the card.
+
+    Args:
+        setting: What asks for it, as the user typed it.
+        instead: What to pass instead.
+
+    Raises:
+        MisconfigurationException: The card does not compute in it.
+    """
+    if not vendor.is_fp16_supported():
+        raise MisconfigurationException(
+            f"{setting} needs a card that computes in float16, which {vendor.device_name()} does "
+            f"not. Pass {instead}, or use another card."
+        )
+
+
 def _check_bound(bound: str, module: str, local_rank: int) -> None:
     """Refuse another module than the one that an HPU in use is bound to."""
     if bound != module and vendor.is_initialized():

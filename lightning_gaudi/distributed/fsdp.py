@@ -17,6 +17,8 @@ from torch.nn import Module
 
 from lightning_gaudi._core import vendor
 
+from .devices import check_float16
+
 
 def check_arguments(
     typed: str, arguments: dict[str, Any], sharding: ShardingStrategy, state_dict_type: str
@@ -98,11 +100,7 @@ def check_fp16(precision: str, config: MixedPrecision | None) -> None:
         setting, instead = "FSDPStrategy(mixed_precision=...) with torch.float16", "torch.bfloat16"
     else:
         return
-    if not vendor.is_fp16_supported():
-        raise MisconfigurationException(
-            f"{setting} needs a card that computes in float16, which {vendor.device_name()} does "
-            f"not. Pass {instead}, or use another card."
-        )
+    check_float16(setting, instead)
 
 
 def check_wrapped(model: Module) -> None:

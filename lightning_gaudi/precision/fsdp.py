@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch.plugins.precision.fsdp import FSDPPrecision
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -11,6 +13,7 @@ from lightning_gaudi._core.gradient_clipping import clip_fsdp_norm
 
 from ..distributed.fsdp import was_sharded
 from ..fabric.precision.fsdp import HPUShardedPrecision
+from .plugin import restore_scale
 
 
 class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
@@ -24,6 +27,11 @@ class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
     def convert_module(self, module: Module) -> Module:
         """Bring the weights into the precision they are held in, unless they are in shards."""
         return module if was_sharded(module) else super().convert_module(module)
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with the scale of a run on other devices, or with another strategy."""
+        restore_scale(self, checkpoint)
 
     @override
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from lightning.pytorch.plugins.precision import Precision
+from typing import Any
+
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gaudi._core.fused_clipping import clip_norm
 
-from ..fabric.precision.plugin import HPUPrecision
+from ..fabric.precision.plugin import HPUWholePrecision
 
 
-class HPUPrecisionPlugin(HPUPrecision, Precision):
+class HPUPrecisionPlugin(HPUWholePrecision, MixedPrecision):
     """How numbers are held and computed on an HPU: `Trainer(precision=...)`.
 
-    The forward of a step and its loss are computed as `HPUPrecision` says.
+    The forward of a step and its loss are computed as `HPUWholePrecision` says.
     """
 
     @override
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
         """Clip by the norm of the optimizer's gradients, by the vendor's kernel where it can."""
         clip_norm(self.main_params(optimizer), clip_val)
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with the scale of a run on other devices, or with another strategy."""
+        restore_scale(self, checkpoint)
+
+
+HPUPrecision = HPUPrecisionPlugin
+"""Its name in Fabric, by which the selection of strategies finds either."""
+
+_SCALED = ("HPUPrecisionPlugin", "HPUFSDPPrecision", "MixedPrecision", "FSDPPrecision")
+"""Plugins that scale losses; a checkpoint has their states by the names of their classes."""
+
+
+def restore_scale(plugin: Any, checkpoint: dict[str, Any]) -> None:
+    """Take the scale of another plugin, where the checkpoint has none of this one.
+
+    Args:
+        plugin: One of ours, about to be restored.
+        checkpoint: Lightning's.
+    """
+    found = [checkpoint[name] for name in _SCALED if checkpoint.get(name)]
+    if plugin.scaler is not None and type(plugin).__qualname__ not in checkpoint and found:
+        plugin.load_state_dict(found[0])

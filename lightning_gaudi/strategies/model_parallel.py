@@ -22,6 +22,7 @@ from ..distributed.device_mesh import (
     check_parallelized,
     draw_alike,
     move_whole,
+    share_overflows,
     start_alike,
     sum_and_divide,
 )
@@ -71,6 +72,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
             check_parallelized(self.model, self.device_mesh, where)
         super().setup(trainer)
         _clip_shards(self.precision_plugin)
+        share_overflows(self.precision_plugin)
 
     @override
     def model_to_device(self) -> None:

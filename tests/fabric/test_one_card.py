@@ -122,18 +122,16 @@ def test_bf16_training_is_the_cpus_but_for_its_rounding() -> None:
     assert 0 < off.norm() < 0.05 * moved.norm()
 
 
-@pytest.mark.parametrize("precision", ["16-mixed", "16-true", "64-true", "transformer-engine"])
+@pytest.mark.parametrize("precision", ["64-true", "transformer-engine"])
 def test_other_precisions_are_refused_with_what_hpu_supports(precision: Any) -> None:
-    message = f"precision='{precision}'.*'32-true', 'bf16-mixed', 'bf16-true'"
+    message = f"precision='{precision}'.*'32-true', 'bf16-mixed', 'bf16-true', '16-mixed'"
     with pytest.raises(MisconfigurationException, match=message):
         one_card(precision=precision)
     with pytest.raises(MisconfigurationException, match=message):
         HPUPrecision(precision)
 
 
-@pytest.mark.parametrize(
-    "plugin", [MixedPrecision("bf16-mixed", "cuda"), DoublePrecision(), HalfPrecision("16-true")]
-)
+@pytest.mark.parametrize("plugin", [MixedPrecision("bf16-mixed", "cuda"), DoublePrecision()])
 def test_plugins_for_other_devices_are_refused(plugin: Any) -> None:
     message = rf"plugins={type(plugin).__name__}.*'bf16-mixed'"
     with pytest.raises(MisconfigurationException, match=message):
@@ -141,7 +139,13 @@ def test_plugins_for_other_devices_are_refused(plugin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "plugin", [HalfPrecision("bf16-true"), MixedPrecision("bf16-mixed", "hpu")]
+    "plugin",
+    [
+        HalfPrecision("bf16-true"),
+        HalfPrecision("16-true"),
+        MixedPrecision("bf16-mixed", "hpu"),
+        MixedPrecision("16-mixed", "hpu"),
+    ],
 )
 def test_plugins_that_hold_on_hpu_are_taken(plugin: Any) -> None:
     assert one_card(plugins=[plugin]).strategy.precision is plugin

@@ -287,12 +287,6 @@ def test_size_that_is_no_number_of_cards_is_refused(size: Any) -> None:
         hpu_trainer(devices=2, strategy=ModelParallelStrategy(tensor_parallel_size=size))
 
 
-@pytest.mark.parametrize("precision", ["16-mixed", "16-true"])
-def test_half_precision_is_refused(precision: Any) -> None:
-    with pytest.raises((MisconfigurationException, ValueError), match=precision):
-        hpu_trainer(devices=2, strategy=ModelParallelStrategy(), precision=precision)
-
-
 def test_fsdp2_in_lazy_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vendor, "is_lazy", lambda: True)
     sharded = nn.Linear(1, 1)

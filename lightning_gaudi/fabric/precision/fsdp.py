@@ -14,8 +14,10 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from typing_extensions import override
 
 from lightning_gaudi._core.autocast_ops import check_op_lists
+from lightning_gaudi._core.grad_scaler import CardScaler
+from lightning_gaudi._patches.class_swap import swap_class
 
-from .plugin import SHORT, check_device, unsupported
+from .plugin import SHORT, check_device, check_scaler, unsupported
 
 _DTYPES = {
     "32-true": torch.float32,
@@ -24,6 +26,17 @@ _DTYPES = {
     "16-mixed": torch.float16,
     "16-true": torch.float16,
 }
+
+
+class HPUShardedGradScaler(CardScaler, ShardedGradScaler):
+    """Scales the losses of a model in FSDP's shards on HPUs."""
+
+    spans_ranks = True
+    takes_float16 = True
+
+    def __init__(self, device: str = "hpu", **settings: Any) -> None:
+        """Create one; see torch's `ShardedGradScaler`."""
+        super().__init__(device, **settings)
 
 
 class HPUShardedPrecision(Precision):
@@ -69,11 +82,7 @@ class HPUShardedPrecision(Precision):
         name = SHORT.get(precision, precision)
         if name not in _DTYPES:
             raise MisconfigurationException(unsupported(f"precision={precision!r}", _DTYPES))
-        if scaler is not None and name != "16-mixed":
-            raise MisconfigurationException(
-                f"{type(self).__name__}(precision={precision!r}, scaler=...) scales no loss. Leave "
-                "scaler out, or pass precision='16-mixed'."
-            )
+        check_scaler(self, name, scaler)
         # Not Lightning's, whose scaler is for CUDA and which warns where there is none.
         self.precision = name
         self.scaler = scaler
@@ -89,8 +98,10 @@ class HPUShardedPrecision(Precision):
         if self.precision.endswith("mixed"):
             check_op_lists()
         # Lightning's is for CUDA. A scaler of the user's own is for the HPU, or disabled.
-        if self.precision == "16-mixed" and getattr(self.scaler, "_device", "cuda") == "cuda":
-            self.scaler = ShardedGradScaler(device="hpu")
+        if self.precision == "16-mixed":
+            if getattr(self.scaler, "_device", "cuda") == "cuda":
+                self.scaler = HPUShardedGradScaler()
+            swap_class(self.scaler, ShardedGradScaler, HPUShardedGradScaler)
 
     @property
     def mixed_precision_config(self) -> MixedPrecision:

@@ -4,75 +4,111 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, cast, get_args
+from functools import partial, update_wrapper
+from typing import Any, Literal, get_args
 
 import torch
-from lightning.fabric.plugins.precision import Precision
+from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from lightning.fabric.plugins.precision.utils import _convert_fp_tensor, _DtypeContextManager
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_utilities import apply_to_collection
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core.autocast_ops import check_op_lists
+from lightning_gaudi._patches.class_swap import swap_class
 
-PrecisionName = Literal["32-true", "bf16-mixed", "bf16-true"]
+from ...distributed.devices import check_float16
+
+PrecisionName = Literal["32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"]
 SUPPORTED: tuple[str, ...] = get_args(PrecisionName)
 
 SHORT = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
 """Lightning replaces these before a plugin sees them; lightning-habana's plugins took them, too."""
 
-# Lightning's own plugins that compute on any device, or on the one that they are given.
-_PORTABLE = ("Precision", "MixedPrecision", "HalfPrecision")
+_DTYPES = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
+
+PORTABLE = ("Precision", "MixedPrecision", "HalfPrecision")
+"""Lightning's own plugins that compute on any device, or on the one that they are given."""
 
 
-class HPUPrecision(Precision):
-    """How numbers are held and computed on an HPU: `Fabric(precision=...)`.
+class HPUWholePrecision(Precision):
+    """What the Trainer's `HPUPrecisionPlugin` and Fabric's `HPUPrecision` do alike.
 
     - `"32-true"`: all in fp32.
     - `"bf16-mixed"`: weights in fp32; operations in the dtype that the vendor's autocast lists say.
     - `"bf16-true"`: weights and floating-point inputs in bf16.
-
-    In Fabric a module's floating-point outputs come in the default dtype, as on other devices:
-    a loss outside of it is computed in fp32.
+    - `"16-mixed"`, `"16-true"`: the same in fp16, on a card that computes in it: not on a
+      first-generation Gaudi. `"16-mixed"` scales the loss; a step with an overflow is left out.
     """
 
     device = "hpu"
     """What it autocasts on, under the name that Lightning's plugins have for it."""
 
+    # A class attribute, since one of Lightning's own that has none may have become one of ours.
+    scaler: GradScaler | None = None
+    """Scales the loss of `"16-mixed"`."""
+
     def __init__(
-        self, precision: PrecisionName | Literal["32", "bf16"] = "32-true", device: str = "hpu"
+        self,
+        precision: PrecisionName | Literal["32", "bf16", "16"] = "32-true",
+        device: str = "hpu",
+        scaler: GradScaler | None = None,
     ) -> None:
         """Choose the precision.
 
         Args:
             precision: One of the above; `"32"` is short for `"32-true"`, `"bf16"` for
-                `"bf16-mixed"`.
+                `"bf16-mixed"`, `"16"` for `"16-mixed"`.
             device: `"hpu"`, as it may be given to Lightning's own plugins.
+            scaler: Scales the loss of `"16-mixed"`; one for the HPU by default.
 
         Raises:
-            MisconfigurationException: HPU does not support it, or it is for another device.
+            MisconfigurationException: HPU does not support it, or it takes no scaler, or it is for
+                another device.
             ValueError: A file with autocast's operations would silently not be obeyed.
         """
         check_device(self, device)
         name = SHORT.get(precision, precision)
         if name not in SUPPORTED:
             raise MisconfigurationException(unsupported(f"precision={precision!r}"))
-        if name == "bf16-mixed":
+        check_scaler(self, name, scaler)
+        self.precision: Any = name
+        self.scaler = scaler
+        self.validate_for_hpu()
+
+    def validate_for_hpu(self) -> None:
+        """Have it autocast and scale on the HPU, also if Lightning or the user has made it.
+
+        Raises:
+            ValueError: A file with autocast's operations would silently not be obeyed.
+        """
+        if self._is_mixed:
             check_op_lists()
-        self.precision = cast("PrecisionName", name)
-        self._dtype = torch.bfloat16 if name == "bf16-true" else torch.float32
+        if self.precision == "16-mixed":
+            # Only then, since others have no use for what it imports.
+            from lightning_gaudi._core.grad_scaler import HPUGradScaler
+
+            if self.scaler is None:
+                self.scaler = HPUGradScaler()
+            swap_class(self.scaler, GradScaler, HPUGradScaler)
 
     @override
     def convert_module(self, module: Module) -> Module:
-        """Bring the weights into the precision they are held in."""
-        return module.to(dtype=self._dtype) if self._holds_bf16 else module
+        """Bring the weights into the precision they are held in.
+
+        Raises:
+            MisconfigurationException: The card, which it acquires for fp16, computes in no such.
+        """
+        check_card(self.precision)
+        return module.to(dtype=self._dtype) if self._holds_half else module
 
     @override
     def convert_input(self, data: Any) -> Any:
         """Bring floating-point tensors of a batch into the precision they are computed in."""
-        if not self._holds_bf16:
+        if not self._holds_half:
             return data
         return apply_to_collection(data, Tensor, _convert_fp_tensor, dst_type=self._dtype)
 
@@ -87,7 +123,7 @@ class HPUPrecision(Precision):
     @override
     def tensor_init_context(self) -> AbstractContextManager[Any]:
         """New floating-point tensors have the precision of the weights."""
-        return _DtypeContextManager(self._dtype) if self._holds_bf16 else nullcontext()
+        return _DtypeContextManager(self._dtype) if self._holds_half else nullcontext()
 
     @override
     def module_init_context(self) -> AbstractContextManager[Any]:
@@ -97,17 +133,87 @@ class HPUPrecision(Precision):
     @override
     @contextmanager
     def forward_context(self) -> Generator[None, None, None]:
-        """The model's forward: autocast on the HPU, or bf16 as the default dtype."""
-        if self.precision == "bf16-mixed":
-            with torch.autocast("hpu", dtype=torch.bfloat16, cache_enabled=False):
+        """The model's forward: autocast on the HPU, or the weights' dtype as the default one."""
+        if self._is_mixed:
+            with torch.autocast("hpu", dtype=self._dtype, cache_enabled=False):
                 yield
         else:
             with self.tensor_init_context():
                 yield
 
     @property
-    def _holds_bf16(self) -> bool:
-        return self.precision == "bf16-true"
+    def _dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return _DTYPES[self.precision.partition("-")[0]]
+
+    @property
+    def _is_mixed(self) -> bool:
+        return bool(self.precision.endswith("-mixed"))
+
+    @property
+    def _holds_half(self) -> bool:
+        return self.precision in ("bf16-true", "16-true")
+
+
+class HPUPrecision(HPUWholePrecision, MixedPrecision):
+    """How numbers are held and computed on an HPU: `Fabric(precision=...)`.
+
+    See `HPUWholePrecision` for the precisions. In Fabric a module's floating-point outputs come in
+    the default dtype, as on other devices: a loss outside of it is computed in fp32. Fabric saves
+    no scaler: put `fabric.strategy.precision` into the state of a checkpoint of `"16-mixed"`.
+    """
+
+    @override
+    def validate_for_hpu(self) -> None:
+        """Have Fabric demand that losses go through `Fabric.backward` if they are to be scaled."""
+        super().validate_for_hpu()
+        if self.scaler is not None:
+            self.backward = partial(MixedPrecision.backward, self)  # type: ignore[method-assign]
+
+    @override
+    def backward(self, tensor: Tensor, model: Module | None, *args: Any, **kwargs: Any) -> None:
+        """Run backward; nothing is scaled."""
+        super().backward(tensor, model, *args, **kwargs)
+
+    # So that Fabric takes it for Lightning's own: otherwise it forbids `loss.backward()`.
+    update_wrapper(backward, Precision.backward)
+
+
+def check_card(precision: str) -> None:
+    """Refuse half precision where the card has none; acquires the card if it is asked for.
+
+    Args:
+        precision: The name that was passed, such as `"16-mixed"`.
+
+    Raises:
+        MisconfigurationException: The card does not compute in it.
+    """
+    if precision.startswith("16"):
+        check_float16(f"precision={precision!r}", f"precision='bf{precision}'")
+
+
+def check_scaler(plugin: Precision, precision: str, scaler: GradScaler | None) -> None:
+    """Refuse a scaler for a precision that scales no loss.
+
+    Args:
+        plugin: One of ours.
+        precision: The name that was passed.
+        scaler: The argument of that name.
+
+    Raises:
+        MisconfigurationException: There is one, and the precision is not `"16-mixed"`; or it is for
+            another device.
+    """
+    if scaler is not None and precision != "16-mixed":
+        raise MisconfigurationException(
+            f"{type(plugin).__name__}(precision={precision!r}, scaler=...) scales no loss. Leave "
+            "scaler out, or pass precision='16-mixed'."
+        )
+    if scaler is not None and scaler._device != "hpu":
+        raise MisconfigurationException(
+            f"{type(plugin).__name__}(scaler=...) has one for device {scaler._device!r}. Pass one "
+            "for the HPU: torch.amp.GradScaler('hpu', ...)."
+        )
 
 
 def check_device(plugin: Precision, device: str) -> None:
@@ -137,7 +243,7 @@ def check_precision_plugin(plugin: Precision) -> None:
     if not kind.__module__.startswith(("lightning.pytorch.", "lightning.fabric.")):
         return
     device = getattr(plugin, "device", "hpu")
-    if kind.__name__ not in _PORTABLE:
+    if kind.__name__ not in PORTABLE:
         typed = f"{kind.__name__}()"
     elif plugin.precision not in SUPPORTED or device != "hpu":
         typed = f"{kind.__name__}(precision={plugin.precision!r}, device={device!r})"

@@ -18,6 +18,7 @@ from ...distributed.device_mesh import (
     check_parallelized,
     draw_alike,
     move_whole,
+    share_overflows,
     start_alike,
     sum_and_divide,
 )
@@ -61,6 +62,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         move_whole(parallel, self.root_device)
         start_alike(parallel, self.device_mesh)
         draw_alike(self.device_mesh)
+        share_overflows(self.precision)
         self._note_replaced(before, parallel)
         self._note_lost(before, parallel)
         return parallel

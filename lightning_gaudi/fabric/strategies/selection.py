@@ -19,7 +19,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_gaudi._core import vendor
 from lightning_gaudi._patches.class_swap import swap_class
 
-from ..precision.plugin import check_precision_plugin, unsupported
+from ..precision.plugin import PORTABLE, check_precision_plugin, unsupported
 
 NAMES = (
     "'auto', 'hpu_ddp', 'hpu_deepspeed', 'hpu_fsdp', 'hpu_model_parallel', 'hpu_single', or one of "
@@ -39,8 +39,10 @@ STRATEGIES = {
 PRECISIONS = {
     "DeepSpeedPrecision": "deepspeed.HPUDeepSpeedPrecision",
     "FSDPPrecision": "fsdp.HPUFSDPPrecision",
+    "HalfPrecision": "plugin.HPUPrecision",
+    "MixedPrecision": "plugin.HPUPrecision",
 }
-"""The same of the precision plugins that belong to a strategy."""
+"""The same of the precision plugins."""
 
 
 class StrategySelection(NamedTuple):
@@ -141,6 +143,8 @@ class StrategySelection(NamedTuple):
         """
         for base in type(plugin).__mro__:
             if base.__name__ in PRECISIONS and base.__module__.startswith(self.lightning):
+                if base.__name__ in PORTABLE:
+                    check_precision_plugin(plugin)
                 form = _find(f"{self.precision}.{PRECISIONS[base.__name__]}")
                 swap_class(plugin, base, form).validate_for_hpu()
                 return

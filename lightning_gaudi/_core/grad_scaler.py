@@ -1,0 +1,160 @@
+"""Losses scaled for float16, with the operators that a card has.
+
+A card has no kernel for a scaler's update, and in lazy mode none for unscaling: the CPU would
+compute them, with a copy of every gradient. Beyond that these are torch's scalers, and each step of
+an optimizer reads one number from the device: whether a gradient overflowed.
+Source: Intel Gaudi PyTorch bridge, 1.24.0 `habana_eager/eager_custom_op_register.cpp`, 1.24.1
+`scripts/hpu_op.yaml`; 1.19.0 has neither kernel.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from . import vendor
+
+
+class CardScaler(GradScaler):
+    """What the scalers of whole models and of FSDP's shards do alike."""
+
+    # Class attributes, since a scaler of the user's may have become one of ours.
+    spans_ranks = False
+    """Whether ranks hold parts of one model, all of which skip a step if one has to."""
+    takes_float16 = False
+    """Whether gradients may be in float16."""
+
+    @override
+    def scale(self, outputs: Any) -> Any:
+        """Multiply a loss, or several, by the scale.
+
+        Args:
+            outputs: A tensor, or an iterable of tensors.
+        """
+        with _without_autocast():
+            return super().scale(outputs)
+
+    @override
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the gradients of an optimizer by the scale; waits for nothing."""
+        if not self.is_enabled():
+            return
+        scale, _ = self._check_scale_growth_tracker("unscale_")
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is not OptState.READY:
+            super().unscale_(optimizer)  # which raises
+        found_inf = torch.zeros_like(scale)
+        with _without_autocast():
+            # Not through float64, as torch: a card has none.
+            inv_scale = scale.reciprocal()
+            found = self._unscale_grads_(optimizer, inv_scale, found_inf, self.takes_float16)
+        if self.spans_ranks:
+            overflow = _total(found.values(), scale.device)
+            dist.all_reduce(overflow, group=getattr(self, "process_group", None))
+            found = {scale.device: overflow}
+        state["found_inf_per_device"] = found
+        state["stage"] = OptState.UNSCALED
+
+    @override
+    def _unscale_grads_(
+        self,
+        optimizer: Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool = False,
+    ) -> dict[torch.device, Tensor]:
+        found: dict[torch.device, Tensor] = {found_inf.device: found_inf}
+        for (device, dtype), gradients in _gradients(optimizer).items():
+            if dtype == torch.float16 and not allow_fp16:
+                raise ValueError(
+                    "Gradients in float16 cannot be unscaled, since small ones are lost before "
+                    "that. Keep the weights in float32 with precision='16-mixed'."
+                )
+            found.setdefault(device, found_inf.to(device))
+            _unscale(gradients, found[device], inv_scale.to(device))
+        return found
+
+    @override
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Halve the scale after an overflow, double it after `growth_interval` steps without one.
+
+        Args:
+            new_scale: What to set it to instead.
+        """
+        states = self._per_optimizer_states.values() if self.is_enabled() else ()
+        found = [each for state in states for each in state["found_inf_per_device"].values()]
+        if new_scale is not None or not found:
+            super().update(new_scale)
+            return
+        scale, tracker = self._check_scale_growth_tracker("update")
+        with _without_autocast():
+            has_overflow = _total(found, scale.device) > 0
+            count = torch.where(has_overflow, 0, tracker + 1)
+            is_due = count == self._growth_interval
+            grown = scale * self._growth_factor
+            kept = torch.where(is_due & grown.isfinite(), grown, scale)
+            scale.copy_(torch.where(has_overflow, scale * self._backoff_factor, kept))
+            tracker.copy_(torch.where(is_due, 0, count))
+        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+
+
+class HPUGradScaler(CardScaler):
+    """Scales the losses of a model on an HPU, as torch's `GradScaler("hpu")`."""
+
+    def __init__(self, device: str = "hpu", **settings: Any) -> None:
+        """Create one.
+
+        Args:
+            device: `"hpu"`, as torch's has it.
+            settings: Those of torch's `GradScaler`: `init_scale`, `growth_factor`,
+                `backoff_factor`, `growth_interval`, `enabled`.
+        """
+        super().__init__(device, **settings)
+
+
+def _without_autocast() -> AbstractContextManager[Any]:
+    """In manual optimization a scaler works inside of autocast, and HPU's multiplies in float16.
+
+    A scale begins at 65536, which is infinite there; torch's autocast for CUDA leaves it alone.
+    """
+    return torch.autocast("hpu", enabled=False)
+
+
+def _total(found: Iterable[Tensor], device: torch.device) -> Tensor:
+    """How many overflows were found, of shape ()."""
+    first, *others = (each.to(device, non_blocking=True).reshape(()) for each in found)
+    return sum(others, first)
+
+
+def _gradients(optimizer: Optimizer) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+    """The gradients, or this rank's part of them, by device and dtype."""
+    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            part = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            found[part.device, part.dtype].append(part)
+    return found
+
+
+@torch.no_grad()
+def _unscale(gradients: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    if not (found_inf.device.type == "hpu" and vendor.is_lazy()):
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
+        return
+    for gradient in gradients:
+        found_inf.copy_(torch.maximum(found_inf, (~gradient.isfinite()).any().float()))
+        gradient.mul_(inv_scale)
