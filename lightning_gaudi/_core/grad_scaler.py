@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ class CardScaler(GradScaler):
     """Whether gradients may be in float16."""
 
     @override
+    def scale(self, outputs: Any) -> Any:
+        """Multiply a loss, or several, by the scale.
+
+        Args:
+            outputs: A tensor, or an iterable of tensors.
+        """
+        with _without_autocast():
+            return super().scale(outputs)
+
+    @override
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the gradients of an optimizer by the scale; waits for nothing."""
         if not self.is_enabled():
@@ -43,9 +54,11 @@ class CardScaler(GradScaler):
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is not OptState.READY:
             super().unscale_(optimizer)  # which raises
-        # Not through float64, as torch: a card has none.
-        inv_scale, found_inf = scale.reciprocal(), torch.zeros_like(scale)
-        found = self._unscale_grads_(optimizer, inv_scale, found_inf, self.takes_float16)
+        found_inf = torch.zeros_like(scale)
+        with _without_autocast():
+            # Not through float64, as torch: a card has none.
+            inv_scale = scale.reciprocal()
+            found = self._unscale_grads_(optimizer, inv_scale, found_inf, self.takes_float16)
         if self.spans_ranks:
             overflow = _total(found.values(), scale.device)
             dist.all_reduce(overflow, group=getattr(self, "process_group", None))
@@ -85,14 +98,14 @@ class CardScaler(GradScaler):
             super().update(new_scale)
             return
         scale, tracker = self._check_scale_growth_tracker("update")
-        has_overflow = _total(found, scale.device) > 0
-        count = torch.where(has_overflow, 0, tracker + 1)
-        is_due = count == self._growth_interval
-        grown = scale * self._growth_factor
-        grows = is_due & grown.isfinite()
-        kept = torch.where(grows, grown, scale)
-        scale.copy_(torch.where(has_overflow, scale * self._backoff_factor, kept))
-        tracker.copy_(torch.where(is_due, 0, count))
+        with _without_autocast():
+            has_overflow = _total(found, scale.device) > 0
+            count = torch.where(has_overflow, 0, tracker + 1)
+            is_due = count == self._growth_interval
+            grown = scale * self._growth_factor
+            kept = torch.where(is_due & grown.isfinite(), grown, scale)
+            scale.copy_(torch.where(has_overflow, scale * self._backoff_factor, kept))
+            tracker.copy_(torch.where(is_due, 0, count))
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
 
@@ -108,6 +121,14 @@ class HPUGradScaler(CardScaler):
                 `backoff_factor`, `growth_interval`, `enabled`.
         """
         super().__init__(device, **settings)
+
+
+def _without_autocast() -> AbstractContextManager[Any]:
+    """In manual optimization a scaler works inside of autocast, and HPU's multiplies in float16.
+
+    A scale begins at 65536, which is infinite there; torch's autocast for CUDA leaves it alone.
+    """
+    return torch.autocast("hpu", enabled=False)
 
 
 def _total(found: Iterable[Tensor], device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from lightning_gaudi._core.deepspeed_versions import warn_if_untested
 from lightning_gaudi._patches.deepspeed import set_variables
 
 from ..distributed.strategy import RankedMixin
@@ -63,6 +64,7 @@ class DeepSpeedMixin(RankedMixin):
     @override
     def setup_environment(self) -> None:
         """Choose this rank's card, prepare it, then connect all ranks."""
+        warn_if_untested()
         self._select_card()
         self._variables = (*self._variables, *set_variables())
         prepare(self.deepspeed_config)

@@ -48,6 +48,22 @@ def test_import_leaves_torch_and_the_environment_as_they_are(imports: str, befor
     fork_python(_WATCH.replace("{imports}", imports).replace("{before}", before))
 
 
+@pytest.mark.parametrize("wanted", [True, False, "warn", None])
+def test_trainer_decides_what_is_deterministic(wanted: bool | str | None) -> None:
+    fork_python(
+        f"""
+        import torch, lightning.pytorch as pl
+        torch.use_deterministic_algorithms({wanted is None})  # as a program may, before
+        pl.Trainer(accelerator="hpu", strategy="deepspeed_stage_2", deterministic={wanted!r})
+        import deepspeed
+        assert deepspeed.accelerator.get_accelerator().device_name() == "hpu"
+        assert torch.are_deterministic_algorithms_enabled() == {wanted is not False}
+        found = torch.is_deterministic_algorithms_warn_only_enabled()
+        assert found == {wanted == "warn"}
+        """
+    )
+
+
 def test_our_import_leaves_torch_and_the_environment_as_they_are() -> None:
     """Whatever it changes: what DeepSpeed has changed before, it is not asked to change again."""
     names = set(os.environ)

@@ -89,6 +89,8 @@ def test_precision_that_gaudi_lacks_is_refused(kind: Any, precision: str) -> Non
 def test_scaler_goes_with_float16_alone() -> None:
     with pytest.raises(MisconfigurationException, match=r"precision='bf16-mixed', scaler=\.\.\."):
         HPUFSDPPrecision("bf16-mixed", ShardedGradScaler("hpu"))
+    with pytest.raises(MisconfigurationException, match=r"has a GradScaler, .* ShardedGradScaler"):
+        HPUFSDPPrecision("16-mixed", torch.amp.GradScaler("hpu"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])

@@ -93,6 +93,7 @@ class HPUShardedPrecision(Precision):
         """Have it autocast and scale on the HPU, also if Lightning or the user has made it.
 
         Raises:
+            MisconfigurationException: Its scaler is none for shards.
             ValueError: A file with autocast's operations would silently not be obeyed.
         """
         if self.precision.endswith("mixed"):
@@ -101,6 +102,12 @@ class HPUShardedPrecision(Precision):
         if self.precision == "16-mixed":
             if getattr(self.scaler, "_device", "cuda") == "cuda":
                 self.scaler = HPUShardedGradScaler()
+            if not isinstance(self.scaler, ShardedGradScaler):
+                raise MisconfigurationException(
+                    f"{type(self).__name__}(scaler=...) has a {type(self.scaler).__name__}, which "
+                    "does not tell other ranks of an overflow in its shards. Pass a "
+                    "ShardedGradScaler('hpu', ...) of torch.distributed.fsdp.sharded_grad_scaler."
+                )
             swap_class(self.scaler, ShardedGradScaler, HPUShardedGradScaler)
 
     @property
