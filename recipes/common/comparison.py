@@ -32,11 +32,13 @@ class PublishedComparison(Callback):
         self.rows: list[Row] = []
         self.reasons: list[str] = []
         """Why the figures cannot be compared; empty if they can."""
+        self._hardware: str | None = None
         self._seconds = {"train": 0.0, "val": 0.0}
         self._clock = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock, and see on which card; at the end of `fit` the model has left it."""
+        self._hardware = _hardware(pl_module)
         self._seconds = {"train": 0.0, "val": 0.0}
         self._clock = time.perf_counter()
 
@@ -55,10 +57,9 @@ class PublishedComparison(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare, and print it once."""
-        device = _hardware(pl_module)
-        self.reasons = [*_no_such_card(self.run, device), *_cut_short(self.run, trainer)]
+        self.reasons = [*_no_such_card(self.run, self._hardware), *_cut_short(self.run, trainer)]
         self.reasons += differing_settings(self.run, self.config)
-        self.rows = compare(self.run, self._measured(trainer), device)
+        self.rows = compare(self.run, self._measured(trainer), self._hardware)
         if trainer.is_global_zero:
             print(render(self.run, self.rows, self.reasons))
 
