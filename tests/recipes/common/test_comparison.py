@@ -14,6 +14,7 @@ from recipes.common import comparison
 from recipes.common.comparison import PublishedComparison
 from recipes.common.errors import UserError
 from recipes.common.published import differing_settings, find_run
+from recipes.common.report import RunReport
 from recipes.mrpc.__main__ import run
 from tests.helpers.recipes import ROOT, quiet_cli
 
@@ -58,6 +59,18 @@ def test_a_run_on_a_simulated_card_is_told_apart(
     assert measured["train_seconds"] > 0
     assert [row.is_within for row in found.rows] == [None] * 3
     assert "within" not in shown
+
+
+def test_the_report_of_the_run_has_the_rows(tmp_path: Path) -> None:
+    cli = quiet_cli("mrpc", tmp_path, "--published=gaudi_8x", *SMALL)
+    cli.trainer.callbacks.insert(0, RunReport("Mrpc fit"))
+    cli.trainer.fit(cli.model, cli.datamodule)
+    (html,) = tmp_path.rglob("report.html")
+    text = html.read_text("utf-8")
+    assert "<h2>Published run gaudi_8x: BERT-large" in text
+    assert "; published for Gaudi: 0.8897</td>" in text
+    assert "<td>data.batch_size is 4, not 16</td>" in text
+    assert "worse" not in text
 
 
 def test_figures_of_the_same_card_are_judged(
