@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class RecipeCLI(LightningCLI):
         """Data first, then model, then Trainer: a wrong setting ends before a card is acquired."""
         try:
             _check_checkpoint(self._get(self.config, "ckpt_path"))
+            _check_environment(self._get(self.config, "environment"))
             super().instantiate_classes()
         except (ValueError, MisconfigurationException) as error:
             raise UserError(str(error)) from error
@@ -184,3 +186,14 @@ def _check_checkpoint(path: str | None) -> None:
         f"--ckpt_path {path} does not exist. Name a .ckpt file that `fit` wrote (below "
         "trainer.default_root_dir or the first logger's folder), or leave it out."
     )
+
+
+def _check_environment(wanted: Mapping[str, Any] | None) -> None:
+    """Refuse variables that nobody has set: `front.main` does, before torch is imported."""
+    for name, value in (wanted or {}).items():
+        if name not in os.environ:
+            raise UserError(
+                f"environment.{name}={value} has not been set: that is done before torch is "
+                "imported, for `environment` at the top of a file behind --config that is on this "
+                f"machine, by the recipe's program. Start that, or set {name}={value} yourself."
+            )

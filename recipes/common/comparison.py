@@ -11,7 +11,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gaudi import vendor
 from lightning_gaudi.callbacks import TokenThroughput
+from recipes.common import sections
 from recipes.common.published import Row, Run, compare, differing_settings, render
+from recipes.common.report import RunReport
 
 _SIMULATED_ALONE = "host_sync"
 """A metric of the vendor's package that only a simulated card has."""
@@ -32,11 +34,13 @@ class PublishedComparison(Callback):
         self.rows: list[Row] = []
         self.reasons: list[str] = []
         """Why the figures cannot be compared; empty if they can."""
+        self._hardware: str | None = None
         self._seconds = {"train": 0.0, "val": 0.0}
         self._clock = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock, and see on which card; at the end of `fit` the model has left it."""
+        self._hardware = _hardware(pl_module)
         self._seconds = {"train": 0.0, "val": 0.0}
         self._clock = time.perf_counter()
 
@@ -55,12 +59,22 @@ class PublishedComparison(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare, and print it once."""
-        device = _hardware(pl_module)
-        self.reasons = [*_no_such_card(self.run, device), *_cut_short(self.run, trainer)]
+        self.reasons = [*_no_such_card(self.run, self._hardware), *_cut_short(self.run, trainer)]
         self.reasons += differing_settings(self.run, self.config)
-        self.rows = compare(self.run, self._measured(trainer), device)
+        self.rows = compare(self.run, self._measured(trainer), self._hardware)
         if trainer.is_global_zero:
-            print(render(self.run, self.rows, self.reasons))
+            print(render(self.run, self.rows, self.reasons), flush=True)
+            self._add_to_report(trainer)
+
+    def _add_to_report(self, trainer: Trainer) -> None:
+        """Have the files of the report say it, too; it was made before this."""
+        title = f"Published run {self.run.name}: {self.run.title}"
+        reasons = [("not comparable", reason) for reason in self.reasons]
+        rows = [_line(row, is_judged=not reasons) for row in self.rows]
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RunReport) and callback.sections:
+                callback.sections.append(sections.section(title, [*rows, *reasons]))
+                callback.write(trainer)
 
     def _read_clock(self, name: str) -> None:
         now = time.perf_counter()
@@ -77,6 +91,19 @@ class PublishedComparison(Callback):
         if self._seconds["val"] and hasattr(loader, "dataset"):
             found["val_samples_per_s"] = len(loader.dataset) / self._seconds["val"]
         return found
+
+
+def _line(row: Row, *, is_judged: bool) -> sections.Row:
+    figure = row.figure
+    published = f"{figure.value:g} {figure.unit}".rstrip()
+    ours = "not measured" if row.measured is None else f"{row.measured:g} {figure.unit}".rstrip()
+    difference = "" if row.difference is None else f" ({row.difference:+.1%})"
+    return sections.Row(
+        figure.name,
+        f"{ours}{difference}; published for {figure.hardware}: {published}",
+        f"no more than {figure.tolerance:.0%} worse",
+        row.is_within if is_judged else None,
+    )
 
 
 def _hardware(module: LightningModule) -> str | None:

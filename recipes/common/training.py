@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from lightning_gaudi.callbacks import MetricHistory
 from recipes.common.errors import UserError
-from recipes.common.optimizers import CLIPS_ITSELF, make_optimizer, make_schedule
+from recipes.common.optimizers import CLIPS_ITSELF, EPSILON, make_optimizer, make_schedule
 from recipes.common.sections import Section
 
 CONFIG_KEY, CLASS_KEY = "transformers_config", "transformers_class"
@@ -30,9 +30,9 @@ class RecipeModule(LightningModule):
     """Abstract: a transformers model, trained without waiting for the device.
 
     A subclass sets `self.model` and calls `self.save_hyperparameters()`; among its hyperparameters
-    are optimizer, learning_rate, schedule, warmup_steps, weight_decay, betas, epsilon and
-    max_grad_norm (see `optimizers.py`). Its `training_step` returns `loss`, and whatever else ends
-    in `_loss`, detached: these are logged as `train/...`, see `MetricHistory`.
+    are optimizer, learning_rate, schedule, warmup_steps, weight_decay, betas, max_grad_norm and, if
+    it may be chosen, epsilon (see `optimizers.py`). Its `training_step` returns `loss`, and
+    whatever else ends in `_loss`, detached: these are logged as `train/...`, see `MetricHistory`.
     """
 
     model: PreTrainedModel
@@ -85,7 +85,7 @@ class RecipeModule(LightningModule):
             weight_decay=settings["weight_decay"],
             betas=settings["betas"],
             max_grad_norm=settings["max_grad_norm"],
-            epsilon=settings["epsilon"],
+            epsilon=settings.get("epsilon", EPSILON),
         )
         num_steps, warmup = self.trainer.estimated_stepping_batches, settings["warmup_steps"]
         schedule = make_schedule(settings["schedule"], optimizer, num_steps, warmup)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from recipes.common.errors import UserError
 from recipes.mrpc.__main__ import main, run
 from recipes.t5_summarization.__main__ import main as t5
 from tests.helpers.recipes import ROOT
@@ -33,6 +34,14 @@ def test_a_missing_checkpoint_is_one_line_before_anything_is_made(subcommand, ca
     # The data are made first, and would complain of their path.
     error = _error(capsys, subcommand, *CONFIG, "--data.source=path", "--ckpt_path", "no/such.ckpt")
     assert error.startswith(f"{PROGRAM}: error: --ckpt_path no/such.ckpt does not exist")
+
+
+def test_variables_that_nobody_has_set_are_refused(monkeypatch):
+    """As those of a file that the program cannot see before torch is imported."""
+    monkeypatch.delenv("PT_HPU_RECIPE_CACHE_CONFIG", raising=False)
+    message = r"environment\.PT_HPU_RECIPE_CACHE_CONFIG=x has not been set: that is done before"
+    with pytest.raises(UserError, match=message):
+        run([*CONFIG, "--environment.PT_HPU_RECIPE_CACHE_CONFIG=x"], run=False)
 
 
 @pytest.mark.parametrize(

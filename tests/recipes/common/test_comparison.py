@@ -14,6 +14,7 @@ from recipes.common import comparison
 from recipes.common.comparison import PublishedComparison
 from recipes.common.errors import UserError
 from recipes.common.published import differing_settings, find_run
+from recipes.common.report import RunReport
 from recipes.mrpc.__main__ import run
 from tests.helpers.recipes import ROOT, quiet_cli
 
@@ -60,6 +61,18 @@ def test_a_run_on_a_simulated_card_is_told_apart(
     assert "within" not in shown
 
 
+def test_the_report_of_the_run_has_the_rows(tmp_path: Path) -> None:
+    cli = quiet_cli("mrpc", tmp_path, "--published=gaudi_8x", *SMALL)
+    cli.trainer.callbacks.insert(0, RunReport("Mrpc fit"))
+    cli.trainer.fit(cli.model, cli.datamodule)
+    (html,) = tmp_path.rglob("report.html")
+    text = html.read_text("utf-8")
+    assert "<h2>Published run gaudi_8x: BERT-large" in text
+    assert "; published for Gaudi: 0.8897</td>" in text
+    assert "<td>data.batch_size is 4, not 16</td>" in text
+    assert "worse" not in text
+
+
 def test_figures_of_the_same_card_are_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,10 +90,10 @@ def test_figures_of_the_same_card_are_judged(
 
 def test_a_run_that_ended_early_says_so(tmp_path: Path) -> None:
     found, _ = _fit(tmp_path, "--trainer.max_time=00:00:00:00", "--trainer.limit_val_batches=0")
-    (reason,) = (each for each in found.reasons if each.startswith("the run ended after"))
-    assert reason.split(" of ")[0] != "the run ended after 0"
+    assert found.reasons[3].startswith("the run ended after 0 of ")
     measured = {row.figure.name: row.measured for row in found.rows}
     assert measured["val/f1"] is None
+    assert measured["train_samples_per_s"] is None
 
 
 def test_nothing_is_compared_where_nothing_is_claimed(tmp_path: Path) -> None:
