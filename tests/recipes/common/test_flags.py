@@ -66,7 +66,8 @@ def _small(recipe: str, path: Path) -> list[str]:
         *("--data.batch_size=2", "--trainer.max_steps=4", "--trainer.val_check_interval=2"),
         *("--trainer.check_val_every_n_epoch=null", "--trainer.limit_val_batches=1"),
         *("--trainer.log_every_n_steps=2", f"--trainer.default_root_dir={path}"),
-        *(f"--trainer.logger.save_dir={path}",),
+        "--trainer.logger=lightning.pytorch.loggers.CSVLogger",
+        f"--trainer.logger.save_dir={path}",
     ]
 
 
@@ -74,7 +75,15 @@ def _run(recipe: str, path: Path, monkeypatch: pytest.MonkeyPatch, command: str,
     monkeypatch.chdir(path)
     run = importlib.import_module(f"recipes.{recipe}.__main__").run
     logger = ["--trainer.logger=lightning.pytorch.loggers.CSVLogger"]
-    return run([command, *_small(recipe, path)[:-1], *logger, _small(recipe, path)[-1], *shlex.split(flags)])
+    return run(
+        [
+            command,
+            *_small(recipe, path)[:-1],
+            *logger,
+            _small(recipe, path)[-1],
+            *shlex.split(flags),
+        ]
+    )
 
 
 @pytest.mark.filterwarnings("ignore")

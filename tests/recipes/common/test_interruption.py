@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.forked import fork_python
+from tests.helpers.forked import fork_module, fork_python
 from tests.helpers.recipes import ROOT
 
 ARTICLES = ROOT.parent / "tests" / "fixtures" / "cnn_dailymail"
@@ -101,4 +101,34 @@ def test_without_checkpoints_nothing_is_kept(tmp_path):
     result = _run([*_arguments(tmp_path), *off, *_ends("SIGINT")])
     assert "status 130" in result.stdout
     assert "No checkpoint was saved." in result.stdout
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def _on_two_cards(path: Path, *more: str):
+    name = "recipes.t5_summarization"
+    arguments = [*_arguments(path, devices=2), *more]
+    return fork_module(name, *arguments, cwd=ROOT.parent, timeout=240, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_cards_end_before_the_same_step_and_go_on_to_the_bit(rank, tmp_path):
+    folder = tmp_path / "lightning_logs" / "version_1"
+    assert _on_two_cards(tmp_path).returncode == 0
+    part = _on_two_cards(tmp_path, *_ends("SIGINT", rank))
+    assert part.returncode == (130 if rank == 0 else 143), part.stderr[-2000:]
+    assert "has its state" in part.stdout
+    assert "2 x GAUDI2" in (folder / "report.html").read_text()
+    last = folder / "checkpoints" / "last.ckpt"
+    assert _on_two_cards(tmp_path, "--ckpt_path", str(last)).returncode == 0
+    whole, part, rest = (_losses(tmp_path, version) for version in range(3))
+    assert {**part, **rest} == whole
+    assert len(rest) < len(whole)
+
+
+@pytest.mark.slow
+def test_where_one_of_two_cards_fails_both_end_and_nothing_is_torn(tmp_path):
+    result = _on_two_cards(tmp_path, *_ends("error", rank=1))
+    assert result.returncode not in (0, 130)
+    assert "rank 1 fails" in result.stdout + result.stderr
     assert not list(tmp_path.rglob("*.ckpt"))
