@@ -78,8 +78,10 @@ class RecipeCLI(LightningCLI):
             raise UserError(str(error)) from error
         except UserError as error:
             raise UserError(line_of(error)) from error
-        except SystemExit:
+        except SystemExit as error:
             self._exit_as_told()
+            if isinstance(error.__context__, KeyboardInterrupt):  # before the first step
+                raise KeyboardInterrupt from None
             raise
 
     def _warn_of_untrained(self, subcommand: str) -> None:

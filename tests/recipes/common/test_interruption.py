@@ -63,11 +63,18 @@ def _losses(folder: Path, version: int) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("by", "status", "said"),
-    [("SIGINT", "130", "by Ctrl-C"), ("SIGTERM", "143", "by SIGTERM")],
+    ("by", "status", "said", "more"),
+    [
+        ("SIGINT", "130", "by Ctrl-C", []),
+        ("SIGTERM", "143", "by SIGTERM", []),
+        # A validation is due after that step: it is broken off.
+        ("SIGINT", "130", "by Ctrl-C", [f"--trainer.val_check_interval={ENDS_AT}"]),
+    ],
+    ids=["ctrl-c", "sigterm", "validation"],
 )
-def test_a_signal_leaves_a_state_that_goes_on_to_the_bit(by, status, said, tmp_path):
-    arguments, checkpoint = _arguments(tmp_path), tmp_path / "lightning_logs/version_1/checkpoints"
+def test_a_signal_leaves_a_state_that_goes_on_to_the_bit(by, status, said, more, tmp_path):
+    arguments = [*_arguments(tmp_path), *more]
+    checkpoint = tmp_path / "lightning_logs/version_1/checkpoints"
     resumed = [*arguments, "--ckpt_path", str(checkpoint / "last.ckpt")]
     result = _run(arguments, [*arguments, *_ends(by)], resumed)
     statuses = [line for line in result.stdout.splitlines() if line.startswith("status")]
@@ -83,7 +90,7 @@ def test_a_signal_leaves_a_state_that_goes_on_to_the_bit(by, status, said, tmp_p
     report = (checkpoint.parent / "report.html").read_text()
     assert 'class="state early"' in report
     finished = tmp_path / "lightning_logs/version_2"
-    assert (finished / "checkpoints" / "last.ckpt").exists()  # no validation came before the end
+    assert (finished / "checkpoints" / "last.ckpt").exists()
     assert 'class="state early"' not in (finished / "report.html").read_text()
 
 
