@@ -58,6 +58,12 @@ class RecipeCLI(LightningCLI):
     def instantiate_trainer(self, **settings: Any) -> Trainer:
         """Without the callbacks that `trainer.enable_...=false` is against, and with a report."""
         config = self._get(self.config_init, "trainer")
+        if config["overfit_batches"]:
+            raise UserError(
+                f"trainer.overfit_batches={config['overfit_batches']} gives the batches another "
+                "order than that of their buckets, which Lightning cannot do. Set "
+                "trainer.limit_train_batches and trainer.limit_val_batches instead."
+            )
         callbacks = config["callbacks"] or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         for switch, kind in _SWITCHES.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.common.errors import UserError
 from tests.helpers.recipes import ROOT
 
 FIXTURES = ROOT.parent / "tests" / "fixtures"
@@ -41,7 +42,6 @@ ALONE = """
     --trainer.deterministic=warn
     --trainer.accumulate_grad_batches=2
     --trainer.gradient_clip_val=null
-    --trainer.overfit_batches=1
     --trainer.max_steps=0
     --trainer.max_epochs=0
     --trainer.max_time=00:00:00:00
@@ -94,6 +94,13 @@ def test_all_that_can_be_off_is_off(recipe, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.rglob("*.ckpt"))
     assert (tmp_path / "report.html").exists()
     assert "None" not in capsys.readouterr().out
+
+
+def test_overfit_batches_is_refused_with_what_does_the_same(tmp_path, monkeypatch):
+    with pytest.raises(
+        UserError, match=r"overfit_batches=1 gives .* Set trainer.limit_train_batch"
+    ):
+        _run("mrpc", tmp_path, monkeypatch, "fit", "--trainer.overfit_batches=1")
 
 
 @pytest.mark.slow

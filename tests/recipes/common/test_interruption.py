@@ -114,7 +114,8 @@ def test_without_checkpoints_nothing_is_kept(tmp_path):
 def _on_two_cards(path: Path, *more: str):
     name = "recipes.t5_summarization"
     arguments = [*_arguments(path, devices=2), *more]
-    return fork_module(name, *arguments, cwd=ROOT.parent, timeout=240, check=False)
+    env = {"LIGHTNING_GAUDI_SIMULATE": "2"}
+    return fork_module(name, *arguments, cwd=ROOT.parent, timeout=240, check=False, env=env)
 
 
 @pytest.mark.slow
