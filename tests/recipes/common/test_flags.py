@@ -97,9 +97,7 @@ def test_all_that_can_be_off_is_off(recipe, tmp_path, monkeypatch, capsys):
 
 
 def test_overfit_batches_is_refused_with_what_does_the_same(tmp_path, monkeypatch):
-    with pytest.raises(
-        UserError, match=r"overfit_batches=1 gives .* Set trainer.limit_train"
-    ):
+    with pytest.raises(UserError, match=r"overfit_batches=1 gives .* Set trainer.limit_train"):
         _run("mrpc", tmp_path, monkeypatch, "fit", "--trainer.overfit_batches=1")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.forked import fork_module, fork_python
+from tests.helpers.forked import fork_python
+from tests.helpers.process import run
 from tests.helpers.recipes import ROOT
 
 ARTICLES = ROOT.parent / "tests" / "fixtures" / "cnn_dailymail"
@@ -112,10 +114,10 @@ def test_without_checkpoints_nothing_is_kept(tmp_path):
 
 
 def _on_two_cards(path: Path, *more: str):
-    name = "recipes.t5_summarization"
-    arguments = [*_arguments(path, devices=2), *more]
+    module = [sys.executable, "-m", "recipes.t5_summarization"]  # started again for each rank
+    command = [*module, *_arguments(path, devices=2), *more]
     env = {"LIGHTNING_GAUDI_SIMULATE": "2"}
-    return fork_module(name, *arguments, cwd=ROOT.parent, timeout=240, check=False, env=env)
+    return run(command, cwd=ROOT.parent, timeout=240, check=False, env=env)
 
 
 @pytest.mark.slow
