@@ -155,6 +155,13 @@ class GraphMonitor(Callback):
         """Close the last step."""
         self._switch(_OTHER)
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Close the last step: a checkpoint may be saved now."""
+        if trainer.state.fn == "fit":
+            self._switch(_OTHER)
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the totals to the loggers."""
         self._switch(_OTHER)

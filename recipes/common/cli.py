@@ -75,6 +75,12 @@ class RecipeCLI(LightningCLI):
     def instantiate_trainer(self, **settings: Any) -> Trainer:
         """Without the callbacks that `trainer.enable_...=false` is against, and with a report."""
         config = self._get(self.config_init, "trainer")
+        if config["overfit_batches"]:
+            raise UserError(
+                f"trainer.overfit_batches={config['overfit_batches']} gives the batches another "
+                "order than that of their buckets, which Lightning cannot do. Set "
+                "trainer.limit_train_batches and trainer.limit_val_batches instead."
+            )
         callbacks = config["callbacks"] or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         for switch, kind in _SWITCHES.items():
@@ -105,8 +111,10 @@ class RecipeCLI(LightningCLI):
             raise UserError(str(error)) from error
         except UserError as error:
             raise UserError(line_of(error)) from error
-        except SystemExit:
+        except SystemExit as error:
             self._exit_as_told()
+            if isinstance(error.__context__, KeyboardInterrupt):  # before the first step
+                raise KeyboardInterrupt from None
             raise
 
     def _warn_of_untrained(self, subcommand: str) -> None:

@@ -16,4 +16,4 @@ def line_of(error: BaseException) -> str:
     text = str(error).strip()
     if text.startswith("Caught ") and "Original Traceback" in text:
         text = text.rpartition(f"{type(error).__name__}: ")[2]
-    return text.splitlines()[0] if text else ""
+    return " ".join(text.split())

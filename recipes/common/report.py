@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -21,6 +22,7 @@ from recipes.common.sections import Section, section, table
 if TYPE_CHECKING:
     from recipes.common.training import RecipeModule
 
+_MAX_SAID = 200
 _MEASURED_IN = "validate", "test"
 
 
@@ -135,7 +137,8 @@ def _state(trainer: Trainer, exception: BaseException | None, seconds: float) ->
     if exiting is not None and exiting.signal is not None:
         by = "Ctrl-C" if exiting.signal == signal.SIGINT else exiting.signal.name
     else:
-        by = f"{type(exception).__name__}: {line_of(exception)}".rstrip(": ")
+        said = shorten(line_of(exception), _MAX_SAID, placeholder=" ...")
+        by = f"{type(exception).__name__}: {said}".rstrip(": ")
     return f"ended early {done}, by {by}"
 
 

@@ -36,8 +36,9 @@ def test_a_run_that_misses_a_goal_says_so_and_fails(corpus, tmp_path):
     assert "FAILED: margin below the lower of both" in result.stdout
     assert "MISSED (at least 0.3)" in result.stdout
     assert "none: eager mode" in result.stdout
-    (drawing,) = tmp_path.rglob("loss.png")
+    (drawing,) = tmp_path.rglob("report.png")
     assert drawing.read_bytes().startswith(b"\x89PNG")
+    assert "MISSED (at least 0.3)" in (drawing.parent / "report.html").read_text()
     assert (drawing.parent / "export" / "model.safetensors").exists()
 
 

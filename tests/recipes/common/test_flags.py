@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.common.errors import UserError
 from tests.helpers.recipes import ROOT
 
 FIXTURES = ROOT.parent / "tests" / "fixtures"
@@ -41,7 +42,6 @@ ALONE = """
     --trainer.deterministic=warn
     --trainer.accumulate_grad_batches=2
     --trainer.gradient_clip_val=null
-    --trainer.overfit_batches=1
     --trainer.max_steps=0
     --trainer.max_epochs=0
     --trainer.max_time=00:00:00:00
@@ -66,7 +66,8 @@ def _small(recipe: str, path: Path) -> list[str]:
         *("--data.batch_size=2", "--trainer.max_steps=4", "--trainer.val_check_interval=2"),
         *("--trainer.check_val_every_n_epoch=null", "--trainer.limit_val_batches=1"),
         *("--trainer.log_every_n_steps=2", f"--trainer.default_root_dir={path}"),
-        *(f"--trainer.logger.save_dir={path}",),
+        "--trainer.logger=lightning.pytorch.loggers.CSVLogger",
+        f"--trainer.logger.save_dir={path}",
     ]
 
 
@@ -74,7 +75,15 @@ def _run(recipe: str, path: Path, monkeypatch: pytest.MonkeyPatch, command: str,
     monkeypatch.chdir(path)
     run = importlib.import_module(f"recipes.{recipe}.__main__").run
     logger = ["--trainer.logger=lightning.pytorch.loggers.CSVLogger"]
-    return run([command, *_small(recipe, path)[:-1], *logger, _small(recipe, path)[-1], *shlex.split(flags)])
+    return run(
+        [
+            command,
+            *_small(recipe, path)[:-1],
+            *logger,
+            _small(recipe, path)[-1],
+            *shlex.split(flags),
+        ]
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -85,6 +94,11 @@ def test_all_that_can_be_off_is_off(recipe, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.rglob("*.ckpt"))
     assert (tmp_path / "report.html").exists()
     assert "None" not in capsys.readouterr().out
+
+
+def test_overfit_batches_is_refused_with_what_does_the_same(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"overfit_batches=1 gives .* Set trainer.limit_train"):
+        _run("mrpc", tmp_path, monkeypatch, "fit", "--trainer.overfit_batches=1")
 
 
 @pytest.mark.slow

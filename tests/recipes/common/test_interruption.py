@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.forked import fork_python
+from tests.helpers.process import run
 from tests.helpers.recipes import ROOT
 
 ARTICLES = ROOT.parent / "tests" / "fixtures" / "cnn_dailymail"
@@ -63,11 +65,18 @@ def _losses(folder: Path, version: int) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("by", "status", "said"),
-    [("SIGINT", "130", "by Ctrl-C"), ("SIGTERM", "143", "by SIGTERM")],
+    ("by", "status", "said", "more"),
+    [
+        ("SIGINT", "130", "by Ctrl-C", []),
+        ("SIGTERM", "143", "by SIGTERM", []),
+        # A validation is due after that step: it is broken off.
+        ("SIGINT", "130", "by Ctrl-C", [f"--trainer.val_check_interval={ENDS_AT}"]),
+    ],
+    ids=["ctrl-c", "sigterm", "validation"],
 )
-def test_a_signal_leaves_a_state_that_goes_on_to_the_bit(by, status, said, tmp_path):
-    arguments, checkpoint = _arguments(tmp_path), tmp_path / "lightning_logs/version_1/checkpoints"
+def test_a_signal_leaves_a_state_that_goes_on_to_the_bit(by, status, said, more, tmp_path):
+    arguments = [*_arguments(tmp_path), *more]
+    checkpoint = tmp_path / "lightning_logs/version_1/checkpoints"
     resumed = [*arguments, "--ckpt_path", str(checkpoint / "last.ckpt")]
     result = _run(arguments, [*arguments, *_ends(by)], resumed)
     statuses = [line for line in result.stdout.splitlines() if line.startswith("status")]
@@ -83,7 +92,7 @@ def test_a_signal_leaves_a_state_that_goes_on_to_the_bit(by, status, said, tmp_p
     report = (checkpoint.parent / "report.html").read_text()
     assert 'class="state early"' in report
     finished = tmp_path / "lightning_logs/version_2"
-    assert (finished / "checkpoints" / "last.ckpt").exists()  # no validation came before the end
+    assert (finished / "checkpoints" / "last.ckpt").exists()
     assert 'class="state early"' not in (finished / "report.html").read_text()
 
 
@@ -101,4 +110,35 @@ def test_without_checkpoints_nothing_is_kept(tmp_path):
     result = _run([*_arguments(tmp_path), *off, *_ends("SIGINT")])
     assert "status 130" in result.stdout
     assert "No checkpoint was saved." in result.stdout
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def _on_two_cards(path: Path, *more: str):
+    module = [sys.executable, "-m", "recipes.t5_summarization"]  # started again for each rank
+    command = [*module, *_arguments(path, devices=2), *more]
+    env = {"LIGHTNING_GAUDI_SIMULATE": "2"}
+    return run(command, cwd=ROOT.parent, timeout=240, check=False, env=env)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_cards_end_before_the_same_step_and_go_on_to_the_bit(rank, tmp_path):
+    folder = tmp_path / "lightning_logs" / "version_1"
+    assert _on_two_cards(tmp_path).returncode == 0
+    part = _on_two_cards(tmp_path, *_ends("SIGINT", rank))
+    assert part.returncode == (130 if rank == 0 else 143), part.stderr[-2000:]
+    assert "has its state" in part.stdout
+    assert "2 x GAUDI2" in (folder / "report.html").read_text()
+    last = folder / "checkpoints" / "last.ckpt"
+    assert _on_two_cards(tmp_path, "--ckpt_path", str(last)).returncode == 0
+    whole, part, rest = (_losses(tmp_path, version) for version in range(3))
+    assert {**part, **rest} == whole
+    assert len(rest) < len(whole)
+
+
+@pytest.mark.slow
+def test_where_one_of_two_cards_fails_both_end_and_nothing_is_torn(tmp_path):
+    result = _on_two_cards(tmp_path, *_ends("error", rank=1))
+    assert result.returncode not in (0, 130)
+    assert "rank 1 fails" in result.stdout + result.stderr
     assert not list(tmp_path.rglob("*.ckpt"))

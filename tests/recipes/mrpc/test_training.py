@@ -1,4 +1,5 @@
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from recipes.common.export import export
+from recipes.common.report import RunReport
 from recipes.mrpc.data import MrpcData
 from recipes.mrpc.encoding import EncodedPairs, collate
 from recipes.mrpc.module import Mrpc
@@ -115,7 +117,7 @@ def test_scores_are_those_of_scikit_learn_over_each_pair_once(make_data, tmp_pat
     seed_everything(0, verbose=False)
     module = _undecided()
     data = make_data(path=str(FIXTURES / "msr"), batch_size=5)  # 16 test pairs: 4 rows fill up
-    scores = _trainer("cpu", tmp_path).test(module, data, verbose=False)[0]
+    scores = _trainer("cpu", tmp_path, [RunReport()]).test(module, data, verbose=False)[0]
     predictions, labels = [], []
     with torch.no_grad():
         for batch in make_data(path=str(FIXTURES / "msr"), batch_size=1).test_dataloader():
@@ -127,17 +129,18 @@ def test_scores_are_those_of_scikit_learn_over_each_pair_once(make_data, tmp_pat
     assert scores["test/accuracy"] == pytest.approx(accuracy_score(labels, predictions))
     printed = capsys.readouterr().out
     assert "test: 16 pairs, from" in printed
-    assert f"{scores['test/f1']:.4f}    {scores['test/accuracy']:.4f}" in printed
-    assert f"always a paraphrase  {f1_score(labels, [1] * 16):.4f}" in printed
+    assert f"F1 {scores['test/f1']:.4f}, accuracy {scores['test/accuracy']:.4f}" in printed
+    assert re.search(rf"always a paraphrase +F1 {f1_score(labels, [1] * 16):.4f}", printed)
+    assert "NOT TRAINED: random weights" in printed
     assert "overlap of words" in printed
     assert "of the pairs only" not in printed
 
 
 def test_a_fit_ends_with_the_baselines_beside_the_model(make_data, tmp_path, capsys):
-    _fit("cpu", make_data(), tmp_path, limit_val_batches=1)
+    _fit("cpu", make_data(), tmp_path, [RunReport()], limit_val_batches=1)
     printed = capsys.readouterr().out
     assert printed.count("validation: 12 pairs, from") == 1
-    assert "The model was measured on 4 of the pairs only." in printed
+    assert "measured on 4 of the pairs only" in printed
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
