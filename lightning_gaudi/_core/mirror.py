@@ -6,8 +6,8 @@ is below it serves the same files a second time with these two names replaced, a
 does when it is built. The classes have importable names, so they pickle and stand in YAML as
 `class_path: lightning_gaudi.pytorch_lightning.HPUAccelerator`.
 
-The rule for rooms: all are mirrored but those whose names begin with an underscore, and `data`,
-`cli` and `simulator`, which a process has once. The rule for the sources: a relative import stays
+The rule for rooms: all are mirrored but those whose names begin with an underscore, and `cli`,
+`compilation`, `data` and `simulator`, which a process has once. The rule for the sources: a relative import stays
 in the family (`from .precision import ...`); an absolute one leaves it (`from lightning_gaudi._core
 import vendor`) and is shared by both.
 """
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
-_SHARED = ("cli", "data", "simulator")
+_SHARED = ("cli", "compilation", "data", "simulator")
 
 
 class Family(NamedTuple):

@@ -273,3 +273,10 @@ def fused_lamb() -> type[torch.optim.Optimizer]:
 
     optimizer: type[torch.optim.Optimizer] = FusedLamb
     return optimizer
+
+
+def compile_options() -> list[str]:
+    """The options of the vendor's compiler, those of `torch.compile(options={...})`."""
+    from habana_frameworks.torch.dynamo.compile_backend import config  # noqa: TID251
+
+    return sorted(config._config)

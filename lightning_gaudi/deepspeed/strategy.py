@@ -24,6 +24,8 @@ class DeepSpeedMixin(RankedMixin):
 
     strategy_name = "hpu_deepspeed"
 
+    compiles_first = True
+
     lightning_strategy: type[Any]
     """Lightning's `DeepSpeedStrategy`."""
 
