@@ -7,9 +7,9 @@ does when it is built. The classes have importable names, so they pickle and sta
 `class_path: lightning_gaudi.pytorch_lightning.HPUAccelerator`.
 
 The rule for rooms: all are mirrored but those whose names begin with an underscore, and `cli`,
-`compilation`, `data` and `simulator`, which a process has once. The rule for the sources: a relative import stays
-in the family (`from .precision import ...`); an absolute one leaves it (`from lightning_gaudi._core
-import vendor`) and is shared by both.
+`compilation`, `data` and `simulator`, which a process has once. The rule for the sources: a
+relative import stays in the family (`from .precision import ...`); an absolute one leaves it (`from
+lightning_gaudi._core import vendor`) and is shared by both.
 """
 
 from __future__ import annotations

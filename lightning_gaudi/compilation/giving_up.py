@@ -49,7 +49,7 @@ class Watch:
         yield
         for reason in breaks[num_breaks:]:
             self._tell_break(module, reason.reason, reason.user_stack)
-        if len(losses) > num_losses:
+        if len(breaks) == num_breaks and len(losses) > num_losses:
             for loss in [*losses][num_losses:]:
                 self._tell_loss(module, loss)
         while self._limits:
@@ -80,6 +80,9 @@ class Watch:
         return True
 
     def _tell_break(self, module: Module, reason: str, stack: Sequence[FrameSummary]) -> None:
+        # For a branch the compiler has the name of an instruction.
+        if reason.startswith("generic_jump"):
+            reason = "a branch that depends on a tensor's values"
         if any(folder in frame.filename for frame in stack for folder in _OF_LIGHTNING):
             return
         where = f" at {stack[-1].filename}:{stack[-1].lineno} ({stack[-1].line})" if stack else ""

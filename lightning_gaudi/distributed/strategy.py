@@ -124,6 +124,8 @@ class HPUMixin(_Base):  # type: ignore[misc]
                 module, choice.compilation, with_root=with_root
             )
             self._compiled += (regions,)
+            if not regions.modules:
+                self._advice = LaunchAdvice(rank_zero_warn)
 
     def _compile_whole(self, module: Module, compilation: Compilation) -> Any:
         """Compile all of a module; the result has a `remove`."""
@@ -136,9 +138,10 @@ class HPUMixin(_Base):  # type: ignore[misc]
             each.remove()
 
     def _advise(self, module: Module, choice: settings.Choice) -> None:
+        # Who has asked for it knows; a line is enough.
         is_compiled = vendor.is_lazy() or has_compiled_parts(module)
-        tell = rank_zero_warn if choice.origin is None else rank_zero_info
-        self._advice = None if is_compiled else LaunchAdvice(tell)
+        if choice.compilation.mode == "none" and not is_compiled:
+            self._advice = LaunchAdvice(rank_zero_info)
 
     def _note_step(self) -> None:
         if self._advice is not None:
