@@ -21,6 +21,8 @@ else:
 if _TEST_ON is None:
     os.environ.pop("PT_HPU_LAZY_MODE", None)
     os.environ.pop("LIGHTNING_GAUDI_SIMULATE_RELEASE", None)
+# Tests that are about compiling say so: others need not wait for the compiler.
+os.environ.setdefault("LIGHTNING_GAUDI_COMPILE", "none")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("LIGHTNING_GAUDI_SIMULATE_SERVER", None)
 # Started in the background or by nohup, processes ignore Ctrl-C, and so would those of the tests.

@@ -304,3 +304,10 @@ def fused_clip_norm(gradients: list[torch.Tensor], max_norm: float) -> torch.Ten
     with torch.no_grad():
         norm: torch.Tensor = torch.ops.hpu.fused_clip_norm(held, limit, 2.0)
     return norm.reshape(())
+
+
+def compile_options() -> list[str]:
+    """The options of the vendor's compiler, those of `torch.compile(options={...})`."""
+    from habana_frameworks.torch.dynamo.compile_backend import config  # noqa: TID251
+
+    return sorted(config._config)

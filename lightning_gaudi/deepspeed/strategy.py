@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core.deepspeed_versions import warn_if_untested
@@ -14,6 +15,7 @@ from . import library
 from .config import load as settings
 from .config.offload import check_offload, prepare
 from .config.validation import check_keys
+from .engine.initialize import is_stage_3
 
 
 class DeepSpeedMixin(RankedMixin):
@@ -24,6 +26,8 @@ class DeepSpeedMixin(RankedMixin):
     """
 
     strategy_name = "hpu_deepspeed"
+
+    compiles_first = True
 
     lightning_strategy: type[Any]
     """Lightning's `DeepSpeedStrategy`."""
@@ -42,6 +46,20 @@ class DeepSpeedMixin(RankedMixin):
     def check_installed(cls) -> None:
         """Raise if DeepSpeed is absent or too old."""
         library.check_installed("strategy='deepspeed'")
+
+    @override
+    def _compile(self, module: Module, *, with_root: bool) -> None:
+        """Compile regions, whose weights ZeRO-3 then gathers and releases as one, outside graphs.
+
+        Its hooks on the layers in them would cut each graph at each layer.
+        """
+        super()._compile(module, with_root=with_root)
+        if is_stage_3(self.deepspeed_config):
+            from deepspeed.utils import set_z3_leaf_module
+
+            for compiled in self._compiled:
+                for region in compiled.modules:
+                    set_z3_leaf_module(region, True)
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:

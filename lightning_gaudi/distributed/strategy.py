@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from lightning.fabric.strategies.registry import _StrategyRegistry
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core import collectives, vendor
+from lightning_gaudi.compilation import model as compiled_model, settings
+from lightning_gaudi.compilation.foreach import stepping_at_once
+from lightning_gaudi.compilation.launches import LaunchAdvice
+from lightning_gaudi.compilation.regions import has_compiled_parts
+from lightning_gaudi.compilation.settings import Compilation
 
 from .devices import DEVICE, select_card
 from .launchers import check_start_method
@@ -39,6 +47,32 @@ class HPUMixin(_Base):  # type: ignore[misc]
     old_names: tuple[str, ...] = ()
     """Names of older projects for this class; a class derived from it does not inherit them."""
 
+    compiles_first = False
+    """Whether a model is compiled before it is set up: what hooks it then has would be traced."""
+
+    compile_callback: Compilation | None = None
+    """What a callback of the Trainer asks for; the argument `compile` comes first."""
+
+    # Class attributes, since an instance of Lightning's own strategy may have become one of ours.
+    _compile_argument: Compilation | None = None
+    _compiled: tuple[Any, ...] = ()
+    _advice: LaunchAdvice | None = None
+
+    def __init__(self, *args: Any, compile: Any = None, **kwargs: Any) -> None:
+        """Make one; see Lightning's strategy for the other arguments.
+
+        Args:
+            args: Lightning's.
+            compile: What is compiled in eager mode: "none", "model", "regions", a `Compilation`, or
+                a mapping of its fields.
+            kwargs: Lightning's.
+
+        Raises:
+            ValueError: `compile` is none of these.
+        """
+        self._compile_argument = settings.parse(compile, f"{type(self).__name__}(compile=...)")
+        super().__init__(*args, **kwargs)
+
     @classmethod
     def check_installed(cls) -> None:
         """Raise if a library is absent or too old; called before one is made for a name."""
@@ -51,13 +85,19 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
         Raises:
             MisconfigurationException: An HPU cannot honour one.
+            ValueError: The environment says nothing that we know of what to compile.
         """
+        choice = settings.choose(self._compile_argument, self.compile_callback)
+        if choice.compilation.options:
+            compiled_model.check_options(choice.compilation.options)
 
     @override
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+    def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Step the optimizer, then cut the graph."""
-        result = super().optimizer_step(*args, **kwargs)
+        with self._stepping(optimizer):
+            result = super().optimizer_step(optimizer, *args, **kwargs)
         self._end_of_graph()
+        self._note_step()
         return result
 
     @override
@@ -73,6 +113,52 @@ class HPUMixin(_Base):  # type: ignore[misc]
         for name in (cls.strategy_name, *vars(cls).get("old_names", ())):
             if name not in strategy_registry or strategy_registry[name]["strategy"] is not cls:
                 strategy_registry.register(name, cls, description=cls.__name__)
+
+    def _compile(self, module: Module, *, with_root: bool) -> None:
+        """Compile what the user, or nobody, has asked to be compiled of a module.
+
+        Args:
+            module: The model, before or after it has been wrapped.
+            with_root: Whether its user calls it, and not other methods.
+        """
+        choice = settings.choose(self._compile_argument, self.compile_callback)
+        if not compiled_model.is_wanted(choice, module):
+            self._advise(module, choice)
+        elif choice.compilation.mode == "model":
+            self._compiled += (self._compile_whole(module, choice.compilation),)
+        else:
+            regions = compiled_model.CompiledRegions(
+                module, choice.compilation, with_root=with_root
+            )
+            self._compiled += (regions,)
+            if not regions.modules:
+                self._advice = LaunchAdvice(rank_zero_warn)
+
+    def _compile_whole(self, module: Module, compilation: Compilation) -> Any:
+        """Compile all of a module; the result has a `remove`."""
+        return compiled_model.CompiledWhole(module, compilation)
+
+    def _uncompile(self) -> None:
+        """Leave the models as they were."""
+        compiled, self._compiled = self._compiled, ()
+        for each in compiled:
+            each.remove()
+
+    def _advise(self, module: Module, choice: settings.Choice) -> None:
+        # Who has asked for it knows; a line is enough.
+        is_compiled = vendor.is_lazy() or has_compiled_parts(module)
+        if choice.compilation.mode == "none" and not is_compiled:
+            self._advice = LaunchAdvice(rank_zero_info)
+
+    def _note_step(self) -> None:
+        if self._advice is not None:
+            self._advice.note_step()
+
+    def _stepping(self, optimizer: Any) -> AbstractContextManager[None]:
+        compilation, _ = settings.choose(self._compile_argument, self.compile_callback)
+        if compilation.mode == "none" or not compilation.foreach or vendor.is_lazy():
+            return nullcontext()
+        return stepping_at_once(optimizer)
 
     def _end_of_graph(self) -> None:
         if vendor.is_lazy():

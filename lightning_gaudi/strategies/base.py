@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
+from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.tied_weights import kept_tied
+from lightning_gaudi.compilation.settings import Compilation
 
 from ..checkpoint.io import HPUCheckpointIO
 from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
 from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
+from .compiled_steps import CompiledSteps
 
 
 class HPUStrategy(HPUMixin):
@@ -38,6 +42,20 @@ class HPUStrategy(HPUMixin):
     _rng_state_at_start: Tensor | list[Tensor] | None = None
     _rng_state_before_check: Tensor | None = None
     _has_remains = False
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Set up the model, and compile what is to be compiled of it."""
+        assert self.lightning_module is not None
+        self._uncompile()
+        if self.compiles_first:
+            self._compile(self.lightning_module, with_root=False)
+        super().setup(trainer)
+        if not self.compiles_first:
+            self._compile(self.lightning_module, with_root=False)
+
+    def _compile_whole(self, module: Module, compilation: Compilation) -> Any:
+        return CompiledSteps(module, compilation)
 
     @property
     @override
@@ -131,7 +149,8 @@ class HPUStrategy(HPUMixin):
 
     @override
     def teardown(self) -> None:
-        """Move the model to the CPU, with its tied weights tied."""
+        """Move the model to the CPU, with its tied weights tied, and as it was written."""
+        self._uncompile()
         with kept_tied(self.lightning_module):
             super().teardown()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _DEVICE
 from lightning.pytorch.accelerators import Accelerator
@@ -26,6 +28,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
         accelerator: Accelerator | None = None,
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
+        compile: Any = None,
     ) -> None:
         """Create the strategy; the Trainer sets what is left out.
 
@@ -34,15 +37,17 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
             accelerator: An `HPUAccelerator`.
             checkpoint_io: An `HPUCheckpointIO` by default.
             precision_plugin: An `HPUPrecisionPlugin`.
+            compile: What is compiled in eager mode; see `HPUMixin`.
 
         Raises:
-            ValueError: The device is not an HPU.
+            ValueError: The device is not an HPU, or `compile` says nothing that we know.
         """
         super().__init__(
             device=to_hpu_device(device),
             accelerator=accelerator,
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
+            compile=compile,
         )
 
     @override

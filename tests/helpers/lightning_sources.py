@@ -30,6 +30,7 @@ KNOWN: dict[str, list[str]] = {
     "fabric.plugins.precision.precision.Precision.module_init_context": ["cbaa76eb0527"],
     "fabric.plugins.precision.precision.Precision.tensor_init_context": ["7d2ec98d53a9"],
     "fabric.plugins.precision.utils._convert_fp_tensor": ["905728ac3844"],
+    "fabric.strategies.ddp.DDPStrategy.__init__": ["266632d88e2e"],
     "fabric.strategies.ddp.DDPStrategy._configure_launcher": ["0869347d2833"],
     "fabric.strategies.ddp.DDPStrategy._determine_ddp_device_ids": ["c2ac228c12b5"],
     "fabric.strategies.ddp.DDPStrategy._setup_distributed": ["2904a02873d1"],
@@ -63,6 +64,7 @@ KNOWN: dict[str, list[str]] = {
         "7a4d5481e3e4",
     ],
     "fabric.strategies.deepspeed.DeepSpeedStrategy.setup_optimizer": ["e7ae3205dbfe"],
+    "fabric.strategies.fsdp.FSDPStrategy.__init__": ["24c4775d21c6"],
     "fabric.strategies.fsdp.FSDPStrategy._configure_launcher": ["0c1d8d8f5c31"],
     "fabric.strategies.fsdp.FSDPStrategy._setup_distributed": ["0328942ff804"],
     "fabric.strategies.fsdp.FSDPStrategy.all_reduce": ["718374989358"],
@@ -90,6 +92,7 @@ KNOWN: dict[str, list[str]] = {
     "fabric.strategies.launchers.subprocess_script._SubprocessScriptLauncher.launch": [
         "e9e0ca71cbe5"
     ],
+    "fabric.strategies.model_parallel.ModelParallelStrategy.__init__": ["e93f3001d318"],
     "fabric.strategies.model_parallel.ModelParallelStrategy._configure_launcher": ["0c1d8d8f5c31"],
     "fabric.strategies.model_parallel.ModelParallelStrategy._setup_distributed": ["0328942ff804"],
     "fabric.strategies.model_parallel.ModelParallelStrategy.all_reduce": ["718374989358"],
@@ -117,6 +120,7 @@ KNOWN: dict[str, list[str]] = {
     "fabric.strategies.strategy.Strategy.clip_gradients_value": ["3a6d317e9fc6"],
     "fabric.strategies.strategy.Strategy.module_init_context": ["d1742603dcac"],
     "fabric.strategies.strategy.Strategy.optimizer_step": ["e375623cf795"],
+    "fabric.strategies.strategy.Strategy.setup_module": ["f8fbceaed4e0"],
     "fabric.strategies.strategy.Strategy.setup_optimizer": ["b46dc73c6a8e"],
     "fabric.strategies.strategy.Strategy.tensor_init_context": ["2f51494eb032"],
     "fabric.strategies.strategy._apply_filter": ["f0736a99ecfd"],
@@ -161,6 +165,7 @@ KNOWN: dict[str, list[str]] = {
     "trainer.profilers.pytorch.PyTorchProfiler.stop": ["bcded40aa529"],
     "trainer.profilers.pytorch.PyTorchProfiler.summary": ["78a37935c93f"],
     "trainer.profilers.pytorch.PyTorchProfiler.teardown": ["c0ba70d14876"],
+    "trainer.strategies.ddp.DDPStrategy.__init__": ["fa195bcccaba"],
     "trainer.strategies.ddp.DDPStrategy._configure_launcher": ["0869347d2833"],
     "trainer.strategies.ddp.DDPStrategy._register_ddp_hooks": ["d27a33ed5c76"],
     "trainer.strategies.ddp.DDPStrategy._setup_model": ["90231f6a128b"],
@@ -203,6 +208,7 @@ KNOWN: dict[str, list[str]] = {
     "trainer.strategies.deepspeed.DeepSpeedStrategy.setup": ["c76f6ca8f30e"],
     "trainer.strategies.deepspeed.DeepSpeedStrategy.setup_distributed": ["78cee79c7c13"],
     "trainer.strategies.deepspeed.DeepSpeedStrategy.setup_environment": ["de7e179a7fc9"],
+    "trainer.strategies.fsdp.FSDPStrategy.__init__": ["de118966c453"],
     "trainer.strategies.fsdp.FSDPStrategy._configure_launcher": ["0c1d8d8f5c31"],
     "trainer.strategies.fsdp.FSDPStrategy._setup_model": ["b51232a59b16"],
     "trainer.strategies.fsdp.FSDPStrategy.barrier": ["3e2f0c50ba5f"],
@@ -230,6 +236,7 @@ KNOWN: dict[str, list[str]] = {
     "trainer.strategies.launchers.subprocess_script._SubprocessScriptLauncher.launch": [
         "3617d7fa2c09"
     ],
+    "trainer.strategies.model_parallel.ModelParallelStrategy.__init__": ["264fe38ab2dd"],
     "trainer.strategies.model_parallel.ModelParallelStrategy._configure_launcher": ["0c1d8d8f5c31"],
     "trainer.strategies.model_parallel.ModelParallelStrategy._setup_distributed": ["3659985ae9c5"],
     "trainer.strategies.model_parallel.ModelParallelStrategy.barrier": ["3e2f0c50ba5f"],
@@ -265,6 +272,7 @@ KNOWN: dict[str, list[str]] = {
     "trainer.strategies.strategy.Strategy.optimizer_step": ["ff24a5097b26"],
     "trainer.strategies.strategy.Strategy.predict_step": ["aa999de5d9a3"],
     "trainer.strategies.strategy.Strategy.save_checkpoint": ["b7a5fcce9457"],
+    "trainer.strategies.strategy.Strategy.setup": ["dc46fd7f4a44"],
     "trainer.strategies.strategy.Strategy.setup_environment": ["eef6a9415874"],
     "trainer.strategies.strategy.Strategy.teardown": ["0489e3c9707b"],
     "trainer.strategies.strategy.Strategy.test_step": ["4a01abe13a51"],

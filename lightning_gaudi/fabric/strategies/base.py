@@ -49,6 +49,17 @@ class HPUStrategy(HPUMixin):
     def checkpoint_io(self, io: CheckpointIO) -> None:
         self._checkpoint_io = io
 
+    @override
+    def setup_module(self, module: Module) -> Module:
+        """Compile what is to be compiled of the module."""
+        found: Module = super().setup_module(module)
+        self._compile_for_fabric(found)
+        return found
+
+    def _compile_for_fabric(self, module: Module) -> None:
+        # A LightningModule's steps are called, and not itself.
+        self._compile(module, with_root=not hasattr(module, "training_step"))
+
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Run backward, then cut the graph."""
         super().backward(tensor, module, *args, **kwargs)

@@ -33,6 +33,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
         Unless the user has a setting for its buffers, they are those of rank 0 in each evaluation
         (`module.eval()`), the first forward of which all ranks must then do.
         """
+        self._compile_for_fabric(module)
         wrapped = ddp.wrap(module, self._ddp_kwargs)
         if self._ddp_kwargs.keys().isdisjoint({"broadcast_buffers", "forward_sync_buffers"}):
             ddp.sync_buffers_before_evaluation(wrapped)

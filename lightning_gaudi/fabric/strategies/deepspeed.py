@@ -125,11 +125,13 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         if "optimizer" in self.deepspeed_config:
             self._make_engine(module)
         else:
+            self._compile_for_fabric(module)
             self._deepspeed_engine = make_inference_engine(module, self.deepspeed_config)
         return self._deepspeed_engine
 
     def _make_engine(self, module: Module, optimizer: Optimizer | None = None) -> Any:
         """An engine that trains; what it made of the optimizer."""
+        self._compile_for_fabric(module)
         found, wrapped = make_engine(module, self.deepspeed_config, optimizer=optimizer)
         configure_checkpointing(self.deepspeed_config)
         Accumulation(found, wrapped)
@@ -165,6 +167,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         accumulation: Accumulation = getattr(optimizer, ATTRIBUTE)
         accumulation.step()
         self._end_of_graph()
+        self._note_step()
         return loss
 
     @override

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from lightning.fabric.accelerators.accelerator import Accelerator
 from lightning.fabric.plugins import CheckpointIO, Precision
@@ -25,6 +27,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
         accelerator: Accelerator | None = None,
         checkpoint_io: CheckpointIO | None = None,
         precision: Precision | None = None,
+        compile: Any = None,
     ) -> None:
         """Create the strategy; Fabric sets what is left out.
 
@@ -33,15 +36,17 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
             accelerator: An `HPUAccelerator`.
             checkpoint_io: An `HPUCheckpointIO` by default.
             precision: An `HPUPrecision`.
+            compile: What is compiled in eager mode; see `HPUMixin`.
 
         Raises:
-            ValueError: The device is not an HPU.
+            ValueError: The device is not an HPU, or `compile` says nothing that we know.
         """
         super().__init__(
             device=to_hpu_device(device),
             accelerator=accelerator,
             checkpoint_io=checkpoint_io,
             precision=precision,
+            compile=compile,
         )
 
     def choose_card(self, card: torch.device) -> None:

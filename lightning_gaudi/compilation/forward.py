@@ -1,0 +1,95 @@
+"""One module compiled in place: its `forward`, inside its hooks."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from .giving_up import Watch
+
+_ATTRIBUTE = "forward"
+
+
+class CompiledForward:
+    """Stands as a module's `forward`, and compiles it when it is called.
+
+    The module stays what it is: its class, the names of its weights, its hooks. These run outside
+    the graph: those of FSDP2 and of ZeRO gather and release weights. A copy of the module, or a
+    pickled one, computes as it was written.
+
+    `Module.compile` compiles nothing of torch's own modules, such as Sequential, whose files the
+    compiler skips unless they are called by others (torch 2.13), and puts itself around the hooks.
+
+    Args:
+        module: What is compiled.
+        settings: Arguments of `torch.compile`.
+        watch: Tells what falls out of graphs.
+    """
+
+    def __init__(self, module: Module, settings: dict[str, Any], watch: Watch) -> None:
+        self.module = module
+        self._original: Any = module.forward
+        self._watch = watch
+        functools.update_wrapper(self, self._original)
+        self._compiled: Any = torch.compile(_traceable(self._original), **settings)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own `forward` returns."""
+        if self._compiled is None or torch.compiler.is_compiling():
+            return self._original(*args, **kwargs)
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        try:
+            with self._watch.of(self.module):
+                return self._compiled(*args, **kwargs)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            if self._watch.raises:
+                self._watch.refuse(self.module, error)
+            failure = error
+        # An error of the user's own is raised as it is without a compiler.
+        result = self._original(*args, **kwargs)
+        self._compiled = None
+        self._watch.tell_failure(self.module, failure)
+        return result
+
+    def install(self) -> None:
+        """Have the module's calls come here."""
+        self.module.__dict__[_ATTRIBUTE] = self
+
+    def remove(self) -> None:
+        """Give the module its own `forward` back."""
+        if self.module.__dict__.get(_ATTRIBUTE) is not self:
+            return
+        del self.module.__dict__[_ATTRIBUTE]
+        if self.module.forward != self._original:
+            self.module.__dict__[_ATTRIBUTE] = self._original
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The copied module's own `forward`."""
+        return copy.deepcopy(self._original, memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The module's own `forward`."""
+        method: types.MethodType = self._original
+        return types.MethodType, (method.__func__, method.__self__)
+
+
+def is_compiled(module: Module) -> bool:
+    """Whether a `CompiledForward` stands in the module."""
+    return isinstance(module.__dict__.get(_ATTRIBUTE), CompiledForward)
+
+
+def _traceable(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose code torch's compiler does not skip where it begins."""
+    from torch._dynamo import external_utils, trace_rules
+
+    if trace_rules.check(forward):
+        wrapped: Callable[..., Any] = external_utils.wrap_inline(forward)
+        return wrapped
+    return forward

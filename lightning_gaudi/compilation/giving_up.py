@@ -1,0 +1,128 @@
+"""What torch's compiler could not trace, said once for each cause, with the user's line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from traceback import FrameSummary
+from typing import Any
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.nn import Module
+
+_OF_LIGHTNING = ("/lightning/", "/pytorch_lightning/", "/lightning_fabric/")
+"""Folders with lines that no user can change: `self.log` breaks a graph, and has to."""
+_NOISE = ("Attempt to trace generator",)
+"""What the compiler tries beside the user's code."""
+_INSTEAD = (
+    "Change that line, or leave modules as they are with compile='none' in the strategy or "
+    "LIGHTNING_GAUDI_COMPILE=none."
+)
+
+
+class Watch:
+    """Asks the compiler after each call whether it gave anything up.
+
+    Args:
+        raises: Whether what cannot be compiled is an error: `torch.compile(fullgraph=True)` raises
+            where it would else go on without a graph.
+    """
+
+    def __init__(self, *, raises: bool) -> None:
+        self.raises = raises
+        self._told: set[object] = set()
+        self._limits: list[tuple[Any, ...]] = []
+        logging.getLogger("torch._dynamo.convert_frame").addFilter(self._note_limit)
+
+    def close(self) -> None:
+        """Stop watching."""
+        logging.getLogger("torch._dynamo.convert_frame").removeFilter(self._note_limit)
+
+    @contextmanager
+    def of(self, module: Module) -> Iterator[None]:
+        """Tell what is given up in a call of `module`."""
+        from torch._dynamo import utils
+
+        breaks, losses = utils.graph_break_reasons, utils.counters["unimplemented"]
+        num_breaks, num_losses = len(breaks), len(losses)
+        yield
+        for reason in breaks[num_breaks:]:
+            self._tell_break(module, reason.reason, reason.user_stack)
+        if len(breaks) == num_breaks and len(losses) > num_losses:
+            for loss in [*losses][num_losses:]:
+                self._tell_loss(module, loss)
+        while self._limits:
+            self._tell_limit(module, *self._limits.pop())
+
+    def refuse(self, module: Module, error: Exception) -> None:
+        """Raise for what cannot be compiled.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError(
+            f"torch.compile cannot make one graph of {_name(module)}, and on_give_up='error' asks "
+            f"for that. {_INSTEAD} The compiler says: {error}"
+        ) from error
+
+    def tell_failure(self, module: Module, error: Exception) -> None:
+        """Warn of a module that goes on without being compiled."""
+        self._tell(
+            (type(module), type(error)),
+            f"torch.compile fails at {_name(module)}, which goes on operator by operator. "
+            f"{_INSTEAD} The compiler says: {type(error).__name__}: {_first(str(error))}",
+        )
+
+    def _note_limit(self, record: logging.LogRecord) -> bool:
+        if "hit config." in str(record.msg) and isinstance(record.args, tuple):
+            self._limits.append(record.args)
+        return True
+
+    def _tell_break(self, module: Module, reason: str, stack: Sequence[FrameSummary]) -> None:
+        # For a branch the compiler has the name of an instruction.
+        if reason.startswith("generic_jump"):
+            reason = "a branch that depends on a tensor's values"
+        if any(folder in frame.filename for frame in stack for folder in _OF_LIGHTNING):
+            return
+        where = f" at {stack[-1].filename}:{stack[-1].lineno} ({stack[-1].line})" if stack else ""
+        self._tell(
+            where or reason,
+            f"torch.compile cuts {_name(module)} into several graphs{where}: {_first(reason)}. "
+            f"What lies between them runs operator by operator. {_INSTEAD}",
+        )
+
+    def _tell_loss(self, module: Module, reason: str) -> None:
+        if "limit exceeded" in reason or any(noise in reason for noise in _NOISE):
+            return
+        self._tell(
+            reason,
+            f"torch.compile leaves a function that {_name(module)} calls as it is, operator by "
+            f"operator: {_first(reason)}. {_INSTEAD}",
+        )
+
+    def _tell_limit(self, module: Module, *args: Any) -> None:
+        kind, limit, function, reason = args[:4]
+        self._tell(
+            function,
+            f"torch.compile has made {limit} graphs of {function}, called by {_name(module)}, and "
+            f"makes no more: calls that fit none of them run operator by operator. The last one "
+            f"did not fit since {_first(str(reason))}. Pad batches to fewer shapes, or raise "
+            f"Compilation(recompile_limit=...) ({kind}).",
+        )
+
+    def _tell(self, cause: object, text: str) -> None:
+        if cause not in self._told:
+            self._told.add(cause)
+            rank_zero_warn(text)
+
+
+def _name(module: Module) -> str:
+    return type(module).__name__
+
+
+def _first(reason: str) -> str:
+    """The reason and its explanation, without the compiler's hints for itself."""
+    lines = [line.strip() for line in reason.strip().splitlines()]
+    kept = [line.removeprefix("Explanation: ") for line in lines[:2] if line]
+    return " ".join(kept).rstrip(".")

@@ -1,0 +1,135 @@
+"""What of a model is compiled by itself: its repeated blocks, and the largest parts beside them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from torch.jit import ScriptModule
+from torch.nn import Module, ModuleDict, ModuleList, RNNBase, Sequential
+
+_CONTAINERS = (ModuleList, ModuleDict, Sequential)
+_WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What wrappers of torch hold a module as: FSDP, and activation checkpointing."""
+
+
+def find_regions(
+    root: Module, names: Sequence[str] | None = None, *, with_root: bool = True
+) -> list[Module]:
+    """The modules to compile, none of which is in another.
+
+    Args:
+        root: A model.
+        names: Names of the classes of its blocks; None finds them.
+        with_root: Whether all of the model may be one, if it has no blocks: not where its user
+            calls other methods of it.
+
+    Returns:
+        The outermost blocks: members of one class, at least two, of a ModuleList or Sequential,
+        unless they are single operators. Then each largest module that has parameters and no
+        block in it. What the compiler cannot trace is left out.
+
+    Raises:
+        ValueError: No module is of a class in `names`.
+    """
+    blocks = _named(root, names) if names is not None else _repeated(root)
+    chosen = {id(block) for block in blocks}
+    regions: dict[int, Module] = {}
+    for part in _parts(root, chosen, with_root=with_root):
+        regions.setdefault(id(part), part)
+    return [*regions.values()]
+
+
+def has_compiled_parts(root: Module) -> bool:
+    """Whether its user has compiled the model, or a part of it, already."""
+    from torch._dynamo import OptimizedModule
+
+    return getattr(root, "_compiler_ctx", None) is not None or any(
+        isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+        for module in root.modules()
+    )
+
+
+def unwrapped(module: Module) -> Module:
+    """The module in wrappers of FSDP and of activation checkpointing."""
+    for name in _WRAPPED:
+        inner = module._modules.get(name)
+        if inner is not None:
+            return unwrapped(inner)
+    return module
+
+
+def _named(root: Module, names: Sequence[str]) -> list[Module]:
+    found = []
+    missing = dict.fromkeys(names)
+    for module in root.modules():
+        # fully_shard gives a module a class of its own, derived from what it was.
+        hits = {kind.__name__ for kind in type(module).__mro__} & set(names)
+        if hits:
+            found.append(unwrapped(module))
+        for name in hits:
+            missing.pop(name, None)
+    if missing:
+        has = sorted({type(module).__name__ for module in root.modules() if _is_block(module)})
+        raise ValueError(
+            f"regions={list(names)}: the model has no {', '.join(map(repr, missing))}. It has "
+            f"{', '.join(has) or 'none that holds others'}."
+        )
+    return found
+
+
+def _repeated(root: Module) -> list[Module]:
+    found = []
+    for module in root.modules():
+        if isinstance(module, ModuleList | Sequential):
+            members = [unwrapped(member) for member in module]
+            counts = Counter(type(member) for member in members if _is_block(member))
+            found += [member for member in members if counts[type(member)] > 1]
+    return found
+
+
+def _is_block(module: Module) -> bool:
+    """Whether it is more than one operator, and no mere container."""
+    if isinstance(module, _CONTAINERS) and type(module).forward in {
+        kind.forward for kind in _CONTAINERS
+    }:
+        return False
+    return bool(module._modules) or not _is_of_torch(module)
+
+
+def _is_of_torch(module: Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _parts(module: Module, blocks: set[int], *, with_root: bool) -> Iterator[Module]:
+    inner = unwrapped(module)
+    is_traceable = _is_traceable(inner)
+    if id(inner) in blocks and is_traceable:
+        yield inner
+        return
+    has_blocks = any(id(each) in blocks for each in inner.modules())
+    if with_root and is_traceable and not has_blocks and _is_worth_it(inner):
+        yield inner
+        return
+    for child in inner.children():
+        yield from _parts(child, blocks, with_root=True)
+
+
+def _is_worth_it(module: Module) -> bool:
+    """Whether it is called, computes with weights, and is more than an operator or two."""
+    is_called = type(module).forward not in {Module.forward, ModuleList.forward, ModuleDict.forward}
+    has_weights = any(True for _ in module.parameters())
+    return is_called and has_weights and bool(module._modules or not _is_of_torch(module))
+
+
+def _is_traceable(module: Module) -> bool:
+    """Whether nothing in it is left alone by torch's compiler, or made to be read by the host."""
+    metric = getattr(sys.modules.get("torchmetrics"), "Metric", ())
+    kinds = (RNNBase, ScriptModule, *((metric,) if metric else ()))
+    return not any(isinstance(each, kinds) or _is_wrapper(each) for each in module.modules())
+
+
+def _is_wrapper(module: Module) -> bool:
+    """Whether hooks of it gather and release weights, which no graph must hold."""
+    return "_fsdp_wrapped_module" in module._modules

@@ -1,0 +1,51 @@
+"""`compile="model"` in the Trainer: the steps of a LightningModule, as if its user compiled it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.compile import from_compiled, to_uncompiled
+from torch.nn import Module
+
+from lightning_gaudi.compilation.giving_up import Watch
+from lightning_gaudi.compilation.model import arguments
+from lightning_gaudi.compilation.settings import Compilation
+
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+
+
+class CompiledSteps:
+    """A LightningModule with compiled steps, until `remove`; see `trainer.fit(torch.compile(...))`.
+
+    Args:
+        module: A LightningModule.
+        compilation: How.
+    """
+
+    def __init__(self, module: Module, compilation: Compilation) -> None:
+        self.watch = Watch(raises=compilation.on_give_up == "error")
+        compiled: Any = torch.compile(module, **arguments(compilation))
+        self._module: Any = from_compiled(compiled)
+        for name in _STEPS:
+            setattr(module, name, self._watched(getattr(module, name)))
+
+    @property
+    def modules(self) -> list[Module]:
+        """None is gathered as one."""
+        return []
+
+    def _watched(self, step: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self.watch.of(self._module):
+                return step(*args, **kwargs)
+
+        return watched
+
+    def remove(self) -> None:
+        """Leave the module as it was."""
+        self.watch.close()
+        if self._module._compiler_ctx is not None:
+            to_uncompiled(self._module)
+            for name in ("forward", *_STEPS):
+                vars(self._module).pop(name, None)
