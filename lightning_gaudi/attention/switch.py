@@ -3,10 +3,11 @@
 `LIGHTNING_GAUDI_FUSED_ATTENTION=1` says yes, `=0` no; without it, yes from the moment that an
 HPUAccelerator takes its card. `fused_attention` says otherwise for a block of code.
 
-On by default, though the vendor's dispatch takes operators unless asked: its Megatron-LM, vLLM and
-optimum-habana call the kernel themselves, and nothing tells a user that they have to. Numbers differ by rounding: the softmax is the precise one. The kernel is called from here, and
-not by `torch.nn.attention.sdpa_kernel(SDPBackend.OVERRIDEABLE)`: in 1.24.0 its backward pass
-forgets a mask that wants no gradient.
+On by default, though the vendor's dispatch takes operators unless asked: its Megatron-LM, vLLM
+and optimum-habana call the kernel themselves, and nothing tells a user that they have to. Numbers
+differ by rounding: the softmax is the precise one. The kernel is called from here, and not by
+`torch.nn.attention.sdpa_kernel(SDPBackend.OVERRIDEABLE)`: in 1.24.0 its backward pass forgets a
+mask that wants no gradient.
 
 Source: Gaudi PyTorch bridge 1.24.0, habana_eager/ops/fused_sdpa.cpp.
 """
