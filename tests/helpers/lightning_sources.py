@@ -13,6 +13,11 @@ KNOWN: dict[str, list[str]] = {
         "128e2b4d73ca",
     ],
     "fabric.plugins.io.torch_io.TorchCheckpointIO.save_checkpoint": ["e536edad1642"],
+    "fabric.plugins.precision.amp.MixedPrecision.__init__": ["4fae36e68391"],
+    "fabric.plugins.precision.amp.MixedPrecision.backward": ["912ed8d9a753"],
+    "fabric.plugins.precision.amp.MixedPrecision.convert_input": ["328336c4eb29"],
+    "fabric.plugins.precision.amp.MixedPrecision.convert_output": ["331e17491536"],
+    "fabric.plugins.precision.amp.MixedPrecision.forward_context": ["b415c5a38a97"],
     "fabric.plugins.precision.fsdp.FSDPPrecision.__init__": ["f5581bdb7f55"],
     "fabric.plugins.precision.fsdp.FSDPPrecision.forward_context": ["3ce6f9ebcc1b"],
     "fabric.plugins.precision.fsdp.FSDPPrecision.mixed_precision_config": [
@@ -133,8 +138,11 @@ KNOWN: dict[str, list[str]] = {
         "d4e504c3f7d8"
     ],
     "trainer.overrides.distributed._register_ddp_comm_hook": ["3d0e0897a3b2"],
+    "trainer.plugins.precision.amp.MixedPrecision.__init__": ["db1d3e645387"],
+    "trainer.plugins.precision.amp.MixedPrecision.forward_context": ["c05b8eef068d"],
     "trainer.plugins.precision.deepspeed.DeepSpeedPrecision.__init__": ["58bb66bade59"],
     "trainer.plugins.precision.deepspeed.DeepSpeedPrecision.backward": ["8e9976d68b33"],
+    "trainer.plugins.precision.precision.Precision.clip_grad_by_norm": ["ef41b258aab9"],
     "trainer.plugins.precision.fsdp.FSDPPrecision.__init__": ["f5581bdb7f55"],
     "trainer.plugins.precision.fsdp.FSDPPrecision.clip_grad_by_norm": ["bc28547cceef"],
     "trainer.plugins.precision.fsdp.FSDPPrecision.convert_module": ["fd3417b5af7b"],
