@@ -139,6 +139,7 @@ KNOWN: dict[str, list[str]] = {
     ],
     "trainer.overrides.distributed._register_ddp_comm_hook": ["3d0e0897a3b2"],
     "trainer.plugins.precision.amp.MixedPrecision.__init__": ["db1d3e645387"],
+    "trainer.plugins.precision.amp.MixedPrecision.autocast_context_manager": ["fefa595404ec"],
     "trainer.plugins.precision.amp.MixedPrecision.forward_context": ["c05b8eef068d"],
     "trainer.plugins.precision.deepspeed.DeepSpeedPrecision.__init__": ["58bb66bade59"],
     "trainer.plugins.precision.deepspeed.DeepSpeedPrecision.backward": ["8e9976d68b33"],
