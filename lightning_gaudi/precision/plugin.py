@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -18,6 +19,11 @@ class HPUPrecisionPlugin(HPUWholePrecision, MixedPrecision):
 
     The forward of a step and its loss are computed as `HPUWholePrecision` says.
     """
+
+    @override
+    def autocast_context_manager(self) -> torch.autocast:
+        """Autocast on the HPU; nothing, where the precision is not mixed."""
+        return torch.autocast("hpu", dtype=self._dtype, enabled=self._is_mixed, cache_enabled=False)
 
     @override
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
