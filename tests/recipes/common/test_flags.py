@@ -116,6 +116,6 @@ def test_a_flag_is_taken(recipe, flags, tmp_path, monkeypatch):
 def test_the_other_commands_take_them_too(recipe, command, tmp_path, monkeypatch, capsys):
     if recipe == "mrpc" and command == "test":
         pytest.skip("the fixtures have no labels for GLUE's test split, as published")
-    _run(recipe, tmp_path, monkeypatch, command, OFF)
+    _run(recipe, tmp_path, monkeypatch, command, OFF + "--trainer.limit_val_batches=1")
     if command != "predict":
         assert "NOT TRAINED: random weights" in capsys.readouterr().out
