@@ -30,11 +30,6 @@ class CompiledSteps:
         for name in _STEPS:
             setattr(module, name, self._watched(getattr(module, name)))
 
-    @property
-    def modules(self) -> list[Module]:
-        """None is gathered as one."""
-        return []
-
     def _watched(self, step: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:
             with self.watch.of(self._module):
