@@ -95,7 +95,8 @@ def _traceable(forward: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    code = _code(type(getattr(forward, "__self__", None)), call.__code__)
+    kind: Any = type(getattr(forward, "__self__", None))
+    code = _code(kind, call.__code__)
     return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
