@@ -76,8 +76,7 @@ class CompiledForward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The module's own `forward`."""
-        method: types.MethodType = self._original
-        return types.MethodType, (method.__func__, method.__self__)
+        return getattr, (self.module, _ATTRIBUTE)
 
 
 def is_compiled(module: Module) -> bool:

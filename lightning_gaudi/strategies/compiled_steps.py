@@ -25,7 +25,9 @@ class CompiledSteps:
 
     def __init__(self, module: Module, compilation: Compilation) -> None:
         self.watch = Watch(raises=compilation.on_give_up == "error")
-        compiled: Any = torch.compile(module, **arguments(compilation))
+        # Each step has another batch_idx, which dynamic=False would make a graph of.
+        settings = {**arguments(compilation), "dynamic": compilation.dynamic or None}
+        compiled: Any = torch.compile(module, **settings)
         self._module: Any = from_compiled(compiled)
         for name in _STEPS:
             setattr(module, name, self._watched(getattr(module, name)))

@@ -63,6 +63,7 @@ def test_what_the_compiler_leaves_alone_is_in_no_region() -> None:
     assert find_regions(recurrent) == [recurrent["head"]]
 
 
+@pytest.mark.filterwarnings("default")
 def test_a_model_that_its_user_compiled_is_seen() -> None:
     model = Model()
     assert not has_compiled_parts(model)
