@@ -49,8 +49,16 @@ ROOMS: dict[str, set[str]] = {
     "checkpoint": {"_core"},
     "profiler": {"_core", "checkpoint"},
     "distributed": {"_core", "compilation"},
-    "deepspeed": {"_core", "_patches", "checkpoint", "distributed"},
-    "fabric": {"_core", "_patches", "attention", "checkpoint", "deepspeed", "distributed"},
+    "deepspeed": {"_core", "_patches", "checkpoint", "compilation", "distributed"},
+    "fabric": {
+        "_core",
+        "_patches",
+        "attention",
+        "checkpoint",
+        "compilation",
+        "deepspeed",
+        "distributed",
+    },
     "accelerator": {"_core", "fabric"},
     "precision": {"_core", "distributed", "fabric"},
     "strategies": {
@@ -118,7 +126,7 @@ def test_data_touches_no_device() -> None:
         assert "hpu" not in path.read_text().split('"'), f"{path} names the device"
 
 
-@pytest.mark.parametrize("room", ["_core", "data", "simulator"])
+@pytest.mark.parametrize("room", ["_core", "compilation", "data", "simulator"])
 def test_a_room_knows_nothing_of_lightning(room: str) -> None:
     sources = _sources(PACKAGE / room)
     assert sources

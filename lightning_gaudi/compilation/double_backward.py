@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -29,6 +30,26 @@ def mentions_double_backward(root: Module) -> str | None:
                 if isinstance(function, FunctionType) and _mentions(function, seen):
                     return f"{kind.__qualname__}.{function.__name__}"
     return None
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Say what to set where torch refuses to differentiate what it has compiled twice.
+
+    Raises:
+        RuntimeError: It does.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "double backward" not in str(error):
+            raise
+        raise RuntimeError(
+            "This backward goes through gradients of gradients (create_graph=True), and what "
+            "torch.compile has compiled can be differentiated once. Leave it as it is: "
+            "compile='none' in the strategy, or LIGHTNING_GAUDI_COMPILE=none; or compile only "
+            "what is differentiated once, with Compilation(regions=[...])."
+        ) from error
 
 
 def _is_users(module: str | None) -> bool:

@@ -76,8 +76,7 @@ class CompiledForward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The module's own `forward`."""
-        method: types.MethodType = self._original
-        return types.MethodType, (method.__func__, method.__self__)
+        return getattr, (self.module, _ATTRIBUTE)
 
 
 def is_compiled(module: Module) -> bool:
@@ -87,9 +86,20 @@ def is_compiled(module: Module) -> bool:
 
 def _traceable(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose code torch's compiler does not skip where it begins."""
-    from torch._dynamo import external_utils, trace_rules
+    from torch._dynamo import trace_rules
 
-    if trace_rules.check(forward):
-        wrapped: Callable[..., Any] = external_utils.wrap_inline(forward)
-        return wrapped
-    return forward
+    if not trace_rules.check(forward):
+        return forward
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    kind: Any = type(getattr(forward, "__self__", None))
+    code = _code(kind, call.__code__)
+    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+
+@functools.cache
+def _code(kind: type, code: types.CodeType) -> types.CodeType:
+    """A class's own: graphs are shared by, and counted for, what has the same code."""
+    return code.replace(co_name=f"{kind.__name__}.forward")

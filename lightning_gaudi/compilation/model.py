@@ -91,11 +91,6 @@ class CompiledWhole:
         self._forward = CompiledForward(module, arguments(compilation), self.watch)
         self._forward.install()
 
-    @property
-    def modules(self) -> list[Module]:
-        """The module."""
-        return [self._forward.module]
-
     def remove(self) -> None:
         """Leave the module as it was."""
         self._forward.remove()

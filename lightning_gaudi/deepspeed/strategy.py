@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.nn import Module
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightning_gaudi._core.deepspeed_versions import warn_if_untested
 from lightning_gaudi._patches.deepspeed import set_variables
+from lightning_gaudi.compilation.settings import Choice, Compilation
 
 from ..distributed.strategy import RankedMixin
 from . import library
@@ -26,8 +27,6 @@ class DeepSpeedMixin(RankedMixin):
     """
 
     strategy_name = "hpu_deepspeed"
-
-    compiles_first = True
 
     lightning_strategy: type[Any]
     """Lightning's `DeepSpeedStrategy`."""
@@ -47,19 +46,25 @@ class DeepSpeedMixin(RankedMixin):
         """Raise if DeepSpeed is absent or too old."""
         library.check_installed("strategy='deepspeed'")
 
-    @override
-    def _compile(self, module: Module, *, with_root: bool) -> None:
-        """Compile regions, whose weights ZeRO-3 then gathers and releases as one, outside graphs.
+    def _choice(self) -> Choice:
+        """ZeRO-3's default is to compile nothing.
 
-        Its hooks on the layers in them would cut each graph at each layer.
+        It takes weights out of a layer while torch still has them saved for a compiled backward,
+        which then computes with tensors of no elements (deepspeed 0.19.8, torch 2.13).
+
+        Raises:
+            MisconfigurationException: Its user asks for more.
         """
-        super()._compile(module, with_root=with_root)
-        if is_stage_3(self.deepspeed_config):
-            from deepspeed.utils import set_z3_leaf_module
-
-            for compiled in self._compiled:
-                for region in compiled.modules:
-                    set_z3_leaf_module(region, True)
+        choice = super()._choice()
+        if choice.compilation.mode == "none" or not is_stage_3(self.deepspeed_config):
+            return choice
+        if choice.origin is not None:
+            raise MisconfigurationException(
+                f"{choice.origin} asks for {choice.compilation.mode!r} to be compiled, which fails "
+                "under DeepSpeed's stage 3: it takes weights away that a compiled backward needs. "
+                "Pass compile='none', stage 2, or strategy='fsdp'."
+            )
+        return Choice(Compilation("none"), None)
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:

@@ -47,9 +47,6 @@ class HPUMixin(_Base):  # type: ignore[misc]
     old_names: tuple[str, ...] = ()
     """Names of older projects for this class; a class derived from it does not inherit them."""
 
-    compiles_first = False
-    """Whether a model is compiled before it is set up: what hooks it then has would be traced."""
-
     compile_callback: Compilation | None = None
     """What a callback of the Trainer asks for; the argument `compile` comes first."""
 
@@ -87,7 +84,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
             MisconfigurationException: An HPU cannot honour one.
             ValueError: The environment says nothing that we know of what to compile.
         """
-        choice = settings.choose(self._compile_argument, self.compile_callback)
+        choice = self._choice()
         if choice.compilation.options:
             compiled_model.check_options(choice.compilation.options)
 
@@ -114,6 +111,10 @@ class HPUMixin(_Base):  # type: ignore[misc]
             if name not in strategy_registry or strategy_registry[name]["strategy"] is not cls:
                 strategy_registry.register(name, cls, description=cls.__name__)
 
+    def _choice(self) -> settings.Choice:
+        """What is to be compiled, and who says so."""
+        return settings.choose(self._compile_argument, self.compile_callback)
+
     def _compile(self, module: Module, *, with_root: bool) -> None:
         """Compile what the user, or nobody, has asked to be compiled of a module.
 
@@ -121,7 +122,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
             module: The model, before or after it has been wrapped.
             with_root: Whether its user calls it, and not other methods.
         """
-        choice = settings.choose(self._compile_argument, self.compile_callback)
+        choice = self._choice()
         if not compiled_model.is_wanted(choice, module):
             self._advise(module, choice)
         elif choice.compilation.mode == "model":
@@ -155,7 +156,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
             self._advice.note_step()
 
     def _stepping(self, optimizer: Any) -> AbstractContextManager[None]:
-        compilation, _ = settings.choose(self._compile_argument, self.compile_callback)
+        compilation = self._choice().compilation
         if compilation.mode == "none" or not compilation.foreach or vendor.is_lazy():
             return nullcontext()
         return stepping_at_once(optimizer)

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.tied_weights import kept_tied
+from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.compilation.settings import Compilation
 
 from ..checkpoint.io import HPUCheckpointIO
@@ -48,11 +49,8 @@ class HPUStrategy(HPUMixin):
         """Set up the model, and compile what is to be compiled of it."""
         assert self.lightning_module is not None
         self._uncompile()
-        if self.compiles_first:
-            self._compile(self.lightning_module, with_root=False)
         super().setup(trainer)
-        if not self.compiles_first:
-            self._compile(self.lightning_module, with_root=False)
+        self._compile(self.lightning_module, with_root=False)
 
     def _compile_whole(self, module: Module, compilation: Compilation) -> Any:
         return CompiledSteps(module, compilation)
@@ -71,6 +69,13 @@ class HPUStrategy(HPUMixin):
     @override
     def checkpoint_io(self, io: CheckpointIO) -> None:
         self._checkpoint_io = io
+
+    @override
+    def backward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run backward."""
+        with explained():
+            loss: Tensor = super().backward(*args, **kwargs)
+        return loss
 
     @override
     def post_backward(self, closure_loss: Tensor) -> None:

@@ -25,15 +25,12 @@ class CompiledSteps:
 
     def __init__(self, module: Module, compilation: Compilation) -> None:
         self.watch = Watch(raises=compilation.on_give_up == "error")
-        compiled: Any = torch.compile(module, **arguments(compilation))
+        # Each step has another batch_idx, which dynamic=False would make a graph of.
+        settings = {**arguments(compilation), "dynamic": compilation.dynamic or None}
+        compiled: Any = torch.compile(module, **settings)
         self._module: Any = from_compiled(compiled)
         for name in _STEPS:
             setattr(module, name, self._watched(getattr(module, name)))
-
-    @property
-    def modules(self) -> list[Module]:
-        """None is gathered as one."""
-        return []
 
     def _watched(self, step: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from typing_extensions import override
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.fused_clipping import clip_norm
 from lightning_gaudi._core.tied_weights import kept_tied
+from lightning_gaudi.compilation.double_backward import explained
 
 from ...checkpoint.io import HPUCheckpointIO
 from ...distributed.strategy import HPUMixin
@@ -62,7 +63,8 @@ class HPUStrategy(HPUMixin):
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Run backward, then cut the graph."""
-        super().backward(tensor, module, *args, **kwargs)
+        with explained():
+            super().backward(tensor, module, *args, **kwargs)
         self._end_of_graph()
 
     # So that Fabric takes it for Lightning's own. It demands that any other is called, by

@@ -1,0 +1,270 @@
+"""Training compiled and as written: the same losses, fewer launches."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from lightning_gaudi._core import vendor
+from lightning_gaudi.callbacks import Compile
+from lightning_gaudi.compilation.forward import is_compiled
+from lightning_gaudi.compilation.settings import Compilation
+from lightning_gaudi.fabric.strategies import SingleHPUStrategy as FabricStrategy
+from lightning_gaudi.strategies import SingleHPUStrategy
+from tests.helpers.tiny import batches, hpu_trainer
+
+# An error in the middle of tracing would be one of the compiler's, which warns of its own doings.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Model(pl.LightningModule):
+    """Three blocks; keeps the losses, and the device's counts before each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.losses: list[Tensor] = []
+        self.counts: list[dict[str, int]] = []
+        self.compiled: list[bool] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        names = ("launch", "graph_compilation", "host_sync")
+        self.counts.append({name: vendor.metric(name)["TotalNumber"] for name in names})
+        self.compiled.append(all(map(is_compiled, self.blocks)) and is_compiled(self.head))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self(batch[0]).square().mean()
+        self.losses.append(loss.detach())
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self(batch[0]).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    def count(self, name: str, step: int) -> int:
+        return self.counts[step + 1][name] - self.counts[step][name]
+
+
+def _fit(model: pl.LightningModule, compile: Any = None, **settings: Any) -> pl.Trainer:
+    settings = {"max_epochs": 2, "num_sanity_val_steps": 0, **settings}
+    trainer = hpu_trainer(strategy=SingleHPUStrategy(compile=compile), **settings)
+    trainer.fit(model, batches(4), batches(2))
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def plain() -> Model:
+    model = Model()
+    _fit(model, "none")
+    return model
+
+
+@pytest.mark.parametrize(
+    "how", ["regions", "model", "callback", "environment", "default", {"regions": ["Block"]}]
+)
+def test_losses_are_those_of_the_model_as_written(
+    how: Any, plain: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model()
+    keys = list(model.state_dict())
+    if how in ("default", "environment"):
+        monkeypatch.delenv("LIGHTNING_GAUDI_COMPILE")
+        if how == "environment":
+            monkeypatch.setenv("LIGHTNING_GAUDI_COMPILE", "regions")
+        _fit(model)
+    elif how == "callback":
+        _fit(model, callbacks=[Compile()])
+    else:
+        _fit(model, how)
+    torch.testing.assert_close(
+        torch.stack(model.losses).cpu(), torch.stack(plain.losses).cpu(), rtol=1e-5, atol=0
+    )
+    assert list(model.state_dict()) == keys
+    assert not {"forward", "training_step", "validation_step"} & vars(model).keys()
+    assert all(model.compiled) is (how != "model")
+    assert not any(map(is_compiled, model.modules()))
+    # Not one graph more in the second epoch, and no waiting for the device.
+    assert model.count("graph_compilation", 4) + model.count("graph_compilation", 5) == 0
+    assert model.count("host_sync", 5) == 0
+    num_graphs = model.counts[-1]["graph_compilation"] - model.counts[0]["graph_compilation"]
+    assert 2 <= num_graphs <= 8
+    # Four regions forward and backward; loss, gradients' sums, and the optimizer's lists.
+    assert model.count("launch", 5) <= 2 * 4 + 20
+    assert plain.count("launch", 5) > 3 * model.count("launch", 5)
+
+
+class Watched(Model):
+    """Makes copies in the middle of training."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        block = self.blocks[0]
+        assert is_compiled(block)
+        for other in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
+            assert isinstance(other, Block)
+            assert not is_compiled(other)
+            x = torch.randn(2, 8)
+            torch.testing.assert_close(other(x.to("hpu")), block(x.to("hpu")))
+            assert other.forward.__self__ is other
+
+
+def test_a_copy_of_a_compiled_module_is_not_compiled() -> None:
+    _fit(Watched(), "regions", max_steps=1)
+
+
+def test_a_checkpoint_resumes_either_way(tmp_path: Any, plain: Model) -> None:
+    first, resumed = Model(), Model()
+    trainer = _fit(first, "regions", max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    group = torch.load(tmp_path / "a.ckpt", weights_only=False)["optimizer_states"][0]
+    assert group["param_groups"][0]["foreach"] is None
+    trainer = hpu_trainer(
+        strategy=SingleHPUStrategy(compile="none"), max_epochs=2, num_sanity_val_steps=0
+    )
+    trainer.fit(resumed, batches(4), batches(2), ckpt_path=tmp_path / "a.ckpt")
+    losses = torch.stack([*first.losses, *resumed.losses]).cpu()
+    torch.testing.assert_close(losses, torch.stack(plain.losses).cpu(), rtol=1e-5, atol=0)
+
+
+class Branching(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        if x.sum() > 0:
+            x = x + 1
+        return x
+
+
+class Branches(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Branching() for _ in range(2))
+
+
+def test_a_branch_on_values_is_told_once_with_its_line() -> None:
+    with pytest.warns(UserWarning, match="cuts Branching") as caught:
+        _fit(Branches(), "regions", max_epochs=1)
+    (found,) = [str(each.message) for each in caught if "cuts" in str(each.message)]
+    assert f"{__file__}:" in found
+    assert "if x.sum() > 0:" in found
+    assert "compile='none'" in found
+
+
+def test_a_branch_on_values_can_be_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"one graph of Branching(.|\n)*compile='none'"):
+        _fit(Branches(), Compilation(on_give_up="error"))
+
+
+class Shapes(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0][: batch_idx + 1]).square().mean()
+
+
+def test_too_many_shapes_are_told_with_the_limit() -> None:
+    from torch._dynamo import config
+
+    told = pytest.warns(UserWarning, match=r"has made 2 graphs of 'forward'.*recompile_limit")
+    with config.patch(recompile_limit=1), told:
+        _fit(Shapes(), {"recompile_limit": 2}, max_epochs=1, limit_val_batches=0)
+
+
+class Penalty(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch[0].requires_grad_()
+        loss = self(x).square().mean()
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + gradient.square().sum()
+
+
+def test_gradients_of_gradients_train_by_default_and_are_explained_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(RuntimeError, match=r"create_graph=True.*compile='none' in the strategy"):
+        _fit(Penalty(), "regions")
+    monkeypatch.delenv("LIGHTNING_GAUDI_COMPILE")
+    with pytest.warns(UserWarning, match="Nothing is compiled: Penalty.training_step"):
+        _fit(Penalty(), max_epochs=1)
+
+
+def test_what_the_user_compiled_is_left_as_it_is() -> None:
+    model = Model()
+    model.blocks[1].compile(backend="eager")
+    _fit(model, "regions", max_epochs=1)
+    assert not any(model.compiled)
+
+
+def test_who_trains_uncompiled_is_told_once_how_many_launches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO"):
+        model = Model()
+        _fit(model, "none")
+    (found,) = [text for text in caplog.messages if "eager mode" in text]
+    assert f"{model.count('launch', 2)} a step" in found
+    assert "compile='regions'" in found
+
+
+def test_the_callback_says_that_it_has_no_effect_elsewhere() -> None:
+    trainer = hpu_trainer(accelerator="cpu", callbacks=[Compile()], max_steps=1)
+    with pytest.warns(UserWarning, match="this Trainer runs on 'cpu': it has no effect"):
+        trainer.fit(Model(), batches(1))
+
+
+@pytest.mark.parametrize("compile", ["regions", "model"])
+def test_fabric_trains_alike(compile: str) -> None:
+    found = []
+    for choice in ("none", compile):
+        fabric = Fabric(accelerator="hpu", devices=1, strategy=FabricStrategy(compile=choice))
+        module = nn.Sequential(Block(), Block(), nn.Linear(8, 1))
+        torch.manual_seed(0)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.1)
+        model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=1e-2))
+        losses = []
+        for (x,) in batches(3):
+            loss = model(x.to("hpu")).square().mean()
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        found.append(torch.stack(losses).cpu())
+        assert any(map(is_compiled, module.modules())) is (choice != "none")
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
+
+
+def test_no_warning_is_left_for_a_model_that_compiles_as_a_whole() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*compile.*", category=UserWarning)
+        _fit(Model(), {"on_give_up": "error"}, max_epochs=1)
