@@ -16,6 +16,7 @@ from . import vendor_import
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils._config_module import ConfigModule
 
 _NAME = "habana_frameworks.torch"
 _VISIBLE_MODULES = "HABANA_VISIBLE_MODULES"
@@ -306,8 +307,9 @@ def fused_clip_norm(gradients: list[torch.Tensor], max_norm: float) -> torch.Ten
     return norm.reshape(())
 
 
-def compile_options() -> list[str]:
-    """The options of the vendor's compiler, those of `torch.compile(options={...})`."""
+def compiler_config() -> ConfigModule:
+    """The vendor's compiler's settings, which are the options that `torch.compile` takes."""
     from habana_frameworks.torch.dynamo.compile_backend import config  # noqa: TID251
 
-    return sorted(config._config)
+    found: ConfigModule = config
+    return found

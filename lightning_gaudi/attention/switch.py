@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -139,7 +139,7 @@ def torchs(
     return result
 
 
-def _warn(reason: str) -> None:
+def _warn_once(reason: str) -> None:
     # The shapes differ from call to call, the reason does not.
     kind = reason.partition("(")[0]
     if kind in _warned or os.environ.get("RANK", "0") != "0":
@@ -154,6 +154,6 @@ def _warn(reason: str) -> None:
     )
 
 
-# A graph cannot warn: this happens as it is traced.
-_warn_once: Callable[[str], None]
-_warn_once = torch.compiler.assume_constant_result(_warn)  # type: ignore[no-untyped-call]
+# A graph cannot warn: it happens as the graph is traced. This is what torch.compiler's
+# assume_constant_result does (torch 2.6 to 2.13), which imports the compiler for it.
+_warn_once._dynamo_marked_constant = True  # type: ignore[attr-defined]

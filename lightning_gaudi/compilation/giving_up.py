@@ -85,6 +85,8 @@ class Watch:
             reason = "a branch that depends on a tensor's values"
         if any(folder in frame.filename for frame in stack for folder in _OF_LIGHTNING):
             return
+        if "disable()" in reason:  # somebody's choice
+            return
         where = f" at {stack[-1].filename}:{stack[-1].lineno} ({stack[-1].line})" if stack else ""
         self._tell(
             where or reason,

@@ -123,7 +123,7 @@ def check_options(options: Mapping[str, Any] | None) -> None:
     """
     if not options:
         return
-    known = vendor.compile_options()
+    known = sorted(vendor.compiler_config().get_config_copy())
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known) or known

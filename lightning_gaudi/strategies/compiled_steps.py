@@ -13,6 +13,7 @@ from lightning_gaudi.compilation.model import arguments
 from lightning_gaudi.compilation.settings import Compilation
 
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+_LOG = ("log", "log_dict")
 
 
 class CompiledSteps:
@@ -31,6 +32,9 @@ class CompiledSteps:
         self._module: Any = from_compiled(compiled)
         for name in _STEPS:
             setattr(module, name, self._watched(getattr(module, name)))
+        # Lightning's bookkeeping is other code in each loop and epoch, and computes nothing.
+        for name in _LOG:
+            setattr(module, name, torch.compiler.disable(getattr(module, name)))
 
     def _watched(self, step: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -44,5 +48,5 @@ class CompiledSteps:
         self.watch.close()
         if self._module._compiler_ctx is not None:
             to_uncompiled(self._module)
-            for name in ("forward", *_STEPS):
+            for name in ("forward", *_STEPS, *_LOG):
                 vars(self._module).pop(name, None)

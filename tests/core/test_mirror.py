@@ -50,8 +50,8 @@ def test_class_path_in_yaml_names_a_mirrored_class() -> None:
 
 
 def test_traceback_shows_the_real_file_and_line() -> None:
-    with pytest.raises(Exception, match="16-mixed") as raised:
-        mirror.HPUPrecisionPlugin("16-mixed")
+    with pytest.raises(Exception, match="64-true") as raised:
+        mirror.HPUPrecisionPlugin("64-true")
     frame = traceback.extract_tb(raised.value.__traceback__)[-1]
     assert (
         frame.filename

@@ -75,6 +75,11 @@ MODULES = (
         "__init__.py",
     ),
     Module("hpu.metrics", "starts counting", "hpu/metrics/__init__.py"),
+    Module(
+        "dynamo.compile_backend.config",
+        "checks PT_HPU_... that are about the compiler",
+        "dynamo/compile_backend/config.py",
+    ),
     Module("utils.internal", "", "utils/internal.py"),
     Module(
         "distributed.hccl",
@@ -92,6 +97,7 @@ CALLABLES = (
         "distributed/hccl/__init__.py",
         BACKEND_PAGE,
     ),
+    Callable("hpex.kernels.FusedSDPA", "", "hpex/kernels/FusedSDPA.py"),
     Callable(
         "hpex.optimizers.FusedAdamW",
         "params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, bias_correction=True, "

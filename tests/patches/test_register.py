@@ -205,6 +205,8 @@ OWN = {
         "report.num_tokens",
         "report.seconds",
     },
+    "callbacks/compile.py": {"strategy.compile_callback"},
+    "distributed/device_mesh.py": {"plugin.scaler.spans_ranks"},
     "data/describe.py": {
         "report.num_batches",
         "report.num_batches_total",
@@ -222,12 +224,29 @@ OWN = {
     "_core/gradient_clipping.py": {"parameter.grad"},
     "deepspeed/engine/lifecycle.py": {"tensor.data"},
     # Settings, which Lightning's methods, or a user, set just so.
+    "callbacks/exit_checkpoint.py": {
+        "checkpoint.save_last",
+        "trainer._signal_connector.received_sigterm",
+    },
+    "compilation/model.py": {
+        "config.optimize_ddp",
+        "setattr(config, name, max(limit, getattr(config, name)))",
+    },
+    "distributed/loaders.py": {"loader.multiprocessing_context"},
     "_patches/connector.py": {"connector._devices_flag", "connector._strategy_flag"},
     "_patches/deepspeed.py": {"torch.utils.deterministic.fill_uninitialized_memory"},
     "strategies/base.py": {"self._checkpoint_io.checkpoint_io"},
     "strategies/deepspeed.py": {"self.precision_plugin.gradient_clipping"},
     "strategies/fsdp.py": {"plugin.model"},
     "strategies/parallel.py": {"self._trainer._signal_connector.received_sigterm"},
+    # A note to the compiler on a function of our own.
+    "attention/switch.py": {"_warn_once._dynamo_marked_constant"},
+    # A user's model while it trains: compiled in place, and given back as it was.
+    "compilation/forward.py": {"self.module.__dict__[_ATTRIBUTE]"},
+    "strategies/compiled_steps.py": {
+        "setattr(module, name, self._watched(getattr(module, name)))",
+        "setattr(module, name, torch.compiler.disable(getattr(module, name)))",
+    },
     # A note on a user's model.
     "distributed/fsdp.py": {"vars(model)[_ROOT]"},
 }
