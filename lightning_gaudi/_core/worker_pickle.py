@@ -109,18 +109,28 @@ def _is_trainer(obj: Any) -> bool:
     return any(t.__module__ in _TRAINERS and t.__name__ == "Trainer" for t in type(obj).__mro__)
 
 
+def given(process: Any) -> dict[str, Any]:
+    """What a process for a worker is given by the program, by the names of a DataLoader."""
+    arguments = _arguments(process)
+    names = {"dataset": "dataset", "collate_fn": "collate_fn", "worker_init_fn": "init_fn"}
+    return {name: arguments[theirs] for name, theirs in names.items() if theirs in arguments}
+
+
+def _arguments(process: Any) -> dict[str, Any]:
+    names = inspect.signature(process._target).parameters
+    return {**dict(zip(names, process._args, strict=False)), **process._kwargs}
+
+
 def _explain(process: Any, error: Exception) -> str:
     """What does not pickle, and what to do."""
-    names = inspect.signature(process._target).parameters
-    given = {**dict(zip(names, process._args, strict=False)), **process._kwargs}
     path, reason = "what it gives its workers", error
-    for name in ("dataset", "collate_fn", "init_fn"):
-        if name in given and (found := _fails(given[name])) is not None:
-            start = "worker_init_fn" if name == "init_fn" else name
-            path, reason = _innermost(given[name], start, found)
+    for name, thing in given(process).items():
+        if (found := _fails(thing)) is not None:
+            path, reason = _innermost(thing, name, found)
             break
+    num_workers = _arguments(process).get("num_workers", 1)
     return (
-        f"A DataLoader with num_workers={given.get('num_workers', 1)} cannot start its workers: "
+        f"A DataLoader with num_workers={num_workers} cannot start its workers: "
         f"{path} does not pickle ({str(reason).strip().splitlines()[0]}). The process that "
         "holds a card is not forked, since the driver does not survive that, so workers get a "
         "copy. Open files, connections and generators in the worker, at the first __getitem__ or "
