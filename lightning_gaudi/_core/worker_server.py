@@ -46,8 +46,7 @@ def _import(names: list[str]) -> None:
         # Whatever fails here fails again in a worker, where the user is told.
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "habana_frameworks"]:
-        del sys.modules[name]
+    del sys.modules["habana_frameworks"]
 
 
 if (_path := os.environ.pop(MODULES, None)) is not None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver, popen_forkserver, resource_tracker, spawn, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
-from multiprocessing.process import parent_process
+from multiprocessing.process import BaseProcess, parent_process
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ _MAX_NESTED = 3
 
 _server = forkserver.ForkServer()
 _server.set_forkserver_preload([worker_server.__name__, "torch.utils.data", __name__])
-_modules: set[str] = set()
-"""What the server was told to import."""
+_modules: dict[str, None] = {}
+"""What the server was told to import, in this order."""
 
 
 def start_server(things: Iterable[Any] = ()) -> None:
@@ -50,13 +50,11 @@ def start_server(things: Iterable[Any] = ()) -> None:
         things: What workers will get: data sets and functions. The server imports where they are
             defined, as it starts or else before its next fork.
     """
-    path = Path(util.get_temp_dir(), f"modules-{os.getpid()}.json")  # type: ignore[attr-defined]
-    new = set(_modules_of(things)) - {"__main__", "__mp_main__"} - _modules
-    if new or not path.exists():
-        _modules.update(new)
-        written = path.with_suffix(".new")
-        written.write_text(json.dumps([sorted(_modules), sys.path]))
-        written.replace(path)
+    path = Path(util.get_temp_dir(), f"modules-{os.getpid()}.json")
+    _modules.update(dict.fromkeys(_modules_of(things)))
+    written = path.with_suffix(".new")
+    written.write_text(json.dumps([list(_modules), sys.path]))
+    written.replace(path)  # at once: the server may be reading
     resource_tracker.ensure_running()  # it unblocks what is blocked next
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -126,7 +124,7 @@ class _Start(popen_forkserver.Popen):
         set_spawning_popen(self)
         try:
             ForkingPickler(file).dump(preparation)
-            worker_pickle.dump(process, _Arrival(), file)
+            ForkingPickler(file).dump(_Arrival(process))
         finally:
             set_spawning_popen(None)
         start_server(worker_pickle.given(process).values())
@@ -140,14 +138,18 @@ class _Start(popen_forkserver.Popen):
 
 
 class _Arrival:
-    """Pickles to a call in the worker, which takes on what is this process's."""
+    """Unpickles to its process, in a worker that has taken on what is this process's."""
 
-    def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+
+    def __reduce__(self) -> tuple[Callable[..., BaseProcess], tuple[Any, ...]]:
         strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-        return _arrive, (dict(os.environ), torch.get_default_dtype(), strategy)
+        settings = (dict(os.environ), torch.get_default_dtype(), strategy)
+        return _arrive, (*settings, *worker_pickle.dumps(self._process))
 
 
-def _arrive(environ: dict[str, str], dtype: torch.dtype, strategy: str) -> None:
+def _arrive(environ: dict[str, str], dtype: torch.dtype, strategy: str, *pickled: Any) -> Any:
     """Become a process that works for another one."""
     os.environ.clear()
     os.environ.update(environ)
@@ -155,6 +157,5 @@ def _arrive(environ: dict[str, str], dtype: torch.dtype, strategy: str) -> None:
     torch.multiprocessing.set_sharing_strategy(strategy)  # type: ignore[no-untyped-call]
     # The server ends with the last process that holds this end of a pipe. A worker does not, so
     # that both end with the process that they are for: torch's workers watch their parent.
-    server: Any = forkserver._forkserver
-    os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = None
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    return worker_pickle.loads(*pickled)

@@ -228,6 +228,8 @@ OWN = {
     "strategies/deepspeed.py": {"self.precision_plugin.gradient_clipping"},
     "strategies/fsdp.py": {"plugin.model"},
     "strategies/parallel.py": {"self._trainer._signal_connector.received_sigterm"},
+    # A process of ours, in which the vendor's package must not be imported for the user's modules.
+    "_core/worker_server.py": {"sys.modules['habana_frameworks']"},
     # A note on a user's model.
     "distributed/fsdp.py": {"vars(model)[_ROOT]"},
 }
