@@ -38,6 +38,6 @@ def start_workers_safely(loader: Any) -> None:
         raise MisconfigurationException(
             f"A DataLoader has num_workers={loader.num_workers} and multiprocessing_context='fork',"
             " but a process that holds a card must not be forked: the driver does not survive it. "
-            "Leave multiprocessing_context out: workers then start as fast, from a process without "
-            "a card. Or pass 'spawn' or 'forkserver'."
+            "Leave multiprocessing_context out: workers then start about as fast, from a process "
+            "without a card. Or pass 'spawn' or 'forkserver'."
         )
