@@ -38,7 +38,8 @@ class Memory:
 
     def __init__(self, owner: object) -> None:
         self._descriptor = os.memfd_create("workers")
-        weakref.finalize(owner, os.close, self._descriptor)
+        self.close = weakref.finalize(owner, os.close, self._descriptor)
+        """Once all workers have it; else it is closed with the owner."""
         # With the buffers, so that nothing else comes to lie at their addresses.
         self._copies: dict[tuple[int, int], tuple[PickleBuffer, int]] = {}
 
@@ -74,6 +75,12 @@ def memory_of(owner: object) -> Memory:
     if owner not in _memories:
         _memories[owner] = Memory(owner)
     return _memories[owner]
+
+
+def forget(owner: object) -> None:
+    """Free what is kept for workers that have all started."""
+    if (memory := _memories.pop(owner, None)) is not None:
+        memory.close()
 
 
 def take_over(descriptor: Any, places: list[Place]) -> list[memoryview]:

@@ -43,9 +43,20 @@ def dumps(process: BaseProcess) -> tuple[bytes, Any, list[worker_memory.Place]]:
         pickler.dump((process, pickler.found))
     except Exception as error:
         raise ValueError(_explain(process, error)) from error
-    # One object for all workers of an iterator of a DataLoader, and for it alone.
-    owner = _arguments(process).get("done_event", process)
-    return file.getvalue(), *worker_memory.memory_of(owner).hand_over(pickler.buffers)
+    memory = worker_memory.memory_of(_owner(process))
+    return file.getvalue(), *memory.hand_over(pickler.buffers)
+
+
+def has_started(process: BaseProcess) -> None:
+    """Free what `dumps` keeps for the workers of a loader, after the last."""
+    arguments = _arguments(process)
+    if arguments.get("worker_id", 0) + 1 == arguments.get("num_workers", 1):
+        worker_memory.forget(_owner(process))
+
+
+def _owner(process: BaseProcess) -> object:
+    """One object for all workers of an iterator of a DataLoader, and for it alone."""
+    return _arguments(process).get("done_event", process)
 
 
 def loads(content: bytes, descriptor: Any, places: list[worker_memory.Place]) -> BaseProcess:

@@ -135,6 +135,7 @@ class _Start(popen_forkserver.Popen):
         with open(write_end, "wb") as pipe:  # noqa: PTH123
             pipe.write(file.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
+        worker_pickle.has_started(process)
 
 
 class _Arrival:

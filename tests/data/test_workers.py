@@ -59,6 +59,8 @@ torch.ones(1).to("hpu")
 given = {"num_workers": 2, "multiprocessing_context": worker_context()}
 loader = DataLoader(rows := Rows(), **given)
 epochs = [list(loader) for _ in range(2)]
+descriptors = [str(path.readlink()) for path in pathlib.Path("/proc/self/fd").iterdir()
+               if path.is_symlink()]
 plain = {"num_workers": 1, "multiprocessing_context": worker_context()}
 plain["worker_init_fn"] = [].append  # it has no module
 imported = [all(DataLoader(module.Rows(), **plain)) for module in (first, second)]
@@ -71,6 +73,7 @@ print(json.dumps({
     "shared": rows.shared.tolist(),
     "imported": imported,
     "bucketed": sum(batch[0].sum().item() for batch in bucketed),
+    "descriptors": [link for link in descriptors if "memfd:workers" in link],
     "findings": [finding.rule for finding in rules.findings()],
 }))
 """
@@ -95,6 +98,10 @@ def test_tensors_arrays_and_files_arrive_as_they_are(ran):
 
 def test_what_a_worker_changes_is_its_own(ran):
     assert ran["unchanged"] == [2, 1026]
+
+
+def test_nothing_is_kept_for_workers_that_have_started(ran):
+    assert ran["descriptors"] == []
 
 
 def test_a_tensor_that_the_program_has_shared_stays_shared(ran):
