@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
@@ -20,45 +21,57 @@ from typing import Any, ClassVar
 import cloudpickle  # type: ignore[import-untyped]
 import torch
 
+from . import worker_memory
+
 _MAX_DEPTH = 8
 _PROGRAM = ("__main__", "__mp_main__")  # the second in what multiprocessing has spawned
 _TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 
 
-def dump(process: BaseProcess, arrival: object, file: io.BytesIO) -> None:
-    """Pickle a process that is about to start.
+def dumps(process: BaseProcess) -> tuple[bytes, Any, list[worker_memory.Place]]:
+    """Pickle a process that is about to start, to what `loads` takes.
 
     Args:
         process: Its target's arguments are what a DataLoader gives its workers.
-        arrival: What is unpickled before it.
-        file: Where to.
 
     Raises:
         ValueError: Something does not pickle; the message says what.
     """
+    file = io.BytesIO()
     pickler = _Pickler(file)
     try:
-        pickler.dump(_InOrder(arrival, process, _Found(pickler)))
+        pickler.dump((process, pickler.found))
     except Exception as error:
         raise ValueError(_explain(process, error)) from error
+    memory = worker_memory.memory_of(_owner(process))
+    return file.getvalue(), *memory.hand_over(pickler.buffers)
 
 
-class _InOrder:
-    """Unpickles to the second of three things, in their order."""
-
-    def __init__(self, *things: object) -> None:
-        self._things = things
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return _second, self._things
+def has_started(process: BaseProcess) -> None:
+    """Free what `dumps` keeps for the workers of a loader, after the last."""
+    arguments = _arguments(process)
+    if arguments.get("worker_id", 0) + 1 == arguments.get("num_workers", 1):
+        worker_memory.forget(_owner(process))
 
 
-def _second(_first: object, second: object, _third: object) -> object:
-    return second
+def _owner(process: BaseProcess) -> object:
+    """One object for all workers of an iterator of a DataLoader, and for it alone."""
+    return _arguments(process).get("done_event", process)
+
+
+def loads(content: bytes, descriptor: Any, places: list[worker_memory.Place]) -> BaseProcess:
+    """In a worker, the process that `dumps` was given."""
+    process: BaseProcess
+    process, found = pickle.loads(content, buffers=worker_memory.take_over(descriptor, places))
+    # Let this worker's batches be of the program's classes: they go back by name.
+    main = sys.modules["__main__"]
+    vars(main).update(found)
+    sys.modules.setdefault("__mp_main__", main)
+    return process
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles tensors as multiprocessing does, in shared memory, and the program's by value."""
+    """Pickles tensors and arrays as `worker_memory` does, and what is the program's by value."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
@@ -66,11 +79,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     )
 
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
+        super().__init__(file, buffer_callback=self._is_kept)
+        self.buffers: list[pickle.PickleBuffer] = []
+        """What does not go to the file."""
         self.found: dict[str, Any] = {}
         """Functions and classes of the program, by name."""
         if "__mp_main__" in sys.modules:
             cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
+
+    def _is_kept(self, buffer: pickle.PickleBuffer) -> bool:
+        is_small = buffer.raw().nbytes < worker_memory.MIN_BYTES
+        if not is_small:
+            self.buffers.append(buffer)
+        return is_small
 
     def reducer_override(self, obj: Any) -> Any:
         """How to pickle an object; NotImplemented for the usual way."""
@@ -80,6 +101,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             raise ValueError("it is an open file")  # cloudpickle would read all of it
         if _is_trainer(obj):
             return type(None), ()  # as Lightning pickles a module
+        if (reduced := worker_memory.reduce(obj)) is not None:
+            return reduced
         if isinstance(obj, type) or inspect.isfunction(obj):
             name = obj.__qualname__
             main = sys.modules["__main__"]
@@ -88,39 +111,32 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-class _Found:
-    """Where it is pickled, last, the pickler knows which names of the program there are."""
-
-    def __init__(self, pickler: _Pickler) -> None:
-        self._pickler = pickler
-
-    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], None], tuple[dict[str, Any]]]:
-        return _set_names, (dict(self._pickler.found),)
-
-
-def _set_names(names: Mapping[str, Any]) -> None:
-    """Let this worker's batches be of the program's classes: they go back by name."""
-    main = sys.modules["__main__"]
-    vars(main).update(names)
-    sys.modules.setdefault("__mp_main__", main)
-
-
 def _is_trainer(obj: Any) -> bool:
     return any(t.__module__ in _TRAINERS and t.__name__ == "Trainer" for t in type(obj).__mro__)
 
 
+def given(process: Any) -> dict[str, Any]:
+    """What a process for a worker is given by the program, by the names of a DataLoader."""
+    arguments = _arguments(process)
+    names = {"dataset": "dataset", "collate_fn": "collate_fn", "worker_init_fn": "init_fn"}
+    return {name: arguments[theirs] for name, theirs in names.items() if theirs in arguments}
+
+
+def _arguments(process: Any) -> dict[str, Any]:
+    names = inspect.signature(process._target).parameters
+    return {**dict(zip(names, process._args, strict=False)), **process._kwargs}
+
+
 def _explain(process: Any, error: Exception) -> str:
     """What does not pickle, and what to do."""
-    names = inspect.signature(process._target).parameters
-    given = {**dict(zip(names, process._args, strict=False)), **process._kwargs}
     path, reason = "what it gives its workers", error
-    for name in ("dataset", "collate_fn", "init_fn"):
-        if name in given and (found := _fails(given[name])) is not None:
-            start = "worker_init_fn" if name == "init_fn" else name
-            path, reason = _innermost(given[name], start, found)
+    for name, thing in given(process).items():
+        if (found := _fails(thing)) is not None:
+            path, reason = _innermost(thing, name, found)
             break
+    num_workers = _arguments(process).get("num_workers", 1)
     return (
-        f"A DataLoader with num_workers={given.get('num_workers', 1)} cannot start its workers: "
+        f"A DataLoader with num_workers={num_workers} cannot start its workers: "
         f"{path} does not pickle ({str(reason).strip().splitlines()[0]}). The process that "
         "holds a card is not forked, since the driver does not survive that, so workers get a "
         "copy. Open files, connections and generators in the worker, at the first __getitem__ or "

@@ -6,25 +6,48 @@ It never has the vendor's package: a module that needs that is left to the worke
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
+import signal
 import sys
+from pathlib import Path
 
 MODULES = "_LIGHTNING_GAUDI_WORKER_MODULES"
-"""The variable that holds a list of modules, and where to look for them, as JSON."""
+"""The variable that names a file: a list of modules, and where to look for them, as JSON."""
 
 
-def _import_modules(names: list[str], path: list[str]) -> None:
-    sys.path[:] = path
+def _serve(path: Path) -> None:
+    """Import the modules that the file names, and those that it will name before a fork."""
+    # Blocked until now, so that Ctrl-C ends no import. Workers inherit that it is ignored.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    import_new = functools.partial(_import_new, path, os.getpid(), set())
+    import_new()
+    os.register_at_fork(before=import_new)
+
+
+def _import_new(path: Path, server: int, tried: set[str]) -> None:
+    if os.getpid() != server:  # a worker that forks
+        return
+    with contextlib.suppress(OSError):  # somebody has tidied up: what is imported is enough
+        names, sys.path[:] = json.loads(path.read_text())
+        new = [name for name in names if name not in tried]
+        tried.update(new)
+        _import(new)
+
+
+def _import(names: list[str]) -> None:
+    if not names:
+        return
     sys.modules["habana_frameworks"] = None  # type: ignore[assignment]
     for name in names:
         # Whatever fails here fails again in a worker, where the user is told.
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "habana_frameworks"]:
-        del sys.modules[name]
+    del sys.modules["habana_frameworks"]
 
 
-if (_wanted := os.environ.pop(MODULES, None)) is not None:
-    _import_modules(*json.loads(_wanted))
+if (_path := os.environ.pop(MODULES, None)) is not None:
+    _serve(Path(_path))

@@ -3,7 +3,7 @@
 Its driver does not survive a fork. So a process that holds no card forks the workers: a fork server
 of `multiprocessing`, started afresh, as a program is. Beside that module's own it
 
-- imports torch and the data set's module once and not in each worker, and neither the vendor's
+- imports torch and the data sets' modules once and not in each worker, and neither the vendor's
   package nor the simulator;
 - does not have workers run the program again, see `worker_pickle`;
 - has them ignore Ctrl-C, and end when the process dies that they work for.
@@ -21,10 +21,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing import forkserver, popen_forkserver, spawn, util
+from multiprocessing import forkserver, popen_forkserver, resource_tracker, spawn, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
-from multiprocessing.process import parent_process
+from multiprocessing.process import BaseProcess, parent_process
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,19 +35,43 @@ from . import worker_pickle, worker_server
 _WITHOUT_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULATE": None}
 """Changes to the environment in which the server imports torch; its workers get their program's."""
 
+_MAX_NESTED = 3
+
 _server = forkserver.ForkServer()
-_server.set_forkserver_preload(["torch.utils.data", __name__, worker_server.__name__])
+_server.set_forkserver_preload([worker_server.__name__, "torch.utils.data", __name__])
+_modules: dict[str, None] = {}
+"""What the server was told to import, in this order."""
 
 
-def start_server(modules: Iterable[str] = ()) -> None:
+def start_server(things: Iterable[Any] = ()) -> None:
     """Have the server start in the background, so that the first workers need not wait.
 
     Args:
-        modules: What workers will import, beside torch; of no effect where the server runs.
+        things: What workers will get: data sets and functions. The server imports where they are
+            defined, as it starts or else before its next fork.
     """
-    wanted = json.dumps([sorted(set(modules) - {"__main__", "__mp_main__"}), sys.path])
-    with _changed_environment({**_WITHOUT_DEVICE, worker_server.MODULES: wanted}):
-        _server.ensure_running()
+    path = Path(util.get_temp_dir(), f"modules-{os.getpid()}.json")
+    _modules.update(dict.fromkeys(_modules_of(things)))
+    written = path.with_suffix(".new")
+    written.write_text(json.dumps([list(_modules), sys.path]))
+    written.replace(path)  # at once: the server may be reading
+    resource_tracker.ensure_running()  # it unblocks what is blocked next
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with _changed_environment({**_WITHOUT_DEVICE, worker_server.MODULES: str(path)}):
+            _server.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _modules_of(things: Iterable[Any]) -> Iterator[str]:
+    """Where things are defined: data sets around data sets, too."""
+    for _ in range(_MAX_NESTED):
+        things = [thing for thing in things if thing is not None]
+        yield from (getattr(thing, "__module__", type(thing).__module__) for thing in things)
+        # Of a Subset or a loader of ours, of a partial function, of a bound method.
+        names = ("dataset", "collate", "func", "__self__")
+        things = [getattr(thing, name, None) for thing in things for name in names]
 
 
 @contextmanager
@@ -99,10 +124,10 @@ class _Start(popen_forkserver.Popen):
         set_spawning_popen(self)
         try:
             ForkingPickler(file).dump(preparation)
-            worker_pickle.dump(process, _Arrival(), file)
+            ForkingPickler(file).dump(_Arrival(process))
         finally:
             set_spawning_popen(None)
-        start_server()
+        start_server(worker_pickle.given(process).values())
         self.sentinel, write_end = _server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         parent_write_end = os.dup(write_end)
         ends = (parent_write_end, self.sentinel)
@@ -110,25 +135,28 @@ class _Start(popen_forkserver.Popen):
         with open(write_end, "wb") as pipe:  # noqa: PTH123
             pipe.write(file.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
+        worker_pickle.has_started(process)
 
 
 class _Arrival:
-    """Pickles to a call in the worker, which takes on what is this process's."""
+    """Unpickles to its process, in a worker that has taken on what is this process's."""
 
-    def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+
+    def __reduce__(self) -> tuple[Callable[..., BaseProcess], tuple[Any, ...]]:
         strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-        return _arrive, (dict(os.environ), torch.get_default_dtype(), strategy)
+        settings = (dict(os.environ), torch.get_default_dtype(), strategy)
+        return _arrive, (*settings, *worker_pickle.dumps(self._process))
 
 
-def _arrive(environ: dict[str, str], dtype: torch.dtype, strategy: str) -> None:
+def _arrive(environ: dict[str, str], dtype: torch.dtype, strategy: str, *pickled: Any) -> Any:
     """Become a process that works for another one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environ)
     torch.set_default_dtype(dtype)
     torch.multiprocessing.set_sharing_strategy(strategy)  # type: ignore[no-untyped-call]
     # The server ends with the last process that holds this end of a pipe. A worker does not, so
     # that both end with the process that they are for: torch's workers watch their parent.
-    server: Any = forkserver._forkserver
-    os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = None
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    return worker_pickle.loads(*pickled)

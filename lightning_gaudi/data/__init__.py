@@ -6,6 +6,7 @@ In reading order:
 - `sampler`: batches from one bucket each, shared among ranks, shuffled and resumable.
 - `padding`: samples of different lengths into tensors of one shape.
 - `loader`: a DataLoader of such batches that Lightning takes as it is, saves and resumes.
+- `workers`: processes that load, in a loop without Lightning.
 - `evaluation`: one batch shape for any data set, each sample once.
 - `packing`: many short sequences in one row of fixed length, each attending only to itself.
 - `describe`: which shapes a loader gives, and how much of them is padding.
@@ -22,6 +23,7 @@ from lightning_gaudi.data.loader import BucketDataLoader
 from lightning_gaudi.data.packing import block_diagonal_mask, pack
 from lightning_gaudi.data.padding import pad_batch
 from lightning_gaudi.data.sampler import BucketBatch, BucketBatchSampler
+from lightning_gaudi.data.workers import worker_context
 
 __all__ = [
     "BucketBatch",
@@ -37,4 +39,5 @@ __all__ = [
     "optimal_buckets",
     "pack",
     "pad_batch",
+    "worker_context",
 ]

@@ -46,7 +46,8 @@ class BucketDataLoader(DataLoader[Any]):
         with_epoch: ask the data set for `(epoch, index)` rather than `index`, so that what it
             draws at random, such as masks, can depend on the epoch and be the same after resuming.
         label_names: tensors of integers [B, ...] whose rows that are not real become -100.
-        kwargs: further arguments of `torch.utils.data.DataLoader`, such as `num_workers`.
+        kwargs: further arguments of `torch.utils.data.DataLoader`, such as `num_workers`; with
+            these, `multiprocessing_context=worker_context()` in a plain loop beside a card.
 
     Raises:
         ValueError: for another kind of sampler, and for a data set of another size than it knows.

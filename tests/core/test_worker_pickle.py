@@ -18,7 +18,7 @@ def _work(dataset, collate_fn, init_fn, num_workers):
 
 def _dump(dataset=None, collate_fn=None, init_fn=None):
     process = Process(target=_work, args=(dataset, collate_fn, init_fn, 3))
-    worker_pickle.dump(process, None, io.BytesIO())
+    worker_pickle.dumps(process)
 
 
 def _closing(over):

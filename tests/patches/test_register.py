@@ -247,6 +247,8 @@ OWN = {
         "setattr(module, name, self._watched(getattr(module, name)))",
         "setattr(module, name, torch.compiler.disable(getattr(module, name)))",
     },
+    # A process of ours, in which the vendor's package must not be imported for the user's modules.
+    "_core/worker_server.py": {"sys.modules['habana_frameworks']"},
     # A note on a user's model.
     "distributed/fsdp.py": {"vars(model)[_ROOT]"},
 }

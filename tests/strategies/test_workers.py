@@ -44,6 +44,13 @@ def test_a_start_method_of_the_whole_program_is_left(choice, monkeypatch):
     assert _method(num_workers=1) is None
 
 
+def test_python_s_default_is_nobody_s_choice(monkeypatch):
+    # As Python 3.14 has it, once somebody has asked for the default.
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "forkserver")
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["forkserver", "fork"])
+    assert _method(num_workers=1) == ("WorkerContext", "forkserver")
+
+
 def test_another_library_s_loader_is_taken_too():
     loader = SimpleNamespace(num_workers=1, multiprocessing_context=None)
     start_workers_safely(loader)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+
 import lightning.pytorch as pl
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from lightning_gaudi._core import worker_start
 from tests.helpers.tiny import NUM_FEATURES, QUIET, TinyModule
 
 
@@ -67,3 +71,32 @@ def train_on_ranks(rank: int) -> list[list[torch.Tensor]]:
         trainer.fit(model, DataLoader(Rows(), 4, shuffle=True, num_workers=num_workers))
         found.append([*model.batches, *(weight.detach().cpu() for weight in model.parameters())])
     return found
+
+
+class Failing(Rows):
+    """Some rows that say which process has made them, and one that cannot be made."""
+
+    def __init__(self, fails_at: int = 16) -> None:
+        self.fails_at = fails_at
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.fails_at:
+            raise LookupError(f"no row {index}")
+        return torch.full((NUM_FEATURES,), float(os.getpid()), dtype=torch.float64)
+
+
+class Ending(TinyModule):
+    """Prints which processes there are, then does something at its third step."""
+
+    def __init__(self, act: Callable[[list[int]], object]) -> None:
+        super().__init__()
+        self.act = act
+        self.workers: list[int] = []
+
+    def training_step(self, batch, batch_idx):
+        self.workers.append(int(batch[0, 0]))
+        if batch_idx == 2:
+            workers = sorted(set(self.workers))
+            print("processes", worker_start._server._forkserver_pid, *workers, flush=True)  # type: ignore[attr-defined]
+            self.act(workers)
+        return super().training_step([batch.float()], batch_idx)

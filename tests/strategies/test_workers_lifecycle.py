@@ -1,0 +1,134 @@
+"""How workers of DataLoaders end: with their program, and not without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.forked import fork_python
+
+_LIMIT_S = 30
+"""By when the last process has ended: torch's workers look for their parent every 5 s."""
+
+_SCRIPT = """
+import os, signal, sys
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+from tests.helpers.tiny import QUIET
+from tests.strategies.worker_cases import Ending, Failing
+
+def fail(workers):
+    raise ArithmeticError("the step fails")
+
+case = sys.argv[1]
+act = {
+    "SIGINT": lambda workers: os.kill(os.getpid(), signal.SIGINT),
+    "SIGINT to all": lambda workers: os.killpg(0, signal.SIGINT),
+    "SIGTERM": lambda workers: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGTERM to all": lambda workers: os.killpg(0, signal.SIGTERM),
+    "SIGKILL": lambda workers: os.kill(os.getpid(), signal.SIGKILL),
+    "step": fail,
+    "row": lambda workers: None,
+    "worker": lambda workers: os.kill(workers[0], signal.SIGKILL),
+    "end": lambda workers: None,
+}[case]
+os.setpgrp()  # as a shell starts a program
+rows = Failing(9) if case == "row" else Failing()
+trainer = pl.Trainer(accelerator="hpu", devices=1, max_epochs=3, **QUIET)
+trainer.fit(Ending(act), DataLoader(rows, 2, num_workers=2))
+"""
+
+
+def _shared() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("torch_*")}
+
+
+def _is_running(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def _run(case: str) -> tuple[int, str]:
+    """The exit status and what was said, once all processes are gone."""
+    result = fork_python(_SCRIPT, case, check=False)
+    lines = [line.split() for line in result.stdout.splitlines()]
+    pids = [int(pid) for line in lines if line[:1] == ["processes"] for pid in line[1:]]
+    assert len(set(pids)) >= 3, result.stdout + result.stderr  # a server and two workers
+    end = time.monotonic() + _LIMIT_S
+    while left := [pid for pid in pids if _is_running(pid)]:
+        assert time.monotonic() < end, f"{left} of {pids} are left"
+        time.sleep(0.05)
+    return result.returncode, result.stderr
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_in_shared_memory():
+    before = _shared()
+    yield
+    assert _shared() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "status"),
+    # Lightning ends with 1 at Ctrl-C, and after SIGTERM without an error.
+    [("SIGINT", 1), ("SIGINT to all", 1), ("SIGTERM", 0), ("SIGTERM to all", 0), ("SIGKILL", -9)],
+)
+def test_a_signal_ends_all(case, status):
+    found, said = _run(case)
+    assert found == status
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_the_end_of_the_program_ends_all():
+    status, said = _run("end")
+    assert status == 0
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_an_error_in_a_step_ends_all():
+    status, said = _run("step")
+    assert status == 1
+    assert said.count("ArithmeticError: the step fails") == 1
+
+
+def test_an_error_in_a_worker_comes_once_with_its_place():
+    status, said = _run("row")
+    assert status == 1
+    assert said.count('raise LookupError(f"no row {index}")') == 1
+    assert said.count("LookupError: no row 9") == 1
+    assert "worker_cases.py" in said
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_killed_is_an_error():
+    status, said = _run("worker")
+    assert status == 1
+    # The second where torch was about to fetch a batch from it.
+    assert re.search(r"DataLoader worker .* exited unexpectedly|Connection\w+Error", said)
+
+
+_STARTING = """
+import os, signal, sys
+from lightning_gaudi._core import worker_start
+os.setpgrp()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+worker_start.start_server()
+os.killpg(0, signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from torch.utils.data import DataLoader
+loader = DataLoader([1, 2], num_workers=1, multiprocessing_context=worker_start.WorkerContext())
+first = worker_start._server._forkserver_pid
+print(len(list(loader)), worker_start._server._forkserver_pid == first)
+"""
+
+
+def test_ctrl_c_does_not_end_a_server_that_starts():
+    assert fork_python(_STARTING).stdout.split() == ["2", "True"]
