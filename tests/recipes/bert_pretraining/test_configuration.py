@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import recipes.bert_pretraining
 from recipes.bert_pretraining.__main__ import LINKS, main
@@ -11,6 +12,14 @@ from recipes.common import cli as recipe_cli
 from tests.helpers.forked import fork_module
 
 FOLDER = Path(recipes.bert_pretraining.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """What the recipe's program sets before torch is imported, for the published runs."""
+    for path in (FOLDER / "published").glob("*.yaml"):
+        for name, value in (yaml.safe_load(path.read_text()).get("environment") or {}).items():
+            monkeypatch.setenv(name, str(value))
 
 
 def _instantiate(config: Path, *args: str) -> recipe_cli.RecipeCLI:
