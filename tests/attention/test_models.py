@@ -33,6 +33,7 @@ MODELS = {
     "Llama": GROUPED,
     "Qwen2": GROUPED,
     "Bloom": {**SMALL, "n_head": 2, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+    "Mpt": {"vocab_size": VOCABULARY, "d_model": 16, "n_layers": 2, "n_heads": 2},
 }
 HEADS = {"Bert": "ForMaskedLM", "T5": "ForConditionalGeneration"}
 # T5's position biases are learnt.
@@ -110,7 +111,7 @@ def _forward(model):
     return logits, 6 if decoder else 2  # encoder, decoder, and from one to the other
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ("Bert",) if _is_by_name(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in ("Bert", "Bloom") if _is_by_name(kind)])
 def test_a_mask_of_padding_does_not_wait_for_the_device(kind):
     model = _model(kind, NAME, "hpu")
     ids = torch.ones(2, TOKENS, dtype=torch.long, device="hpu")
@@ -119,7 +120,7 @@ def test_a_mask_of_padding_does_not_wait_for_the_device(kind):
     assert dict(metric.stats())["TotalNumber"] == 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ("Llama", "T5") if _is_by_name(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in ("Llama", "T5", "Bloom") if _is_by_name(kind)])
 def test_generation_writes_what_the_cpu_writes(kind):
     ids = torch.arange(3, 3 + 4).repeat(2, 1)
     mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
