@@ -99,7 +99,7 @@ def patch_bloom(module: ModuleType, family: Any) -> None:
 
 
 def _accept(name: str, model: type) -> None:
-    """Have a class of models take the name, now and later; before 4.5x there is nothing to ask."""
+    """Have a class of models take the name, when it is made and later; 4.49 asks nothing."""
     from lightning_gaudi.attention import models
 
     if hasattr(model, "_can_set_attn_implementation"):

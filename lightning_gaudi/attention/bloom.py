@@ -55,8 +55,8 @@ def forward(
         kwargs: What else the block passes.
 
     Returns:
-        (B, T, H * D), and the cache: transformers before 4.5x wants it there, and later ones
-        weights, which they do not look at unless they were asked for.
+        (B, T, H * D), and the cache: transformers 4.49 wants it there, and later ones the weights,
+        which they look at only where somebody asked for them.
 
     Raises:
         ValueError: The layer wants what the kernel does not do.
@@ -70,7 +70,7 @@ def forward(
         # Behind the text a static cache is empty yet.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     mask = _mask(alibi, attention_mask, query, key.shape[2])
-    dropout = self.attention_dropout.p if self.training else 0.0
+    dropout = self.attention_dropout.p if self.attention_dropout.training else 0.0
     settings = (mask, dropout, False, self.inv_norm_factor, False)
     if query.device.type == "hpu":
         context = fused_or_torchs(query, key, value, *settings, zeros_if_hidden=False)
@@ -86,10 +86,10 @@ def _mask(
     """What is added to the scores, (B, H, T, S), made once for all layers of a forward pass.
 
     They pass the same two tensors, and the backward pass is to keep one mask, and not one for each
-    layer. In a graph of torch.compile what is computed twice is computed once anyway.
+    layer. It stays with the ALiBi, and goes with it.
     """
     made_for = (query.shape, num_keys, dtype_for(query))
-    memo = None if torch.compiler.is_compiling() else getattr(alibi, _MEMO, None)
+    memo = getattr(alibi, _MEMO, None)
     if memo is not None and memo[0] is attention_mask and memo[1] == made_for:
         made: Tensor = memo[2]
         return made
@@ -98,8 +98,7 @@ def _mask(
     is_causal = attention_mask is None and num_tokens > 1
     mask = None if attention_mask is None else attention_mask[..., :num_keys]
     made = finite(with_bias(bias, mask, query, is_causal), query)
-    if not torch.compiler.is_compiling():
-        setattr(alibi, _MEMO, (attention_mask, made_for, made))
+    setattr(alibi, _MEMO, (attention_mask, made_for, made))
     return made
 
 
