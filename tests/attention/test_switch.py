@@ -1,8 +1,12 @@
 """When F.scaled_dot_product_attention is fused, and what stays torch's."""
 
+import warnings
+
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F  # noqa: N812
 
 from lightning_gaudi import simulator
@@ -10,6 +14,7 @@ from lightning_gaudi.attention import fused_attention, is_fused
 from lightning_gaudi.attention.switch import torchs
 from tests.attention.reference import attend, compare, masks, qkv
 from tests.helpers.forked import fork_python
+from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
 
@@ -159,3 +164,28 @@ def test_torchs_encoder_layer(training):
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-5, atol=1e-5)
     ours = [p.grad.cpu() for p in layer.parameters()]
     torch.testing.assert_close(ours, gradients, rtol=1e-5, atol=1e-5)
+
+
+def _two_ranks_of_heads(rank):
+    """DTensor calls the function again with its parts, inside: those are fused."""
+    mesh = init_device_mesh("hpu", (2,))
+    ours, theirs = qkv(device="hpu"), qkv()
+    parts = [distribute_tensor(t.detach(), mesh, [Shard(1)]).requires_grad_() for t in ours]
+    with fused_attention(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            out = F.scaled_dot_product_attention(*parts, is_causal=True)
+    said = [str(each.message) for each in caught if "not fused" in str(each.message)]
+    assert len(said) == (rank == 0), said
+    assert all("tensors are of a class of their own" in each for each in said)
+    expected = attend(*theirs, is_causal=True)
+    upstream = torch.ones_like(expected)
+    expected.backward(upstream)
+    out.backward(distribute_tensor(upstream.to("hpu"), mesh, [Shard(1)]))
+    torch.testing.assert_close(out.full_tensor().cpu(), expected, rtol=1e-5, atol=1e-5)
+    for mine, other in zip(parts, theirs, strict=True):
+        torch.testing.assert_close(mine.grad.full_tensor().cpu(), other.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_dtensors_stay_with_torch_and_say_so_once(tmp_path):
+    run_ranks(_two_ranks_of_heads, tmp_path)

@@ -12,8 +12,8 @@ from tests.helpers.process import run
 
 from .test_examples import CLEAN, FOLDER, NO_PLUGIN, metric
 
-ATOL_TWO = {"hf_trainer": 0.001, "accelerate_loop": 0.01, "trl_sft": 0.01}
-"""On two cards sums are in another order; each step sees the same samples."""
+ATOL_TWO = {"hf_trainer": 0.001, "accelerate_loop": 0.01, "trl_sft": 0.02}
+"""On two cards sums are in another order, which 100 steps amplify; each sees the same samples."""
 each_script = pytest.mark.parametrize("name", ATOL_TWO)
 
 
