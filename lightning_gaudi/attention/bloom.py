@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -80,9 +79,7 @@ def forward(
     return residual + F.dropout(out, self.hidden_dropout, self.training), layer_past
 
 
-def _mask(
-    alibi: Tensor, attention_mask: Tensor | None, query: Tensor, num_keys: int
-) -> Tensor:
+def _mask(alibi: Tensor, attention_mask: Tensor | None, query: Tensor, num_keys: int) -> Tensor:
     """What is added to the scores, (B, H, T, S), made once for all layers of a forward pass.
 
     They pass the same two tensors, and the backward pass is to keep one mask, and not one for each

@@ -84,8 +84,8 @@ def attend(
 ) -> Tensor:
     """`fused_sdpa` without its checks.
 
-    `zeros_if_hidden=False` is for transformers' masks: a query that may attend to nothing attends to
-    all keys alike, and numbers are `finite` already.
+    `zeros_if_hidden=False` is for transformers' masks: a query that may attend to nothing attends
+    to all keys alike, and numbers are `finite` already.
     """
     dtype = dtype_for(query)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)

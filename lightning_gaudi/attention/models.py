@@ -2,9 +2,9 @@
 
 The name is optimum-habana's. A model gets it where it looks its attention up in transformers'
 registry, which most do since 4.48 and BERT and T5 later, and Bloom by `bloom`; others refuse the
-name. Whatever a model
-asks for that the kernel does not give raises. A position bias that is learnt is no such thing: the
-layers that have one, T5's first in training, stay with torch's operators and say so.
+name. Whatever a model asks for that the kernel does not give raises. A position bias that is learnt
+is no such thing: the layers that have one, T5's first in training, stay with torch's operators and
+say so.
 
 B batch, H query heads, G key heads, T query tokens, S key tokens, D head dim.
 """
