@@ -39,7 +39,7 @@ _NEEDED = {
 _PACKAGES = (
     *("torch", "habana-torch-plugin", "habana-torch-dataloader", "habana_gpu_migration"),
     *("lightning", "pytorch-lightning", "lightning-gaudi", "lightning-habana", "torchmetrics"),
-    *("transformers", "numpy", "deepspeed", "pytest"),
+    *("transformers", "accelerate", "trl", "numpy", "deepspeed", "pytest"),
 )
 _VARIABLES = re.compile(
     "(HABANA|HLS|PT|HCCL|HCL|GC|FI|GLOO|LIGHTNING_GAUDI)_|SLURM_NTASKS|OMP_NUM_THREADS|ID$"

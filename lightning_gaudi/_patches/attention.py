@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from .apply import enter, replace, require, wrap
+from .apply import add, enter, replace, require, wrap
 
 
 def patch_sdpa(module: ModuleType, family: Any) -> None:
@@ -64,6 +64,51 @@ def patch_transformers(module: ModuleType, family: Any) -> None:
             if attn_implementation == models.NAME:
                 models.check(type(self))
             original(self, attn_implementation, **kwargs)
+
+
+def patch_bloom(module: ModuleType, family: Any) -> None:
+    """Have Bloom's attention ask its configuration for the name.
+
+    Args:
+        module: `transformers.models.bloom.modeling_bloom`, just imported.
+        family: Not used.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from lightning_gaudi.attention import bloom
+
+    name = "bloom-attention"
+    require(name, module, "BloomPreTrainedModel")
+
+    @wrap(name, module.BloomAttention, "__init__")
+    def init(
+        original: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        original(self, config, *args, **kwargs)
+        self.config = config
+
+    @wrap(name, module.BloomAttention, "forward")
+    def forward(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        if bloom.is_asked_for(self):
+            return bloom.forward(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    # A module that has the registry looks its attention up there, for `models.check`.
+    add(name, module, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+    _accept(name, module.BloomPreTrainedModel)
+
+
+def _accept(name: str, model: type) -> None:
+    """Have a class of models take the name, when it is made and later; 4.49 asks nothing."""
+    from lightning_gaudi.attention import models
+
+    if hasattr(model, "_can_set_attn_implementation"):
+        add(name, model, "_can_set_attn_implementation", classmethod(lambda cls: True))
+    if hasattr(model, "get_correct_attn_implementation"):
+        # From 5 on "sdpa" in a name is for models that call that.
+        @wrap(name, model, "get_correct_attn_implementation")
+        def get(original: Callable[..., str], self: Any, wanted: Any, *args: Any, **kw: Any) -> str:
+            return models.NAME if wanted == models.NAME else original(self, wanted, *args, **kw)
 
 
 def _enter(name: str, registry: Any, function: Callable[..., Any]) -> None:

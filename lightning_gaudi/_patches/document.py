@@ -10,9 +10,9 @@ _HEAD = """\
 # What is patched
 
 A few things in other packages are changed while they run, since Lightning asks nobody outside of it
-which accelerator to take, and some of torch and DeepSpeed is made for other devices. This is all of
-it. It is made of the register (`lightning_gaudi/_patches/register.py`); nothing is patched but by
-an entry there, which tests hold against the sources and against a running process.
+which accelerator to take, and some of torch, transformers and DeepSpeed is made for other devices.
+This is all of it. It is made of the register (`lightning_gaudi/_patches/register.py`); nothing is
+patched but by an entry there, which tests hold against the sources and against a running process.
 
 - A patch is applied right after its module has been imported, or by our code where it must. Without
   an HPU asked for, each does what was there before.
@@ -27,7 +27,12 @@ an entry there, which tests hold against the sources and against a running proce
 `{trainer}` stands for `lightning.pytorch` and `pytorch_lightning`, `{fabric}` for
 `lightning.fabric` and `lightning_fabric`.
 """
-_LIBRARIES = {"lightning": "Lightning", "torch": "torch", "deepspeed": "DeepSpeed"}
+_LIBRARIES = {
+    "lightning": "Lightning",
+    "torch": "torch",
+    "transformers": "transformers",
+    "deepspeed": "DeepSpeed",
+}
 
 
 def markdown() -> str:

@@ -300,6 +300,28 @@ REGISTER = (
         apply="attention:patch_transformers",
     ),
     Patch(
+        name="bloom-attention",
+        library="transformers",
+        checked="4.49 to 5.23",
+        targets=(
+            "transformers.models.bloom.modeling_bloom:BloomAttention.__init__",
+            "transformers.models.bloom.modeling_bloom:BloomAttention.forward",
+            "transformers.models.bloom.modeling_bloom:ALL_ATTENTION_FUNCTIONS",
+            "transformers.models.bloom.modeling_bloom:"
+            "BloomPreTrainedModel._can_set_attn_implementation",
+            "transformers.models.bloom.modeling_bloom:"
+            "BloomPreTrainedModel.get_correct_attn_implementation",
+        ),
+        why=(
+            "Bloom computes its attention itself, and looks no name up. With "
+            '`attn_implementation="gaudi_fused_sdpa"` the kernel computes it; otherwise nothing '
+            "changes."
+        ),
+        without="attn_implementation='gaudi_fused_sdpa' will not work for Bloom",
+        trigger="transformers.models.bloom.modeling_bloom",
+        apply="attention:patch_bloom",
+    ),
+    Patch(
         name="deepspeed-import",
         library="deepspeed",
         checked=_DEEPSPEED,

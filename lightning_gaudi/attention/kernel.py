@@ -84,12 +84,11 @@ def attend(
 ) -> Tensor:
     """`fused_sdpa` without its checks.
 
-    `zeros_if_hidden=False` saves two operators: a query that may attend to nothing then attends to
-    all keys alike, as with transformers' masks.
+    `zeros_if_hidden=False` is for transformers' masks: a query that may attend to nothing attends
+    to all keys alike, and numbers are `finite` already.
     """
-    if torch.is_autocast_enabled("hpu") and _IS_AUTOCAST:
-        dtype = torch.get_autocast_dtype("hpu")
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    dtype = dtype_for(query)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     hidden = None
     if is_causal and num_queries != num_keys:
@@ -103,9 +102,22 @@ def attend(
     return out if hidden is None else out.masked_fill(hidden, 0.0)
 
 
+def dtype_for(query: Tensor) -> torch.dtype:
+    """What the kernel computes in: autocast's dtype, or the queries'."""
+    if query.device.type == "hpu" and torch.is_autocast_enabled("hpu") and _IS_AUTOCAST:
+        return torch.get_autocast_dtype("hpu")
+    return query.dtype
+
+
 def lowest(dtype: torch.dtype) -> float:
     """What hides a key: finite, also when a score is added to it."""
     return torch.finfo(dtype).min / 2
+
+
+def finite(mask: Tensor, query: Tensor) -> Tensor:
+    """Numbers that are added to the scores, as finite ones of the kernel's dtype."""
+    dtype = dtype_for(query)
+    return mask.to(dtype).clamp(min=lowest(dtype))
 
 
 def _additive(mask: Tensor, query: Tensor, find_hidden: bool) -> tuple[Tensor, Tensor | None]:
@@ -117,7 +129,7 @@ def _additive(mask: Tensor, query: Tensor, find_hidden: bool) -> tuple[Tensor, T
         hides = mask.logical_not()
         added = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(hides, least)
     else:
-        added = mask.to(query.dtype).clamp(min=least)
+        added = finite(mask, query) if find_hidden else mask.to(query.dtype)
         hides = mask == -torch.inf if find_hidden else None
     # The vendor gives a mask without a batch the queries', too.
     added = added.expand(query.shape[0], *added.shape[1:])

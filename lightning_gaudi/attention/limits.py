@@ -20,6 +20,8 @@ def is_torchs_to_answer(
 ) -> bool:
     """Whether the arguments are torch's to refuse, or leave nothing to compute."""
     query = tensors[0]
+    if any(t.is_nested for t in tensors):
+        return True
     if attn_mask is not None and (is_causal or attn_mask.device != query.device):
         return True
     same = torch.is_autocast_enabled("hpu") or all(t.dtype == query.dtype for t in tensors)
@@ -41,8 +43,8 @@ def why_not_fused(
     Source: Gaudi PyTorch bridge 1.24.0, hpex/kernels/FusedSDPA.py, whose backward pass has no
     gradient for the mask; habana_eager/ops/fused_sdpa.cpp, which says that none is computed.
     """
-    if any(t.is_nested or is_traceable_wrapper_subclass(t) for t in tensors):
-        return "the tensors are of a class of their own, such as DTensor or nested tensors"
+    if any(map(is_traceable_wrapper_subclass, tensors)):
+        return "the tensors are of a class of their own, such as DTensor"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return "torch.func transforms it, which the kernel has no rules for"
     if attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled():

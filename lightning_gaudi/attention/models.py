@@ -1,9 +1,10 @@
 """Fused attention for models of transformers: `attn_implementation="gaudi_fused_sdpa"`.
 
 The name is optimum-habana's. A model gets it where it looks its attention up in transformers'
-registry, which most do since 4.48 and BERT and T5 later; others refuse the name. Whatever a model
-asks for that the kernel does not give raises. A position bias that is learnt is no such thing: the
-layers that have one, T5's first in training, stay with torch's operators and say so.
+registry, which most do since 4.48 and BERT and T5 later, and Bloom by `bloom`; others refuse the
+name. Whatever a model asks for that the kernel does not give raises. A position bias that is learnt
+is no such thing: the layers that have one, T5's first in training, stay with torch's operators and
+say so.
 
 B batch, H query heads, G key heads, T query tokens, S key tokens, D head dim.
 """
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .kernel import lowest
+from .kernel import finite, lowest
 from .switch import fused_or_torchs
 
 NAME = "gaudi_fused_sdpa"
@@ -72,7 +73,7 @@ def attend(
             module, query, key, value, attention_mask, **rest
         )
         return result
-    _refuse(module, kwargs)
+    refuse(module, kwargs)
     if attention_mask is not None:
         attention_mask = attention_mask[..., : key.shape[-2]]
     if is_causal is None:
@@ -83,8 +84,10 @@ def attend(
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     if position_bias is not None:
         position_bias = position_bias[..., : key.shape[-2]]
-        attention_mask = _with_bias(position_bias, attention_mask, query, is_causal)
+        attention_mask = with_bias(position_bias, attention_mask, query, is_causal)
         is_causal = False
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        attention_mask = finite(attention_mask, query)
     is_grouped = key.shape[1] != query.shape[1]
     out = fused_or_torchs(
         query, key, value, attention_mask, dropout, is_causal, scaling, is_grouped, False
@@ -163,7 +166,12 @@ def _has_attention(module: Any) -> bool:
     )
 
 
-def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
+def refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    """Make sure that a layer wants nothing that the kernel does not do.
+
+    Raises:
+        ValueError: It does.
+    """
     for name, what in _REFUSED.items():
         if kwargs.get(name) is not None and kwargs[name] is not False:
             raise ValueError(
@@ -172,10 +180,18 @@ def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
             )
 
 
-def _with_bias(bias: Tensor, mask: Tensor | None, query: Tensor, is_causal: bool) -> Tensor:
-    """What is added to the scores: a bias, and what the mask or causality hides."""
+def with_bias(bias: Tensor, mask: Tensor | None, query: Tensor, is_causal: bool) -> Tensor:
+    """What is added to the scores: a bias, and what the mask or causality hides.
+
+    Args:
+        bias: (1 or B, H, 1 or T, S).
+        mask: Broadcasts to (B, H, T, S): booleans, True where to attend, or numbers.
+        query: (B, H, T, D).
+        is_causal: Whether a query sees no later key, where there is no mask.
+    """
     if mask is None and is_causal:
-        mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
+        shape = query.shape[2], bias.shape[-1]
+        mask = torch.ones(shape, dtype=torch.bool, device=bias.device).tril()
     if mask is None:
         return bias
     if mask.dtype == torch.bool:

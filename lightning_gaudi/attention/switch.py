@@ -17,10 +17,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .kernel import attend
 from .limits import is_torchs_to_answer, why_not_fused
@@ -118,7 +120,10 @@ def fused_or_torchs(
         return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if reason := why_not_fused(tensors, attn_mask, enable_gqa):
         _warn_once(reason)
-        return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        # DTensor has rules for operators, and not for the kernels of all devices.
+        is_math = any(map(is_traceable_wrapper_subclass, tensors))
+        with sdpa_kernel(SDPBackend.MATH) if is_math else nullcontext():
+            return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, zeros_if_hidden)
 
 

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from lightning_gaudi.attention import fused_attention, fused_sdpa
+from tests.attention.dropouts import record
 from tests.attention.reference import B, D, H, T, attend, compare, masks, qkv
 
 
@@ -85,6 +86,23 @@ def test_dropout_leaves_out_its_share_and_the_backward_pass_the_same():
     torch.testing.assert_close(weights[:, :48][kept], torch.full((int(kept.sum()),), 1 / 36))
     out.sum().backward()
     torch.testing.assert_close(v.grad.cpu()[0, 0, :, 0], weights.sum(0))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("name", [*masks(), None])
+def test_dropout_is_that_of_operators_that_leave_out_the_same(name, recompute, monkeypatch):
+    kept = record(monkeypatch)
+    mask = None if name is None else masks()[name]
+    on_card = None if mask is None else mask.to("hpu")
+    ours, theirs = qkv(device="hpu"), qkv()
+    settings = {"dropout_p": 0.4, "is_causal": mask is None}
+    with torch.hpu.sdp_kernel(enable_recompute=recompute):
+        out = F.scaled_dot_product_attention(*ours, attn_mask=on_card, **settings)
+    (weights,) = kept
+    # With unit vectors for values the output are the weights.
+    units = torch.eye(T).expand(B, H, T, T)
+    dropped = attend(*theirs[:2], units, attn_mask=mask, is_causal=mask is None) * weights / 0.6
+    compare(ours, theirs, out, dropped @ theirs[2])
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

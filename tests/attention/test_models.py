@@ -2,52 +2,15 @@
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 from lightning_gaudi.attention import NAME, fused_attention
 from lightning_gaudi.attention.models import attend
 from tests.attention.reference import qkv
+from tests.attention.tiny_models import MODELS, TOKENS, VOCABULARY, build, is_by_name
 
-VOCABULARY, TOKENS = 32, 7
-SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2}
-GROUPED = {**SMALL, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
-MODELS = {
-    "Bert": {
-        **SMALL,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    },
-    "T5": {
-        "vocab_size": VOCABULARY,
-        "d_model": 16,
-        "d_kv": 8,
-        "d_ff": 32,
-        "num_layers": 2,
-        "num_heads": 2,
-        "dropout_rate": 0.0,
-        "decoder_start_token_id": 0,
-    },
-    "Llama": GROUPED,
-    "Qwen2": GROUPED,
-    "Bloom": {**SMALL, "n_head": 2, "hidden_dropout": 0.0, "attention_dropout": 0.0},
-}
-HEADS = {"Bert": "ForMaskedLM", "T5": "ForConditionalGeneration"}
 # T5's position biases are learnt.
 LEARNT = "ignore:Attention on the HPU is composed of operators here, not fused. the mask wants"
-
-
-def _model(kind, attention, device="cpu"):
-    config = getattr(transformers, f"{kind}Config")(**MODELS[kind], attn_implementation=attention)
-    torch.manual_seed(0)
-    return getattr(transformers, kind + HEADS.get(kind, "ForCausalLM"))(config).to(device)
-
-
-def _is_by_name(kind):
-    module = getattr(transformers.models, kind.lower())
-    return hasattr(getattr(module, f"modeling_{kind.lower()}"), "ALL_ATTENTION_FUNCTIONS")
 
 
 def _train(model, is_padded):
@@ -71,34 +34,32 @@ def _train(model, is_padded):
 
 @pytest.mark.filterwarnings(LEARNT)
 @pytest.mark.parametrize("is_padded", [True, False])
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if _is_by_name(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if is_by_name(kind)])
 def test_a_model_trains_as_with_operators_on_the_cpu(kind, is_padded):
-    expected = _train(_model(kind, "eager"), is_padded)
+    expected = _train(build(kind, "eager"), is_padded)
     for device in ("hpu", "cpu"):
-        ours = _train(_model(kind, NAME, device), is_padded)
+        ours = _train(build(kind, NAME, device), is_padded)
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings(LEARNT)
-@pytest.mark.parametrize(
-    "kind", [k for k in ("Bert", "T5", "Llama") if k != "T5" or _is_by_name(k)]
-)
+@pytest.mark.parametrize("kind", [k for k in ("Bert", "T5", "Llama") if k != "T5" or is_by_name(k)])
 def test_sdpa_is_fused_where_the_switch_says_so(kind):
-    expected = _train(_model(kind, "eager"), True)
+    expected = _train(build(kind, "eager"), True)
     with fused_attention(), torch.profiler.profile() as profile:
-        ours = _train(_model(kind, "sdpa", "hpu"), True)
+        ours = _train(build(kind, "sdpa", "hpu"), True)
     assert "FusedSDPA" in {event.key for event in profile.key_averages()}
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if _is_by_name(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if is_by_name(kind)])
 def test_in_inference_every_layer_is_fused(kind):
     with torch.no_grad(), torch.profiler.profile() as profile:
-        logits, layers = _forward(_model(kind, NAME, "hpu").eval())
+        logits, layers = _forward(build(kind, NAME, "hpu").eval())
     counts = {event.key: event.count for event in profile.key_averages()}
     assert counts["FusedSDPA"] == layers
     torch.testing.assert_close(
-        logits, _forward(_model(kind, "eager").eval())[0], rtol=1e-5, atol=1e-5
+        logits, _forward(build(kind, "eager").eval())[0], rtol=1e-5, atol=1e-5
     )
 
 
@@ -110,34 +71,34 @@ def _forward(model):
     return logits, 6 if decoder else 2  # encoder, decoder, and from one to the other
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ("Bert",) if _is_by_name(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in ("Bert", "Bloom") if is_by_name(kind)])
 def test_a_mask_of_padding_does_not_wait_for_the_device(kind):
-    model = _model(kind, NAME, "hpu")
+    model = build(kind, NAME, "hpu")
     ids = torch.ones(2, TOKENS, dtype=torch.long, device="hpu")
     with torch.hpu.metric_localcontext("host_sync") as metric:
         model(input_ids=ids, attention_mask=torch.ones_like(ids))
     assert dict(metric.stats())["TotalNumber"] == 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ("Llama", "T5") if _is_by_name(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in ("Llama", "T5", "Bloom") if is_by_name(kind)])
 def test_generation_writes_what_the_cpu_writes(kind):
     ids = torch.arange(3, 3 + 4).repeat(2, 1)
     mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
     texts = []
     for attention, device in (("eager", "cpu"), (NAME, "hpu")):
-        model = _model(kind, attention, device).eval()
+        model = build(kind, attention, device).eval()
         model.generation_config.pad_token_id = 0
         inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
         texts.append(model.generate(**inputs, max_new_tokens=5, do_sample=False).cpu())
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if not _is_by_name(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if not is_by_name(kind)])
 def test_a_model_without_named_attention_refuses_the_name(kind):
     message = f"'{NAME}' was asked for, but {kind}.* of transformers .* would compute it unfused"
     with pytest.raises(ValueError, match=message):
-        _model(kind, NAME)
-    model = _model(kind, "eager")
+        build(kind, NAME)
+    model = build(kind, "eager")
     if hasattr(model, "set_attn_implementation"):
         with pytest.raises(ValueError, match=message):
             model.set_attn_implementation(NAME)

@@ -1,15 +1,20 @@
 """When F.scaled_dot_product_attention is fused, and what stays torch's."""
 
+import warnings
+
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import functional as F  # noqa: N812
 
 from lightning_gaudi import simulator
 from lightning_gaudi.attention import fused_attention, is_fused
 from lightning_gaudi.attention.switch import torchs
-from tests.attention.reference import attend, compare, masks, qkv
+from tests.attention.reference import CLOSE, attend, compare, masks, qkv
 from tests.helpers.forked import fork_python
+from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
 
@@ -64,7 +69,7 @@ LAZY = """
 import torch
 from lightning_gaudi import vendor
 from lightning_gaudi.attention import fused_attention
-from tests.attention.reference import attend, compare, masks, qkv
+from tests.attention.reference import CLOSE, attend, compare, masks, qkv
 vendor.init()
 assert vendor.is_lazy()
 ours, theirs, mask = qkv(device="hpu"), qkv(), masks()["rows that see nothing"]
@@ -159,3 +164,58 @@ def test_torchs_encoder_layer(training):
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-5, atol=1e-5)
     ours = [p.grad.cpu() for p in layer.parameters()]
     torch.testing.assert_close(ours, gradients, rtol=1e-5, atol=1e-5)
+
+
+def _two_ranks_of_heads(rank):
+    mesh = init_device_mesh("hpu", (2,))
+    ours, theirs = qkv(device="hpu"), qkv()
+    parts = [distribute_tensor(t.detach(), mesh, [Shard(1)]).requires_grad_() for t in ours]
+    with fused_attention(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            out = F.scaled_dot_product_attention(*parts, is_causal=True)
+    said = [str(each.message) for each in caught if "not fused" in str(each.message)]
+    assert len(said) == 1, said
+    assert "the tensors are of a class of their own, such as DTensor" in said[0]
+    expected = attend(*theirs, is_causal=True)
+    upstream = torch.ones_like(expected)
+    expected.backward(upstream)
+    out.backward(distribute_tensor(upstream.to("hpu"), mesh, [Shard(1)]))
+    torch.testing.assert_close(out.full_tensor().cpu(), expected, rtol=1e-5, atol=1e-5)
+    for mine, other in zip(parts, theirs, strict=True):
+        torch.testing.assert_close(mine.grad.full_tensor().cpu(), other.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_torchs_to_refuse():
+    """It has attention for them where the device has kernels for theirs: not on the HPU."""
+    texts = [torch.randn(num_tokens, 4, 8, device="hpu") for num_tokens in (3, 5)]
+    nested = torch.nested.as_nested_tensor(texts, layout=torch.jagged).transpose(1, 2)
+    with fused_attention(), pytest.raises(RuntimeError, match="nested tensors they must be"):
+        F.scaled_dot_product_attention(nested, nested, nested)
+
+
+def _two_ranks_of_heads(rank):
+    mesh = init_device_mesh("hpu", (2,))
+    ours, theirs, mask = qkv(device="hpu"), qkv(), masks()["padding"]
+    parts = [distribute_tensor(t.detach(), mesh, [Shard(1)]).requires_grad_() for t in ours]
+    settings = {"attn_mask": distribute_tensor(mask.to("hpu"), mesh, [Replicate()])}
+    with fused_attention(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            out = F.scaled_dot_product_attention(*parts, **settings)
+        with pytest.raises(RuntimeError, match=r"mixed torch.Tensor and DTensor"):
+            F.scaled_dot_product_attention(*parts, is_causal=True)
+    said = [str(each.message) for each in caught if "not fused" in str(each.message)]
+    assert len(said) == 1, said
+    assert "the tensors are of a class of their own, such as DTensor" in said[0]
+    expected = attend(*theirs, attn_mask=mask)
+    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    expected.backward(upstream)
+    out.backward(distribute_tensor(upstream.to("hpu"), mesh, [Shard(1)]))
+    found = [t.full_tensor().cpu() for t in (out, *(part.grad for part in parts))]
+    torch.testing.assert_close(found, [expected, *(t.grad for t in theirs)], **CLOSE)
+
+
+def test_dtensors_stay_with_torch_and_say_so_once(tmp_path):
+    run_ranks(_two_ranks_of_heads, tmp_path)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lightning_gaudi._core import vendor
 from tests.contract.several_cards.torchrun import need_cards, run, torchrun
 
 pytest.importorskip("trl", reason="needs trl: pip install trl accelerate (Python 3.11 or newer)")
@@ -26,6 +27,8 @@ EXACT = 1e-5
 SILICON = 2e-3
 BF16 = 5e-2
 RUNS = ("loop", "sft", "trainer")
+SHARDED = ("fsdp1", "fsdp2")
+"""See there."""
 
 Found = dict[str, Any]
 
@@ -58,7 +61,8 @@ def on_one(tmp_path_factory: pytest.TempPathFactory) -> Found:
 def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     need_cards(NUM_RANKS)
     folder = tmp_path_factory.mktemp("two")
-    torchrun(SCRIPT, folder, "auto", num_ranks=NUM_RANKS)
+    more = () if vendor.is_lazy() else SHARDED
+    torchrun(SCRIPT, folder, "auto", *more, num_ranks=NUM_RANKS)
     return [_read(folder, rank) for rank in range(NUM_RANKS)]
 
 
@@ -97,6 +101,20 @@ def test_two_cards_compute_what_one_does_with_the_same_global_batch(
     assert {each["device"] for each in got} == {"hpu"}
     for key in {"losses", "norms", "eval"} & {*expected}:
         assert got[0][key] == pytest.approx(expected[key], rel=tolerance, abs=tolerance)
+
+
+@pytest.mark.skipif(vendor.is_lazy(), reason="FSDP needs eager mode: PT_HPU_LAZY_MODE=0")
+@pytest.mark.parametrize("name", SHARDED)
+def test_two_cards_that_share_a_model_compute_what_two_whole_ones_do(
+    on_two: list[Found], tolerance: float, name: str
+) -> None:
+    expected = on_two[0]["trainer"]["whole"]
+    for run_name in ("whole", "resumed"):
+        got = on_two[0][name][run_name]
+        for key in ("losses", "norms", "eval"):
+            assert got[key] == pytest.approx(expected[key], rel=tolerance, abs=tolerance)
+    held = [found[name]["whole"]["num_held"] for found in on_two]
+    assert max(held) < 0.6 * expected["num_held"]
 
 
 def test_two_cards_gather_from_both(on_two: list[Found]) -> None:

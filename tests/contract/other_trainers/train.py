@@ -1,7 +1,8 @@
-"""Other trainers' scripts: `python -m tests.contract.other_trainers.train FOLDER DEVICE`.
+"""Other trainers' scripts: `python -m tests.contract.other_trainers.train FOLDER DEVICE [RUN...]`.
 
 What is here names the HPU nowhere: transformers, accelerate and trl find it. DEVICE is `cpu` for
-the reference, which has to say so, or `auto`. Each rank leaves what it computed in FOLDER.
+the reference, which has to say so, or `auto`; RUN is one of SHARDED. Each rank leaves what it
+computed in FOLDER.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ NUM_STEPS = 6
 HALF = NUM_STEPS // 2
 GLOBAL_BATCH_SIZE = 8
 NUM_SAMPLES, NUM_TOKENS, VOCABULARY = 96, 12, 64
+SHARDED = {
+    f"fsdp{version}": {
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"version": version, "transformer_layer_cls_to_wrap": ["GPT2Block"]},
+    }
+    for version in (1, 2)
+}
+"""More arguments of `TrainingArguments`, for several cards."""
 
 Found = dict[str, Any]
 
@@ -83,6 +92,12 @@ def _types_of(module: nn.Module) -> set[str]:
     return types
 
 
+def _num_held(model: nn.Module) -> int:
+    """How many weights this process holds."""
+    parameters = [getattr(each, "_local_tensor", each) for each in model.parameters()]
+    return sum(each.numel() for each in parameters)
+
+
 def hugging_face(folder: Path, device: str, dropout: float = 0.0, **settings: Any) -> Found:
     """A run of transformers' Trainer, and its last steps again from the checkpoint halfway."""
     found = {}
@@ -96,7 +111,10 @@ def hugging_face(folder: Path, device: str, dropout: float = 0.0, **settings: An
             eval_dataset=_texts(16, seed=2),
         )
         trainer.train(resume_from_checkpoint=resumed_from)
-        found["resumed" if resumed_from else "whole"] = _history(trainer) | {"types": [*types]}
+        found["resumed" if resumed_from else "whole"] = _history(trainer) | {
+            "types": [*types],
+            "num_held": _num_held(trainer.model_wrapped),
+        }
     return found
 
 
@@ -161,7 +179,7 @@ def own_loop(folder: Path, device: str, **settings: Any) -> Found:
     return found
 
 
-def main(folder: Path, device: str) -> None:
+def main(folder: Path, device: str, *more: str) -> None:
     """Run all, and write what they found."""
     rank = os.environ.get("RANK", "0")
     found = {
@@ -172,10 +190,12 @@ def main(folder: Path, device: str) -> None:
     if device != "cpu":
         found["dropout"] = hugging_face(folder / "dropout", device, dropout=0.3)
         found["bf16"] = hugging_face(folder / "bf16", device, bf16=True)
+    for name in more:
+        found[name] = hugging_face(folder / name, device, **SHARDED[name])
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])
