@@ -4,7 +4,7 @@ import pytest
 from recipes.mrpc import embedded
 from recipes.mrpc.baselines import baseline_scores, overlap_features
 from recipes.mrpc.embedded import POSITIVE_SHARE, embedded_pairs
-from recipes.mrpc.formats import Pair
+from recipes.mrpc.pairs import Pair
 
 SETTINGS = {"packages": (), "pairs_per_sentence": 1, "validation_share": 0.1, "seed": 0}
 
