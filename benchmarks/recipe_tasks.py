@@ -159,7 +159,7 @@ class Pairs(Task):
             vocab_size=VOCAB_SIZE,
             batch_size=self.reference_batch_size,
             max_length=128,
-            num_buckets=16,
+            num_buckets=8,
         )
 
     def module(self, data: LightningDataModule) -> LightningModule:

@@ -26,7 +26,7 @@ SUFFIXES = (".tsv", ".txt", ".jsonl", ".json", ".csv", ".parquet")
 """Of files that hold tables."""
 
 _ROWS_AT_ONCE = 1024
-_UNREADABLE = (ValueError, OSError, TypeError, KeyError, RuntimeError)  # pyarrow's are these, too
+_UNREADABLE = (ValueError, OSError, TypeError, KeyError, RuntimeError, Warning)
 
 Batch = Mapping[str, Sequence[Any]]
 """The values of some rows, by name of their column."""

@@ -16,7 +16,6 @@ from recipes.mrpc.pairs import Pair
 Scores = dict[str, tuple[float, float]]
 """F1 and accuracy, by name."""
 
-_MAX_FITTED = 20_000  # pairs, for 20 features
 _WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 
 
@@ -25,7 +24,7 @@ def baseline_scores(train: Sequence[Pair], pairs: Sequence[Pair]) -> Scores:
     labels = np.array([pair.label for pair in pairs])
     found = {"always a paraphrase": np.ones(len(pairs), np.int64)}
     if train:
-        fitted = train[:_MAX_FITTED]
+        fitted = train[:20_000]  # enough for 17 features
         regression = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
         regression.fit(overlap_features(fitted), [pair.label for pair in fitted])
         found["overlap of words"] = regression.predict(overlap_features(pairs))
@@ -36,21 +35,15 @@ def baseline_scores(train: Sequence[Pair], pairs: Sequence[Pair]) -> Scores:
 
 
 def overlap_features(pairs: Sequence[Pair]) -> np.ndarray:
-    """[number of pairs, 20], float64: what the sentences share and do not; no word is known.
-
-    For the words and for two and three in a row: how many are shared, by their union, and by the
-    fewer and the more of both; and how many the two have.
-    """
+    """[number of pairs, 17], float64: what words, and two and three in a row, the two share."""
     return np.array([[*_overlaps(pair)] for pair in pairs])
 
 
 def _overlaps(pair: Pair) -> Iterator[float]:
-    first, second = (_WORD.findall(text.lower()) for text in (pair.first, pair.second))
+    both = [_WORD.findall(text.lower()) for text in pair[:2]]
     for size in (1, 2, 3):
-        one, other = (
-            set(zip(*(words[i:] for i in range(size)), strict=False)) for words in (first, second)
-        )
+        one, other = (set(zip(*(ws[i:] for i in range(size)), strict=False)) for ws in both)
         shared, (fewer, more) = len(one & other), sorted((len(one), len(other)))
-        ratios = (shared / max(1, total) for total in (len(one | other), fewer, more))
-        yield from (shared, *ratios, fewer - shared, more - shared)
-    yield from sorted((len(first), len(second)))
+        yield from (shared, shared / max(1, fewer), shared / max(1, more))
+        yield from (fewer - shared, more - shared)
+    yield from sorted(map(len, both))

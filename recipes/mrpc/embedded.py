@@ -1,11 +1,9 @@
 """The embedded task: pairs that rules made from real sentences, labelled as such everywhere.
 
-A pair is a sentence of the documentation of Python and torch and
-- a paraphrase of it (label 1, 67.5 % as in MRPC), or with label 0
-- a paraphrase of it after one word or two were changed so that it says something else, or
-- a paraphrase of another sentence with some of the same words.
-
-All go through the same paraphrasing, and the two sentences stand in either order.
+A pair is a sentence of the documentation of Python and torch and, in either order, a paraphrase
+- of itself (label 1), or with label 0
+- of itself after one word or two were changed so that it says something else, or
+- of another sentence with some of the same words.
 """
 
 from __future__ import annotations
@@ -19,9 +17,7 @@ from lightning_gaudi.data.text import count_words
 from recipes.mrpc.pairs import Pair, Splits
 from recipes.mrpc.rewriting import alter, paraphrase
 
-POSITIVE_SHARE = 0.675
-"""As in MRPC: 3,900 of its 5,801 pairs."""
-_ALTERED_SHARE = 0.5
+POSITIVE_SHARE = 0.675  # as in MRPC: 3,900 of its 5,801 pairs
 _NUM_WORDS = range(5, 15)
 _MAX_SENTENCES_WITH_WORD = 400  # common words say little: those who share one share nothing
 
@@ -40,9 +36,9 @@ def embedded_pairs(
     documents = list(embedded_documents(packages))
     Random(f"split {seed}").shuffle(documents)
     size = max(1, round(validation_share * len(documents)))
-    parts = {"validation": documents[:size], "test": documents[size : 2 * size]}
+    parts = documents[2 * size :], documents[:size], documents[size : 2 * size]
     pairs: Splits = {}
-    for split, part in {"train": documents[2 * size :], **parts}.items():
+    for split, part in zip(("train", "validation", "test"), parts, strict=True):
         found = [s for document in part for s in document if count_words(s) in _NUM_WORDS]
         repetitions = pairs_per_sentence if split == "train" else 1
         pairs[split] = list(_pairs(found, repetitions, Random(f"{split} {seed}")))
@@ -61,7 +57,7 @@ def _pairs(sentences: list[str], repetitions: int, rng: Random) -> Iterator[Pair
         for i, (sentence, label) in enumerate(zip(sentences, labels, strict=True)):
             other: str | None = sentence
             if not label:
-                other = alter(sentence, rng) if rng.random() < _ALTERED_SHARE else None
+                other = alter(sentence, rng) if rng.random() < 0.5 else None
             if other is None:
                 rare = [w for w in words[i] if 1 < len(places[w]) < _MAX_SENTENCES_WITH_WORD]
                 near = places[rng.choice(rare)] if rare else range(len(sentences))

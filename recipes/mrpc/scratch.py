@@ -9,9 +9,8 @@ from transformers import BertConfig, BertForSequenceClassification
 def new_model(config: BertConfig) -> BertForSequenceClassification:
     """A model whose words attend to the same words in the other sentence from the start.
 
-    To compare two sentences attention must first find in one what stands in the other. So keys
-    begin as queries, which makes equal words attend to each other, and the places and segments of
-    words count less than the words. Nothing is kept equal in training.
+    Attention must first find in one sentence what stands in the other. So keys begin as queries,
+    which makes equal words attend to each other, and places and segments count less than words.
     """
     model = BertForSequenceClassification(config)
     embeddings = model.bert.embeddings
