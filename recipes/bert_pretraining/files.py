@@ -9,7 +9,7 @@ from typing import Any
 from lightning_gaudi.data.text import sentences
 from recipes.common.errors import UserError
 from recipes.common.reader import Fields, Table
-from recipes.common.tables import lines
+from recipes.common.tables import by_kind, lines
 
 FIELDS = Fields(texts=("text",))
 """A document in each row."""
@@ -71,8 +71,7 @@ def _files(path: str) -> list[Path]:
         return [root]
     if not root.is_dir():
         raise UserError(f"data.path={path} does not exist. {_EXPECTED}")
-    found = {suffix: sorted(root.rglob(f"*{suffix}")) for suffix in (".txt", *_TABLES)}
-    kinds = {suffix: files for suffix, files in found.items() if files}
+    kinds = by_kind(sorted(f for f in root.rglob("*.*") if f.is_file()), (".txt", *_TABLES))
     if len(kinds) > 1:
         counts = " and ".join(f"{len(files)} *{suffix}" for suffix, files in kinds.items())
         raise UserError(

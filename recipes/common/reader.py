@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from recipes.common.errors import UserError
 from recipes.common.hub import load_hub_dataset
 from recipes.common.places import line_of
-from recipes.common.tables import SUFFIXES, Batch, batches, columns_of
+from recipes.common.tables import SUFFIXES, Batch, batches, by_kind, columns_of
 
 SPLITS = ("train", "validation", "test")
 
@@ -257,7 +257,7 @@ def _files_of_folder(folder: Path) -> list[Path]:
     files = [f for f in sorted(folder.iterdir()) if f.is_file() and not f.name.startswith(".")]
     tables = [file for file in files if file.suffix.lower() in SUFFIXES]
     named = [file for file in tables if _SPLIT_NAME.fullmatch(file.stem)]
-    kinds = [s for s in SUFFIXES if any(f.suffix.lower() == s for f in named or tables)]
+    kinds = by_kind(named or tables)
     if not kinds:
         raise UserError(f"data.path={folder} is a folder without such files. {_EXPECTED}")
     if len(kinds) > 1 and not named:
@@ -265,7 +265,7 @@ def _files_of_folder(folder: Path) -> list[Path]:
             f"data.path={folder} holds files of several kinds, {', '.join(kinds)}, of which none "
             "is named for a split. Name the file, or put each kind into a folder of its own."
         )
-    chosen = [file for file in named or tables if file.suffix.lower() == kinds[0]]
+    chosen = next(iter(kinds.values()))
     if left := [file.name for file in tables if file not in chosen]:
         names = ", ".join(file.name for file in chosen)
         rank_zero_info(f"data.path={folder}: {names} are read, and not {', '.join(left)}.")

@@ -15,7 +15,7 @@ import glob
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,23 @@ from recipes.common.places import check_widths, csv_style, explain, header_of
 SUFFIXES = (".tsv", ".txt", ".jsonl", ".json", ".csv", ".parquet")
 """Of files that hold tables."""
 
+_DESCRIBES = ".json"
 _ROWS_AT_ONCE = 1024
 _UNREADABLE = (ValueError, OSError, TypeError, KeyError, RuntimeError, Warning)
 
 Batch = Mapping[str, Sequence[Any]]
 """The values of some rows, by name of their column."""
+
+
+def by_kind(files: Iterable[Path], suffixes: Sequence[str] = SUFFIXES) -> dict[str, list[Path]]:
+    """The files of each suffix, in the order of `suffixes`.
+
+    A .json beside files of another kind is left out: it describes these, as `dataset_info.json`.
+    """
+    found = [(file.suffix.lower(), file) for file in files]
+    kinds = {kind: [file for suffix, file in found if suffix == kind] for kind in suffixes}
+    kinds = {kind: members for kind, members in kinds.items() if members}
+    return kinds if len(kinds) == 1 else {k: kinds[k] for k in kinds if k != _DESCRIBES}
 
 
 def columns_of(file: Path) -> list[str]:
@@ -102,13 +114,20 @@ def _stream(file: Path, method: str, is_text: bool = False, **options: Any) -> I
         with _quiet():
             rows = _open(method)(glob.escape(str(file.absolute())), options)
             # Else it would make a dictionary of every row, and columns of these again.
-            for table in rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-                is_empty = False
-                yield {name: table[name].to_pylist() for name in table.column_names}
+            tables = iter(rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE))
+        while (table := _next(tables)) is not None:
+            is_empty = False
+            yield {name: table[name].to_pylist() for name in table.column_names}
     except _UNREADABLE as error:
         raise explain(file, error, is_text=is_text) from error
     if is_empty and not is_text:
         raise UserError(f"data.path={file} has no rows. Is it cut short?")
+
+
+def _next(tables: Iterator[Any]) -> Any:
+    """The next one, or None; quiet meanwhile only, as that holds for the process."""
+    with _quiet():
+        return next(tables, None)
 
 
 def _open(method: str) -> Callable[[str, Mapping[str, Any]], Any]:

@@ -267,7 +267,8 @@ class SummarizationData(RecipeData):
         if not len(rows):
             raise UserError(
                 f"{where}: there is no row with both an article and a summary "
-                f"({rows.num_empty} row(s) lack one of them)."
+                f"({rows.num_empty} row(s) lack one of them). Add rows or a file, or set a larger "
+                "data.validation_share."
             )
         if rows.sources.num_cut and not self.hparams["truncate_source"]:
             raise UserError(

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import warnings
 from itertools import chain
 
 import pyarrow
@@ -34,8 +35,12 @@ def _texts(table):
     return [row.text("text") for row in table]
 
 
+def _table(file, **columns):
+    return Table([file], FIELDS, columns)
+
+
 def _only(file, **columns):
-    return list(Table([file], FIELDS, columns))
+    return list(_table(file, **columns))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "json", "parquet"])
@@ -188,6 +193,21 @@ def test_values_that_are_missing_or_no_text_are_named(suffix, tmp_path):
         row.needed_text("text")
     with pytest.raises(ValueError, match=rf"{where} 2: the column 'title' holds 5, int, not text"):
         row.text("title")
+
+
+def test_json_beside_a_table_describes_it(tmp_path):
+    file = _write(tmp_path / "mine.csv", ROWS)
+    (tmp_path / "dataset_info.json").write_text('{"license": "mit"}')
+    assert files_by_split(str(tmp_path)) == {"train": [file]}
+
+
+def test_tables_read_in_turns_leave_warnings_as_they_were(tmp_path):
+    tables = [iter(_table(_write(tmp_path / name, ROWS))) for name in ("a.csv", "b.csv")]
+    before = warnings.filters[:]
+    one, other = tables
+    next(one), next(other)
+    assert [*one, *other]
+    assert warnings.filters == before
 
 
 def test_a_folder_that_cannot_be_understood_is_refused(tmp_path):

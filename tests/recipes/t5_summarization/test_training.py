@@ -313,7 +313,7 @@ def test_predict_writes_where_it_is_told_and_not_where_the_checkpoint_was_told(t
     common += ["--trainer.enable_progress_bar=false"]
     common += ["--trainer.enable_model_summary=false", f"--trainer.default_root_dir={tmp_path}"]
     main(["fit", *common, "--trainer.max_steps=1", f"--model.predictions={tmp_path}/first"])
-    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
     told = ["--ckpt_path", str(checkpoint), f"--model.predictions={tmp_path}/second.jsonl"]
     main(["predict", *common, *told, "--trainer.logger=false"])
     assert len((tmp_path / "second.jsonl").read_text().splitlines()) == 4
@@ -327,4 +327,4 @@ def test_missing_files_end_the_command_with_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["fit", "--config=simulated", "--data.source=path", f"--data.path={tmp_path}/none"])
     assert ended.value.code == 2
-    assert f"data.path={tmp_path}/none is not a folder" in capsys.readouterr().err.splitlines()[-1]
+    assert f"data.path={tmp_path}/none does not exist" in capsys.readouterr().err.splitlines()[-1]
