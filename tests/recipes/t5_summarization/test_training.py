@@ -319,7 +319,7 @@ def test_predict_writes_where_it_is_told_and_not_where_the_checkpoint_was_told(t
     assert len((tmp_path / "second.jsonl").read_text().splitlines()) == 4
     assert not (tmp_path / "first").exists()
     main(["predict", *common, "--ckpt_path", str(checkpoint)])
-    by_default = tmp_path / "lightning_logs" / "summaries.jsonl"
+    by_default = checkpoint.parent.parent / "summaries.jsonl"  # beside its run
     assert by_default.read_text() == (tmp_path / "second.jsonl").read_text()
 
 
