@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import transformers
+import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 from recipe_sides import Batch, HuggingFaceSide, RecipeSide
 
+import recipes.mrpc
 from lightning_gaudi.data import embedded_documents
 from recipes.bert_pretraining.data import BertData
 from recipes.bert_pretraining.module import BertPretraining
@@ -31,6 +33,7 @@ VOCAB_SIZE = 4096
 """For models this narrow: the share of the vocabulary's projection is then that of BERT-base."""
 SIZES = {"hidden_size": 256, "num_layers": 4, "num_heads": 4}
 _IGNORED = -100
+_PAIRS = yaml.safe_load((Path(recipes.mrpc.__path__[0]) / "buckets_1x.yaml").read_text())
 
 
 @dataclass
@@ -159,7 +162,7 @@ class Pairs(Task):
             vocab_size=VOCAB_SIZE,
             batch_size=self.reference_batch_size,
             max_length=128,
-            num_buckets=16,
+            num_buckets=_PAIRS["data"]["num_buckets"],
         )
 
     def module(self, data: LightningDataModule) -> LightningModule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from lightning_gaudi.data.text import sentences
 from recipes.bert_pretraining import files
 from recipes.common.errors import UserError
 from recipes.common.hub import load_hub_dataset
+from recipes.common.reader import Table
 
 Source = Literal["embedded", "path", "hub"]
 
@@ -42,7 +43,7 @@ def check_source(
     path: str | None,
     *,
     packages: Sequence[str] = (),
-    text_column: str = "text",
+    columns: Mapping[str, str] | None = None,
     max_documents: int | None = None,
 ) -> None:
     """Refuse a corpus that cannot exist, before anything expensive is started.
@@ -58,7 +59,7 @@ def check_source(
         kind = "a file of text or parquet, or a folder of them" if source == "path" else "a name"
         raise UserError(f"data.source={source} needs data.path: {kind}.")
     elif source == "path":
-        files.check(path, text_column)
+        files.check(path, columns or {})
 
 
 def open_corpus(
@@ -67,7 +68,7 @@ def open_corpus(
     *,
     packages: Sequence[str] = ("torch",),
     subset: str | None = None,
-    text_column: str = "text",
+    columns: Mapping[str, str] | None = None,
     max_documents: int | None = None,
 ) -> Corpus:
     """Find the corpus; read nothing of it yet.
@@ -78,33 +79,28 @@ def open_corpus(
         path: the file, the folder, or the name of the data set.
         packages: installed packages whose documentation is read, for "embedded".
         subset: configuration of the data set, for "hub".
-        text_column: the column that holds a document, for parquet and "hub".
+        columns: the user's name of the column `text`, a document in each row, of tables and "hub".
         max_documents: stop after so many; None for all.
 
     Raises:
         UserError: if there is no such corpus or no such column in it.
     """
-    check_source(
-        source, path, packages=packages, text_column=text_column, max_documents=max_documents
-    )
+    check_source(source, path, packages=packages, columns=columns, max_documents=max_documents)
     if source == "embedded":
         key, read = embedded_fingerprint(packages), lambda: iter(embedded_documents(packages))
         return Corpus("embedded", [source, key], read, max_documents)
+    name, names = str(path), dict(columns or {})
     if source == "path":
-        found, read = files.fingerprint(str(path)), lambda: files.read(str(path), text_column)
-        return Corpus(Path(str(path)).stem, [source, found, text_column], read, max_documents)
-    rows = load_hub_dataset(str(path), subset, "train", [text_column])
-    key = [source, str(path), subset, text_column, rows._fingerprint]
-    return Corpus(str(path), key, lambda: _of_rows(rows, str(path), text_column), max_documents)
+        key = [source, files.fingerprint(name), sorted(names.items())]
+        return Corpus(Path(name).stem, key, lambda: files.read(name, names), max_documents)
+    rows = load_hub_dataset(name, subset, "train")
+    key = [source, name, subset, sorted(names.items()), rows._fingerprint]
+    table = Table([(f"data.path={name}", rows)], files.FIELDS, names)
+    table.check()
+    return Corpus(name, key, lambda: _documents(table), max_documents)
 
 
-def _of_rows(rows: Any, name: str, text_column: str) -> Iterator[list[str]]:
-    for number, row in enumerate(rows.select_columns([text_column])):
-        text = row[text_column]
-        if text is not None and not isinstance(text, str):
-            raise UserError(
-                f"data.text_column={text_column} of {name} is not text: row {number} holds "
-                f"{type(text).__name__}. Name a column of text."
-            )
-        if document := sentences(" ".join((text or "").split())):
+def _documents(table: Table) -> Iterator[list[str]]:
+    for row in table:
+        if document := sentences(" ".join(row.text("text").split())):
             yield document

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,13 @@ class BertData(RecipeData):
 
     Args:
         source: embedded (documentation of Python and `packages`, present on every machine), path
-            (UTF-8 text, documents separated by blank lines, or parquet) or hub (a data set by
-            name).
-        path: the file, or a folder of *.txt or of *.parquet files; or the data set's name. A list
-            is read in its order, as one corpus.
+            (UTF-8 text, documents separated by blank lines, or tables) or hub (a data set by name).
+        path: the file, or a folder of files of one kind; or the data set's name. A list is read in
+            its order, as one corpus.
         packages: installed packages whose documentation belongs to the embedded corpus.
         subset: configuration of a data set from the hub; of several, a list of as many.
-        text_column: column of parquet files or of a data set from the hub: a document in each row.
+        columns: the name of your column, by that of the recipe: text, a document in each row of a
+            table or of a data set from the hub.
         max_documents: use no more documents than this, from the beginning.
         tokenizer: name or folder of a published tokenizer; None trains WordPiece on the
             training documents. The one in a checkpoint that is resumed comes before both.
@@ -82,7 +82,7 @@ class BertData(RecipeData):
         path: list[str] | str | None = None,
         packages: Sequence[str] = ("torch",),
         subset: list[str | None] | str | None = None,
-        text_column: str = "text",
+        columns: Mapping[str, str] | None = None,
         max_documents: int | None = None,
         tokenizer: str | None = None,
         cache_dir: str | None = None,
@@ -101,7 +101,7 @@ class BertData(RecipeData):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        names = {"text_column": text_column, "max_documents": max_documents}
+        names = {"columns": columns, "max_documents": max_documents}
         check_sources(source, path, subset, packages=packages, **names)
         if predict_path is not None and not Path(predict_path).expanduser().is_file():
             raise UserError(
@@ -138,7 +138,7 @@ class BertData(RecipeData):
 
     def _prepare(self) -> Prepared:
         settings, tokenizer = self.hparams, self._known_tokenizer()
-        names = ("packages", "subset", "text_column", "max_documents")
+        names = ("packages", "subset", "columns", "max_documents")
         corpus = open_corpora(
             settings["source"], settings["path"], **{name: settings[name] for name in names}
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,19 +35,18 @@ def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options
 
 
 def load_hub_dataset(
-    name: str, subset: str | None, split: str, columns: Sequence[str], revision: str | None = None
+    name: str, subset: str | None, split: str | None, revision: str | None = None
 ) -> Any:
-    """One split of a data set of the hub, as a `datasets.Dataset`.
+    """A data set of the hub, as a `datasets.Dataset`, or all of its splits by name.
 
     Args:
         name: of the data set, for example `abisee/cnn_dailymail`.
         subset: its configuration, for example `3.0.0`.
-        split: train, validation or test.
-        columns: that it must have.
+        split: train, validation or test; None for all that there are.
         revision: branch, tag or commit; None for the newest.
 
     Raises:
-        UserError: if it cannot be had, or lacks a column.
+        UserError: if it cannot be had.
     """
     try:
         import datasets
@@ -58,24 +56,9 @@ def load_hub_dataset(
             "Install it with: pip install 'lightning-gaudi[recipes]'"
         ) from error
     try:
-        rows = datasets.load_dataset(name, subset, split=split, revision=revision)
+        return datasets.load_dataset(name, subset, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"data.path={name} with data.subset={subset} could not be loaded: {error} Check the "
             "name, the subset and the network, or take local files with data.source=path."
         ) from error
-    check_columns(f"data.path={name}", rows.column_names, columns)
-    return rows
-
-
-def check_columns(origin: str, found: Sequence[str], wanted: Sequence[str]) -> None:
-    """Refuse a table without the columns that are read.
-
-    Raises:
-        UserError: naming what is missing and what is there.
-    """
-    if missing := [column for column in wanted if column not in found]:
-        raise UserError(
-            f"{origin} has no column {', '.join(map(repr, missing))}. It has "
-            f"{', '.join(map(repr, found)) or 'none'}; needed: {', '.join(map(repr, wanted))}."
-        )

@@ -1,5 +1,5 @@
 """Fine-tuning of BERT to tell whether two sentences say the same.
 
 Reading order: `module.py` (model, scores), `data.py` (from pairs to batches), then what data.py
-stands on: `formats.py`, `embedded.py`, `encoding.py`, `baselines.py`.
+stands on: `pairs.py`, `embedded.py`, `encoding.py`, `baselines.py`.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from lightning_gaudi.data import (
 )
 from recipes.common.data import RecipeData
 from recipes.common.errors import UserError
+from recipes.common.reader import open_tables
 from recipes.common.tokenization import (
     load_tokenizer,
     tokenizer_from_state,
@@ -26,7 +27,7 @@ from recipes.common.tokenization import (
 from recipes.mrpc.baselines import Scores, baseline_scores
 from recipes.mrpc.embedded import embedded_pairs
 from recipes.mrpc.encoding import EncodedPairs, collate
-from recipes.mrpc.formats import Splits, hold_out, read_folder, read_hub
+from recipes.mrpc.pairs import FIELDS, Splits, read_pairs
 
 _MAX_UNUSED = 127  # vocabularies are padded to multiples of 128 at most
 
@@ -37,12 +38,15 @@ class MrpcData(RecipeData):
     Args:
         source: embedded (pairs that rules make from the documentation of Python and `packages`,
             on every machine), path (files of MRPC) or hub (a data set by name).
-        path: the folder (see `formats.py` for what it may hold), or the data set's name.
+        path: a file, several, or a folder of them (see `common/reader.py`), or the data set's name.
         subset: configuration of a data set from the hub.
+        columns: names of your columns, by those of MRPC: sentence1, sentence2, label.
+        positive_label: the label that means a paraphrase, where labels are not 1 and 0, true and
+            false, or yes and no.
         packages: installed packages whose documentation the embedded pairs are made from.
         pairs_per_sentence: how often each embedded training sentence is rewritten.
-        validation_share: of the training pairs, where the files have no validation split (MSR);
-            of the embedded documents, and as many for test.
+        validation_share: of the training pairs, held out for validation where there is no file
+            for it (MSR), and likewise for test; of the embedded documents, and as many for test.
         tokenizer: name or folder of a published tokenizer, that of the model; None trains
             WordPiece on the training sentences.
         vocab_size: of the model; the upper limit of a vocabulary that is trained.
@@ -62,8 +66,10 @@ class MrpcData(RecipeData):
     def __init__(
         self,
         source: Literal["embedded", "path", "hub"] = "embedded",
-        path: str | None = None,
+        path: list[str] | str | None = None,
         subset: str | None = "mrpc",
+        columns: Mapping[str, str] | None = None,
+        positive_label: str | None = None,
         packages: Sequence[str] = ("torch",),
         pairs_per_sentence: int = 3,
         validation_share: float = 0.1,
@@ -88,7 +94,7 @@ class MrpcData(RecipeData):
             self.tokenizer = load_tokenizer(tokenizer)
             _check_tokenizer(self.tokenizer, tokenizer, vocab_size)
         if source != "embedded" and path is None:
-            needed = "a folder with the files of MRPC." if source == "path" else "nyu-mll/glue."
+            needed = "a file, or a folder of them." if source == "path" else "nyu-mll/glue."
             raise UserError(f"data.source={source} needs data.path: {needed}")
         self.pairs: Splits = self._read() if source == "path" else {}
         self._encoded: dict[str, EncodedPairs] = {}
@@ -158,13 +164,16 @@ class MrpcData(RecipeData):
         if settings["source"] == "embedded":
             names = ("packages", "pairs_per_sentence", "validation_share", "seed")
             return embedded_pairs(**{name: settings[name] for name in names})
-        if settings["source"] == "path":
-            splits = read_folder(settings["path"])
-        else:
-            splits = read_hub(settings["path"], settings["subset"])
-        if "train" in splits and "validation" not in splits:
-            hold_out(splits, settings["validation_share"], settings["seed"])
-        return splits
+        tables = open_tables(
+            settings["source"],
+            settings["path"],
+            FIELDS,
+            subset=settings["subset"],
+            columns=settings["columns"],
+            held_out_share=settings["validation_share"],
+            seed=settings["seed"],
+        )
+        return read_pairs(tables, settings["positive_label"])
 
     def _split(self, split: str) -> list[Any]:
         if split not in self.pairs:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from lightning_gaudi.data import pad_batch
-from recipes.mrpc.formats import Pair
+from recipes.mrpc.pairs import Pair
 
 _NO_LABEL = -100
 

@@ -3,112 +3,42 @@
 from __future__ import annotations
 
 
-def _table(text: str) -> tuple[tuple[str, str], ...]:
-    """Pairs written as `one=other`, separated by commas."""
-    pairs = (entry.strip().split("=") for entry in text.split(",") if entry.strip())
-    return tuple((one, other) for one, other in pairs)
+def _both_ways(text: str) -> dict[str, str]:
+    pairs = [entry.split("=") for entry in text.split()]
+    return {one: other for pair in pairs for one, other in (pair, pair[::-1])}
 
 
-def _both_ways(pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """Each word to its partner; a word that is more than one word long is only a partner."""
-    both = (*pairs, *((other, one) for one, other in pairs))
-    return {word: partner for word, partner in both if " " not in word}
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
-_SAME = _table("""
-    return=give back, returns=gives back, returned=given back, create=make, creates=makes,
-    created=made, compute=calculate, computes=calculates, computed=calculated, get=obtain,
-    gets=obtains, convert=transform, converts=transforms, converted=transformed, check=verify,
-    checks=verifies, delete=erase, deletes=erases, deleted=erased, given=specified,
-    function=routine, functions=routines, method=procedure, methods=procedures, error=fault,
-    errors=faults, string=text, strings=texts, use=employ, uses=employs, used=employed,
-    using=employing, only=solely, because=since, current=present, identical=alike, each=every,
-    call=invoke, calls=invokes, called=invoked, contains=holds, contain=hold, allows=permits,
-    allow=permit, allowed=permitted, raise=throw, raises=throws, raised=thrown, large=big,
-    small=tiny, several=a number of, distinct=separate, element=item, elements=items,
-    argument=parameter, arguments=parameters, should=ought to, provides=offers, provide=offer,
-    provided=offered, ensure=guarantee, ensures=guarantees, show=display, shows=displays,
-    specific=particular, need=require, needs=requires, entire=whole, directory=folder,
-    directories=folders, currently=at present, generate=produce, generates=produces,
-    generated=produced, execute=run, executes=runs, find=locate, finds=locates, modify=change,
-    modifies=changes, corresponding=matching, additional=extra, perform=carry out,
-    performs=carries out, handles=deals with, handle=deal with, simple=plain,
-    appropriate=suitable, often=frequently, usually=normally, immediately=at once, via=through,
-    however=nevertheless, therefore=thus, sequence=series, store=keep, stores=keeps, stored=kept,
-    retrieve=fetch, retrieves=fetches, update=refresh, updates=refreshes, select=choose,
-    selected=chosen, useful=helpful, equivalent=equal, possible=feasible, result=outcome,
-    results=outcomes, type=kind, types=kinds, operation=action, operations=actions,
-    attribute=property, attributes=properties, dictionary=mapping, dictionaries=mappings,
-    example=illustration, whenever=every time, implements=realizes, implement=realize,
-    describes=explains, describe=explain, determine=decide, determines=decides, multiple=many,
-    requested=wanted, complete=thorough, message=notice, helper=utility,
-    already=by now, available=at hand, default=standard, object=entity, objects=entities
+SYNONYMS = _both_ways("""
+return=yield returns=yields returned=yielded create=make creates=makes created=made
+compute=calculate computes=calculates get=obtain gets=obtains convert=transform converts=transforms
+check=verify delete=erase given=specified function=routine functions=routines method=procedure
+error=fault string=text strings=texts use=employ uses=employs used=employed using=employing
+only=solely because=since each=every call=invoke calls=invokes called=invoked contains=holds
+contain=hold allows=permits allow=permit raise=throw raises=throws element=item elements=items
+argument=parameter arguments=parameters provides=offers need=require needs=requires generate=produce
+find=locate modify=change corresponding=matching update=refresh updates=refreshes selected=chosen
+result=outcome results=outcomes dictionary=mapping determine=decide multiple=many default=standard
+object=entity
 """)
-_OPPOSITE = _table("""
-    enabled=disabled, enable=disable, enables=disables, True=False, first=last, before=after,
-    minimum=maximum, min=max, input=output, inputs=outputs, open=close, opened=closed, add=remove,
-    adds=removes, added=removed, forward=backward, local=global, start=end, starts=ends,
-    top=bottom, left=right, increase=decrease, increases=decreases, upper=lower, static=dynamic,
-    mutable=immutable, positive=negative, public=private, internal=external, load=save,
-    loads=saves, loaded=saved, send=receive, sends=receives, encode=decode, encodes=decodes,
-    encoding=decoding, compress=decompress, include=exclude, includes=excludes,
-    including=excluding, success=failure, valid=invalid, always=never, with=without, more=fewer,
-    least=most, greater=smaller, higher=lesser, smallest=largest, shortest=longest,
-    same=different, earlier=later, previous=next, parent=child, row=column, rows=columns,
-    source=target, client=server, inside=outside, above=below, old=new, accept=reject,
-    accepts=rejects, push=pop, required=optional, single=double, synchronous=asynchronous,
-    sparse=dense, signed=unsigned, ascending=descending, lowercase=uppercase,
-    horizontal=vertical, fast=slow, faster=slower, safe=unsafe, succeed=fail, succeeds=fails,
-    absolute=relative, unique=repeated, read=write, reads=writes, reading=writing, key=value,
-    keys=values, empty=full, present=absent, some=all, any=no, possible=impossible,
-    supported=unsupported, known=unknown, equal=unequal, directly=indirectly, import=export,
-    begin=finish, append=prepend, lock=unlock, register=unregister, registered=unregistered,
-    sharded=replicated, eager=lazy, high=low, early=late, child=parent, up=down, once=twice,
-    normal=abnormal, necessary=unnecessary, explicitly=implicitly, explicit=implicit
+OPPOSITES = _both_ways("""
+enabled=disabled enable=disable True=False first=last before=after minimum=maximum min=max
+input=output inputs=outputs open=close add=remove added=removed start=end top=bottom left=right
+increase=decrease upper=lower positive=negative internal=external load=save include=exclude
+includes=excludes including=excluding valid=invalid always=never with=without least=most
+greater=smaller same=different previous=next parent=child row=column rows=columns source=target
+inside=outside old=new push=pop single=double read=write reads=writes key=value keys=values
+empty=full any=no supported=unsupported high=low up=down
 """)
-_CONTRACTED = _table("""
-    isn't=is not, aren't=are not, doesn't=does not, don't=do not, can't=cannot, won't=will not,
-    shouldn't=should not, it's=it is, wasn't=was not, hasn't=has not
-""")
-
-SYNONYMS = _both_ways(_SAME)
-"""A word to one or more words that say the same."""
-OPPOSITES = _both_ways(_OPPOSITE)
-"""A word to one that says the contrary, or names another role."""
-EXPANSIONS = dict(_CONTRACTED)
-"""A contraction to its words."""
-CONTRACTIONS = {tuple(words.split()): short for short, words in _CONTRACTED}
-"""Words to their contraction."""
-
-NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-"""In order, from 2."""
-ARTICLES = frozenset(("the", "a", "an"))
-FILLERS = frozenset(
-    ("simply", "just", "also", "automatically", "basically", "actually", "really", "very", "quite")
-)
-"""Words that a sentence can do without."""
-CLAUSE_STARTERS = frozenset(
-    ("if", "when", "for", "unless", "because", "although", "by", "while", "in", "during", "given")
-)
-"""They begin a clause that can stand first or last."""
-AUXILIARIES = frozenset(
-    ("is", "are", "was", "were", "can", "will", "should", "must", "may", "does", "could", "would")
-)
-"""`not` after one of them denies the sentence."""
-DIRECTIONS = frozenset(
-    ("of", "to", "from", "into", "in", "on", "by", "than", "under", "over", "for", "as", "with")
-)
-"""What stands on their two sides cannot change places and mean the same."""
+ARTICLES = _words("the a an")
+AUXILIARIES = _words("is are was were can will should must may does could would")
+DIRECTIONS = _words("of to from into in on by than under over for as with")
 FUNCTION_WORDS = (
     ARTICLES
     | AUXILIARIES
     | DIRECTIONS
-    | CLAUSE_STARTERS
-    | frozenset(
-        (
-            *("and", "or", "not", "that", "this", "these", "it", "its", "be", "which", "at", "no"),
-            *("all", "any", "each", "you", "we", "they", "how", "what", "has", "have", "used"),
-        )
-    )
+    | _words("and or not that this these it its be which at no all any each you we they")
 )
-"""Words that name nothing, and so play no role."""

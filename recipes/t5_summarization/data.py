@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from lightning_gaudi.data import (
 )
 from recipes.common.data import RecipeData
 from recipes.common.errors import UserError
+from recipes.common.reader import Table, open_tables
 from recipes.common.tokenization import (
     T5_TOKENS,
     load_tokenizer,
@@ -28,14 +28,13 @@ from recipes.common.tokenization import (
     train_bpe,
 )
 from recipes.t5_summarization.corpora import (
-    Columns,
+    FIELDS,
     Row,
     Source,
     check_source,
     embedded_rows,
     marked,
-    read_files,
-    read_hub,
+    read_rows,
 )
 from recipes.t5_summarization.rouge import lead
 from recipes.t5_summarization.tokens import TokenizedRows, tokenize
@@ -51,12 +50,13 @@ class SummarizationData(RecipeData):
     Args:
         source: embedded (short articles made of the documentation of Python and `packages`, on
             every machine), path (files of CNN/DailyMail) or hub (a data set by name).
-        path: the folder with train, validation and test files (csv, jsonl or parquet), or the data
-            set's name: abisee/cnn_dailymail.
+        path: a file, several, or a folder of them (see `common/reader.py`), or the data set's
+            name: abisee/cnn_dailymail.
         subset: configuration of a data set from the hub: 3.0.0.
-        article_column: column of files and data sets.
-        summary_column: likewise.
-        id_column: likewise; rows without one are numbered.
+        columns: names of your columns, by those of CNN/DailyMail: article, highlights and id; rows
+            without an id are numbered.
+        validation_share: of the training rows, held out for validation where there is no file for
+            it, and likewise for test.
         packages: installed packages whose documentation belongs to the embedded articles.
         source_prefix: put before each article: T5 was trained to summarize what starts so.
         tokenizer: name or folder of a published tokenizer, that of the model; None learns a
@@ -86,11 +86,10 @@ class SummarizationData(RecipeData):
     def __init__(
         self,
         source: Source = "embedded",
-        path: str | None = None,
+        path: list[str] | str | None = None,
         subset: str | None = None,
-        article_column: str = "article",
-        summary_column: str = "highlights",
-        id_column: str = "id",
+        columns: Mapping[str, str] | None = None,
+        validation_share: float = 0.05,
         packages: Sequence[str] = ("torch",),
         source_prefix: str = "summarize: ",
         tokenizer: str | None = None,
@@ -111,7 +110,13 @@ class SummarizationData(RecipeData):
         self.save_hyperparameters()
         self.samples_per_batch(is_training=False)
         _check_lengths(max_source_length, max_target_length)
-        check_source(source, path, Columns(article_column, summary_column, id_column))
+        check_source(source, path)
+        if not 0 < validation_share < 0.5:
+            raise UserError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
+        self._tables: dict[str, Table] = {}
+        if source == "path":
+            for table in self._open().values():
+                table.check()
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self.datasets: dict[str, TokenizedRows] = {}
         if tokenizer:
@@ -230,15 +235,30 @@ class SummarizationData(RecipeData):
 
     def _rows(self, split: str) -> Iterator[Row]:
         settings = self.hparams
-        names = [settings[f"{name}_column"] for name in ("article", "summary", "id")]
-        path, columns = settings["path"], Columns(*names)
         if settings["source"] == "embedded":
             rows = embedded_rows(settings["packages"], split, settings["seed"])
-        elif settings["source"] == "path":
-            rows = read_files(Path(path).expanduser(), split, columns)
         else:
-            rows = read_hub(path, settings["subset"], split, columns)
+            tables = self._open()
+            if split not in tables:
+                raise UserError(
+                    f"data.path={settings['path']} has no {split} split, but only "
+                    f"{', '.join(tables)}. Add its file."
+                )
+            rows = read_rows(tables[split])
         return islice(rows, settings["max_train_samples"]) if split == "train" else rows
+
+    def _open(self) -> dict[str, Table]:
+        settings = self.hparams
+        self._tables = self._tables or open_tables(
+            settings["source"],
+            settings["path"],
+            FIELDS,
+            subset=settings["subset"],
+            columns=settings["columns"],
+            held_out_share=settings["validation_share"],
+            seed=settings["seed"],
+        )
+        return self._tables
 
     def _check_rows(self, split: str, rows: TokenizedRows) -> None:
         """Refuse what cannot be trained on, and say what is left out."""
@@ -247,7 +267,8 @@ class SummarizationData(RecipeData):
         if not len(rows):
             raise UserError(
                 f"{where}: there is no row with both an article and a summary "
-                f"({rows.num_empty} row(s) lack one of them)."
+                f"({rows.num_empty} row(s) lack one of them). Add rows or a file, or set a larger "
+                "data.validation_share."
             )
         if rows.sources.num_cut and not self.hparams["truncate_source"]:
             raise UserError(

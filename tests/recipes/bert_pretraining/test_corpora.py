@@ -44,18 +44,18 @@ def test_a_package_that_is_not_installed_is_refused_without_reading():
 
 
 def test_a_data_set_of_the_hub_gives_its_documents_each_time(hub_data_set):
-    corpus = open_corpus("hub", hub_data_set, text_column="body")
+    corpus = open_corpus("hub", hub_data_set, columns={"text": "body"})
     expected = [["The cat sleeps.", "It purrs."], ["The dog barks."]]
     assert list(corpus) == expected
     assert list(corpus) == expected
 
 
 def test_the_fingerprint_of_a_data_set_changes_with_it_only(hub_data_set, tmp_path):
-    first, again = (open_corpus("hub", hub_data_set, text_column="body") for _ in range(2))
+    first, again = (open_corpus("hub", hub_data_set, columns={"text": "body"}) for _ in range(2))
     assert first.fingerprint == again.fingerprint
     with (tmp_path / "data set" / "train.jsonl").open("a") as file:
         file.write('{"body": "One more.", "year": 5}\n')
-    changed = open_corpus("hub", hub_data_set, text_column="body")
+    changed = open_corpus("hub", hub_data_set, columns={"text": "body"})
     assert changed.fingerprint != first.fingerprint
 
 
@@ -65,9 +65,8 @@ def test_a_column_that_is_not_there_is_refused(hub_data_set):
 
 
 def test_a_column_that_is_no_text_is_refused(hub_data_set):
-    corpus = open_corpus("hub", hub_data_set, text_column="year")
-    with pytest.raises(ValueError, match=r"data\.text_column=year of .* is not text.*holds int"):
-        list(corpus)
+    with pytest.raises(ValueError, match=r"row 1: the column .year. holds 1, int, not text"):
+        open_corpus("hub", hub_data_set, columns={"text": "year"})
 
 
 def test_a_data_set_that_is_not_there_is_refused(tmp_path):

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ def _parquet(path: Path, **columns) -> Path:
     return path
 
 
-def _read(path: Path, text_column: str = "text") -> list[list[str]]:
-    return list(files.read(str(path), text_column))
+def _read(path: Path, **columns: str) -> list[list[str]]:
+    return list(files.read(str(path), columns))
 
 
 def test_a_folder_of_text_files_is_read_in_order(tmp_path):
@@ -41,7 +42,7 @@ def test_a_text_file_may_have_any_name(tmp_path):
 def test_a_parquet_file_has_a_document_in_each_row(tmp_path):
     file = _parquet(tmp_path / "x.parquet", text=DOCUMENTS, title=["a", "b", "c", "d"])
     assert _read(file) == EXPECTED
-    assert _read(_parquet(tmp_path / "y.parquet", body=DOCUMENTS), "body") == EXPECTED
+    assert _read(_parquet(tmp_path / "y.parquet", body=DOCUMENTS), text="body") == EXPECTED
 
 
 def test_a_folder_of_parquet_files_is_read_in_order(tmp_path):
@@ -79,7 +80,20 @@ def test_a_missing_path_is_refused():
 
 def test_a_folder_without_text_is_refused(tmp_path):
     (tmp_path / "notes.md").write_text("text")
-    _refused(tmp_path, r"is a folder without \*\.txt or \*\.parquet")
+    _refused(tmp_path, r"is a folder without text or tables")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_other_tables_have_a_document_in_each_row_too(suffix, tmp_path):
+    texts = ["The cat sleeps. It purrs.", "", "The dog barks."]
+    separator = {"csv": ",", "tsv": "\t"}.get(suffix)
+    rows = [f"{i}{separator}{text}" for i, text in enumerate(texts)]
+    if separator is None:
+        rows = [json.dumps({"year": i, "text": text}) for i, text in enumerate(texts)]
+    else:
+        rows = [f"year{separator}text", *rows]
+    (tmp_path / f"x.{suffix}").write_text("\n".join(rows))
+    assert _read(tmp_path) == EXPECTED
 
 
 def test_a_folder_of_both_kinds_is_refused(tmp_path):
@@ -104,15 +118,15 @@ def test_a_compressed_file_is_refused(tmp_path):
 
 
 def test_a_character_across_the_end_of_the_probe_is_no_error(tmp_path):
-    (tmp_path / "a.txt").write_text("x" * (files._PROBED_BYTES - 1) + "é. More.", encoding="utf-8")
-    files.check(str(tmp_path / "a.txt"), "text")
+    (tmp_path / "a.txt").write_text("x" * (10 * 2**20 - 1) + "é. More.", encoding="utf-8")
+    files.check(str(tmp_path / "a.txt"), {})
 
 
 def test_what_is_not_utf8_further_on_is_named_when_it_is_read(tmp_path):
-    good = b"A line of text.\n" * (files._PROBED_BYTES // 16 + 10)
+    good = b"A line of text.\n" * (10 * 2**16 + 5000)
     (tmp_path / "a.txt").write_bytes(good + b"\xff")
-    files.check(str(tmp_path), "text")
-    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text: line 4107 has the byte 0xff"):
+    files.check(str(tmp_path), {})
+    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text: line 660361 has"):
         _read(tmp_path)
 
 
@@ -125,18 +139,18 @@ def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
 
 def test_a_column_that_is_not_there_is_refused(tmp_path):
     _parquet(tmp_path / "x.parquet", body=DOCUMENTS, title=DOCUMENTS)
-    _refused(tmp_path, r"data\.text_column=text is not a column of .*x\.parquet.* body, title")
+    _refused(tmp_path, r"x\.parquet has no column 'text'\. It has 'body', 'title'")
 
 
 def test_a_column_that_is_no_text_is_refused(tmp_path):
     _parquet(tmp_path / "x.parquet", text=[1, 2])
-    _refused(tmp_path, r"data\.text_column=text of .*x\.parquet holds int64, not text")
+    _refused(tmp_path, r"x\.parquet, row 1: the column 'text' holds 1, int, not text")
 
 
 def test_what_is_no_parquet_is_refused(tmp_path):
     file = _parquet(tmp_path / "x.parquet", text=DOCUMENTS)
     file.write_bytes(file.read_bytes()[:-8])
-    _refused(tmp_path, r"x\.parquet cannot be read as parquet.*Fetch it again")
+    _refused(tmp_path, r"x\.parquet cannot be read as parquet.*Fetch or write it again")
 
 
 def test_a_parquet_file_with_a_damaged_page_is_named(tmp_path):
@@ -145,7 +159,6 @@ def test_a_parquet_file_with_a_damaged_page_is_named(tmp_path):
     content = bytearray(file.read_bytes())
     content[200:400] = b"\xff" * 200
     file.write_bytes(content)
-    files.check(str(file), "text")
     with pytest.raises(ValueError, match=r"x\.parquet cannot be read as parquet"):
         _read(file)
 
@@ -156,6 +169,6 @@ def test_training_on_parquet_is_training_on_the_same_text(corpus, tmp_path, make
     for number in range(2):
         part = texts[number * 40 : number * 40 + 40]
         _parquet(tmp_path / "parts" / f"{number}.parquet", body=part)
-    data = make_data(path=str(tmp_path / "parts"), text_column="body")
+    data = make_data(path=str(tmp_path / "parts"), columns={"text": "body"})
     for ours, expected in zip(data.train_dataloader(), make_data().train_dataloader(), strict=True):
         torch.testing.assert_close(ours, expected, rtol=0, atol=0)

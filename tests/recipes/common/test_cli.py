@@ -129,8 +129,10 @@ def test_data_that_fit_cannot_use_is_a_line(tmp_path, capsys):
         t5(["fit", *_small(tmp_path, tmp_path), "--trainer.max_steps=1"])
     assert exit_info.value.code == 2
     *before, error = capsys.readouterr().err.splitlines()
-    assert error.startswith("python -m recipes.t5_summarization: error: data.path=")
-    assert "has no such file: validation.csv" in error
+    assert error.startswith(
+        "python -m recipes.t5_summarization: error: data.source=path, data.path="
+    )
+    assert "split validation: there is no row" in error
     assert "Traceback (most recent call last):" not in before
 
 

@@ -1,7 +1,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from recipes.common.hub import check_columns, load_hub_dataset, load_pretrained
+from recipes.common.hub import load_hub_dataset, load_pretrained
 from recipes.common.tokenization import load_tokenizer, train_bpe
 
 
@@ -19,13 +19,8 @@ def test_an_unknown_model_says_how_to_get_it():
 
 def test_an_unknown_data_set_says_what_to_do_instead():
     with pytest.raises(ValueError, match=r"data.path=no/such-data with data.subset=x") as error:
-        load_hub_dataset("no/such-data", "x", "train", ("text",))
+        load_hub_dataset("no/such-data", "x", "train")
     assert "data.source=path" in str(error.value)
-
-
-def test_missing_columns_are_named_beside_those_that_are_there():
-    with pytest.raises(ValueError, match=r"rows.csv has no column 'text'. It has 'body', 'id'"):
-        check_columns("rows.csv", ["body", "id"], ["id", "text"])
 
 
 def test_a_tokenizer_without_the_special_tokens_is_refused(tmp_path):

@@ -4,12 +4,18 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from recipes.common.reader import open_tables
 from recipes.common.tokenization import train_wordpiece
 from recipes.mrpc.data import MrpcData
-from recipes.mrpc.formats import read_folder
+from recipes.mrpc.pairs import FIELDS, Splits, read_pairs
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "mrpc"
 VOCAB_SIZE = 300
+
+
+def pairs_of(path: Path, positive_label: str | None = None, **settings) -> Splits:
+    """The pairs of a file or a folder, as the recipe reads them."""
+    return read_pairs(open_tables("path", str(path), FIELDS, **settings), positive_label)
 
 
 @pytest.fixture
@@ -36,7 +42,7 @@ def make_data():
 def pretrained(tmp_path_factory) -> Path:
     """A folder as the hub has it, with a tiny BERT and its tokenizer."""
     folder = tmp_path_factory.mktemp("pretrained")
-    sentences = [pair[:2] for pair in read_folder(str(FIXTURES / "msr"))["train"]]
+    sentences = [pair[:2] for pair in pairs_of(FIXTURES / "msr")["train"]]
     tokenizer = train_wordpiece(sentences, VOCAB_SIZE)
     tokenizer.save_pretrained(folder)
     config = BertConfig(

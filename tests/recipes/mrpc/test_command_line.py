@@ -19,7 +19,7 @@ def _offline(monkeypatch):
     ("arguments", "message"),
     [
         (["--data.source=path"], "data.source=path needs data.path"),
-        (["--data.source=path", "--data.path=/no/such"], "data.path=/no/such is not a folder"),
+        (["--data.source=path", "--data.path=/no/such"], "data.path=/no/such does not exist"),
         (["--data.tokenizer=nobody/none"], "data.tokenizer=nobody/none could not be loaded"),
         (["--model.name=nobody/none"], "model.name=nobody/none could not be loaded"),
         (["--data.no_such_setting=1"], "no_such_setting"),

@@ -66,8 +66,8 @@ def test_evaluation_has_each_pair_once_and_marks_what_only_fills(make_data):
 def test_msr_holds_out_a_share_of_the_training_pairs(make_data):
     data = make_data(path=str(FIXTURES / "msr"), validation_share=0.25)
     assert {name: len(pairs) for name, pairs in data.pairs.items()} == {
-        "train": 36,
-        "validation": 12,
+        "train": 37,
+        "validation": 11,
         "test": 16,
     }
     assert len(list(data.test_dataloader())) == 4
@@ -115,9 +115,9 @@ def test_a_missing_split_is_named_where_it_is_needed(make_data, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": "path"}, r"data\.source=path needs data\.path: a folder"),
+        ({"source": "path"}, r"data\.source=path needs data\.path: a file, or a folder"),
         ({"source": "hub"}, r"data\.source=hub needs data\.path: nyu-mll/glue"),
-        ({"source": "path", "path": "/no/such"}, r"data\.path=/no/such is not a folder"),
+        ({"source": "path", "path": "/no/such"}, r"data\.path=/no/such does not exist"),
         ({"validation_share": 0.7}, r"data\.validation_share=0\.7 is not between"),
         ({"max_length": 5}, r"data\.max_length=5 leaves no room"),
         ({"tokenizer": "/no/such"}, r"data\.tokenizer=/no/such could not be loaded"),

@@ -4,8 +4,9 @@ import pytest
 from lightning.pytorch import seed_everything
 from transformers import T5Config, T5ForConditionalGeneration
 
+from recipes.common.reader import open_tables
 from recipes.common.tokenization import train_bpe
-from recipes.t5_summarization.corpora import Columns, read_files
+from recipes.t5_summarization.corpora import FIELDS, read_rows
 from recipes.t5_summarization.data import SummarizationData
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "cnn_dailymail"
@@ -35,11 +36,16 @@ def make_data():
 def pretrained(tmp_path_factory) -> str:
     """A folder with a tiny T5 and its tokenizer, as `save_pretrained` writes them."""
     folder = tmp_path_factory.mktemp("tiny-t5")
-    rows = read_files(FIXTURES, "train", Columns())
+    rows = rows_of(FIXTURES)
     train_bpe(([row.article] for row in rows), VOCABULARY).save_pretrained(folder)
     seed_everything(0, verbose=False)
     tiny_t5(vocab_size=VOCABULARY + 12).save_pretrained(folder)
     return str(folder)
+
+
+def rows_of(path, split="train"):
+    """The rows of a split, as the recipe reads them."""
+    return list(read_rows(open_tables("path", str(path), FIELDS)[split]))
 
 
 def tiny_t5(**settings) -> T5ForConditionalGeneration:

@@ -6,16 +6,17 @@ import pytest
 import torch
 from rouge_score import rouge_scorer
 
-from recipes.t5_summarization.corpora import Columns, embedded_rows, marked, read_files
+from recipes.common.reader import Table
+from recipes.t5_summarization.corpora import FIELDS, embedded_rows, marked, read_rows
 from recipes.t5_summarization.data import SummarizationData
 from recipes.t5_summarization.module import T5Summarization
 from recipes.t5_summarization.rouge import lead, on_lines, rouge_sums
 from tests.helpers.forked import fork_python
-from tests.recipes.t5_summarization.conftest import FIXTURES
+from tests.recipes.t5_summarization.conftest import FIXTURES, rows_of
 
 
 def _rows(split="train"):
-    return list(read_files(FIXTURES, split, Columns()))
+    return rows_of(FIXTURES, split)
 
 
 def test_the_fixtures_have_the_form_of_cnn_dailymail():
@@ -39,14 +40,14 @@ def test_the_same_rows_come_from_every_format(form, tmp_path):
         for number, half in enumerate(halves):
             name = f"train-{number:05}-of-00002" if form == "shards" else "train"
             parquet.write_table(arrow.Table.from_pylist(half), tmp_path / f"{name}.parquet")
-    assert list(read_files(tmp_path, "train", Columns())) == _rows()
+    assert list(read_rows(Table(sorted(tmp_path.iterdir()), FIELDS, {}))) == _rows()
 
 
 def test_an_article_longer_than_csv_allows_by_default_is_read(tmp_path):
     with (tmp_path / "train.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["article", "highlights"], ["word " * 50_000, "words"]])
-    (row,) = read_files(tmp_path, "train", Columns())
-    assert (row.id, len(row.article)) == ("0", 249_999)
+    (row,) = read_rows(Table([tmp_path / "train.csv"], FIELDS, {}))
+    assert (row.id, len(row.article)) == ("1", 249_999)
 
 
 def test_a_bucket_has_one_shape_and_targets_are_padded_with_ignored(make_data):
@@ -159,46 +160,41 @@ def test_rouge_is_that_of_rouge_score_with_a_sentence_a_line():
     assert on_lines(reference) == reference
 
 
-def test_a_missing_folder_says_what_belongs_there_and_how_to_get_it():
-    with pytest.raises(
-        ValueError, match=r"data\.path=/no/folder is not a folder: train\.csv.*hf d"
-    ):
-        SummarizationData("path", "/no/folder")
-
-
-def test_a_missing_validation_file_is_refused(tmp_path):
-    (tmp_path / "train.csv").write_text("article,highlights\na,b\n")
-    with pytest.raises(ValueError, match=r"data\.path=.* has no such file: validation\.csv"):
-        SummarizationData("path", str(tmp_path))
+def test_what_has_no_file_is_held_out_of_training(tmp_path):
+    rows = [{"article": f"Article {i}.", "highlights": f"Summary {i}."} for i in range(200)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "news.jsonl").write_text(text, encoding="utf-8")
+    data = SummarizationData(
+        "path", str(tmp_path / "news.jsonl"), validation_share=0.1, max_source_length=16
+    )
+    sizes = {split: len(data.dataset(split)) for split in ("train", "validation", "test")}
+    assert sum(sizes.values()) == 200
+    assert 10 < sizes["validation"] < 30
+    assert 10 < sizes["test"] < 30
 
 
 def test_a_folder_with_only_a_test_file_can_be_tested_with(tmp_path, pretrained):
     (tmp_path / "test.csv").write_text((FIXTURES / "test.csv").read_text())
     data = SummarizationData("path", str(tmp_path), tokenizer=pretrained, max_source_length=64)
     assert len(data.dataset("test")) == 4
-    with pytest.raises(ValueError, match=r"has no such file: train\.csv"):
+    with pytest.raises(ValueError, match=r"has no train split, but only test\. Add its file"):
         data.train_dataloader()
 
 
-def test_wrong_columns_are_refused_by_name(tmp_path):
-    (tmp_path / "train.csv").write_text("text,summary\na,b\n")
-    with pytest.raises(
-        ValueError, match=r"train\.csv has no column 'article', 'highlights'. It has"
-    ):
+def test_wrong_columns_are_refused_by_name_and_can_be_named(tmp_path):
+    (tmp_path / "train.csv").write_text("articel,summary\na,b\n")
+    message = r"train\.csv has no column 'article', 'highlights'\. It has.*Closest: 'articel'"
+    with pytest.raises(ValueError, match=message):
         SummarizationData("path", str(tmp_path))
-    (tmp_path / "validation.csv").write_text("text,summary\na,b\n")
-    SummarizationData("path", str(tmp_path), article_column="text", summary_column="summary")
+    SummarizationData(
+        "path", str(tmp_path), columns={"article": "articel", "highlights": "summary"}
+    )
 
 
-@pytest.mark.parametrize(
-    ("suffix", "content"), [("jsonl", b"{broken"), ("csv", b"article\n\xff\n")]
-)
-def test_a_broken_file_is_refused_with_its_name(tmp_path, suffix, content):
-    (tmp_path / f"train.{suffix}").write_bytes(content)
-    with pytest.raises(
-        ValueError, match=rf"train\.{suffix} could not be read as {suffix} \(row 0\)"
-    ):
-        SummarizationData("path", str(tmp_path))
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_share_that_leaves_nothing_is_refused(share):
+    with pytest.raises(ValueError, match=rf"data\.validation_share={share} is not between"):
+        SummarizationData(validation_share=share)
 
 
 @pytest.mark.parametrize("source", ["path", "hub"])

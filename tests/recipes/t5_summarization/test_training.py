@@ -332,7 +332,7 @@ def test_predict_writes_where_it_is_told_and_not_where_the_checkpoint_was_told(t
     assert len((tmp_path / "second.jsonl").read_text().splitlines()) == 4
     assert not (tmp_path / "first").exists()
     main(["predict", *common, "--ckpt_path", str(checkpoint)])
-    by_default = tmp_path / "lightning_logs" / "summaries.jsonl"
+    by_default = checkpoint.parent.parent / "summaries.jsonl"  # beside its run
     assert by_default.read_text() == (tmp_path / "second.jsonl").read_text()
 
 
@@ -340,4 +340,4 @@ def test_missing_files_end_the_command_with_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["fit", "--config=simulated", "--data.source=path", f"--data.path={tmp_path}/none"])
     assert ended.value.code == 2
-    assert f"data.path={tmp_path}/none is not a folder" in capsys.readouterr().err.splitlines()[-1]
+    assert f"data.path={tmp_path}/none does not exist" in capsys.readouterr().err.splitlines()[-1]

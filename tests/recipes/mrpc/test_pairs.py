@@ -5,20 +5,30 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from recipes.mrpc.formats import Pair, hold_out, read_folder, read_hub
-from tests.recipes.mrpc.conftest import FIXTURES
+from recipes.common.reader import Table, open_tables
+from recipes.mrpc.pairs import FIELDS, Pair, read_pairs
+from tests.recipes.mrpc.conftest import FIXTURES, pairs_of
+
+
+def _alone(*files):
+    """The pairs of these files, of which nothing is held out."""
+    tables = {"test" if "test" in f.name else "train": f for f in files}
+    return read_pairs(
+        {split: Table([file], FIELDS, {}, split == "test") for split, file in tables.items()}, None
+    )
+
 
 HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
 
 @pytest.fixture(scope="module")
 def msr():
-    return read_folder(str(FIXTURES / "msr"))
+    return _alone(*sorted((FIXTURES / "msr").iterdir()))
 
 
 @pytest.fixture(scope="module")
 def glue():
-    return read_folder(str(FIXTURES / "glue"))
+    return pairs_of(FIXTURES / "glue")
 
 
 def test_the_files_of_msr_are_read_as_microsoft_writes_them(msr):
@@ -77,23 +87,24 @@ def test_the_columns_of_datasets_are_read_from(suffix, msr, tmp_path):
         {"idx": i, "sentence1": pair.first, "sentence2": pair.second, "label": pair.label}
         for i, pair in enumerate(msr["train"])
     ]
-    assert read_folder(str(_write(tmp_path, suffix, rows))) == {"train": msr["train"]}
+    file = _write(tmp_path, suffix, rows) / f"train{suffix}"
+    assert _alone(file) == {"train": msr["train"]}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"label": 2}, "row 2: the label is .*2.*must be 1 for a paraphrase, or 0"),
-        ({"label": -1}, "row 2: the label is .*-1"),
-        ({"sentence2": "  "}, "'sentence2' of row 2 is '  ', not a sentence"),
+        ({"label": 2}, "(line|row) [23]: the label is '2'.*data.positive_label"),
+        ({"label": -1}, "(line|row) [23]: the label is .*-1.*must be 1 for a paraphrase, or 0"),
+        ({"sentence2": "  "}, "(line|row) [23]: the column 'sentence2' is empty. Complete the row"),
     ],
 )
 def test_a_wrong_row_is_named(suffix, change, message, tmp_path):
     good = {"sentence1": "It is so.", "sentence2": "So it is.", "label": 1}
     _write(tmp_path, suffix, [good, good | change, good])
-    with pytest.raises(ValueError, match=rf"data\.path=.*train{suffix}.*{message}"):
-        read_folder(str(tmp_path))
+    with pytest.raises(ValueError, match=rf"data\.path=.*train{suffix}, {message}"):
+        _alone(tmp_path / f"train{suffix}")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv"])
@@ -101,64 +112,94 @@ def test_missing_columns_are_named_with_those_that_are_there(suffix, tmp_path):
     _write(tmp_path, suffix, [{"text_a": "It is so.", "text_b": "So it is.", "label": 1}])
     message = r"train\S* has no column 'sentence1', 'sentence2'\. It has 'text_a', 'text_b'"
     with pytest.raises(ValueError, match=message):
-        read_folder(str(tmp_path))
+        pairs_of(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("1\t1\t2\tonly one", "row 1 has 4 columns, its header 5"),
-        ("yes\t1\t2\tone\tother", "the label is 'yes'"),
-        ("1\t1\t2\t\tother", "'#1 String' of row 1 is '', not a sentence"),
+        ("1\t1\t2\tonly one", "line 2 has 4 columns, its header 5"),
+        ("5\t1\t2\tone\tother", "line 2: the label is '5'"),
+        ("1\t1\t2\t\tother", "line 2: the column '#1 String' is empty"),
     ],
 )
 def test_a_wrong_line_of_a_tsv_is_named(row, message, tmp_path):
     (tmp_path / "train.tsv").write_text(f"{HEADER}\n{row}\n")
     with pytest.raises(ValueError, match=rf"data\.path=.*train\.tsv.*{message}"):
-        read_folder(str(tmp_path))
+        _alone(tmp_path / "train.tsv")
 
 
 def test_a_training_file_without_labels_is_refused(tmp_path):
     (tmp_path / "train.tsv").write_text(f"{HEADER.replace('Quality', 'index')}\n0\t1\t2\ta\tb\n")
     with pytest.raises(ValueError, match=r"train\.tsv has no column 'Quality'"):
-        read_folder(str(tmp_path))
+        pairs_of(tmp_path)
 
 
 def test_a_file_without_rows_is_refused(tmp_path):
     (tmp_path / "train.tsv").write_text(f"{HEADER}\n")
     with pytest.raises(ValueError, match=r"train\.tsv has no rows"):
-        read_folder(str(tmp_path))
+        pairs_of(tmp_path)
 
 
 def test_another_encoding_is_named(tmp_path):
     (tmp_path / "train.tsv").write_bytes(f"{HEADER}\n1\t1\t2\tCafé\tBar\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"train\.tsv is not UTF-8.*Convert it"):
-        read_folder(str(tmp_path))
+    with pytest.raises(ValueError, match=r"train\.tsv is not UTF-8.*line 2.*0xe9.*iconv"):
+        pairs_of(tmp_path)
 
 
 def test_damaged_json_and_parquet_are_named(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"sentence1": "a", "sentence2": "b", "label": 1}\n[1\n')
-    with pytest.raises(ValueError, match=r"train\.jsonl: line 2 is not a JSON object"):
-        read_folder(str(tmp_path))
+    with pytest.raises(ValueError, match=r"train\.jsonl, line 2 is not a JSON object"):
+        pairs_of(tmp_path)
     (tmp_path / "train.jsonl").rename(tmp_path / "train.parquet")
-    with pytest.raises(ValueError, match=r"train\.parquet is not a parquet file"):
-        read_folder(str(tmp_path))
+    with pytest.raises(ValueError, match=r"train\.parquet cannot be read as parquet"):
+        pairs_of(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "state"), [("none", "is not a folder"), ("", "has none of them")])
-def test_a_folder_without_pairs_says_what_is_expected(name, state, tmp_path):
-    with pytest.raises(ValueError, match=rf"data\.path=\S* {state}.*train\.tsv.*msr_paraphrase"):
-        read_folder(str(tmp_path / name))
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([1, 0], [1, 0]),
+        (["1", "0"], [1, 0]),
+        ([True, False], [1, 0]),
+        (["yes", "No"], [1, 0]),
+        ([1.0, 0.0], [1, 0]),
+        (["not_equivalent", "equivalent"], [0, 1]),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv"])
+def test_labels_may_be_written_in_many_ways(labels, expected, suffix, tmp_path):
+    rows = [{"sentence1": f"a{i}", "sentence2": "b", "label": labels[i % 2]} for i in range(60)]
+    pairs = pairs_of(_write(tmp_path, suffix, rows))
+    assert {p.label for p in pairs["test"]} <= {0, 1}
+    found = {pair.first: pair.label for split in pairs.values() for pair in split}
+    assert found == {f"a{i}": expected[i % 2] for i in range(60)}
 
 
-def test_held_out_pairs_leave_the_training_pairs(msr):
-    splits = dict(msr)
-    hold_out(splits, 0.25, seed=0)
-    assert (len(splits["train"]), len(splits["validation"])) == (36, 12)
-    assert sorted(splits["train"] + splits["validation"]) == sorted(msr["train"])
-    other = dict(msr)
-    hold_out(other, 0.25, seed=1)
-    assert other["validation"] != splits["validation"]
+def test_names_of_labels_need_to_be_said(tmp_path):
+    rows = [{"sentence1": f"a{i}", "sentence2": "b", "label": "xy"[i % 2]} for i in range(60)]
+    _write(tmp_path, ".csv", rows)
+    message = (
+        r"train\.csv, line \d+: the label is 'y', and the labels are 'x', 'y'.*positive_label="
+    )
+    with pytest.raises(ValueError, match=message):
+        pairs_of(tmp_path)
+    pairs = pairs_of(tmp_path, "y")
+    assert {p.label for split in pairs.values() for p in split if int(p.first[1:]) % 2} == {1}
+    with pytest.raises(ValueError, match=r"data\.positive_label=z is none of the labels.*'x', 'y'"):
+        pairs_of(tmp_path, "z")
+
+
+def test_three_labels_are_refused(tmp_path):
+    rows = [{"sentence1": f"a{i}", "sentence2": "b", "label": "xyz"[i % 3]} for i in range(60)]
+    with pytest.raises(ValueError, match=r"there are 3: 'x', 'y', 'z'\. Paraphrases have two"):
+        pairs_of(_write(tmp_path, ".csv", rows))
+
+
+def test_too_few_rows_to_hold_out_are_said(tmp_path):
+    rows = [{"sentence1": "a", "sentence2": "b", "label": 1}]
+    with pytest.raises(ValueError, match=r"no rows for .*validation.*data\.validation_share"):
+        pairs_of(_write(tmp_path, ".csv", rows), held_out_share=0.01)
 
 
 def test_an_unknown_data_set_says_how_to_go_on(monkeypatch):
@@ -167,7 +208,7 @@ def test_an_unknown_data_set_says_how_to_go_on(monkeypatch):
         r"data\.path=nobody/none with data\.subset=mrpc could not be loaded.*data\.source=path"
     )
     with pytest.raises(ValueError, match=message):
-        read_hub("nobody/none", "mrpc")
+        open_tables("hub", "nobody/none", FIELDS, subset="mrpc")
 
 
 def test_the_hub_is_read_in_the_columns_of_glue(monkeypatch):
@@ -178,11 +219,12 @@ def test_the_hub_is_read_in_the_columns_of_glue(monkeypatch):
     monkeypatch.setattr(
         datasets,
         "load_dataset",
-        lambda name, subset, split, revision=None: datasets.Dataset.from_dict(
-            {**rows, "label": [labels[split]]}
-        ),
+        lambda name, subset, split, revision=None: {
+            split: datasets.Dataset.from_dict({**rows, "label": [label]})
+            for split, label in labels.items()
+        },
     )
-    splits = read_hub("nyu-mll/glue", "mrpc")
+    splits = read_pairs(open_tables("hub", "nyu-mll/glue", FIELDS, subset="mrpc"), None)
     assert {split: pairs[0].label for split, pairs in splits.items()} == {
         "train": 1,
         "validation": 0,

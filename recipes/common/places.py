@@ -1,0 +1,187 @@
+"""Where in a file something is wrong, in lines as an editor counts them.
+
+The readers of `datasets` are fast and tell no lines. These functions walk through a file once more,
+when there is something to say about it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from recipes.common.errors import UserError
+
+_DELIMITERS = ",;\t"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def header_of(file: Path) -> list[str]:
+    """The names in the first line of a table between delimiters.
+
+    Raises:
+        UserError: if there is none, one comes twice, or it is not UTF-8.
+    """
+    try:
+        _, names = next(_records(file), (0, []))
+    except UnicodeDecodeError as error:
+        raise _not_utf8(file) from error
+    if not any(names):
+        raise UserError(f"data.path={file} has no rows. Is it cut short?")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"data.path={file} has two columns {twice[0]!r}. Rename one of them.")
+    return names
+
+
+def csv_style(file: Path) -> dict[str, Any]:
+    """How the `csv` module reads a file: by its suffix, and what its header is separated by."""
+    if file.suffix.lower() != ".csv":
+        return {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+        first = lines.readline()
+    return {"delimiter": max(_DELIMITERS, key=first.count), "quoting": csv.QUOTE_MINIMAL}
+
+
+def line_of(file: Path, number: int) -> str:
+    """`line 17`: where the row of that number, from 1, begins; `row 17` if there are no lines."""
+    if file.suffix.lower() in (".csv", ".tsv", ".txt"):
+        for count, (line, _) in enumerate(_records(file)):
+            if count == number:  # the header is no row
+                return f"line {line}"
+    elif file.suffix.lower() in (".jsonl", ".json") and not _is_list(file):
+        with file.open("rb") as lines:
+            full = (line for line, text in enumerate(lines, 1) if text.strip())
+            return f"line {next(line for count, line in enumerate(full, 1) if count == number)}"
+    return f"row {number}"
+
+
+def check_widths(file: Path) -> None:
+    """Refuse rows with more or fewer fields than the header.
+
+    Raises:
+        UserError: with the line.
+    """
+    records = _records(file)
+    _, header = next(records)
+    for line, fields in records:
+        if len(fields) != len(header):
+            raise UserError(
+                f"data.path={file}, line {line} has {len(fields)} columns, its header "
+                f"{len(header)}. Is it cut short, or has it been written with other quotes?"
+            )
+
+
+def explain(file: Path, error: Exception, is_text: bool = False) -> UserError:
+    """What is wrong with a file that could not be read.
+
+    Args:
+        file: which.
+        error: of the library that read it.
+        is_text: plain text, whatever its suffix.
+    """
+    if isinstance(error, UserError):
+        return error
+    suffix = file.suffix.lower()
+    if not file.is_file():
+        return UserError(f"data.path={file} does not exist.")
+    if suffix != ".parquet" or is_text:
+        try:
+            _check_text(file, "" if is_text else suffix)
+        except UnicodeDecodeError:
+            return _not_utf8(file)
+        except UserError as found:
+            return found
+    kind = "text" if is_text else suffix[1:]
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return UserError(
+        f"data.path={file} cannot be read as {kind}: {reason[0]} Fetch or write it again, or take "
+        "it out of the folder."
+    )
+
+
+def _check_text(file: Path, suffix: str) -> None:
+    """Find the first line that is not what the suffix says."""
+    if suffix in (".csv", ".tsv", ".txt"):
+        try:
+            check_widths(file)
+        except csv.Error as error:
+            raise UserError(f"data.path={file} cannot be read as csv: {error}.") from error
+        return
+    with file.open(encoding="utf-8-sig") as lines:
+        if suffix == ".json" and _is_list(file):
+            _check_list(file, lines.read())
+            return
+        kinds: dict[str, tuple[type, int]] = {}
+        for number, line in enumerate(lines, 1):
+            if suffix in (".jsonl", ".json") and line.strip():
+                _check_object(file, number, line, kinds)
+
+
+def _check_list(file: Path, text: str) -> None:
+    try:
+        items = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"data.path={file} is not JSON: {error}. Correct it.") from error
+    for number, item in enumerate(items, 1):
+        if not isinstance(item, dict):
+            raise UserError(f"data.path={file}: row {number} is {item!r}, not a JSON object.")
+
+
+def _check_object(file: Path, number: int, line: str, kinds: dict[str, tuple[type, int]]) -> None:
+    place = f"data.path={file}, line {number}"
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{place} is not a JSON object: {error}. Write one a line.") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{place} is not a JSON object, but {row!r:.40}. Write one a line.")
+    for name, value in row.items():
+        kind, first = kinds.setdefault(name, (type(value), number))
+        if kind is type(None):
+            kinds[name] = type(value), number
+        elif not isinstance(value, (kind, type(None))):
+            raise UserError(
+                f"{place}: {name!r} is {value!r:.40}, {type(value).__name__}, but "
+                f"{kind.__name__} in line {first}. Write values of one kind."
+            )
+
+
+def _records(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The line where each record begins, and its fields; empty lines are none."""
+    csv.field_size_limit(sys.maxsize)  # an article is longer than the 128 KiB that are the default
+    # utf-8-sig: files of MSR and of spreadsheets begin with a byte order mark.
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, **csv_style(file))
+        last = 0
+        for fields in reader:
+            # A field between quotes may have several lines.
+            line, last = last + 1, reader.line_num
+            if fields and fields != [""]:
+                yield line, fields
+
+
+def _is_list(file: Path) -> bool:
+    with file.open("rb") as content:
+        return content.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+
+
+def _not_utf8(file: Path) -> UserError:
+    """Name the line, and what to do."""
+    with file.open("rb") as lines:
+        if lines.read(2) in _UTF16:
+            how = "it is UTF-16. Save it as UTF-8"
+            return UserError(f"data.path={file} is not UTF-8 text: {how}.")
+        lines.seek(0)
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return UserError(
+                    f"data.path={file} is not UTF-8 text: line {number} has the byte "
+                    f"0x{line[error.start]:02x}. Uncompress it, or convert it, for example with: "
+                    f"iconv -f latin1 -t utf-8 {file.name}"
+                )
+    return UserError(f"data.path={file} is not UTF-8 text. Convert it.")
