@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from torch.jit import ScriptModule
@@ -26,9 +25,9 @@ def find_regions(
             calls other methods of it.
 
     Returns:
-        The outermost blocks: members of one class, at least two, of a ModuleList or Sequential,
-        unless they are single operators. Then each largest module that has parameters and no
-        block in it. What the compiler cannot trace is left out.
+        The outermost blocks: members of one class or of one derived from it, at least two, of a
+        ModuleList or Sequential, unless they are single operators. Then each largest module that
+        has parameters and no block in it. What the compiler cannot trace is left out.
 
     Raises:
         ValueError: No module is of a class in `names`.
@@ -83,10 +82,14 @@ def _repeated(root: Module) -> list[Module]:
     found = []
     for module in root.modules():
         if isinstance(module, ModuleList | Sequential):
-            members = [unwrapped(member) for member in module]
-            counts = Counter(type(member) for member in members if _is_block(member))
-            found += [member for member in members if counts[type(member)] > 1]
+            members = [member for member in map(unwrapped, module) if _is_block(member)]
+            found += [one for one in members if sum(_are_alike(one, each) for each in members) > 1]
     return found
+
+
+def _are_alike(one: Module, other: Module) -> bool:
+    """Whether they are of one class, or one's is derived from the other's: a special last block."""
+    return isinstance(one, type(other)) or isinstance(other, type(one))
 
 
 def _is_block(module: Module) -> bool:

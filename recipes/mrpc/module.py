@@ -20,7 +20,7 @@ from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section
 from recipes.common.training import RecipeModule
-from recipes.mrpc.first_token import encode_first
+from recipes.mrpc.first_token import compute_first_token_alone
 from recipes.mrpc.predictions import SubmissionWriter
 from recipes.mrpc.scratch import new_model
 
@@ -97,6 +97,7 @@ class Mrpc(RecipeModule):
             self.model = new_model(config)
         else:
             self.model = _pretrained(name, vocab_size, max_length, dropout)
+        compute_first_token_alone(self.model.bert.encoder)
         self.num_evaluated = 0
         """Pairs of the last evaluation, on all ranks."""
         self._evaluated: list[Tensor] = []
@@ -107,10 +108,10 @@ class Mrpc(RecipeModule):
         embedded = bert.embeddings(
             input_ids=batch["input_ids"], token_type_ids=batch["token_type_ids"]
         )
-        # The layers take a ready additive mask on every transformers version. BertModel.forward
+        # The encoder takes a ready additive mask on every transformers version. BertModel.forward
         # takes a 2D one, but looks at its values: the host would wait for the device.
         mask = _additive_mask(batch["attention_mask"], embedded.dtype)
-        hidden = encode_first(bert.encoder.layer, embedded, mask)
+        hidden = bert.encoder(embedded, attention_mask=mask)[0]
         return self.model.classifier(self.model.dropout(bert.pooler(hidden)))
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:

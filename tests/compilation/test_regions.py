@@ -33,6 +33,14 @@ def test_blocks_are_regions_and_so_is_what_stands_beside_them() -> None:
     assert find_regions(model) == [model.embeddings, *model.layers]
 
 
+def test_a_last_block_of_a_derived_class_is_a_block() -> None:
+    class Last(Block):
+        pass
+
+    layers = nn.ModuleList([Block(), Last()])
+    assert find_regions(nn.ModuleDict({"layers": layers, "head": nn.Linear(4, 4)})) == [*layers]
+
+
 def test_a_model_without_blocks_is_one_region_or_its_largest_parts() -> None:
     model = nn.ModuleDict({"a": Block(), "b": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))})
     whole = Block()

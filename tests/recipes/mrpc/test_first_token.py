@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from recipes.mrpc.first_token import encode_first
+from recipes.mrpc.first_token import compute_first_token_alone
 
 
 @pytest.fixture
@@ -30,7 +30,9 @@ def test_the_first_token_and_its_gradients_are_those_of_the_whole_encoder(bert):
     mask = torch.zeros(5, 1, 1, 12)
     for row, length in enumerate((12, 9, 3, 1, 7)):
         mask[row, ..., length:] = torch.finfo(torch.bfloat16).min
-    ours = encode_first(bert.encoder.layer, hidden, mask)
+    compute_first_token_alone(bert.encoder)
+    ours = bert.encoder(hidden, attention_mask=mask)[0]
+    assert ours.shape == (5, 1, 32)
     expected = whole.encoder(hidden, attention_mask=mask)[0][:, :1]
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
     direction = torch.randn_like(ours)
@@ -45,10 +47,11 @@ def test_dropout_is_drawn_in_training_only(bert):
     for module in bert.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.5
+    compute_first_token_alone(bert.encoder)
     hidden, mask = torch.randn(2, 4, 32), torch.zeros(2, 1, 1, 4)
 
     def differs():
-        first, again = (encode_first(bert.encoder.layer, hidden, mask) for _ in range(2))
+        first, again = (bert.encoder(hidden, attention_mask=mask)[0] for _ in range(2))
         return not torch.equal(first, again)
 
     assert differs()
