@@ -100,7 +100,7 @@ class Task(ABC):
 class Pretraining(Task):
     """Masked-language modelling: packed rows, predictions at gathered positions."""
 
-    name, title, target = "bert", "BERT MLM, 512, packed", 2.5
+    name, title, target = "bert", "BERT MLM, 512, packed", 4.5
     num_steps, reference_batch_size = 5, 16
     # Without the head for pairs, which is not trained.
     reference_class = transformers.BertForMaskedLM
@@ -140,7 +140,7 @@ class Pretraining(Task):
 class Pairs(Task):
     """Sentences that follow each other, cut at 128 tokens, in buckets."""
 
-    name, title, target = "pairs", "pairs, 128, bucketed", 2.0
+    name, title, target = "pairs", "pairs, 128, bucketed", 2.2
     num_steps, reference_batch_size = 30, 32
     reference_class = transformers.BertForSequenceClassification
 
@@ -188,7 +188,7 @@ class Pairs(Task):
 class Summaries(Task):
     """The first sentence of a text from the others, which are cut at 512 tokens, in buckets."""
 
-    name, title, target = "summaries", "summaries, 512, bucketed", 2.0
+    name, title, target = "summaries", "summaries, 512, bucketed", 2.5
     num_steps, reference_batch_size = 5, 16
     reference_class = transformers.T5ForConditionalGeneration
     pad_ids: ClassVar[dict[str, int]] = {"labels": _IGNORED}
