@@ -33,13 +33,6 @@ PAIRS = (
         "DeepSpeed's tests, eager mode (`.github/workflows/hpu-gaudi2.yml`); a selection of its "
         "unit tests",
     ),
-    Pair(
-        "0.16.1, where the vendor's fork ends",
-        "that of the release",
-        "up to 1.23.0",
-        "Gaudi",
-        "the vendor (HabanaAI/DeepSpeed); older than what this package takes",
-    ),
     Pair("0.19", "2.13", "1.24, simulated", "simulated", "the tests of this package"),
 )
 """All that is known. What a simulated card computes is right; how a Gaudi does it is not shown."""
