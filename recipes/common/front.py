@@ -24,7 +24,7 @@ COMMANDS = {
     "export": "make a folder of a checkpoint that transformers' from_pretrained loads",
 }
 EXTRA = ("datasets", "jsonargparse", "matplotlib", "rouge_score", "sklearn")
-EXTRA += ("tensorboard", "tokenizers", "torchmetrics", "transformers")
+EXTRA += ("tensorboard", "tokenizers", "torchmetrics", "transformers", "yaml")
 """What the extra `recipes` installs, as it is imported."""
 _INSTALL = "pip install 'lightning-gaudi[recipes]'"
 # Lightning imports them for us, and has words of its own for their absence.
