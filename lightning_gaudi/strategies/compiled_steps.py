@@ -34,7 +34,8 @@ class CompiledSteps:
             setattr(module, name, self._watched(getattr(module, name)))
         # Lightning's bookkeeping is other code in each loop and epoch, and computes nothing.
         for name in _LOG:
-            setattr(module, name, torch.compiler.disable(getattr(module, name)))
+            untraced = torch.compiler.disable(getattr(module, name))  # type: ignore[no-untyped-call]
+            setattr(module, name, untraced)
 
     def _watched(self, step: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:

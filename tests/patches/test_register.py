@@ -246,7 +246,7 @@ OWN = {
     "compilation/forward.py": {"self.module.__dict__[_ATTRIBUTE]"},
     "strategies/compiled_steps.py": {
         "setattr(module, name, self._watched(getattr(module, name)))",
-        "setattr(module, name, torch.compiler.disable(getattr(module, name)))",
+        "setattr(module, name, untraced)",
     },
     # A process of ours, in which the vendor's package must not be imported for the user's modules.
     "_core/worker_server.py": {"sys.modules['habana_frameworks']"},
