@@ -163,6 +163,7 @@ def test_no_process_was_forked_beside_the_card(ran):
     assert "fork-beside-card" not in ran["findings"]
 
 
+@pytest.mark.slow
 def test_ranks_train_alike_with_and_without_workers(tmp_path):
     for without, with_worker in run_trainers(worker_cases.train_on_ranks, tmp_path):
         assert len(without) == len(with_worker) == 6

@@ -99,6 +99,7 @@ def test_an_error_in_a_step_ends_all():
     assert said.count("ArithmeticError: the step fails") == 1
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_comes_once_with_its_place():
     status, said = _run("row")
     assert status == 1
