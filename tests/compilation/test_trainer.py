@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lightning_gaudi._core import vendor
 from lightning_gaudi.callbacks import Compile
 from lightning_gaudi.compilation.forward import is_compiled
+from lightning_gaudi.compilation.model import CompiledRegions
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.fabric.strategies import SingleHPUStrategy as FabricStrategy
 from lightning_gaudi.strategies import SingleHPUStrategy
@@ -270,3 +271,52 @@ def test_no_warning_is_left_for_a_model_that_compiles_as_a_whole() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*compile.*", category=UserWarning)
         _fit(Model(), {"on_give_up": "error"}, max_epochs=1)
+
+
+class Nested(Block):
+    """A block, and modules around what it computes, one of which may be called by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(Block(), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(super().forward(x))
+
+
+class CallsParts(Model):
+    """Calls a module in its block, as some do with the heads of libraries' models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Nested() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block.inner(x)
+        return self.head(x)
+
+
+def test_a_module_in_a_region_is_compiled_where_it_is_called_by_itself() -> None:
+    model, eager = CallsParts(), CallsParts()
+    _fit(model, "regions")
+    _fit(eager, "none")
+    losses, expected = (torch.stack(each.losses).cpu() for each in (model, eager))
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=0)
+    # Two parts and a head, forward and backward; loss, gradients' sums, and the optimizer's lists.
+    assert model.count("launch", 5) <= 2 * 3 + 20
+    assert model.count("graph_compilation", 5) == 0
+    assert not any(map(is_compiled, model.modules()))
+
+
+def test_a_region_that_is_called_holds_the_modules_in_it() -> None:
+    block = Nested().to("hpu")
+    regions = CompiledRegions(
+        nn.ModuleList([block, Nested().to("hpu")]), Compilation(), with_root=True
+    )
+    assert is_compiled(block.inner)
+    block(torch.randn(2, 8, device="hpu"))
+    assert is_compiled(block)
+    assert not is_compiled(block.inner)
+    regions.remove()
+    assert "forward" not in vars(block) | vars(block.inner)
