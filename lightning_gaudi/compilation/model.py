@@ -17,9 +17,6 @@ from .giving_up import Watch
 from .regions import find_parts, find_regions, has_compiled_parts
 from .settings import Choice, Compilation
 
-BACKEND = "hpu_backend"
-"""The name under which the vendor registers its compiler with torch."""
-
 _has_told_lazy = False
 
 
@@ -112,7 +109,7 @@ def arguments(compilation: Compilation) -> dict[str, Any]:
     """
     check_options(compilation.options)
     found: dict[str, Any] = {
-        "backend": BACKEND,
+        "backend": vendor.COMPILE_BACKEND,
         "dynamic": compilation.dynamic,
         "fullgraph": compilation.on_give_up == "error",
     }

@@ -33,8 +33,9 @@ class CompiledSteps:
         for name in _STEPS:
             setattr(module, name, self._watched(getattr(module, name)))
         # Lightning's bookkeeping is other code in each loop and epoch, and computes nothing.
+        disable: Any = torch.compiler.disable
         for name in _LOG:
-            setattr(module, name, torch.compiler.disable(getattr(module, name)))
+            setattr(module, name, disable(getattr(module, name)))
 
     def _watched(self, step: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:
