@@ -27,6 +27,9 @@ _import_error: Exception | None = None
 _seed_is_due = False
 _guessed_module: str | None = None
 
+COMPILE_BACKEND = "hpu_backend"
+"""The name under which the vendor registers its compiler with torch."""
+
 
 def package() -> Any:
     """The vendor's package, imported on the first call.

@@ -22,9 +22,6 @@ from lightning_gaudi._core import vendor
 
 from .apply import wrap
 
-BACKEND = "hpu_backend"
-"""The name under which the vendor registers its compiler with torch."""
-
 _has_warned = False
 
 
@@ -51,7 +48,7 @@ def patch_inductor(module: ModuleType, family: Any) -> None:
         _warn_of(kwargs.get("config_patches") or {})
         from torch._dynamo.backends.registry import lookup_backend
 
-        return lookup_backend(BACKEND)(model_, example_inputs_)
+        return lookup_backend(vendor.COMPILE_BACKEND)(model_, example_inputs_)
 
 
 def _is_on_hpu(graph_module: Any, example_inputs: Iterable[Any]) -> bool:
@@ -79,10 +76,11 @@ def _warn_of(settings: Mapping[str, Any]) -> None:
     if not settings or _has_warned or os.environ.get("RANK", "0") != "0":
         return
     _has_warned = True
+    ours = vendor.COMPILE_BACKEND
     warnings.warn(
         f"torch.compile was given settings of inductor ({', '.join(sorted(settings))}, by mode= or "
-        f"options=). On the HPU the model is compiled by {BACKEND!r}, which has no such settings: "
-        f"they are ignored. Drop them, or pass backend={BACKEND!r} and the vendor's options.",
+        f"options=). On the HPU the model is compiled by {ours!r}, which has no such settings: "
+        f"they are ignored. Drop them, or pass backend={ours!r} and the vendor's options.",
         UserWarning,
         stacklevel=2,
     )

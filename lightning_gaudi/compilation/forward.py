@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,10 +30,19 @@ class CompiledForward:
         module: What is compiled.
         settings: Arguments of `torch.compile`.
         watch: Tells what falls out of graphs.
+        inner: Those of modules in this one, for who calls these and not the module: they go with
+            its first call, whose graph holds them.
     """
 
-    def __init__(self, module: Module, settings: dict[str, Any], watch: Watch) -> None:
+    def __init__(
+        self,
+        module: Module,
+        settings: dict[str, Any],
+        watch: Watch,
+        inner: Sequence[CompiledForward] = (),
+    ) -> None:
         self.module = module
+        self._inner = inner
         self._original: Any = module.forward
         self._watch = watch
         functools.update_wrapper(self, self._original)
@@ -45,6 +54,9 @@ class CompiledForward:
             return self._original(*args, **kwargs)
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
+        inner, self._inner = self._inner, ()
+        for each in inner:
+            each.remove()
         try:
             with self._watch.of(self.module):
                 return self._compiled(*args, **kwargs)

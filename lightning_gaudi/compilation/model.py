@@ -14,11 +14,8 @@ from lightning_gaudi._core import vendor
 from .double_backward import mentions_double_backward
 from .forward import CompiledForward
 from .giving_up import Watch
-from .regions import find_regions, has_compiled_parts
+from .regions import find_parts, find_regions, has_compiled_parts
 from .settings import Choice, Compilation
-
-BACKEND = "hpu_backend"
-"""The name under which the vendor registers its compiler with torch."""
 
 _has_told_lazy = False
 
@@ -67,18 +64,25 @@ class CompiledRegions:
         regions = find_regions(root, compilation.regions, with_root=with_root)
         self.watch = Watch(raises=compilation.on_give_up == "error")
         settings = arguments(compilation)
-        self._forwards = [CompiledForward(region, settings, self.watch) for region in regions]
-        for forward in self._forwards:
+        self.modules = regions
+        """The regions."""
+        self._forwards: dict[int, CompiledForward] = {}
+        for region in regions:
+            # From the inside out: each has those of the modules in it.
+            for module in [*reversed(find_parts(region)), region]:
+                inner = [
+                    self._forwards[id(each)]
+                    for each in module.modules()
+                    if id(each) in self._forwards
+                ]
+                forward = CompiledForward(module, settings, self.watch, inner)
+                self._forwards[id(module)] = forward
+        for forward in self._forwards.values():
             forward.install()
-
-    @property
-    def modules(self) -> list[Module]:
-        """The modules that are compiled."""
-        return [forward.module for forward in self._forwards]
 
     def remove(self) -> None:
         """Leave the model as it was."""
-        for forward in self._forwards:
+        for forward in self._forwards.values():
             forward.remove()
         self.watch.close()
 
@@ -105,7 +109,7 @@ def arguments(compilation: Compilation) -> dict[str, Any]:
     """
     check_options(compilation.options)
     found: dict[str, Any] = {
-        "backend": BACKEND,
+        "backend": vendor.COMPILE_BACKEND,
         "dynamic": compilation.dynamic,
         "fullgraph": compilation.on_give_up == "error",
     }

@@ -40,6 +40,12 @@ def find_regions(
     return [*regions.values()]
 
 
+def find_parts(region: Module) -> list[Module]:
+    """The modules in a region that would be regions if it were not, the outer ones first."""
+    inner = [*region.modules()][1:]
+    return [each for each in inner if _is_traceable(each) and _is_worth_it(each)]
+
+
 def has_compiled_parts(root: Module) -> bool:
     """Whether its user has compiled the model, or a part of it, already."""
     from torch._dynamo import OptimizedModule

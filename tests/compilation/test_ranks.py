@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
@@ -79,6 +80,8 @@ def _strategy(kind: str, compile: str) -> Any:
         return strategies.HPUDDPStrategy(compile=compile)
     if kind == "fsdp":
         return strategies.HPUFSDPStrategy(auto_wrap_policy={Block}, compile=compile)
+    if kind.startswith("zero"):
+        return strategies.HPUDeepSpeedStrategy(stage=int(kind[-1]), compile=compile)
     sizes = (2, 1) if kind == "fsdp2" else (1, 2)
     return strategies.HPUModelParallelStrategy(*sizes, compile=compile)
 
@@ -107,7 +110,7 @@ def _train(rank: int, kind: str) -> dict[str, Any]:
         "ddp",
         *(
             pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("fsdp", "fsdp2", "tensor_parallel")
+            for kind in ("fsdp", "fsdp2", "tensor_parallel", "zero_1", "zero_2")
         ),
     ],
 )
@@ -120,6 +123,58 @@ def test_two_ranks_lose_what_they_lose_uncompiled(kind: str, tmp_path: Path) -> 
         assert graphs[1] > graphs[0]
         # None after the first epoch, the first half of the steps.
         assert graphs[-1] == graphs[len(graphs) // 2]
+
+
+class Spawned(Model):
+    """Keeps on the host what it lost in the process where it has trained."""
+
+    def on_train_end(self) -> None:
+        if self.global_rank == 0:
+            assert self.num_compiled == (3 if self.kind.endswith("regions") else 0)
+            torch.save(torch.stack(self.losses).cpu(), self.kind)
+
+
+@pytest.mark.slow
+def test_spawned_ranks_lose_what_they_lose_uncompiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for choice in ("none", "regions"):
+        monkeypatch.setenv("LIGHTNING_GAUDI_COMPILE", choice)
+        trainer = pl.Trainer(
+            accelerator="hpu", devices=2, strategy="ddp_spawn", max_epochs=1, **QUIET
+        )
+        trainer.fit(Spawned(str(tmp_path / choice)), batches(4))
+    losses, expected = (torch.load(tmp_path / choice) for choice in ("regions", "none"))
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-7)
+
+
+def _train_by_fabric(rank: int) -> dict[str, Any]:
+    from lightning_gaudi.fabric.strategies import HPUDDPStrategy
+
+    found: dict[str, Any] = {}
+    for compile in ("none", "regions"):
+        fabric = Fabric(accelerator="hpu", devices=2, strategy=HPUDDPStrategy(compile=compile))
+        fabric.launch()
+        torch.manual_seed(0)
+        module = nn.Sequential(Block(), Block(), nn.Linear(8, 1))
+        model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=1e-2))
+        losses = []
+        for (x,) in fabric.setup_dataloaders(batches(4)):
+            loss = model(x).square().mean()
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        found[compile] = torch.stack(losses).cpu(), sum(map(is_compiled, module.modules()))
+    return found
+
+
+@pytest.mark.slow
+def test_two_ranks_of_fabric_lose_what_they_lose_uncompiled(tmp_path: Path) -> None:
+    for found in run_trainers(_train_by_fabric, tmp_path):
+        torch.testing.assert_close(found["regions"][0], found["none"][0], rtol=1e-5, atol=1e-7)
+        assert found["none"][1] == 0
+        assert found["regions"][1] == 2
 
 
 def test_zero_3_refuses_what_it_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,14 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi.callbacks import Compile
+from lightning_gaudi.compilation import model as compiled_model
 from lightning_gaudi.compilation.forward import is_compiled
-from lightning_gaudi.compilation.settings import Compilation
+from lightning_gaudi.compilation.model import CompiledRegions
+from lightning_gaudi.compilation.settings import Choice, Compilation
 from lightning_gaudi.fabric.strategies import SingleHPUStrategy as FabricStrategy
 from lightning_gaudi.strategies import SingleHPUStrategy
 from tests.helpers.tiny import batches, hpu_trainer
@@ -270,3 +273,92 @@ def test_no_warning_is_left_for_a_model_that_compiles_as_a_whole() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*compile.*", category=UserWarning)
         _fit(Model(), {"on_give_up": "error"}, max_epochs=1)
+
+
+class Nested(Block):
+    """A block, and modules around what it computes, one of which may be called by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(Block(), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(super().forward(x))
+
+
+class CallsParts(Model):
+    """Calls a module in its block, as some do with the heads of libraries' models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Nested() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block.inner(x)
+        return self.head(x)
+
+
+def test_a_module_in_a_region_is_compiled_where_it_is_called_by_itself() -> None:
+    model, eager = CallsParts(), CallsParts()
+    _fit(model, "regions")
+    _fit(eager, "none")
+    losses, expected = (torch.stack(each.losses).cpu() for each in (model, eager))
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=0)
+    # Two parts and a head, forward and backward; loss, gradients' sums, and the optimizer's lists.
+    assert model.count("launch", 5) <= 2 * 3 + 20
+    assert model.count("graph_compilation", 5) == 0
+    assert not any(map(is_compiled, model.modules()))
+
+
+def test_a_region_that_is_called_holds_the_modules_in_it() -> None:
+    block = Nested().to("hpu")
+    regions = CompiledRegions(
+        nn.ModuleList([block, Nested().to("hpu")]), Compilation(), with_root=True
+    )
+    assert is_compiled(block.inner)
+    block(torch.randn(2, 8, device="hpu"))
+    assert is_compiled(block)
+    assert not is_compiled(block.inner)
+    regions.remove()
+    assert "forward" not in vars(block) | vars(block.inner)
+
+
+class Tied(Model):
+    """Blocks that are computed again in backward, and two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].up.weight = self.blocks[2].up.weight
+        self.head[2] = nn.Linear(8, 8)
+        self.head[2].weight = self.head[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.head(x)
+
+
+def test_checkpointed_blocks_tied_weights_and_accumulation_lose_the_same() -> None:
+    found = []
+    for choice in ("none", "regions"):
+        model = Tied()
+        _fit(model, choice, accumulate_grad_batches=2, gradient_clip_val=0.5)
+        found.append(torch.stack(model.losses).cpu())
+        assert all(model.compiled) is (choice == "regions")
+        assert not any(map(is_compiled, model.modules()))
+        assert model.head[2].weight is model.head[0].weight
+        assert model.blocks[0].up.weight is model.blocks[2].up.weight
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
+
+
+def test_lazy_mode_says_that_it_compiles_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vendor, "is_lazy", lambda: True)
+    monkeypatch.setattr(compiled_model, "_has_told_lazy", False)
+    asked = Choice(Compilation(), "compile=")
+    with pytest.warns(UserWarning, match=r"compile= asks for 'regions'.*lazy mode.*by itself"):
+        assert not compiled_model.is_wanted(asked, Model())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not compiled_model.is_wanted(asked, Model())  # once
+        assert not compiled_model.is_wanted(Choice(Compilation(), None), Model())

@@ -11,7 +11,6 @@ from textwrap import dedent
 import pytest
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi._patches import inductor
 from lightning_gaudi.distributed import devices, process_group
 from lightning_gaudi.simulator import vendor_names as all_names
 from lightning_gaudi.simulator.settings import RELEASES, Release
@@ -104,7 +103,7 @@ def test_every_environment_variable_is_listed() -> None:
 def test_names_in_torch_are_those_that_the_package_uses() -> None:
     assert process_group.BACKEND == vendor_names.BACKEND
     assert devices.DEVICE.type == vendor_names.DEVICE_TYPE
-    assert inductor.BACKEND == vendor_names.COMPILE_BACKEND
+    assert vendor.COMPILE_BACKEND == vendor_names.COMPILE_BACKEND
     recording = (PACKAGE / "profiler" / "recording.py").read_text()
     assert f'ProfilerActivity, "{vendor_names.PROFILER_ACTIVITY}"' in recording
 
