@@ -211,7 +211,7 @@ def make_schedule(
 
     def polynomial(step: int) -> float:
         # The step that is being taken counts, so that the first one moves the weights.
-        done = min(1.0, (step + 1) / num_steps)
+        done = min(1.0, (step + 1) / max(1.0, num_steps))
         return (step + 1) / num_warmup if step + 1 < num_warmup else (1.0 - done) ** 0.5
 
     def constant(step: int) -> float:

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from recipes.common.errors import UserError
 from tests.helpers.recipes import ROOT
@@ -106,6 +107,8 @@ def test_overfit_batches_is_refused_with_what_does_the_same(tmp_path, monkeypatc
 @pytest.mark.parametrize("flags", [line.strip() for line in ALONE.strip().splitlines()])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_flag_is_taken(recipe, flags, tmp_path, monkeypatch):
+    # torch's own helpers for tests, which others have imported here, freeze what the Trainer sets.
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
     _run(recipe, tmp_path, monkeypatch, "fit", flags)
 
 
