@@ -32,6 +32,8 @@ class CompiledForward:
         watch: Tells what falls out of graphs.
         inner: Those of modules in this one, for who calls these and not the module: they go with
             its first call, whose graph holds them.
+        keeps_inner: They stay, for other methods than `forward` that call them. Modules in it that
+            are alike no longer share graphs, since the compiler knows each by what is in it.
     """
 
     def __init__(
@@ -40,9 +42,12 @@ class CompiledForward:
         settings: dict[str, Any],
         watch: Watch,
         inner: Sequence[CompiledForward] = (),
+        *,
+        keeps_inner: bool = False,
     ) -> None:
         self.module = module
         self._inner = inner
+        self._keeps_inner = keeps_inner
         self._original: Any = module.forward
         self._watch = watch
         functools.update_wrapper(self, self._original)
@@ -56,7 +61,10 @@ class CompiledForward:
 
         inner, self._inner = self._inner, ()
         for each in inner:
-            each.remove()
+            if self._keeps_inner:
+                each._inner = ()  # to go would change what this one's graph was made of
+            else:
+                each.remove()
         try:
             with self._watch.of(self.module):
                 return self._compiled(*args, **kwargs)

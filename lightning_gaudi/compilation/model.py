@@ -14,7 +14,7 @@ from lightning_gaudi._core import vendor
 from .double_backward import mentions_double_backward
 from .forward import CompiledForward
 from .giving_up import Watch
-from .regions import find_parts, find_regions, has_compiled_parts
+from .regions import find_parts, find_regions, has_blocks, has_compiled_parts
 from .settings import Choice, Compilation
 
 _has_told_lazy = False
@@ -75,7 +75,8 @@ class CompiledRegions:
                     for each in module.modules()
                     if id(each) in self._forwards
                 ]
-                forward = CompiledForward(module, settings, self.watch, inner)
+                is_model = module is region and has_blocks(region)
+                forward = CompiledForward(module, settings, self.watch, inner, keeps_inner=is_model)
                 self._forwards[id(module)] = forward
         for forward in self._forwards.values():
             forward.install()

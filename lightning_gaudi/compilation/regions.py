@@ -9,6 +9,7 @@ from torch.jit import ScriptModule
 from torch.nn import Module, ModuleDict, ModuleList, RNNBase, Sequential
 
 _CONTAINERS = (ModuleList, ModuleDict, Sequential)
+_DECLARED = "compile_regions"
 _WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What wrappers of torch hold a module as: FSDP, and activation checkpointing."""
 
@@ -40,10 +41,33 @@ def find_regions(
     return [*regions.values()]
 
 
+def declared_regions(root: Module) -> list[str]:
+    """The names of classes that the model's modules have in their `compile_regions`.
+
+    Raises:
+        ValueError: One is no list of names.
+    """
+    names: dict[str, None] = {}
+    for module in root.modules():
+        declared = getattr(module, _DECLARED, ())
+        if isinstance(declared, str) or not all(isinstance(name, str) for name in declared):
+            raise ValueError(
+                f"{type(module).__name__}.{_DECLARED} is {declared!r}, and must be a list of names "
+                "of classes."
+            )
+        names.update(dict.fromkeys(declared))
+    return [*names]
+
+
 def find_parts(region: Module) -> list[Module]:
     """The modules in a region that would be regions if it were not, the outer ones first."""
     inner = [*region.modules()][1:]
     return [each for each in inner if _is_traceable(each) and _is_worth_it(each)]
+
+
+def has_blocks(region: Module) -> bool:
+    """Whether it is a whole model: blocks repeat in it."""
+    return bool(_repeated(region))
 
 
 def has_compiled_parts(root: Module) -> bool:

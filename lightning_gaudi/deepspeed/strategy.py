@@ -28,6 +28,8 @@ class DeepSpeedMixin(RankedMixin):
 
     strategy_name = "hpu_deepspeed"
 
+    takes_declared_regions = False
+
     lightning_strategy: type[Any]
     """Lightning's `DeepSpeedStrategy`."""
 

@@ -19,6 +19,8 @@ class ShardedMixin(RankedMixin):
     it was saved with.
     """
 
+    takes_declared_regions = False
+
     @property
     def saves_shards(self) -> bool:
         """Whether checkpoints are folders of shards."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from lightning_gaudi._core import collectives, vendor
 from lightning_gaudi.compilation import model as compiled_model, settings
 from lightning_gaudi.compilation.foreach import stepping_at_once
 from lightning_gaudi.compilation.launches import LaunchAdvice
-from lightning_gaudi.compilation.regions import has_compiled_parts
+from lightning_gaudi.compilation.regions import declared_regions, has_compiled_parts
 from lightning_gaudi.compilation.settings import Compilation
 
 from .devices import DEVICE, select_card
@@ -46,6 +47,10 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     old_names: tuple[str, ...] = ()
     """Names of older projects for this class; a class derived from it does not inherit them."""
+
+    takes_declared_regions = True
+    """Whether a model's `compile_regions` holds. Not where its parts are sharded or gathered
+    one by one: what does that must stay outside graphs."""
 
     compile_callback: Compilation | None = None
     """What a callback of the Trainer asks for; the argument `compile` comes first."""
@@ -128,9 +133,11 @@ class HPUMixin(_Base):  # type: ignore[misc]
         elif choice.compilation.mode == "model":
             self._compiled += (self._compile_whole(module, choice.compilation),)
         else:
-            regions = compiled_model.CompiledRegions(
-                module, choice.compilation, with_root=with_root
-            )
+            compilation = choice.compilation
+            if compilation.regions is None and self.takes_declared_regions:
+                names = declared_regions(module)
+                compilation = replace(compilation, regions=names or None)
+            regions = compiled_model.CompiledRegions(module, compilation, with_root=with_root)
             self._compiled += (regions,)
             if not regions.modules:
                 self._advice = LaunchAdvice(rank_zero_warn)

@@ -18,6 +18,10 @@ from lightning_gaudi.compilation.forward import is_compiled
 from tests.helpers.tiny import QUIET, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers
 
+SHARDED = ("fsdp", "fsdp2", "tensor_parallel", "zero_1", "zero_2")
+DECLARING = ("ddp_declared", *SHARDED)
+"""Where the model names itself as a region: one in DDP, and none where its parts are sharded."""
+
 
 class Block(nn.Module):
     def __init__(self) -> None:
@@ -40,6 +44,13 @@ class Model(pl.LightningModule):
         self.losses: list[Tensor] = []
         self.num_graphs: list[int] = []
         self.num_compiled = 0
+        if kind in DECLARING:
+            self.compile_regions = ["Model"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
 
     def configure_model(self) -> None:
         if self.kind == "fsdp2":
@@ -62,10 +73,7 @@ class Model(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.num_graphs.append(vendor.metric("graph_compilation")["TotalNumber"])
         self.num_compiled = sum(map(is_compiled, self.modules()))
-        x = batch[0]
-        for block in self.blocks:
-            x = block(x)
-        loss = self.head(x).square().mean()
+        loss = self(batch[0]).square().mean()
         self.losses.append(loss.detach())
         return loss
 
@@ -76,7 +84,7 @@ class Model(pl.LightningModule):
 def _strategy(kind: str, compile: str) -> Any:
     from lightning_gaudi import strategies
 
-    if kind == "ddp":
+    if kind.startswith("ddp"):
         return strategies.HPUDDPStrategy(compile=compile)
     if kind == "fsdp":
         return strategies.HPUFSDPStrategy(auto_wrap_policy={Block}, compile=compile)
@@ -108,17 +116,15 @@ def _train(rank: int, kind: str) -> dict[str, Any]:
     "kind",
     [
         "ddp",
-        *(
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("fsdp", "fsdp2", "tensor_parallel", "zero_1", "zero_2")
-        ),
+        "ddp_declared",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in SHARDED),
     ],
 )
 def test_two_ranks_lose_what_they_lose_uncompiled(kind: str, tmp_path: Path) -> None:
     for found in run_trainers(_train, tmp_path, kind):
         losses, graphs, num_compiled = found["regions"]
         torch.testing.assert_close(losses, found["none"][0], rtol=1e-5, atol=1e-7)
-        assert num_compiled == 3
+        assert num_compiled == (4 if kind == "ddp_declared" else 3)
         assert found["none"][2] == 0
         assert graphs[1] > graphs[0]
         # None after the first epoch, the first half of the steps.

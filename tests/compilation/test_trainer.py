@@ -132,6 +132,51 @@ def test_losses_are_those_of_the_model_as_written(
     assert plain.count("launch", 5) > 3 * model.count("launch", 5)
 
 
+class Declaring(Model):
+    """Names itself, and calls its blocks in validation without its `forward`."""
+
+    compile_regions = ("Declaring",)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        for block in self.blocks:
+            assert is_compiled(block)
+        self.log("val_loss", self.head(self.blocks[0](batch[0])).square().mean())
+
+
+def test_a_model_names_its_regions_itself(plain: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Declaring()
+    monkeypatch.delenv("LIGHTNING_GAUDI_COMPILE")
+    _fit(model)
+    torch.testing.assert_close(
+        torch.stack(model.losses).cpu(), torch.stack(plain.losses).cpu(), rtol=1e-5, atol=0
+    )
+    # Forward, backward; what is called beside it in validation is compiled, and changes neither.
+    assert model.counts[4]["graph_compilation"] - model.counts[0]["graph_compilation"] == 4
+    assert model.count("graph_compilation", 4) + model.count("graph_compilation", 5) == 0
+    assert model.count("launch", 5) <= 2 + 20
+    assert not any(map(is_compiled, model.modules()))
+
+
+@pytest.mark.parametrize("how", ["none", {"regions": ["Block"]}])
+def test_who_chooses_comes_before_the_model(how: Any) -> None:
+    class Choosing(Declaring):
+        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            assert not is_compiled(self)
+            assert is_compiled(self.blocks[0]) is (how != "none")
+
+    _fit(Choosing(), how, max_steps=1)
+
+
+@pytest.mark.parametrize("declared", ["Block", [Block]])
+def test_what_a_model_names_is_checked(declared: Any) -> None:
+    model = Model()
+    model.compile_regions = declared
+    with pytest.raises(ValueError, match=r"Model\.compile_regions is .* a list of names"):
+        _fit(model, "regions", max_steps=1)
+
+
 class Watched(Model):
     """Makes copies in the middle of training."""
 
