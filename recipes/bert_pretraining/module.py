@@ -57,8 +57,9 @@ class BertPretraining(RecipeModule):
             head are kept, untrained, so that the exported model has the usual form.
         gradient_checkpointing: recompute activations in the backward pass: less memory, about a
             third more computation.
-        optimizer: adamw or lamb (torch), fused_adamw or fused_lamb (the vendor's kernels for hpu;
-            an error elsewhere).
+        optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
+            elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
+            for hpu; an error elsewhere).
         learning_rate: at its peak.
         schedule: linear, polynomial (of the published LAMB runs) or constant.
         warmup_steps: of increase to the peak; below 1: a share of the run.
@@ -94,7 +95,7 @@ class BertPretraining(RecipeModule):
         initialization: Literal["bert", "segments"] = "bert",
         next_sentence: bool = False,
         gradient_checkpointing: bool = False,
-        optimizer: OptimizerName = "adamw",
+        optimizer: OptimizerName = "auto",
         learning_rate: float = 5e-5,
         schedule: Schedule = "linear",
         warmup_steps: float = 0,
@@ -154,7 +155,7 @@ class BertPretraining(RecipeModule):
         super().on_save_checkpoint(checkpoint)
         checkpoint[PHASE1_KEY] = None if self._phase1 is None else self._phase1.path
 
-    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    def logits(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Predict the masked tokens, and whether the segments of each sequence belong together.
 
         Returns:
@@ -178,14 +179,28 @@ class BertPretraining(RecipeModule):
         pooled = bert.pooler(first.flatten(0, 1).unsqueeze(1)).unflatten(0, first.shape[:2])
         return token_logits, heads.seq_relationship(pooled)
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+    def forward(
+        self, batch: Mapping[str, Tensor], scores: bool = False
+    ) -> dict[str, Tensor] | Tensor:
+        """The losses; for scores the sums that they are made of, float32, in one tensor."""
+        token_logits, pair_logits = self.logits(batch)
+        if not scores:
+            return self._losses(batch, token_logits, pair_logits)
+        sums = _sums(token_logits, batch["masked_labels"])
+        if pair_logits is not None:
+            labels = batch["next_sentence_labels"]
+            sums += (*_sums(pair_logits, labels), (labels == IS_RANDOM).sum().float())
+        return torch.stack(sums)
+
+    def _losses(
+        self, batch: Mapping[str, Tensor], token_logits: Tensor, pair_logits: Tensor | None
+    ) -> dict[str, Tensor]:
         """Sum the losses and divide by how many a batch has on average, which is a constant.
 
         So every prediction weighs the same, in whatever micro-batch or on whatever card it is, and
         gradient accumulation gives the gradient of the whole batch. (The mean over each batch would
         give more weight to predictions that have fewer beside them.) Logged is the mean.
         """
-        token_logits, pair_logits = self(batch)
         sums = {"mlm": (*_sum_loss(token_logits, batch["masked_labels"]), "expected_predictions")}
         if pair_logits is not None:
             labels = batch["next_sentence_labels"]
@@ -197,18 +212,16 @@ class BertPretraining(RecipeModule):
         }
         return {"loss": loss, **means}
 
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        return self(batch)  # type: ignore[no-any-return]
+
     def on_validation_epoch_start(self) -> None:
         self._totals = torch.zeros(len(self._names_of_totals()), device=self.device)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Add up sums, not means: the last batch may hold fewer predictions."""
-        token_logits, pair_logits = self(batch)
-        sums = _sums(token_logits, batch["masked_labels"])
-        if pair_logits is not None:
-            labels = batch["next_sentence_labels"]
-            sums += (*_sums(pair_logits, labels), (labels == IS_RANDOM).sum().float())
         assert self._totals is not None
-        self._totals += torch.stack(sums)
+        self._totals += self(batch, scores=True)
 
     def on_validation_epoch_end(self) -> None:
         self._log_totals("val")
@@ -224,7 +237,7 @@ class BertPretraining(RecipeModule):
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[FilledMask]:
         """The likeliest tokens in each masked place, in the order of the text."""
-        token_logits, _ = self(batch)
+        token_logits, _ = self.logits(batch)
         best = token_logits.float().softmax(dim=-1).topk(self.hparams["num_candidates"])
         tokenizer = self.trainer.datamodule.tokenizer  # type: ignore[attr-defined]
         return candidates(batch, best.values, best.indices, tokenizer)

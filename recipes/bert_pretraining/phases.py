@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from recipes.common.errors import UserError
+from recipes.common.optimizers import kind
 from recipes.common.training import CONFIG_KEY, RecipeModule
 
 REQUIRED = "required"
@@ -97,7 +98,7 @@ class Phase1:
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         theirs, ours = (
-            str(settings.get("optimizer")).removeprefix("fused_")
+            kind(str(settings.get("optimizer")))
             for settings in (self.checkpoint["hyper_parameters"], module.hparams)
         )
         if theirs != ours:

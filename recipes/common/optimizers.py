@@ -12,11 +12,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from lightning_gaudi import vendor
 from recipes.common.errors import UserError
 
-OptimizerName = Literal["adamw", "fused_adamw", "lamb", "fused_lamb"]
+OptimizerName = Literal["auto", "adamw", "fused_adamw", "lamb", "fused_lamb"]
 Schedule = Literal["linear", "polynomial", "constant"]
 
 EPSILON = 1e-6
 """BERT's, and the default of the vendor's kernels; torch's AdamW and transformers have 1e-8."""
+AUTO = "auto"
+"""AdamW: the vendor's kernel for whole weights on an HPU, torch's for all others."""
 CLIPS_ITSELF = ("lamb", "fused_lamb")
 """LAMB divides the gradients by their global norm before anything else."""
 
@@ -109,8 +111,10 @@ def make_optimizer(
     """The optimizer of that name, for the parameters that are trained.
 
     Args:
-        name: adamw or lamb (torch, any device); fused_adamw or fused_lamb (the vendor's kernels).
-        module: on its device already.
+        name: adamw or lamb (torch, any device); fused_adamw or fused_lamb (the vendor's kernels);
+            auto: fused_adamw on an HPU, adamw elsewhere. Of AdamW's two either goes on with what
+            the other has saved.
+        module: on its device already, its weights whole if `name` is not adamw.
         learning_rate: at its peak.
         weight_decay: of all weights but biases and norms.
         betas: decay of the averages.
@@ -122,6 +126,8 @@ def make_optimizer(
         UserError: for a kernel of the vendor's on another device than hpu.
     """
     devices = {parameter.device.type for parameter in module.parameters()}
+    if name == AUTO:
+        name = "fused_adamw" if devices == {"hpu"} else "adamw"
     if name.startswith("fused_") and devices != {"hpu"}:
         raise UserError(
             f"model.optimizer={name} is the vendor's kernel for hpu, but the model is on "
@@ -134,7 +140,56 @@ def make_optimizer(
     optimizer = _optimizer_class(name)(parameter_groups(module, weight_decay), **settings)
     if name.startswith("fused_"):
         _allocate_averages(optimizer)
+    if kind(name) == "adamw":
+        optimizer.register_load_state_dict_pre_hook(_translated)
     return optimizer
+
+
+def kind(name: str) -> str:
+    """Adamw or lamb: what has the same averages, whoever computes them."""
+    return "adamw" if name == AUTO else name.removeprefix("fused_")
+
+
+def _translated(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+) -> dict[str, Any] | None:
+    """A state of the other AdamW as this one keeps it: the vendor's counts the steps of a group.
+
+    Both have the same averages, and neither would note that the other's count is missing: it would
+    begin anew, and correct averages that are full as if they were empty.
+
+    Returns:
+        None if it is this one's own, or of an optimizer without steps.
+    """
+    is_torchs = isinstance(optimizer, torch.optim.AdamW)
+    state, saved = state_dict["state"], state_dict["param_groups"]
+    counts = [_num_steps(group, state) for group in saved]
+    if is_torchs != any("step" in group for group in saved) or not any(counts):
+        return None
+    if len(saved) != len(optimizer.param_groups):
+        return None  # refused by who loads it
+    groups = []
+    for own, group, count in zip(optimizer.param_groups, saved, counts, strict=True):
+        # What only the other knows is left out, what only this one knows stays as it is.
+        kept = {name: group[name] for name in (*own, "initial_lr") if name in group}
+        merged = {**{name: value for name, value in own.items() if name != "params"}, **kept}
+        groups.append(merged if is_torchs else {**merged, "step": count})
+    steps = {
+        index: count
+        for group, count in zip(saved, counts, strict=True)
+        for index in group["params"]
+    }
+    states = {
+        index: {**values, "step": torch.tensor(float(steps[index])) if is_torchs else 0}
+        for index, values in state.items()
+    }
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _num_steps(group: dict[str, Any], state: dict[Any, dict[str, Any]]) -> int:
+    """How many a group has done, as the vendor's AdamW counts them, or torch's."""
+    counts = [state[index].get("step", 0) for index in group["params"] if index in state]
+    return int(max([group.get("step", 0), *counts]))
 
 
 def _allocate_averages(optimizer: torch.optim.Optimizer) -> None:

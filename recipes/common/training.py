@@ -19,7 +19,14 @@ from transformers import PreTrainedModel
 
 from lightning_gaudi.callbacks import MetricHistory
 from recipes.common.errors import UserError
-from recipes.common.optimizers import CLIPS_ITSELF, EPSILON, make_optimizer, make_schedule
+from recipes.common.optimizers import (
+    AUTO,
+    CLIPS_ITSELF,
+    EPSILON,
+    OptimizerName,
+    make_optimizer,
+    make_schedule,
+)
 from recipes.common.sections import Section
 
 CONFIG_KEY, CLASS_KEY = "transformers_config", "transformers_class"
@@ -33,6 +40,9 @@ class RecipeModule(LightningModule):
     are optimizer, learning_rate, schedule, warmup_steps, weight_decay, betas, max_grad_norm and, if
     it may be chosen, epsilon (see `optimizers.py`). Its `training_step` returns `loss`, and
     whatever else ends in `_loss`, detached: these are logged as `train/...`, see `MetricHistory`.
+
+    Its `forward` takes a batch, and computes what `training_step` returns, or with `scores=True`
+    what an evaluation adds up: with the losses, so that one graph has all but the optimizer.
     """
 
     model: PreTrainedModel
@@ -41,6 +51,12 @@ class RecipeModule(LightningModule):
     validation_loss = "val/loss"
     validation_score = "val/accuracy"
     """Metrics that the report draws, where they are logged."""
+
+    @property
+    def compile_regions(self) -> tuple[str, ...]:
+        """All of `forward` is compiled as one; its blocks, where activations are recomputed."""
+        recomputes = self.hparams.get("gradient_checkpointing", False)
+        return () if recomputes else (type(self).__name__,)
 
     def configure_callbacks(self) -> list[Callback]:
         """Losses are logged as means over the log interval."""
@@ -68,18 +84,18 @@ class RecipeModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer and the schedule that the hyperparameters name."""
-        settings = self.hparams
-        if settings["optimizer"] in CLIPS_ITSELF and self.trainer.gradient_clip_val:
+        settings, name = self.hparams, self._optimizer_name()
+        if name in CLIPS_ITSELF and self.trainer.gradient_clip_val:
             raise UserError(
-                f"model.optimizer={settings['optimizer']} clips the gradients itself, but "
+                f"model.optimizer={name} clips the gradients itself, but "
                 f"trainer.gradient_clip_val is {self.trainer.gradient_clip_val}. Leave it out, and "
                 "set model.max_grad_norm."
             )
         if self._trainer is not None:
             strategy = self._trainer.strategy
-            _check_takes_shards(settings["optimizer"], settings["weight_decay"], strategy)
+            _check_takes_shards(name, settings["weight_decay"], strategy)
         optimizer = make_optimizer(
-            settings["optimizer"],
+            name,
             self,
             learning_rate=settings["learning_rate"],
             weight_decay=settings["weight_decay"],
@@ -93,6 +109,13 @@ class RecipeModule(LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
+
+    def _optimizer_name(self) -> OptimizerName:
+        """`auto` leaves weights that are cut up to torch's AdamW, which every strategy knows."""
+        name: OptimizerName = self.hparams["optimizer"]
+        if name == AUTO and self._trainer is not None and _cuts_up(self._trainer.strategy):
+            return "adamw"
+        return name
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the model's configuration, so that it can be exported without a download."""
@@ -139,10 +162,13 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
     (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
+def _cuts_up(strategy: Strategy) -> bool:
+    return isinstance(strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy)
+
+
 def _check_takes_shards(name: str, weight_decay: float, strategy: Strategy) -> None:
     """Refuse what is wrong on a part of a weight, or does not know DTensors."""
-    is_sharded = isinstance(strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy)
-    if is_sharded and name != "adamw":
+    if _cuts_up(strategy) and name != "adamw":
         raise UserError(
             f"model.optimizer={name} updates whole weights, but trainer.strategy is "
             f"{type(strategy).__name__}, which cuts them up. Use model.optimizer=adamw."

@@ -43,8 +43,9 @@ class Mrpc(RecipeModule):
         num_heads: number of attention heads of a new model.
         dropout: of hidden states and of attention; None: as pretrained, 0.1 for a new model.
         initializer_range: standard deviation of the initial weights of a new model.
-        optimizer: adamw or lamb (torch), fused_adamw or fused_lamb (the vendor's kernels for hpu;
-            an error elsewhere).
+        optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
+            elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
+            for hpu; an error elsewhere).
         learning_rate: at its peak.
         schedule: linear, polynomial or constant after the warm-up.
         warmup_steps: 1 or more: steps of linear increase; below 1: a share of the run.
@@ -69,7 +70,7 @@ class Mrpc(RecipeModule):
         num_heads: int = 2,
         dropout: float | None = None,
         initializer_range: float = 0.02,
-        optimizer: OptimizerName = "adamw",
+        optimizer: OptimizerName = "auto",
         learning_rate: float = 3e-5,
         schedule: Schedule = "linear",
         warmup_steps: float = 0,
@@ -102,7 +103,7 @@ class Mrpc(RecipeModule):
         """Pairs of the last evaluation, on all ranks."""
         self._evaluated: list[Tensor] = []
 
-    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+    def logits(self, batch: Mapping[str, Tensor]) -> Tensor:
         """[B, 2] logits: the second is that of a paraphrase."""
         bert = self.model.bert
         embedded = bert.embeddings(
@@ -114,15 +115,22 @@ class Mrpc(RecipeModule):
         hidden = bert.encoder(embedded, attention_mask=mask)[0]
         return self.model.classifier(self.model.dropout(bert.pooler(hidden)))
 
+    def forward(self, batch: Mapping[str, Tensor], scores: bool = False) -> Tensor:
+        """The mean loss; for scores [B, 3] float32, the logits and the label."""
+        logits, labels = self.logits(batch).float(), batch["labels"]
+        if scores:
+            return torch.cat([logits, labels[:, None]], dim=1)
+        return F.cross_entropy(logits, labels)
+
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
-        return {"loss": F.cross_entropy(self(batch).float(), batch["labels"])}
+        return {"loss": self(batch)}
 
     def on_validation_epoch_start(self) -> None:
         self._evaluated = []
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Keep logits and labels on the device until all batches are done: [B, 3] float32."""
-        self._evaluated.append(torch.cat([self(batch).float(), batch["labels"][:, None]], dim=1))
+        """Keep logits and labels on the device until all batches are done."""
+        self._evaluated.append(self(batch, scores=True))
 
     def on_validation_epoch_end(self) -> None:
         self._log_scores("val")
@@ -139,7 +147,7 @@ class Mrpc(RecipeModule):
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         """What `SubmissionWriter` collects: [B] indices (-1: not a pair) and predictions."""
         index = torch.where(batch["is_real"], batch["index"], -1)
-        return {"index": index, "prediction": self(batch).argmax(-1)}
+        return {"index": index, "prediction": self.logits(batch).argmax(-1)}
 
     def configure_callbacks(self) -> list[Callback]:
         """What `predict` finds is written, always."""

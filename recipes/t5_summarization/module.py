@@ -60,8 +60,9 @@ class T5Summarization(RecipeModule):
         max_target_length: tokens that are generated (T).
         gradient_checkpointing: recompute each block in the backward pass: a fraction of the memory
             for activations, about a third more computation, the same gradients to the bit.
-        optimizer: adamw or lamb (torch), fused_adamw or fused_lamb (the vendor's kernels for hpu;
-            an error elsewhere).
+        optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
+            elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
+            for hpu; an error elsewhere).
         learning_rate: at its peak.
         schedule: of the learning rate: linear, polynomial or constant.
         warmup_steps: steps of increase to the peak; below 1, a share of the run.
@@ -90,7 +91,7 @@ class T5Summarization(RecipeModule):
         tokenizer: str | None = None,
         max_target_length: int = 128,
         gradient_checkpointing: bool = False,
-        optimizer: OptimizerName = "adamw",
+        optimizer: OptimizerName = "auto",
         learning_rate: float = 1e-4,
         schedule: Schedule = "linear",
         warmup_steps: float = 0,
@@ -114,7 +115,7 @@ class T5Summarization(RecipeModule):
         if self.device_mesh is not None:
             shard(self, self.model, self.device_mesh)
 
-    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
         """[B, T, V] logits of the summaries' tokens, each from the article and those before it."""
         recompute = self.hparams["gradient_checkpointing"] and self.training
         mask = batch["attention_mask"]
@@ -122,12 +123,18 @@ class T5Summarization(RecipeModule):
         shifted = self.model.prepare_decoder_input_ids_from_labels(batch["labels"])
         return decode(self.model, shifted, encoded, mask, recompute)
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
-        loss, num_targets = _sum_of_losses(self(batch), batch["labels"])
+    def forward(self, batch: Mapping[str, Any], scores: bool = False) -> dict[str, Tensor] | Tensor:
+        """The losses; for scores [2] float32, the loss of all tokens and their number."""
+        loss, num_targets = _sum_of_losses(self.logits(batch), batch["labels"])
+        if scores:
+            return torch.stack((loss, num_targets))
         return {
             "loss": loss / batch["mean_targets"],
             "summary_loss": loss.detach() / num_targets,
         }
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        return self(batch)  # type: ignore[no-any-return]
 
     def on_validation_epoch_start(self) -> None:
         self._totals = torch.zeros(2, device=self.device)
@@ -139,7 +146,7 @@ class T5Summarization(RecipeModule):
         """The loss of all rows; of the rows of the second loader, summaries."""
         if dataloader_idx == 0:
             assert self._totals is not None
-            self._totals += torch.stack(_sum_of_losses(self(batch), batch["labels"]))
+            self._totals += self(batch, scores=True)
         else:
             self._written.append(self.summarize(batch))
 

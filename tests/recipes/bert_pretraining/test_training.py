@@ -103,7 +103,7 @@ def test_validation_weighs_every_prediction_the_same(make_data, tmp_path):
     module = trainer.lightning_module.eval()
     losses = []
     for batch in make_data(batch_size=1).val_dataloader():
-        logits, _ = module(batch)
+        logits, _ = module.logits(batch)
         kept = batch["masked_labels"] >= 0
         losses.append(
             torch.nn.functional.cross_entropy(

@@ -24,7 +24,8 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int = 
 
 
 def _make(name: str, model: nn.Module, **settings) -> torch.optim.Optimizer:
-    return make_optimizer(name, model, learning_rate=0.01, weight_decay=0.1, **settings)
+    settings = {"weight_decay": 0.1, **settings}
+    return make_optimizer(name, model, learning_rate=0.01, **settings)
 
 
 @pytest.mark.parametrize("max_grad_norm", [1.0, None])
@@ -70,6 +71,45 @@ def test_adamw_on_hpu_and_its_torch_equal_agree():
     for parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         # The vendor's adds epsilon before the bias correction.
         torch.testing.assert_close(parameter, other.cpu(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("device", "expected"), [("hpu", "FusedAdamW"), ("cpu", "AdamW")])
+def test_auto_takes_the_kernel_where_there_is_one(device, expected):
+    assert type(_make("auto", _model(device))).__name__ == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("adamw", "fused_adamw"), ("fused_adamw", "adamw"), ("auto", "adamw")]
+)
+def test_either_adamw_goes_on_with_what_the_other_saved(before, after):
+    reference, model = _model("hpu"), _model("hpu")
+    uninterrupted = _make(after, reference)
+    _train(reference, uninterrupted)
+    _train(reference, uninterrupted)
+    first = _make(before, model)
+    _train(model, first)
+    saved = copy.deepcopy(first.state_dict())
+    second = _make(after, model)
+    second.load_state_dict(saved)
+    _train(model, second)
+    for parameter, other in zip(reference.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(parameter, other, rtol=0, atol=1e-4)
+    # A state of its own kind is what torch loads.
+    assert second.state_dict().keys() == uninterrupted.state_dict().keys()
+    for group, other in zip(second.param_groups, uninterrupted.param_groups, strict=True):
+        assert {**group, "params": None} == {**other, "params": None}
+
+
+def test_another_number_of_groups_is_refused_by_torch():
+    model = _model()
+    saved = _make("adamw", model)
+    _train(model, saved)
+    other = _model("hpu")
+    other[0].weight.requires_grad_(False)
+    other[2].weight.requires_grad_(False)
+    optimizer = _make("auto", other)
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizer.load_state_dict(saved.state_dict())
 
 
 @pytest.mark.parametrize("name", ["fused_adamw", "fused_lamb"])

@@ -152,7 +152,7 @@ def test_the_logged_loss_is_the_mean_over_the_tokens(make_data, tmp_path):
     losses = []
     for batch in make_data(batch_size=1).val_dataloader()[0]:
         kept = batch["labels"] >= 0
-        logits, labels = module(batch)[kept], batch["labels"][kept]
+        logits, labels = module.logits(batch)[kept], batch["labels"][kept]
         losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
     (logged, *_) = trainer.validate(module, datamodule=make_data(), verbose=False)
     assert logged["val/loss"] == pytest.approx(torch.cat(losses).mean().item(), abs=1e-5)
@@ -206,7 +206,7 @@ def _one_by_one(data):
     losses, texts = [], []
     for batch in data.test_dataloader()[0]:
         kept = batch["labels"] >= 0
-        logits, labels = module(batch)[kept], batch["labels"][kept]
+        logits, labels = module.logits(batch)[kept], batch["labels"][kept]
         losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
     rows = data.dataset("test")
     for row in range(len(rows)):
@@ -266,7 +266,7 @@ def test_an_exported_model_loads_in_transformers(make_data, tmp_path, pretrained
     text = data.tokenizer.decode(batch["input_ids"][0])
     assert tokenizer(text)["input_ids"] == data.tokenizer(text)["input_ids"]
     shown = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
-    torch.testing.assert_close(model(**shown).logits, module(batch), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(**shown).logits, module.logits(batch), rtol=1e-5, atol=1e-5)
 
 
 def test_a_published_model_is_trained_from_its_weights(make_data, tmp_path, pretrained):

@@ -1,0 +1,98 @@
+"""Launches of a recipe's training step by default, beside those of eager mode without a compiler.
+
+Run with `lightning-gaudi simulate --cards 1 -- python benchmarks/launches.py`. A simulated HPU runs
+a graph operation by operation, and counts it as one launch. See the README.md beside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+import recipes.bert_pretraining.__main__ as bert_pretraining
+import recipes.mrpc.__main__ as mrpc
+import recipes.t5_summarization.__main__ as t5_summarization
+from lightning_gaudi import vendor
+from lightning_gaudi.callbacks import GraphMonitor, GraphReport
+from lightning_gaudi.compilation.settings import VARIABLE
+
+RECIPES = {"BERT pretraining": bert_pretraining, "MRPC": mrpc, "T5 summarization": t5_summarization}
+NUM_STEPS, FIRST_VALIDATION = 96, 64
+"""MRPC's rarest length comes in step 57 or so, of an epoch of two thousand."""
+SIDES = {
+    "eager, uncompiled": ("none", "adamw"),
+    "eager, vendor's AdamW": ("none", "auto"),
+    "default": ("", "auto"),
+}
+
+
+class Graphs(Callback):
+    """How many graphs had been compiled when each step began."""
+
+    def __init__(self) -> None:
+        self.at_start: list[int] = []
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Read it; a simulated device counts on the host."""
+        metric = vendor.metric("graph_compilation")
+        assert metric is not None
+        self.at_start.append(int(metric["TotalNumber"]))
+
+
+def fit(recipe: Any, compile: str, optimizer: str) -> tuple[GraphReport, int]:
+    """Some steps of the recipe's `simulated.yaml`: its counts, and graphs after a validation."""
+    torch.compiler.reset()
+    os.environ[VARIABLE] = compile
+    config = Path(recipe.__file__).with_name("simulated.yaml")
+    with TemporaryDirectory() as folder:
+        cli = recipe.run(
+            [
+                *("--config", str(config), "--trainer.logger=false", "--trainer.callbacks=null"),
+                *("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"),
+                *(f"--trainer.default_root_dir={folder}", f"--trainer.max_steps={NUM_STEPS}"),
+                *(f"--trainer.val_check_interval={FIRST_VALIDATION}", "--model.warmup_steps=0"),
+                *("--trainer.limit_val_batches=2", f"--trainer.log_every_n_steps={NUM_STEPS}"),
+                f"--model.optimizer={optimizer}",
+            ],
+            run=False,
+        )
+        monitor, graphs = GraphMonitor(), Graphs()
+        cli.trainer.callbacks += [monitor, graphs]
+        cli.trainer.fit(cli.model, cli.datamodule)
+    return monitor.report, graphs.at_start[-1] - graphs.at_start[FIRST_VALIDATION]
+
+
+def main() -> int:
+    """Count, print a table, and return 1 if a recipe has too many."""
+    if not vendor.is_available() or vendor.is_lazy():
+        print(
+            "This needs an hpu in eager mode: run it through `lightning-gaudi simulate --cards 1 "
+            "-- python ...`."
+        )
+        return 2
+    header = (*SIDES, "limit", "graphs", "after 1st validation", "syncs a step")
+    lines, failed = [("recipe", *header)], False
+    for title, recipe in RECIPES.items():
+        found = {side: fit(recipe, *settings) for side, settings in SIDES.items()}
+        report, late = found["default"]
+        assert report.graph_compilations is not None
+        num_graphs = sum(report.graph_compilations.values())
+        limit, syncs = num_graphs * 2 + 10, report.host_syncs_per_step
+        launches = [each.launches_per_step or 0.0 for each, _ in found.values()]
+        failed |= launches[-1] > limit or late > 0 or syncs != 0
+        figures = [f"{value:.1f}" for value in launches]
+        lines.append((title, *figures, str(limit), str(num_graphs), str(late), f"{syncs:g}"))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
