@@ -89,6 +89,8 @@ class OnExitCheckpoint(Callback):
         """Save what can be saved, and say where it is; the error stays the one that is raised."""
         if trainer.state.fn != "fit" or not self._handlers:
             return
+        if self.signal is None and isinstance(exception, SIGTERMException):
+            self.signal = signal.SIGTERM  # another rank was told, which then told this one
         try:
             if self._is_consistent(trainer, exception):
                 self._save(trainer)

@@ -62,7 +62,7 @@ class CompiledForward:
         inner, self._inner = self._inner, ()
         for each in inner:
             if self._keeps_inner:
-                each._inner = ()  # to go would change what this one's graph was made of
+                each.keep()
             else:
                 each.remove()
         try:
@@ -81,6 +81,10 @@ class CompiledForward:
     def install(self) -> None:
         """Have the module's calls come here."""
         self.module.__dict__[_ATTRIBUTE] = self
+
+    def keep(self) -> None:
+        """Leave those of modules in this one where they are, as a graph around it has seen them."""
+        self._inner = ()
 
     def remove(self) -> None:
         """Give the module its own `forward` back."""

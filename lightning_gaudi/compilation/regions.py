@@ -50,7 +50,9 @@ def declared_regions(root: Module) -> list[str]:
     names: dict[str, None] = {}
     for module in root.modules():
         declared = getattr(module, _DECLARED, ())
-        if isinstance(declared, str) or not all(isinstance(name, str) for name in declared):
+        if not isinstance(declared, list | tuple) or not all(
+            isinstance(name, str) for name in declared
+        ):
             raise ValueError(
                 f"{type(module).__name__}.{_DECLARED} is {declared!r}, and must be a list of names "
                 "of classes."

@@ -29,7 +29,8 @@ from recipes.common.sections import Row, Section, table
 CONFIG = Path(__file__).with_name("simulated.yaml")
 MIN_MARGIN_NATS = 0.3
 MIN_TOKEN_EFFICIENCY = 0.95
-MAX_TRAINING_GRAPHS = 4
+MAX_TRAINING_GRAPHS = 5
+"""Of lazy mode: forward and backward, clipping, one for each group of weights, losses to log."""
 _FIT = "python -m recipes.bert_pretraining"
 _NOT_MEASURED = "not measured by this device"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi.compilation.forward import is_compiled
+from tests.helpers.forked import fork_python
 from tests.helpers.tiny import QUIET, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers
 
@@ -140,16 +142,19 @@ class Spawned(Model):
             torch.save(torch.stack(self.losses).cpu(), self.kind)
 
 
+def spawn(folder: str, choice: str) -> None:
+    """Train in ranks that Lightning spawns; in a process that holds no card."""
+    os.environ["LIGHTNING_GAUDI_COMPILE"] = choice
+    trainer = pl.Trainer(accelerator="hpu", devices=2, strategy="ddp_spawn", max_epochs=1, **QUIET)
+    trainer.fit(Spawned(str(Path(folder) / choice)), batches(4))
+
+
 @pytest.mark.slow
-def test_spawned_ranks_lose_what_they_lose_uncompiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spawned_ranks_lose_what_they_lose_uncompiled(tmp_path: Path) -> None:
     for choice in ("none", "regions"):
-        monkeypatch.setenv("LIGHTNING_GAUDI_COMPILE", choice)
-        trainer = pl.Trainer(
-            accelerator="hpu", devices=2, strategy="ddp_spawn", max_epochs=1, **QUIET
-        )
-        trainer.fit(Spawned(str(tmp_path / choice)), batches(4))
+        source = "import sys; from tests.compilation.test_ranks import spawn; spawn(*sys.argv[1:])"
+        env = {"LIGHTNING_GAUDI_SIMULATE": "2"}
+        fork_python(source, str(tmp_path), choice, env=env, timeout=240)
     losses, expected = (torch.load(tmp_path / choice) for choice in ("regions", "none"))
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-7)
 

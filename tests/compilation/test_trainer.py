@@ -169,7 +169,7 @@ def test_who_chooses_comes_before_the_model(how: Any) -> None:
     _fit(Choosing(), how, max_steps=1)
 
 
-@pytest.mark.parametrize("declared", ["Block", [Block]])
+@pytest.mark.parametrize("declared", ["Block", [Block], None])
 def test_what_a_model_names_is_checked(declared: Any) -> None:
     model = Model()
     model.compile_regions = declared

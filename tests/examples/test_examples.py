@@ -69,7 +69,7 @@ EXAMPLES = [
     Example("compiled", atol_one=0.004, atol_two=0.02),
     Example("multi_loader", atol_two=0.02),
     Example("contrastive", atol_two=0.04),
-    Example("pl_namespace", "--max_epochs 4", rtol=0.1, atol_one=0.04, atol_two=0.04),
+    Example("pl_namespace", "--max_epochs 4", rtol=0.1, atol_one=0.08, atol_two=0.08),
 ]  # fmt: skip
 BY_NAME = {example.name: example for example in EXAMPLES}
 OTHER_TRAINERS = {"hf_trainer", "accelerate_loop", "trl_sft"}
@@ -96,6 +96,8 @@ def _start(example: Example, accelerator: str, devices: int, cwd: Path, more: st
     env = {**simulated, **CLEAN, **(NO_PLUGIN if accelerator == "cpu" else {})}
     if "--sync_batchnorm" in more:
         env["PT_HPU_LAZY_MODE"] = "1"  # where a card has it
+        # torch's layer selects the ranks that have rows by a mask, which waits for the device.
+        env["LIGHTNING_GAUDI_SIMULATE_RULES"] = "warn"
     more += f" {example.two_cards}" if devices > 1 else ""
     command = [sys.executable, *example.command(accelerator, devices, more)]
     return metric(run(command, env=env, cwd=cwd, timeout=280).stdout)

@@ -108,7 +108,9 @@ def test_overfit_batches_is_refused_with_what_does_the_same(tmp_path, monkeypatc
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_flag_is_taken(recipe, flags, tmp_path, monkeypatch):
     # torch's own helpers for tests, which others have imported here, freeze what the Trainer sets.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    # They are in the module that torch.backends stands for, not in torch.backends.
+    names = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(names, "__allow_nonbracketed_mutation_flag", True)
     _run(recipe, tmp_path, monkeypatch, "fit", flags)
 
 

@@ -30,6 +30,7 @@ SMALL = {
     "d_ff": 64,
     "max_target_length": 24,
     "learning_rate": 1e-3,
+    "optimizer": "adamw",  # the vendor's adds epsilon elsewhere
 }
 
 
