@@ -49,7 +49,7 @@ def test_a_run_on_a_simulated_card_is_told_apart(
         "data.batch_size is 4, not 16",
         "data.source is path, not hub",
         "environment.PT_HPU_LAZY_MODE is <absent>, not 1",
-        "model.epsilon is 1e-06, not 1e-08",
+        "model.name is null, not bert-large-uncased-whole-word-masking",
     ):
         assert reason in found.reasons
         assert f"\n  {reason}\n" in shown
