@@ -131,7 +131,7 @@ def make_optimizer(
     if name.startswith("fused_") and devices != {"hpu"}:
         raise UserError(
             f"model.optimizer={name} is the vendor's kernel for hpu, but the model is on "
-            f"{', '.join(sorted(devices))}. Use model.optimizer={name.removeprefix('fused_')}, or "
+            f"{', '.join(sorted(devices))}. Use model.optimizer={kind(name)}, or "
             "trainer.accelerator=hpu."
         )
     settings: dict[str, Any] = {"lr": learning_rate, "betas": tuple(betas), "eps": epsilon}
@@ -146,7 +146,7 @@ def make_optimizer(
 
 
 def kind(name: str) -> str:
-    """Adamw or lamb: what has the same averages, whoever computes them."""
+    """Which averages it has, those of adamw or of lamb, whoever computes them."""
     return "adamw" if name == AUTO else name.removeprefix("fused_")
 
 
@@ -172,7 +172,7 @@ def _translated(
     for own, group, count in zip(optimizer.param_groups, saved, counts, strict=True):
         # What only the other knows is left out, what only this one knows stays as it is.
         kept = {name: group[name] for name in (*own, "initial_lr") if name in group}
-        merged = {**{name: value for name, value in own.items() if name != "params"}, **kept}
+        merged = {**own, **kept}
         groups.append(merged if is_torchs else {**merged, "step": count})
     steps = {
         index: count

@@ -68,7 +68,7 @@ def test_a_recipe_is_compiled_by_default(
     torch.testing.assert_close(
         torch.stack(compiled.losses), torch.stack(written.losses), rtol=1e-5, atol=0
     )
-    # Right after the first validation, its graphs are made with the step before it.
+    # The first step that begins after a validation, which by then has its graphs.
     after = FIRST_VALIDATION
     num_graphs = compiled.between("graph_compilation", 0, NUM_STEPS - 1)
     num_steps = NUM_STEPS - 1 - after
