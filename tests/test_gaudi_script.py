@@ -13,6 +13,7 @@ from tests.helpers.process import run
 
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "test_gaudi.py")
 NO_SIMULATOR = {"LIGHTNING_GAUDI_SIMULATE": None}
+ONE_CARD = ("--ignore=tests/contract/several_cards", "-m", "not slow")
 
 
 def test_a_machine_without_the_vendors_package_is_refused() -> None:
@@ -54,7 +55,7 @@ def _run_simulated(report: Path, *args: str, release: str | None = None) -> str:
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of one card in lazy mode; in eager mode this suite runs tests/contract itself."""
     path = tmp_path_factory.mktemp("gaudi") / "report.txt"
-    return _run_simulated(path, "--mode=lazy", "--ignore=tests/contract/several_cards")
+    return _run_simulated(path, "--mode=lazy", *ONE_CARD)
 
 
 def test_contract_holds_in_lazy_mode(report: str) -> None:
@@ -74,8 +75,7 @@ def test_contract_of_several_cards_holds_in_lazy_mode(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", [key for key in RELEASES if key != read_release().key])
 def test_contract_holds_in_older_releases(key: str, tmp_path: Path) -> None:
     """In both modes; of the newest, the default, the tests above do."""
-    one_card = ("--ignore=tests/contract/several_cards", "-m", "not slow")
-    report = _run_simulated(tmp_path / "report.txt", *one_card, release=key)
+    report = _run_simulated(tmp_path / "report.txt", *ONE_CARD, release=key)
     assert "eager mode: passed" in report
     assert "lazy mode: passed" in report
 

@@ -55,6 +55,7 @@ def saved(tmp_path_factory: Any) -> tuple[Path, dict[str, Tensor], dict[str, flo
     return folder, weights, {name: (losses[name] + others[name]) / 2 for name in NAMES}
 
 
+@pytest.mark.slow
 def test_safetensors_of_zero_have_the_weights_of_ddp(saved: Any, tmp_path: Path) -> None:
     folder, weights, _ = saved
     consolidate(folder / "deepspeed", tmp_path / "new" / "weights.safetensors")

@@ -51,6 +51,7 @@ def test_release_and_rules_are_asked_for_by_option_or_environment():
     assert _run(*options, *command, env=env).stdout == "1 gaudi2 1.22 error\n"
 
 
+@pytest.mark.slow
 def test_what_the_command_starts_shares_the_cards_of_one_server():
     source = """if True:
         import subprocess, sys  # a launcher without torch, as mpirun

@@ -344,6 +344,7 @@ class CallsParts(Model):
         return self.head(x)
 
 
+@pytest.mark.slow
 def test_a_module_in_a_region_is_compiled_where_it_is_called_by_itself() -> None:
     model, eager = CallsParts(), CallsParts()
     _fit(model, "regions")

@@ -195,6 +195,7 @@ def _plain_loader() -> BucketDataLoader:
     return evaluation_loader(samples, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accelerator", ["hpu", pytest.param("cpu", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:You are using a custom batch sampler:UserWarning")
 def test_two_ranks_share_the_samples_and_resume(accelerator, tmp_path):

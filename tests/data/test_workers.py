@@ -88,6 +88,7 @@ def ran(tmp_path_factory):
     return json.loads(fork_python(_SCRIPT, str(folder)).stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_more_tensors_than_a_server_takes_descriptors_arrive(ran):
     assert ran["sums"] == [8 * sum(range(300))] * 2
 

@@ -82,6 +82,7 @@ def _together(*calls: Callable[[], Any]) -> list[Any]:
     return results
 
 
+@pytest.mark.slow
 def test_two_that_need_it_build_it_once(
     builder: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:

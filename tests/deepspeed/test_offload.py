@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from lightning_gaudi.deepspeed import library
 from lightning_gaudi.deepspeed.config import offload
 from lightning_gaudi.deepspeed.ops.build import OpBuildError
 from tests.fabric.deepspeed_loop import adamw, cards, cpu_adamw, train, train_masters
+from tests.helpers.slow import SLOW
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import CASES, LateStack, Stack, global_losses
@@ -148,17 +148,7 @@ def _trainer_trainings() -> Iterator[tuple[str, Callable[[], Trained]]]:
     yield "parameters", lambda: _with_trainer(strategy, "adamw", Stack())
 
 
-FAST = (
-    "fabric deepspeed_stage_2_offload",
-    f"fabric stage 3 of {BOTH}, bf16",
-    "deepspeed_stage_3_offload",
-    "stage 2, configured AdamW",
-    "stage 2, torch's SGD",
-    "made in shards",
-)
-
-
-def _train(rank: int, is_fast: bool) -> dict[str, Trained]:
+def _train(rank: int) -> dict[str, Trained]:
     library.load()
     ddp, bf16 = cards(strategy="ddp"), cards(strategy="ddp", precision="bf16-true")
     on_cpu: Any = {"make_optimizer": cpu_adamw, "device": "cpu"}
@@ -170,34 +160,24 @@ def _train(rank: int, is_fast: bool) -> dict[str, Trained]:
         SGD: Trained(CASES[SGD].fit(2, strategy="ddp")[0], SGD),
     }
     for trainings in (_fabric_trainings(), _trainer_trainings()):
-        trained |= {name: make() for name, make in trainings if (name in FAST) == is_fast}
+        trained |= {name: make() for name, make in trainings}
     return trained
 
 
-NAMES = [
-    pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
-    for each in (_fabric_trainings, _trainer_trainings)
-    for name, _ in each()
-]
+NAMES = [name for each in (_fabric_trainings, _trainer_trainings) for name, _ in each()]
 Ranks = list[dict[str, Trained]]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: Any) -> Callable[[str], Ranks]:
-    """What each rank has trained, all fast ones or all slow ones, when one is asked for."""
-
-    @cache
-    def train(is_fast: bool) -> Ranks:
-        offload.prepare(_config(2, *BOTH))  # takes half a minute on a machine where it never ran
-        return run_trainers(_train, tmp_path_factory.mktemp("ranks"), is_fast, timeout=240)
-
-    return lambda name: train(name in FAST)
+@pytest.fixture(scope="module", **SLOW)
+def ranks(tmp_path_factory: Any) -> Ranks:
+    """What each rank has trained."""
+    offload.prepare(_config(2, *BOTH))  # takes half a minute on a machine where it never ran
+    return run_trainers(_train, tmp_path_factory.mktemp("ranks"), timeout=480)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
-def test_losses_are_those_of_ddp_with_the_same_optimizer(trained: Any, name: str) -> None:
-    ranks = trained(name)
+def test_losses_are_those_of_ddp_with_the_same_optimizer(ranks: Ranks, name: str) -> None:
     reference = ranks[0][name].reference
     expected = global_losses([rank[reference].losses for rank in ranks])
     found = global_losses([rank[name].losses for rank in ranks])
@@ -205,21 +185,20 @@ def test_losses_are_those_of_ddp_with_the_same_optimizer(trained: Any, name: str
 
 
 @pytest.mark.timeout(1200)
-def test_deepspeeds_adam_for_the_cpu_is_torchs_but_for_its_rounding(trained: Any) -> None:
+def test_deepspeeds_adam_for_the_cpu_is_torchs_but_for_its_rounding(ranks: Ranks) -> None:
     """It computes 1 - beta in fp32, which for 0.999 is off by 5e-5 of itself."""
     torchs, deepspeeds = (
-        global_losses([rank[name].losses for rank in trained(FAST[0])])
-        for name in ("adamw", "cpu_adam")
+        global_losses([rank[name].losses for rank in ranks]) for name in ("adamw", "cpu_adam")
     )
     torch.testing.assert_close(deepspeeds, torchs, rtol=0, atol=5e-6)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_offloaded_is_on_the_cpu_and_the_rest_is_not(trained: Any, name: str) -> None:
+def test_what_is_offloaded_is_on_the_cpu_and_the_rest_is_not(ranks: Ranks, name: str) -> None:
     is_optimizer = "parameters" not in name
     is_parameters = "stage_3" in name or "stage 3" in name or not is_optimizer or "shards" in name
-    for rank in trained(name):
+    for rank in ranks:
         if rank[name].reference != SGD:  # which has no states
             assert rank[name].states == {"cpu" if is_optimizer else "hpu"}
         assert rank[name].weights == {"cpu" if is_parameters else "hpu"}

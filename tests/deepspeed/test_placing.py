@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import nn
 
 from tests.fabric.deepspeed_loop import adamw, cards, train
+from tests.helpers.slow import SLOW
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import CASES, global_losses, make_net
 
@@ -56,7 +57,7 @@ def _train(rank: int) -> dict[tuple[str, int | str], list[float]]:
     return losses
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def losses(tmp_path_factory: Any) -> dict[Any, torch.Tensor]:
     ranks = run_trainers(_train, tmp_path_factory.mktemp("ranks"))
     return {key: global_losses([rank[key] for rank in ranks]) for key in ranks[0]}

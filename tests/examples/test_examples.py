@@ -74,8 +74,8 @@ EXAMPLES = [
 BY_NAME = {example.name: example for example in EXAMPLES}
 OTHER_TRAINERS = {"hf_trainer", "accelerate_loop", "trl_sft"}
 """See `test_other_trainers.py`."""
-FAST = ("gan", "language_model", "fabric_loop", "callbacks", "pl_namespace")
-"""With two optimizers, LightningCLI, Fabric, callbacks, and of the other namespace."""
+FAST = ("gan", "language_model", "fabric_loop", "callbacks")
+"""With two optimizers, LightningCLI, Fabric and callbacks."""
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=BY_NAME)
 
 
@@ -155,6 +155,7 @@ def _run_script(rank: int, command: list[str], cwd: Path) -> str:
     return output.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fabric_loop"])
 def test_script_reaches_the_same_on_two_cards(
     short_run: ShortRun, tmp_path: Path, name: str

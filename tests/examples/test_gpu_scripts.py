@@ -22,6 +22,8 @@ import pytest
 from tests.helpers.process import run
 from tests.helpers.trainers import run_trainers
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).with_name("gpu_scripts")
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 REFERENCES = ("fabric_deepspeed", "fabric_fsdp", "trainer_fsdp")
@@ -41,9 +43,6 @@ FAMILIES = {
         ("lightning.fabric", "lightning_fabric"),
     ),
 }
-OTHER = "pytorch_lightning"
-FAST_OF_OTHER = ("fabric_fsdp", "trainer_deepspeed")
-"""A Fabric and a Trainer that tell early what a slow test tells of all."""
 
 
 def _source(name: str, family: str) -> str:
@@ -83,56 +82,33 @@ def _run_all(rank: int, sources: dict[str, str], folder: Path) -> dict[str, str]
     return outputs
 
 
-def _outputs(path: Path, sources: dict[str, str]) -> dict[str, str]:
-    """What each source prints on two cards, and each reference.
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    """The namespace of the imports."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def outputs(family: str, tmp_path_factory: Any) -> dict[str, str]:
+    """What each script prints on two cards, and each reference.
 
     One after another in the same two processes, which import torch and DeepSpeed once.
     """
-    ddp = {name: _with_ddp(_source(name, "lightning")) for name in REFERENCES}
+    path = tmp_path_factory.mktemp("gpu_scripts")
+    sources = {name: _source(name, family) for name in SCRIPTS}
+    ddp = {f"{name} with DDP": _with_ddp(sources[name]) for name in REFERENCES}
     first: dict[str, str] = run_trainers(_run_all, path, sources | ddp, path, timeout=280)[0]
     return first
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory: Any) -> dict[str, str]:
-    """Of every script as it is for `lightning`, and of two for the other namespace."""
-    sources = {f"{name}-lightning": _source(name, "lightning") for name in SCRIPTS}
-    other = {f"{name}-{OTHER}": _source(name, OTHER) for name in FAST_OF_OTHER}
-    return _outputs(tmp_path_factory.mktemp("gpu_scripts"), sources | other)
-
-
-@pytest.fixture(scope="module")
-def outputs_of_other(tmp_path_factory: Any) -> dict[str, str]:
-    """Of every script as it is for the other namespace."""
-    sources = {f"{name}-{OTHER}": _source(name, OTHER) for name in SCRIPTS}
-    return _outputs(tmp_path_factory.mktemp("gpu_scripts"), sources)
-
-
-def _assert_loss_of_ddp(outputs: dict[str, str], name: str, family: str) -> None:
-    loss = _loss(outputs[f"{name}-{family}"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_ends_with_the_loss_of_ddp(outputs: dict[str, str], name: str) -> None:
+    loss = _loss(outputs[name])
     same = name if name in REFERENCES else f"{name.partition('_')[0]}_fsdp"
-    assert loss == pytest.approx(_loss(outputs[same]), abs=2e-6)
+    assert loss == pytest.approx(_loss(outputs[f"{same} with DDP"]), abs=2e-6)
     assert loss < UNTRAINED - 0.3
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [*((name, "lightning") for name in SCRIPTS), *((name, OTHER) for name in FAST_OF_OTHER)],
-)
-def test_script_ends_with_the_loss_of_ddp(outputs: dict[str, str], name: str, family: str) -> None:
-    _assert_loss_of_ddp(outputs, name, family)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_script_of_the_other_namespace_ends_with_the_loss_of_ddp(
-    outputs_of_other: dict[str, str], name: str
-) -> None:
-    _assert_loss_of_ddp(outputs_of_other, name, OTHER)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_runs_as_a_program(tmp_path: Path, name: str, family: str) -> None:
     (tmp_path / "train.py").write_text(_source(name, family))

@@ -16,6 +16,7 @@ from torch import nn
 from lightning_gaudi._core import vendor
 from lightning_gaudi.fabric import HPUDeepSpeedPrecision, HPUDeepSpeedStrategy
 from tests.fabric.deepspeed_loop import adamw, cards, sgd, train
+from tests.helpers.slow import SLOW
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import NUM_STEPS, loader, make_net
 
@@ -221,7 +222,7 @@ def _rank(rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def ranks(tmp_path_factory: Any) -> list[dict[str, Any]]:
     return run_trainers(_rank, tmp_path_factory.mktemp("ranks"), timeout=240)
 

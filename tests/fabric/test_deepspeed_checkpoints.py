@@ -14,6 +14,7 @@ from torch import nn
 from lightning_gaudi.cli.consolidate import consolidate
 from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
 from tests.fabric.deepspeed_loop import adamw, cards
+from tests.helpers.slow import SLOW
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import loader, make_net
 
@@ -146,7 +147,7 @@ def _message(function: Any, *args: Any, **kwargs: Any) -> str:
     return "nothing"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def ranks(tmp_path_factory: Any) -> list[dict[Any, Any]]:
     folder = tmp_path_factory.mktemp("checkpoints")
     return run_trainers(_save_and_load, folder, folder)

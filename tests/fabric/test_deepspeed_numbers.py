@@ -17,6 +17,8 @@ from tests.strategies.sharded_cases import global_losses, make_net
 STAGES = (0, 1, 2, 3)
 PRECISIONS = ("bf16-mixed", "bf16-true")
 CLIP = 0.3
+pytestmark = pytest.mark.slow
+
 SGD = "sgd_accumulated_clipped_scheduled"
 CASES: dict[str, dict[str, Any]] = {
     "adamw": {"make_optimizer": adamw},
@@ -27,8 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
         "is_scheduled": True,
     },
 }
-SLOW = [(2, "adamw"), (4, SGD), (4, "adamw")]
-RUNS = [(2, SGD), *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)]
+RUNS = [(2, SGD), (2, "adamw"), (4, SGD), (4, "adamw")]
 """Numbers of ranks, each with the case that they train."""
 Losses = dict[Any, list[float]]
 

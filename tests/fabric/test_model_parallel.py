@@ -30,6 +30,8 @@ from tests.strategies.sharded_cases import (
     make_net,
 )
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = {2: {"fsdp2": (2, 1), "tensors": (1, 2)}, 4: {"both": (2, 2)}}
 
 
@@ -173,7 +175,7 @@ def four(tmp_path_factory: Any) -> list[Any]:
     return run_trainers(_work, tmp_path_factory.mktemp("ranks"), 4, num_ranks=4)
 
 
-@pytest.fixture(params=["two", pytest.param("four", marks=pytest.mark.slow)])
+@pytest.fixture(params=["two", "four"])
 def ranks(request: pytest.FixtureRequest) -> list[Any]:
     found: list[Any] = request.getfixturevalue(request.param)
     return found

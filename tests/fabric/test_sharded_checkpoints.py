@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from lightning_gaudi.checkpoint.torch_dcp.layout import is_sharded_folder
 from lightning_gaudi.checkpoint.torch_dcp.load import load_full_state
+from tests.helpers.slow import SLOW
 from tests.helpers.trainers import run_trainers
 from tests.strategies.model_parallel_cases import parallelize
 from tests.strategies.sharded_cases import NUM_FEATURES, Block, loader, make_net
@@ -179,7 +180,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
     return run_trainers(_all, tmp_path_factory.mktemp("ranks"), folder)
 

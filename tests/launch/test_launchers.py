@@ -46,6 +46,7 @@ def _run_each(folder: Path, envs: list[Mapping[str, str]], **settings: Any) -> l
     return found(folder)
 
 
+@pytest.mark.slow
 def test_the_script_is_run_again_for_each_rank(tmp_path: Path) -> None:
     """Each has used its HPU before training, and goes on with the card that it has."""
     env = {"HABANA_VISIBLE_MODULES": "2,3,6,7", "EARLY": "1"}

@@ -86,13 +86,14 @@ print("ours", [os.environ.get(name) for name in ("MASTER_PORT", "HLS_MODULE_ID")
     ("env", "vendor", "ours"),
     [
         # In the process that starts the others.
-        ({}, ["12345", None], [None, None]),
+        pytest.param({}, ["12345", None], [None, None], marks=pytest.mark.slow),
         # In one that was started.
-        (
+        pytest.param(
             {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "12345"},
             ["12345", "1"],
             # What uses the HPU before training is bound to it; training may choose another.
             ["12345", "1"],
+            marks=pytest.mark.slow,
         ),
         # What the environment says is kept.
         pytest.param(

@@ -52,7 +52,10 @@ def test_script_that_never_imports_us_trains_on_hpu(run: Run, imports: str) -> N
 @pytest.mark.parametrize(
     ("run", "imports"),
     [
-        (run_python, "import lightning_gaudi; import lightning.pytorch as pl; import torch"),
+        pytest.param(
+            *(run_python, "import lightning_gaudi; import lightning.pytorch as pl; import torch"),
+            marks=pytest.mark.slow,
+        ),
         (fork_python, "import lightning.pytorch as pl; import torch; import lightning_gaudi"),
         (fork_python, "import torch; import lightning_gaudi; import lightning.pytorch as pl"),
     ],

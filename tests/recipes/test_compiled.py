@@ -81,6 +81,7 @@ def test_a_recipe_is_compiled_by_default(
     assert compiled.between("host_sync", after, NUM_STEPS - 1) == 0
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_are_compiled_one_by_one(tmp_path: Path) -> None:
     cli = quiet_cli("t5_summarization", tmp_path, "--model.gradient_checkpointing=true")
     assert cli.model.compile_regions == ()

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.forked import fork_python
 from tests.helpers.process import environment, run_python
 
@@ -68,6 +70,7 @@ def test_a_module_is_one_process_s_until_it_is_killed():
         assert _touch(HLS_MODULE_ID="0") == "has a card\n"
 
 
+@pytest.mark.slow
 def test_processes_without_a_module_get_the_cards_that_are_free():
     with _holder() as first, _holder(HLS_MODULE_ID="0") as second:  # the first took the last card
         refused = _touch()
@@ -76,6 +79,7 @@ def test_processes_without_a_module_get_the_cards_that_are_free():
     assert "simulate more cards by LIGHTNING_GAUDI_SIMULATE" in refused
 
 
+@pytest.mark.slow
 def test_visible_modules_are_all_there_are():
     with _holder(HABANA_VISIBLE_MODULES="4,6") as first:
         assert "has a card" in _touch(HABANA_VISIBLE_MODULES="4,6")
@@ -89,6 +93,7 @@ def test_visible_modules_are_all_there_are():
         assert what in _touch(**changes), changes
 
 
+@pytest.mark.slow
 def test_what_a_process_starts_shares_its_server():
     source = f"""
         import os, subprocess, sys, torch  # a launcher: it touches no card

@@ -358,7 +358,7 @@ def check_tensors_whose_elements_share_memory(rank):
     assert output.tolist() == [[1] * 4] * 4
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def failures(request, tmp_path_factory):
     return checks.run(__name__, tmp_path_factory.mktemp("ranks"), num_ranks=request.param)
 

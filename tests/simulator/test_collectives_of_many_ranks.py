@@ -406,7 +406,11 @@ def check_meshes(rank):
 _CHECKS = checks.collect(dict(globals()))
 
 
-@pytest.fixture(scope="module", params=(2, 4, 8), ids=lambda n: f"{n}_ranks")
+@pytest.fixture(
+    scope="module",
+    params=(2, 4, pytest.param(8, marks=pytest.mark.slow)),
+    ids=lambda n: f"{n}_ranks",
+)
 def failures(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
     return checks.run(__name__, folder, num_ranks=request.param)

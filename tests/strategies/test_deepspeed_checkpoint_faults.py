@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from lightning_gaudi.deepspeed.checkpoint import save
 from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
+from tests.helpers.slow import SLOW
 from tests.helpers.trainers import run_trainers
 from tests.strategies.deepspeed_checkpoint_cases import Rich, evaluate, fit, zero
 
@@ -116,7 +117,7 @@ def _refused(home: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def ranks(tmp_path_factory: Any) -> list[dict[Any, Any]]:
     folder = tmp_path_factory.mktemp("checkpoints")
     return run_trainers(_fail, folder, folder)
@@ -216,6 +217,7 @@ def _save_again(rank: int, home: Path) -> float:
     return loss
 
 
+@pytest.mark.slow
 def test_a_save_that_is_killed_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     home = tmp_path / "last.ckpt"
     with pytest.raises(AssertionError, match="SIGKILL"):

@@ -13,14 +13,16 @@ from tests.helpers.trainers import run_trainers
 from tests.strategies.deepspeed_checkpoint_cases import NUM_BATCHES, Rich, fit, zero
 from tests.strategies.sharded_cases import global_losses
 
-FAST = [(2, "32-true"), (3, "32-true")]
-SLOW = [(0, "32-true"), (1, "32-true"), (2, "bf16-true"), (3, "bf16-true")]
+pytestmark = pytest.mark.slow
+
+KINDS = [*((stage, "32-true") for stage in range(4)), (2, "bf16-true"), (3, "bf16-true")]
+"""Stages and precisions."""
 SGD = "with momentum"
 
 
-def _save(rank: int, folder: Path, kinds: list[Any]) -> dict[Any, Any]:
+def _save(rank: int, folder: Path) -> dict[Any, Any]:
     found = {}
-    for stage, precision in kinds:
+    for stage, precision in KINDS:
         model = Rich()
         with torch.no_grad():
             model.net[2].norm.weight.fill_(1.5)  # frozen
@@ -28,21 +30,21 @@ def _save(rank: int, folder: Path, kinds: list[Any]) -> dict[Any, Any]:
         found[stage, precision], _ = fit(
             rank, 2, model, checkpoints=home, **zero(stage, precision=precision)
         )
-    for stage in {stage for stage, _ in kinds}:
+    for stage in {stage for stage, _ in KINDS}:
         fit(rank, 2, Rich("sgd"), max_epochs=1, checkpoints=folder / f"{stage}-sgd", **zero(stage))
     return found
 
 
-def _go_on(rank: int, num_ranks: int, folder: Path, kinds: list[Any]) -> dict[Any, Any]:
+def _go_on(rank: int, num_ranks: int, folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
-    for stage, precision in kinds:
+    for stage, precision in KINDS:
         model, path = Rich(), folder / f"{stage}-{precision}" / "epoch=0.ckpt"
         losses, _ = fit(
             rank, num_ranks, model, ckpt_path=str(path), **zero(stage, precision=precision)
         )
         # All of the folder is what it was.
         found[stage, precision] = losses, int(model.seen.item()), sorted(map(str, path.iterdir()))
-    for stage in {stage for stage, _ in kinds}:
+    for stage in {stage for stage, _ in KINDS}:
         path = folder / f"{stage}-sgd" / "epoch=0.ckpt"
         try:
             found[SGD, stage], _ = fit(
@@ -53,22 +55,22 @@ def _go_on(rank: int, num_ranks: int, folder: Path, kinds: list[Any]) -> dict[An
     return found
 
 
-@pytest.fixture(scope="module", params=[FAST, pytest.param(SLOW, marks=pytest.mark.slow)])
-def saved(request: Any, tmp_path_factory: Any) -> tuple[Path, Any, dict[Any, Tensor]]:
-    """Where two ranks have saved, the kinds, and the losses of the whole batches by kind."""
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: Any) -> tuple[Path, dict[Any, Tensor]]:
+    """Where two ranks have saved, and the losses of the whole batches by kind."""
     folder = tmp_path_factory.mktemp("saved")
-    ranks = run_trainers(_save, folder, folder, request.param)
+    ranks = run_trainers(_save, folder, folder)
     losses = {kind: global_losses([rank[kind] for rank in ranks]) for kind in ranks[0]}
-    return folder, request.param, losses
+    return folder, losses
 
 
-@pytest.mark.parametrize("num_ranks", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [4, 1])
 def test_training_goes_on_where_it_was_with_adam_alone(
     saved: Any, num_ranks: int, tmp_path: Path
 ) -> None:
-    folder, kinds, expected = saved
-    ranks = run_trainers(_go_on, tmp_path, num_ranks, folder, kinds, num_ranks=num_ranks)
-    for kind in kinds:
+    folder, expected = saved
+    ranks = run_trainers(_go_on, tmp_path, num_ranks, folder, num_ranks=num_ranks)
+    for kind in KINDS:
         tolerance = 1e-6 if kind[1] == "32-true" else 3e-2
         losses = global_losses([rank[kind][0] for rank in ranks])
         torch.testing.assert_close(
@@ -78,7 +80,7 @@ def test_training_goes_on_where_it_was_with_adam_alone(
             assert rank[kind][1] == 2 * NUM_BATCHES
             assert not [name for name in rank[kind][2] if "universal" in name]
     for rank in ranks:
-        for stage in {stage for stage, _ in kinds}:
+        for stage in {stage for stage, _ in KINDS}:
             found = rank[SGD, stage]
             if stage == 0:  # nothing is in shards
                 assert len(found) == NUM_BATCHES

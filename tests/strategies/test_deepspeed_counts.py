@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_gaudi.deepspeed.config.load import Settings, complete
 from lightning_gaudi.deepspeed.engine.initialize import make_engine
 from lightning_gaudi.simulator import collective_stats, host_syncs
+from tests.helpers.slow import SLOW
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import NUM_STEPS, Case, Stack, loader, make_net
 
@@ -94,7 +95,7 @@ def _count(rank: int) -> dict[tuple[int, str], tuple[list[Counts], list[Counts]]
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[int, str], Any]]:
     return run_trainers(_count, tmp_path_factory.mktemp("ranks"))
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from lightning_gaudi import HPUDeepSpeedStrategy, HPUPrecisionPlugin
 from lightning_gaudi._core import vendor
+from tests.helpers.slow import SLOW
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import CASES, LateStack, Stack, ValidatedStack, loader
@@ -286,7 +287,7 @@ MESSAGES = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def found(tmp_path_factory: Any) -> dict[Any, Any]:
     """What rank 0 found."""
     ranks = run_trainers(_train, tmp_path_factory.mktemp("ranks"))

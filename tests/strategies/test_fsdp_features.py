@@ -20,6 +20,7 @@ from torch.distributed.fsdp.wrap import wrap
 from lightning_gaudi import HPUFSDPPrecision
 from lightning_gaudi.distributed.fsdp import was_sharded
 from tests.helpers.rules import silent_rules
+from tests.helpers.slow import SLOW
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies import ddp_cases
@@ -261,7 +262,7 @@ def _other_family(rank: int) -> list[float]:
     return [loss.item() for loss in model.losses]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     return run_trainers(_rank, tmp_path_factory.mktemp("ranks"), num_ranks=NUM_RANKS)
 

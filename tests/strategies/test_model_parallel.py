@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi.distributed.device_mesh import check_eager
+from tests.helpers.slow import SLOW
 from tests.helpers.tiny import QUIET, TinyModule, hpu_trainer
 from tests.helpers.trainers import run_trainers
 from tests.strategies.model_parallel_cases import (
@@ -193,7 +194,7 @@ def _work(rank: int) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def ranks(tmp_path_factory: Any) -> list[Any]:
     return run_trainers(_work, tmp_path_factory.mktemp("ranks"))
 

@@ -20,6 +20,8 @@ from tests.helpers.trainers import run_trainers
 from tests.strategies.model_parallel_cases import Layout, Parallel
 from tests.strategies.sharded_cases import Batch, Block, Case, Stack, loader, make_net
 
+pytestmark = pytest.mark.slow
+
 WARM = 4
 """Steps after which engines and optimizers have all that they will need."""
 
@@ -32,8 +34,8 @@ CASES = {
 LAYOUTS = {"fsdp2": Layout(2, 1), "tensors": Layout(1, 2), "fsdp2_of_tensors": Layout(2, 2)}
 RUNS = (
     (2, ("fsdp1", "fsdp2", "tensors"), None),
-    pytest.param((2, ("tensors",), {"PT_HPU_LAZY_MODE": "1"}), marks=pytest.mark.slow),
-    pytest.param((4, ("fsdp2_of_tensors",), None), marks=pytest.mark.slow),
+    (2, ("tensors",), {"PT_HPU_LAZY_MODE": "1"}),
+    (4, ("fsdp2_of_tensors",), None),
 )
 """Ranks, layouts, environment."""
 

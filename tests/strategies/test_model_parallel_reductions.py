@@ -93,6 +93,7 @@ def _on_the_cpu(divisor: float, decays: bool) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_fsdp2_sums_and_divides_and_trains_as_a_cpu_does(tmp_path: Path) -> None:
     ranks = run_trainers(_work, tmp_path, num_ranks=NUM_RANKS)
     for found in ranks:

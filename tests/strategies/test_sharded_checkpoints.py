@@ -28,6 +28,8 @@ from tests.strategies.sharded_checkpoint_cases import (
     fit,
 )
 
+pytestmark = pytest.mark.slow
+
 FLAT = ("fsdp_flat_full", "fsdp_flat_shards")
 SOURCES = (
     "ddp",
@@ -45,96 +47,54 @@ TARGETS = {
 }
 """Strategies that load what two cards have saved, by number of cards."""
 
-Pairs = dict[int, list[tuple[str, str]]]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is trained."""
-
-    resumed: tuple[str, ...]
-    """Strategies that go on from their own checkpoints."""
-    pairs: Pairs
-    """Who has saved, and who loads that, by the number of cards that load it."""
-    flat: tuple[tuple[str, str], ...]
-    """The same on two cards, from and to one flat parameter for each layer."""
-
-    def targets(self, num_ranks: int) -> list[str]:
-        """All that load on some number of cards."""
-        return list(dict.fromkeys(target for _, target in self.pairs[num_ranks]))
-
-
-PLANS = {
-    "quick": Plan(
-        ("fsdp_shards", "fsdp2_full", "tensor_shards"),
-        {
-            2: [
-                ("ddp", "fsdp_full"),
-                ("fsdp_full", "fsdp2_shards"),
-                ("fsdp_shards", "ddp"),
-                ("fsdp2_full", "tensor_full"),
-                ("fsdp2_shards", "fsdp_full"),
-                ("tensor_shards", "fsdp2_shards"),
-                ("tensor_full", "ddp"),
-            ],
-            4: [("fsdp_shards", "mesh_shards"), ("fsdp2_shards", "fsdp_hybrid_shards")],
-            1: [("tensor_shards", "ddp"), ("fsdp2_shards", "fsdp_shards")],
-        },
-        ((FLAT[1], "ddp"),),
-    ),
-    "all": Plan(
-        tuple(
-            name
-            for name in STRATEGIES
-            if name != "ddp" and not name.startswith(("mesh", "fsdp_hybrid"))
-        ),
-        {num: list(product(SOURCES, targets)) for num, targets in TARGETS.items()},
-        ((FLAT[0], "ddp"), (FLAT[1], "ddp"), ("ddp", FLAT[0])),
-    ),
-}
+RESUMED = tuple(
+    name for name in STRATEGIES if name != "ddp" and not name.startswith(("mesh", "fsdp_hybrid"))
+)
+"""Strategies that go on from their own checkpoints."""
+FLAT_PAIRS = ((FLAT[0], "ddp"), (FLAT[1], "ddp"), ("ddp", FLAT[0]))
+"""Who has saved, and who loads that: from and to one flat parameter for each layer."""
 
 Facts = dict[Any, Any]
 
 
-def _save(rank: int, folder: Path, plan: Plan) -> Facts:
+def _save(rank: int, folder: Path) -> Facts:
     """Two epochs in one go, and the first one saved; then all that loads it on two cards."""
     facts: Facts = {"ddp": fit("ddp", 2, 2)[0]}
     for name in SOURCES:
         _, trainer = fit(name, 2, 1)
         trainer.save_checkpoint(folder / name)
-    for name in plan.resumed:
+    for name in RESUMED:
         settings: Any = {"dropout": 0.3, "is_grouped": name not in FLAT}
         _, trainer = fit(name, 2, 1, **settings)
         trainer.save_checkpoint(folder / "dropout")  # in the place of the former one
         resumed = fit(name, 2, 2, folder / "dropout", **settings)[0]
         facts["resumed", name] = fit(name, 2, 2, **settings)[0][NUM_BATCHES:], resumed
-    return facts | _flat(folder, plan) | _load(rank, folder, plan, 2)
+    return facts | _flat(folder) | _load(rank, folder, 2)
 
 
-def _flat(folder: Path, plan: Plan) -> Facts:
+def _flat(folder: Path) -> Facts:
     """With the optimizer in one group."""
     facts: Facts = {"flat": fit("ddp", 2, 2, is_grouped=False)[0][NUM_BATCHES:]}
-    for source, target in plan.flat:
+    for source, target in FLAT_PAIRS:
         _, trainer = fit(source, 2, 1, is_grouped=False)
         trainer.save_checkpoint(folder / "flat")
         facts["flat", source] = fit(target, 2, 2, folder / "flat", is_grouped=False)[0]
     return facts
 
 
-def _load(rank: int, folder: Path, plan: Plan, num_ranks: int) -> Facts:
+def _load(rank: int, folder: Path, num_ranks: int) -> Facts:
     facts: Facts = {}
-    for source, target in plan.pairs[num_ranks]:
+    for source, target in product(SOURCES, TARGETS[num_ranks]):
         facts[source, target] = fit(target, num_ranks, 2, folder / source)[0]
-    for target in plan.targets(num_ranks):
+    for target in TARGETS[num_ranks]:
         facts["test", target] = evaluate(target, num_ranks, folder / "fsdp_shards")
     return facts
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a plan."""
+    """What came of it."""
 
-    plan: Plan
     folder: Path
     """Of the checkpoints."""
     found: dict[int, list[Facts]]
@@ -146,21 +106,18 @@ class Run:
         return global_losses([facts["ddp"] for facts in self.found[2]])[NUM_BATCHES:]
 
 
-@pytest.fixture(
-    scope="module", params=["quick", pytest.param("all", marks=pytest.mark.slow)], name="run"
-)
-def _run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    plan = PLANS[request.param]
+@pytest.fixture(scope="module", name="run")
+def _run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder, results = tmp_path_factory.mktemp("saved"), tmp_path_factory.mktemp("found")
-    found = {2: run_trainers(_save, results, folder, plan, num_ranks=2, timeout=300)}
+    found = {2: run_trainers(_save, results, folder, num_ranks=2, timeout=300)}
     for num in (4, 1):
-        found[num] = run_trainers(_load, results, folder, plan, num, num_ranks=num)
-    return Run(plan, folder, found)
+        found[num] = run_trainers(_load, results, folder, num, num_ranks=num)
+    return Run(folder, found)
 
 
 def test_resumed_losses_are_those_of_the_uninterrupted_run(run: Run) -> None:
     """To the bit, with the dropout that each rank would have drawn."""
-    for name in run.plan.resumed:
+    for name in RESUMED:
         for facts in run.found[2]:
             uninterrupted, resumed = facts["resumed", name]
             assert resumed == uninterrupted, name
@@ -170,13 +127,13 @@ def test_resumed_losses_are_those_of_the_uninterrupted_run(run: Run) -> None:
 @pytest.mark.parametrize("num_ranks", TARGETS)
 def test_any_strategy_goes_on_from_any_checkpoint(run: Run, num_ranks: int) -> None:
     """Off by no more than the strategies are among themselves."""
-    for pair in run.plan.pairs[num_ranks]:
+    for pair in product(SOURCES, TARGETS[num_ranks]):
         found = global_losses([facts[pair] for facts in run.found[num_ranks]])
         torch.testing.assert_close(found, run.expected, rtol=0, atol=1e-6, msg=str(pair))
 
 
 def test_flat_parameters_keep_their_optimizer_states_apart(run: Run) -> None:
-    for source, target in run.plan.flat:
+    for source, target in FLAT_PAIRS:
         for facts in run.found[2]:
             expected = pytest.approx(facts["flat"], abs=1e-6, rel=0)
             assert facts["flat", source] == expected, f"from {source} to {target}"
@@ -189,7 +146,7 @@ def test_shards_are_tested_as_they_are(run: Run, num_ranks: int) -> None:
     with torch.no_grad():
         parts = [model.net(batch[0]) - batch[1] for batch in loader(0, 1, NUM_BATCHES)]
     expected = torch.cat(parts).pow(2).mean().item()
-    for target in run.plan.targets(num_ranks):
+    for target in TARGETS[num_ranks]:
         losses = [facts["test", target] for facts in run.found[num_ranks]]
         assert sum(losses) / num_ranks == pytest.approx(expected, abs=1e-6), target
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from lightning_gaudi._core import vendor
+from tests.helpers.slow import SLOW
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 
@@ -69,7 +70,7 @@ def _states(rank: int) -> dict[tuple[str, str], int]:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def states(tmp_path_factory: Any) -> list[dict[tuple[str, str], int]]:
     """What a card holds, in bytes, by precision and strategy; of each rank."""
     return run_trainers(_states, tmp_path_factory.mktemp("states"), num_ranks=NUM_RANKS)

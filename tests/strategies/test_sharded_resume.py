@@ -31,6 +31,8 @@ from tests.strategies.sharded_checkpoint_cases import (
     trainer_of,
 )
 
+pytestmark = pytest.mark.slow
+
 NUM_RANKS = 2
 NAMES = ("fsdp_shards", "fsdp2_shards")
 PRECISIONS = ("bf16-mixed", "bf16-true")
@@ -134,24 +136,20 @@ def _go_on(
     return losses[0][NUM_BATCHES:], losses[2]
 
 
-FAST = [
+RUNS = [
     ("_Wrapped", NAMES[0]),
     ("_Adversarial", NAMES[1]),
-    ("_Tied", NAMES[0]),
-    ("_Partly", NAMES[1]),
-    ("bf16-true", NAMES[0]),
-    ("bf16-mixed", NAMES[1]),
+    *product(("_Partly", "_Tied", *PRECISIONS), NAMES),
 ]
-SLOW = [each for each in product(("_Partly", "_Tied", *PRECISIONS), NAMES) if each not in FAST]
 KINDS: dict[str, type[Resumable]] = {
     kind.__name__: kind for kind in (_Partly, _Tied, _Wrapped, _Adversarial)
 }
 
 
-def _kinds(rank: int, folder: Path, kinds: list[tuple[str, str]]) -> Facts:
+def _kinds(rank: int, folder: Path) -> Facts:
     """What goes on, by the kind of model or the precision, and the strategy."""
     facts: Facts = {}
-    for kind, name in kinds:
+    for kind, name in RUNS:
         precision = {"precision": kind} if kind in PRECISIONS else {}
 
         def make(kind: str = kind, name: str = name) -> Resumable:
@@ -253,7 +251,7 @@ def _broken(rank: int, folder: Path) -> Facts:
 
 
 def _all(rank: int, folder: Path) -> Facts:
-    facts = _kinds(rank, folder, FAST) | _old(rank, folder)
+    facts = _kinds(rank, folder) | _old(rank, folder)
     return facts | _callback(rank, folder) | _broken(rank, folder)
 
 
@@ -263,25 +261,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
     return run_trainers(_all, tmp_path_factory.mktemp("ranks"), folder, num_ranks=NUM_RANKS)
 
 
-@pytest.fixture(scope="module")
-def slow_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
-    folder = tmp_path_factory.mktemp("checkpoints")
-    ranks = tmp_path_factory.mktemp("ranks")
-    return run_trainers(_kinds, ranks, folder, SLOW, num_ranks=NUM_RANKS)
-
-
-@pytest.mark.parametrize(
-    ("fixture", "kind", "name"),
-    [
-        *(("ranks", *each) for each in FAST),
-        *(pytest.param("slow_ranks", *each, marks=pytest.mark.slow) for each in SLOW),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), RUNS)
 def test_resumed_losses_are_those_of_the_uninterrupted_run(
-    request: pytest.FixtureRequest, fixture: str, kind: str, name: str
+    ranks: list[Facts], kind: str, name: str
 ) -> None:
     """Wrapped by the user, with two optimizers, parameters never stepped, tied ones, in bf16."""
-    for facts in request.getfixturevalue(fixture):
+    for facts in ranks:
         uninterrupted, resumed = facts[kind, name]
         assert resumed == uninterrupted
         assert len(resumed) == NUM_BATCHES

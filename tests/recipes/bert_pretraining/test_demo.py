@@ -19,6 +19,7 @@ def _demo(path: Path, *overrides: str, lazy: bool = True):
     return fork_module(name, *logger, *overrides, env=env, cwd=ROOT, timeout=900, check=False)
 
 
+@pytest.mark.slow
 def test_a_run_that_misses_a_goal_says_so_and_fails(corpus, tmp_path):
     result = _demo(
         tmp_path,

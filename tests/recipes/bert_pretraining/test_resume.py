@@ -82,6 +82,7 @@ def _on_each_card(rank: int, settings: dict, folder: Path):
     return {"whole": whole, "parts": torch.cat([part, rest]), "weights": [weights, resumed]}
 
 
+@pytest.mark.slow
 def test_two_cards_resume_alike(make_data, tmp_path):
     settings = dict(make_data().hparams) | {"next_sentence": True, "batch_size": 8}
     results = run_trainers(_on_each_card, tmp_path, settings, tmp_path)

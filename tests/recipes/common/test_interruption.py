@@ -69,9 +69,12 @@ def _losses(folder: Path, version: int) -> dict[int, str]:
     ("by", "status", "said", "more"),
     [
         ("SIGINT", "130", "by Ctrl-C", []),
-        ("SIGTERM", "143", "by SIGTERM", []),
+        pytest.param("SIGTERM", "143", "by SIGTERM", [], marks=pytest.mark.slow),
         # A validation is due after that step: it is broken off.
-        ("SIGINT", "130", "by Ctrl-C", [f"--trainer.val_check_interval={ENDS_AT}"]),
+        pytest.param(
+            *("SIGINT", "130", "by Ctrl-C", [f"--trainer.val_check_interval={ENDS_AT}"]),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["ctrl-c", "sigterm", "validation"],
 )
@@ -106,6 +109,7 @@ def test_an_error_leaves_the_state_before_its_step(tmp_path):
     assert list(tmp_path.rglob("last.ckpt"))
 
 
+@pytest.mark.slow
 def test_without_checkpoints_nothing_is_kept(tmp_path):
     off = ["--trainer.enable_checkpointing=false"]
     result = _run([*_arguments(tmp_path), *off, *_ends("SIGINT")])

@@ -245,6 +245,7 @@ def _on_two_cards(rank, path):
     return scores, num_evaluated, seen, len(recorded.values), tested, state
 
 
+@pytest.mark.slow
 def test_two_cards_count_each_pair_once_and_agree(tmp_path):
     ranks = run_trainers(_on_two_cards, tmp_path, str(tmp_path), timeout=200)
     (scores, count, seen, steps, tested, state), other = ranks

@@ -23,6 +23,7 @@ from recipes.common.export import export
 from recipes.t5_summarization.module import T5Summarization
 from recipes.t5_summarization.sharding import shard
 from tests.helpers.recipes import Losses, quiet_cli
+from tests.helpers.slow import SLOW
 from tests.helpers.trainers import run_trainers
 from tests.recipes.t5_summarization.conftest import FIXTURES
 
@@ -115,7 +116,7 @@ def path(tmp_path_factory: Any) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def ranks(path: Path, pretrained: str) -> list[dict[str, Any]]:
     """What the two ranks found, by configuration."""
     found = run_trainers(_train, path, path, pretrained, timeout=280)
