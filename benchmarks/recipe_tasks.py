@@ -189,7 +189,7 @@ class Summaries(Task):
     """The first sentence of a text from the others, which are cut at 512 tokens, in buckets."""
 
     name, title, target = "summaries", "summaries, 512, bucketed", 2.5
-    num_steps, reference_batch_size = 5, 16
+    num_steps, reference_batch_size = 20, 16
     reference_class = transformers.T5ForConditionalGeneration
     pad_ids: ClassVar[dict[str, int]] = {"labels": _IGNORED}
     max_target_length: ClassVar[int] = 64  # holds 99 % of the first sentences

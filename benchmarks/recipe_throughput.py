@@ -1,6 +1,6 @@
 """Tokens a second of the recipes against Hugging Face's Trainer: same model, same text, same CPU.
 
-    python benchmarks/recipe_throughput.py                # all three, about five minutes
+    python benchmarks/recipe_throughput.py                # all three, about twelve minutes
     python benchmarks/recipe_throughput.py --tasks bert --rounds 7
 
 No simulator: Hugging Face's Trainer knows no simulated card, so both sides train on the CPU. See
