@@ -27,14 +27,15 @@ def scores_of(
     window: Window | None = None,
 ) -> torch.Tensor:
     """The scores before the softmax, in fp32, of shape (B, H, T, S)."""
-    scores = torch.matmul(q, k.transpose(-2, -1)).float() * scale
+    # In place, here and below: each copy of the scores costs as much as what it holds.
+    scores = torch.matmul(q, k.transpose(-2, -1)).float().mul_(scale)
     hidden = hidden_keys(scores, is_causal, valid_seq_len, seq_padding_type, window)
     if hidden is not None:
-        scores = scores.masked_fill(hidden, float("-inf"))
+        scores.masked_fill_(hidden, float("-inf"))
     if mask is not None:
         if mask.dtype == torch.bool:
-            return scores.masked_fill(~mask, float("-inf"))
-        scores = scores + mask
+            return scores.masked_fill_(~mask, float("-inf"))
+        scores += mask
     return scores
 
 
@@ -56,16 +57,17 @@ def _kept(seed: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
     A counter-based generator (SplitMix64) over the positions: it needs no generator's state and
     no host sync, so the backward pass finds the same answer.
     """
-    positions = torch.arange(shape.numel(), device=seed.device, dtype=torch.int64)
-    x = positions * -7046029254386353131 + seed.long() * -4658895280553007687
+    x = torch.arange(shape.numel(), device=seed.device, dtype=torch.int64)
+    x.mul_(-7046029254386353131).add_(seed.long() * -4658895280553007687)
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        x = (x ^ _logical_shift(x, shift)) * factor
-    uniform = _logical_shift(x ^ _logical_shift(x, 31), 40)
+        x.bitwise_xor_(_shifted(x, shift)).mul_(factor)
+    uniform = _shifted(x.bitwise_xor_(_shifted(x, 31)), 40)
     return (uniform >= int(p * 2**24)).reshape(shape)
 
 
-def _logical_shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right, with zeros from the left."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _sum_to(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -86,10 +88,10 @@ def attention_gradients(
     grad_p = torch.matmul(grad, v.transpose(-2, -1)).float()
     used = probabilities
     if kept is not None:
-        used = probabilities * kept / (1 - p)
-        grad_p = grad_p * kept / (1 - p)
+        used = (probabilities * kept).div_(1 - p)
+        grad_p.mul_(kept).div_(1 - p)
     inner = (grad_p * probabilities).sum(-1, keepdim=True)
-    grad_scores = (probabilities * (grad_p - inner) * scale).to(q.dtype)
+    grad_scores = grad_p.sub_(inner).mul_(probabilities).mul_(scale).to(q.dtype)
     grad_q = torch.matmul(grad_scores, k)
     grad_k = torch.matmul(grad_scores.transpose(-2, -1), q)
     grad_v = torch.matmul(used.to(grad.dtype).transpose(-2, -1), grad)
@@ -152,7 +154,7 @@ def sdpa_fwd(
     used = probabilities
     if p > 0:
         kept = (torch.rand_like(probabilities) >= p).to(torch.int8)
-        used = probabilities * kept / (1 - p)
+        used = (probabilities * kept).div_(1 - p)
     return torch.matmul(used.to(v.dtype), v), probabilities.to(q.dtype), kept
 
 
@@ -229,7 +231,7 @@ def sdpa_recomp_fwd(
     seed = torch.zeros(1, dtype=torch.int32, device=q.device)
     if p > 0:
         seed.random_(2**31 - 1)
-        used = used * _kept(seed, used.shape, p) / (1 - p)
+        used.mul_(_kept(seed, used.shape, p)).div_(1 - p)
     return torch.matmul(used.to(v.dtype), v), m, linv, seed
 
 
@@ -255,7 +257,8 @@ def sdpa_recomp_bwd(
     fwd_out: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `sdpa_recomp_fwd`, with the probabilities computed again."""
-    probabilities = (scores_of(q, k, attention_mask, scale, is_causal) - m).exp() * linv
+    scores = scores_of(q, k, attention_mask, scale, is_causal)
+    probabilities = scores.sub_(m).exp_().mul_(linv)
     kept = None
     if p > 0:
         assert seed is not None, "the forward pass returned a seed"

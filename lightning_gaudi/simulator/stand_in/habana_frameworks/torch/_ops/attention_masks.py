@@ -106,7 +106,7 @@ def softmax_with_sink(
     logits = sink_logits(sink, scores)
     m = scores.amax(-1, keepdim=True)
     m = m if logits is None else torch.maximum(m, logits)
-    exponentials = (scores - m).exp()
+    exponentials = (scores - m).exp_()
     sums = exponentials.sum(-1, keepdim=True)
     linv = 1 / (sums if logits is None else sums + (logits - m).exp())
-    return exponentials * linv, m, linv
+    return exponentials.mul_(linv), m, linv
