@@ -107,7 +107,8 @@ def device(trainer: Trainer, monitor: GraphMonitor | None, num_shapes: int) -> l
             "host syncs a log step": report.host_syncs_per_log_step,
         }
         lines += [
-            (name, None if count is None else f"{count:,.6g}") for name, count in counts.items()
+            (name, None if count is None else f"{round(count, 2):,.6g}")
+            for name, count in counts.items()
         ]
         causes = report.recompilations or []
         names = ["graphs compiled again", *["..."] * (MAX_CAUSES - 1)]
