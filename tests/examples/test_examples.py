@@ -74,8 +74,8 @@ EXAMPLES = [
 BY_NAME = {example.name: example for example in EXAMPLES}
 OTHER_TRAINERS = {"hf_trainer", "accelerate_loop", "trl_sft"}
 """See `test_other_trainers.py`."""
-FAST = ("gan", "language_model", "fabric_loop", "callbacks")
-"""With two optimizers, LightningCLI, Fabric and callbacks."""
+FAST = ("language_model", "fabric_loop", "callbacks")
+"""With LightningCLI, Fabric and callbacks."""
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=BY_NAME)
 
 

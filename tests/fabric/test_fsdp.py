@@ -16,6 +16,7 @@ from torch.distributed.fsdp.wrap import wrap
 
 from lightning_gaudi.fabric import HPUFSDPStrategy
 from tests.fabric.loop import NUM_FEATURES, NUM_STEPS, make_model, train
+from tests.helpers.slow import SLOW
 from tests.helpers.trainers import run_trainers
 
 NUM_RANKS = 2
@@ -145,7 +146,7 @@ def _left_out(fabric: Fabric) -> str:
     return str(error.value)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", **SLOW)
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     return run_trainers(_rank, tmp_path_factory.mktemp("ranks"), num_ranks=NUM_RANKS)
 

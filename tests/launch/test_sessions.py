@@ -46,6 +46,7 @@ for kind, more in ((pl.Trainer, quiet), (Fabric, {})):
 """
 
 
+@pytest.mark.slow
 def test_an_interactive_session_has_one_card() -> None:
     """`devices="auto"` is one, as Lightning has it for GPUs; more are refused."""
     result = subprocess.run(

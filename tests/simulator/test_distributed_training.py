@@ -427,6 +427,7 @@ def test_two_ranks(name, failures_of_two):
     checks.expect_success(name, failures_of_two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", checks.collect(dict(globals()), "four_"))
 def test_four_ranks(name, failures_of_four):
     checks.expect_success(name, failures_of_four)

@@ -21,8 +21,10 @@ from tests.strategies.deepspeed_checkpoint_cases import (
 )
 from tests.strategies.sharded_cases import global_losses
 
-FAST = [(3, "32-true")]
-SLOW = [*((stage, "32-true") for stage in range(3)), *((stage, "bf16-true") for stage in range(4))]
+pytestmark = pytest.mark.slow
+
+KINDS = [(stage, precision) for stage in range(4) for precision in ("32-true", "bf16-true")]
+"""Stages and precisions."""
 Kind = tuple[int, str]
 
 
@@ -43,9 +45,9 @@ class Found(NamedTuple):
     from_whole: list[float]
 
 
-def _save_and_load(rank: int, folder: Path, kinds: list[Kind]) -> dict[Any, Any]:
+def _save_and_load(rank: int, folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {"ddp": _ddp(rank, folder)}
-    for stage, precision in kinds:
+    for stage, precision in KINDS:
         found[stage, precision] = _of_stage(rank, folder, stage, precision)
     return found
 
@@ -102,10 +104,10 @@ def folder(tmp_path_factory: Any) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-@pytest.fixture(scope="module", params=[FAST, pytest.param(SLOW, marks=pytest.mark.slow)])
-def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[Any, Any]]:
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[Any, Any]]:
     """What each rank found."""
-    return run_trainers(_save_and_load, folder, folder, request.param)
+    return run_trainers(_save_and_load, folder, folder)
 
 
 def _kinds(rank: dict[Any, Any]) -> list[Kind]:

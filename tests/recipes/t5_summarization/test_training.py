@@ -187,7 +187,7 @@ def _test_and_predict(rank: int, path: Path, num_ranks: int) -> dict[str, float]
     return {name: value for each in found for name, value in each.items()}
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_test_and_predict_take_each_row_once(make_data, tmp_path, num_ranks):
     """Two ranks, and batches that the rows do not fill, give what one gives."""
     ranks = run_trainers(_test_and_predict, tmp_path, tmp_path, num_ranks, num_ranks=num_ranks)
