@@ -13,7 +13,8 @@ from tests.helpers.process import run
 
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "test_gaudi.py")
 NO_SIMULATOR = {"LIGHTNING_GAUDI_SIMULATE": None}
-ONE_CARD = ("--ignore=tests/contract/several_cards", "-m", "not slow")
+NO_SEVERAL = "--ignore=tests/contract/several_cards"
+ONE_CARD = (NO_SEVERAL, "-m", "not slow")
 
 
 def test_a_machine_without_the_vendors_package_is_refused() -> None:
@@ -65,6 +66,13 @@ def test_contract_holds_in_lazy_mode(report: str) -> None:
 
 
 @pytest.mark.slow
+def test_other_trainers_work_in_lazy_mode(tmp_path: Path) -> None:
+    report = _run_simulated(tmp_path / "report.txt", "--mode=lazy", NO_SEVERAL, "-m", "slow")
+    assert "lazy mode: passed" in report
+    assert re.search(r"\d passed", report)
+
+
+@pytest.mark.slow
 def test_contract_of_several_cards_holds_in_lazy_mode(tmp_path: Path) -> None:
     one = "--ignore=tests/contract/one_card"
     report = _run_simulated(tmp_path / "report.txt", "--mode=lazy", one, "-m", "not slow")
@@ -92,7 +100,7 @@ def test_contract_of_several_cards_holds_in_older_releases(key: str, tmp_path: P
 def test_one_test_alone_runs_in_both_modes(tmp_path: Path) -> None:
     report = _run_simulated(
         tmp_path / "report.txt",
-        *("--ignore=tests/contract/several_cards", "-k", "test_there_is_a_card"),
+        *(NO_SEVERAL, "-k", "test_there_is_a_card"),
     )
     assert "eager mode: passed" in report
     assert "lazy mode: passed" in report

@@ -196,7 +196,7 @@ def _plain_loader() -> BucketDataLoader:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accelerator", ["hpu", pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("accelerator", ["hpu", "cpu"])
 @pytest.mark.filterwarnings("ignore:You are using a custom batch sampler:UserWarning")
 def test_two_ranks_share_the_samples_and_resume(accelerator, tmp_path):
     ranks = run_trainers(_run_everything, tmp_path, accelerator, tmp_path / "mid.ckpt")

@@ -83,25 +83,24 @@ print("ours", [os.environ.get(name) for name in ("MASTER_PORT", "HLS_MODULE_ID")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "vendor", "ours"),
     [
         # In the process that starts the others.
-        pytest.param({}, ["12345", None], [None, None], marks=pytest.mark.slow),
+        ({}, ["12345", None], [None, None]),
         # In one that was started.
-        pytest.param(
+        (
             {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "12345"},
             ["12345", "1"],
             # What uses the HPU before training is bound to it; training may choose another.
             ["12345", "1"],
-            marks=pytest.mark.slow,
         ),
         # What the environment says is kept.
-        pytest.param(
+        (
             {"MASTER_PORT": "12345", "HLS_MODULE_ID": "5"},
             ["12345", "5"],
             ["12345", "5"],
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["starts", "was started", "was told"],

@@ -19,6 +19,7 @@ from tests.helpers.recipes import quiet_cli
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 RECORD = "LIGHTNING_GAUDI_RECORD_GOLDEN"
 NUM_STEPS, TOLERANCE = 20, 1e-4
+FAST = "bert_pretraining"
 OVERRIDES = {
     "bert_pretraining": (),
     # One rewriting of each sentence, not six, is made six times as fast.
@@ -57,11 +58,7 @@ def _versions() -> dict[str, str]:
 )
 @pytest.mark.parametrize(
     "recipe",
-    [
-        "bert_pretraining",
-        pytest.param("mrpc", marks=pytest.mark.slow),
-        pytest.param("t5_summarization", marks=pytest.mark.slow),
-    ],
+    [pytest.param(name, marks=() if name == FAST else pytest.mark.slow) for name in OVERRIDES],
 )
 def test_the_first_losses_are_those_recorded(recipe, accelerator, optimizer, tmp_path):
     golden = json.loads(GOLDEN.read_text())

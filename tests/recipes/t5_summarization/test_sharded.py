@@ -160,7 +160,6 @@ def test_evaluation_and_summaries_are_those_of_ddp(ranks: list[dict[str, Any]], 
     assert ranks[0][name]["summaries"] == summaries
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_resumed_run_goes_on_with_the_same_bits(
     ranks: list[dict[str, Any]], others: list[dict[str, Any]], name: str
@@ -170,7 +169,6 @@ def test_a_resumed_run_goes_on_with_the_same_bits(
         assert other[name]["resumed"] == whole[name]["losses"][SAVED_AT:]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARDED)
 def test_losses_in_bf16_are_those_of_ddp_but_for_its_rounding(
     ranks: list[dict[str, Any]], others: list[dict[str, Any]], name: str
