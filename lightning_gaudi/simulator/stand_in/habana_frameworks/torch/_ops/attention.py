@@ -27,7 +27,7 @@ def scores_of(
     window: Window | None = None,
 ) -> torch.Tensor:
     """The scores before the softmax, in fp32, of shape (B, H, T, S)."""
-    # In place, here and below: each copy of the scores costs as much as what it holds.
+    # In place, here and below: a copy of the scores takes as long as computing on them.
     scores = torch.matmul(q, k.transpose(-2, -1)).float().mul_(scale)
     hidden = hidden_keys(scores, is_causal, valid_seq_len, seq_padding_type, window)
     if hidden is not None:
