@@ -52,7 +52,7 @@ class Decoder:
     """Generates for one batch size and bucket.
 
     Args:
-        model: A decoder-only model of transformers, see `models.check_model`.
+        model: A decoder-only model of transformers, see `checks.check_model`.
         shape: What it is for.
         pad_token_id: What stands after a row's end.
         eos_token_ids: What ends a row.
@@ -85,6 +85,11 @@ class Decoder:
         self._runners: dict[tuple[str, _Kind], Runner] = {}
         weight = next(model.parameters())
         self._device, self._dtype = weight.device, weight.dtype
+        kind = weight.device.type
+        # What autocast rounds to -inf would make padding NaN, and with it the text.
+        is_autocast = torch.is_autocast_enabled(kind)
+        computes_in = torch.get_autocast_dtype(kind) if is_autocast else weight.dtype
+        self._least = max(torch.finfo(dtype).min for dtype in (computes_in, weight.dtype))
         with torch.inference_mode(False), torch.no_grad():
             self._allocate(eos_token_ids)
 
@@ -205,8 +210,7 @@ class Decoder:
         self._slot.add_(1)
         self._position.add_(1)
         self._seen.index_copy_(1, self._slot, self._one)
-        mask = self._mask(1)
-        logits = self._forward(self._token, self._position, mask, self._slot)
+        logits = self._forward(self._token, self._position, self._mask(1), self._slot)
         return self._choose(logits, kind)
 
     def _mask(self, num_queries: int) -> Tensor:
@@ -220,8 +224,7 @@ class Decoder:
         if num_queries > 1:
             slots = torch.arange(self.shape.num_slots, device=self._device)
             sees = sees & (slots <= slots[:num_queries, None])
-        least = torch.finfo(self._dtype).min
-        return torch.zeros_like(sees, dtype=self._dtype).masked_fill(~sees, least)
+        return torch.zeros_like(sees, dtype=self._dtype).masked_fill(~sees, self._least)
 
     def _forward(self, input_ids: Tensor, positions: Tensor, mask: Tensor, slots: Tensor) -> Tensor:
         """The logits [B, V] float32 after the last of some tokens [B, t]."""
