@@ -142,7 +142,7 @@ class TextGenerator:
         if found is not None and found.shape.room >= room:
             return found
         if found is not None:
-            found.release()
+            self._decoders.pop(key).release()
         self._decoders[key] = Decoder(
             self.model,
             Shape(batch_size, bucket, room),
