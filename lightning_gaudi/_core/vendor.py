@@ -185,6 +185,15 @@ def is_lazy() -> bool:
     return bool(package().utils.internal.is_lazy())
 
 
+def has_lazy_collectives() -> bool:
+    """Whether collectives are part of the graphs of lazy mode; by default each ends one.
+
+    Source: Gaudi PyTorch bridge 1.24.0, scripts/env_flags.yaml (PT_HPU_ENABLE_LAZY_COLLECTIVES).
+    """
+    value = os.environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "")
+    return is_lazy() and value.lower() in ("1", "true")
+
+
 def mark_step() -> None:
     """Compile and launch the graph gathered since the last call; nothing in eager mode."""
     package().core.mark_step()
