@@ -110,9 +110,11 @@ class HeadPart(ColumnPart):
         most = self.layouts["weight"].span(self.mesh.size(), 0)[1]
         if most * self.mesh.size() > num_words:  # the cards give equal parts
             logits = F.pad(logits, (0, most - logits.shape[-1]))
-        gathered = logits.new_empty(self.mesh.size(), *logits.shape)
+        batch_size, *rest = logits.shape
+        gathered = logits.new_empty(self.mesh.size() * batch_size, *rest)
         dist.all_gather_into_tensor(gathered, logits.contiguous(), group=self.mesh.get_group())
-        return gathered.movedim(0, -2).flatten(-2)[..., :num_words]
+        by_card = gathered.unflatten(0, (self.mesh.size(), batch_size))
+        return by_card.movedim(0, -2).flatten(-2)[..., :num_words]
 
 
 class EmbeddingPart(_Part):
