@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         callbacks as callbacks,
         data as data,
         fabric as fabric,
+        inference as inference,
         profiler as profiler,
         simulator as simulator,
     )
@@ -63,6 +64,7 @@ _find, __dir__, _names = lazy.names(
         "callbacks": ".callbacks",
         "data": "lightning_gaudi.data",
         "fabric": ".fabric",
+        "inference": "lightning_gaudi.inference",
         "profiler": ".profiler",
         "simulator": "lightning_gaudi.simulator",
         "vendor": "lightning_gaudi._core.vendor",

@@ -43,6 +43,7 @@ ROOMS: dict[str, set[str]] = {
     "simulator": set(),
     "attention": {"_core"},
     "compilation": {"_core"},
+    "inference": {"_core"},
     "_patches": {"_core", "attention", "simulator"},
     "data": {"_core"},
     "callbacks": {"_core", "compilation"},
@@ -126,7 +127,7 @@ def test_data_touches_no_device() -> None:
         assert "hpu" not in path.read_text().split('"'), f"{path} names the device"
 
 
-@pytest.mark.parametrize("room", ["_core", "compilation", "data", "simulator"])
+@pytest.mark.parametrize("room", ["_core", "compilation", "data", "inference", "simulator"])
 def test_a_room_knows_nothing_of_lightning(room: str) -> None:
     sources = _sources(PACKAGE / room)
     assert sources

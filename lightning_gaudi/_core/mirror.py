@@ -7,9 +7,9 @@ does when it is built. The classes have importable names, so they pickle and sta
 `class_path: lightning_gaudi.pytorch_lightning.HPUAccelerator`.
 
 The rule for rooms: all are mirrored but those whose names begin with an underscore, and
-`attention`, `cli`, `compilation`, `data` and `simulator`, which a process has once. The rule for
-the sources: a relative import stays in the family (`from .precision import ...`); an absolute one
-leaves it (`from lightning_gaudi._core import vendor`) and is shared by both.
+`attention`, `cli`, `compilation`, `data`, `inference` and `simulator`, which a process has once.
+The rule for the sources: a relative import stays in the family (`from .precision import ...`); an
+absolute one leaves it (`from lightning_gaudi._core import vendor`) and is shared by both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
-_SHARED = ("attention", "cli", "compilation", "data", "simulator")
+_SHARED = ("attention", "cli", "compilation", "data", "inference", "simulator")
 
 
 class Family(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from . import vendor_import
@@ -317,6 +318,17 @@ def fused_clip_norm(gradients: list[torch.Tensor], max_norm: float) -> torch.Ten
     with torch.no_grad():
         norm: torch.Tensor = torch.ops.hpu.fused_clip_norm(held, limit, 2.0)
     return norm.reshape(())
+
+
+def hpu_graph() -> Any:
+    """A graph to `capture` into and to `replay()`; lazy mode alone."""
+    return package().hpu.HPUGraph()
+
+
+def capture(graph: Any) -> AbstractContextManager[None]:
+    """Capture what runs in a block into a graph, which runs it, too; waits for the device first."""
+    context: AbstractContextManager[None] = package().hpu.graph(graph)
+    return context
 
 
 def compiler_config() -> ConfigModule:

@@ -1,0 +1,238 @@
+"""What generation refuses, and in which words."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .buckets import empty_prompt
+from .sampling import Sampling
+
+_BEAMS = ("num_beams", "num_beam_groups", "num_return_sequences")
+_INSTEAD = {
+    "do_sample": "Pass sampling=Sampling(...) to draw tokens, and nothing for the likeliest.",
+    "temperature": "Pass sampling=Sampling(temperature=...).",
+    "top_k": "Pass sampling=Sampling(top_k=...).",
+    "top_p": "Pass sampling=Sampling(top_p=...).",
+    "max_length": "Pass max_new_tokens, which counts without the prompt.",
+    "seed": "Pass seeds, one for each prompt or one for all.",
+    "cache_implementation": "The cache is transformers' StaticCache.",
+    "use_cache": "The cache is transformers' StaticCache.",
+}
+_CHANGES_TEXT = {
+    "repetition_penalty": (None, 1.0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "bad_words_ids": (None,),
+    "suppress_tokens": (None,),
+    "begin_suppress_tokens": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "sequence_bias": (None,),
+    "guidance_scale": (None, 1.0),
+    "num_beams": (None, 1),
+}
+"""Settings of a model's generation_config, and their values that change no text."""
+
+
+def check_model(model: Any) -> None:
+    """Refuse what cannot generate here.
+
+    Raises:
+        ValueError: The model has no static cache of its whole text, or is in training mode.
+    """
+    name = type(model).__name__
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
+        raise ValueError(
+            f"{name} is no model of transformers, or a wrapper of one. Pass the model itself, such "
+            "as a LlamaForCausalLM."
+        )
+    if config.is_encoder_decoder:
+        raise ValueError(
+            f"{name} is an encoder-decoder model; only decoder-only models generate here. Use "
+            "model.generate of transformers."
+        )
+    is_static = getattr(model, "_supports_static_cache", False) or getattr(
+        model, "_can_compile_fullgraph", False
+    )
+    if not is_static or getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"transformers has no static cache for {name}. Use model.generate, or a model that has "
+            "one, such as Bloom, Llama, Qwen2 or GPT-2."
+        )
+    if kinds := _other_layers(config.get_text_config()):
+        raise ValueError(
+            f"{name} has layers of {', '.join(kinds)}, which see a part of the text only or keep "
+            "a state; here all layers see the whole text. Use model.generate."
+        )
+    if model.training:
+        raise ValueError(
+            f"{name} is in training mode, and dropout would change the text. Call model.eval()."
+        )
+
+
+def _other_layers(config: Any) -> list[str]:
+    """The kinds of layers that are no full attention."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return sorted(set(kinds) - {"full_attention"})
+    is_sliding = getattr(config, "sliding_window", None) and getattr(
+        config, "use_sliding_window", True
+    )
+    return ["sliding_attention"] if is_sliding else []
+
+
+def token_ids(
+    model: Any, pad_token_id: int | None, eos_token_id: int | Sequence[int] | None
+) -> tuple[int, tuple[int, ...]]:
+    """The padding token and those that end a text: as given, or the model's.
+
+    Raises:
+        ValueError: There is no padding token.
+    """
+    sources = [getattr(model, "generation_config", None), model.config.get_text_config()]
+
+    def own(name: str) -> Any:
+        found = (getattr(source, name, None) for source in sources)
+        return next((value for value in found if value is not None), None)
+
+    pad = own("pad_token_id") if pad_token_id is None else pad_token_id
+    ends = own("eos_token_id") if eos_token_id is None else eos_token_id
+    if isinstance(ends, Tensor):
+        ends = ends.tolist()
+    if pad is None:
+        raise ValueError(
+            f"{type(model).__name__} has no padding token, which stands before short prompts and "
+            "after a text's end. Pass pad_token_id=tokenizer.eos_token_id, or set "
+            "model.generation_config.pad_token_id."
+        )
+    size = model.config.get_text_config().vocab_size
+    if not 0 <= int(pad) < size:
+        raise ValueError(f"pad_token_id={pad} is no token of a vocabulary of {size}.")
+    return int(pad), () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+
+
+def refuse_unknown(unknown: Mapping[str, Any], of: Callable[..., Any]) -> None:
+    """Refuse arguments that there are not.
+
+    Raises:
+        ValueError: There is one; with what is meant, or instead.
+    """
+    for name, value in unknown.items():
+        if name in _BEAMS:
+            raise ValueError(
+                f"{name}={value!r}: there is no beam search and one text a prompt. Leave it out, "
+                "give a prompt several times with other seeds, or use model.generate."
+            )
+        parameters = inspect.signature(of).parameters.values()
+        known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f"Did you mean {close[0]}?" if close else f"There are {', '.join(known)}."
+        raise ValueError(f"There is no argument {name!r}. {_INSTEAD.get(name, meant)}")
+
+
+def check_call(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    max_new_tokens: int,
+    check_end_every: int | None,
+) -> None:
+    """Refuse arguments of wrong shape, dtype or value.
+
+    Raises:
+        ValueError: One is.
+    """
+    if input_ids.dim() != 2 or not input_ids.numel():
+        raise ValueError(
+            f"input_ids must be of shape [prompts, tokens] and not empty, but its shape is "
+            f"{tuple(input_ids.shape)}. Pass one prompt as [[...]]."
+        )
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask is of shape {tuple(attention_mask.shape)}, and input_ids of "
+            f"{tuple(input_ids.shape)}: they must be the same."
+        )
+    for name, tensor in (("input_ids", input_ids), ("attention_mask", attention_mask)):
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise ValueError(f"{name} must be integers, but is {tensor.dtype}.")
+    for name, number in (("max_new_tokens", max_new_tokens), ("check_end_every", check_end_every)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, but is {number}.")
+    if model.training:
+        check_model(model)
+
+
+def check_prompts(model: Any, attention_mask: Tensor, max_new_tokens: int) -> None:
+    """Look at the mask of a batch; the host waits for it if it is on the device.
+
+    Raises:
+        ValueError: A prompt is empty, padded on the right, or too long for the model.
+    """
+    mask = attention_mask.cpu().long()
+    lengths = mask.sum(1)
+    for row in range(len(mask)):
+        if not lengths[row]:
+            raise ValueError(empty_prompt(row))
+    if bool((mask.diff(dim=1) < 0).any()) or bool((mask > 1).any()) or bool((mask < 0).any()):
+        row = int(
+            ((mask.diff(dim=1) < 0).any(1) | (mask > 1).any(1) | (mask < 0).any(1)).int().argmax()
+        )
+        raise ValueError(
+            f"attention_mask of prompt {row} is not zeros and then ones: prompts are padded on the "
+            "left. Set tokenizer.padding_side = 'left', or use pad_left."
+        )
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = int(lengths.max())
+    if limit is not None and longest + max_new_tokens - 1 > limit:
+        raise ValueError(
+            f"A prompt has {longest} tokens and max_new_tokens is {max_new_tokens}, but "
+            f"{type(model).__name__} has {limit} positions. Truncate in the tokenizer, or ask for "
+            "fewer new tokens."
+        )
+
+
+def one_seed_a_row(
+    seeds: int | Sequence[int] | None, sampling: Sampling | None, num_rows: int
+) -> list[int]:
+    """The seed of each row; none where tokens are not drawn.
+
+    Raises:
+        ValueError: There are too few or too many, or some where nothing is drawn.
+    """
+    if sampling is None:
+        if seeds is not None:
+            raise ValueError(
+                "seeds are for drawing tokens, and sampling is None: the likeliest token needs "
+                "none. Pass sampling=Sampling(...), or leave seeds out."
+            )
+        return []
+    if seeds is None:
+        raise ValueError(
+            "sampling needs seeds, one for each prompt or one for all: they decide the text, "
+            "whatever the batch size. Pass seeds=0, for instance."
+        )
+    rows = [seeds] if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    if len(rows) not in (1, num_rows):
+        raise ValueError(
+            f"There are {len(rows)} seeds for {num_rows} prompts. Pass one for each, or one for "
+            "all."
+        )
+    return rows if len(rows) == num_rows else rows * num_rows
+
+
+def settings_left_out(model: Any) -> list[str]:
+    """What a model's generation_config asks for, and is not done here."""
+    config = getattr(model, "generation_config", None)
+    return [
+        f"{name}={getattr(config, name)!r}"
+        for name, harmless in _CHANGES_TEXT.items()
+        if getattr(config, name, None) not in harmless
+    ]

@@ -1,0 +1,253 @@
+"""The tensors of one batch size and bucket, and the two steps that update them in place.
+
+All that a token changes lies on the device, at one place: the cache of keys and values, which slots
+of it are seen, positions, the tokens so far, who has ended. So a token is one step without an
+argument, which an HPU graph can hold, and the host need not know what it says.
+
+B rows, T tokens of the bucket, N new tokens that there is room for, S = T + N slots of the cache,
+V vocabulary, E ends of a text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .engine import Engine, Runner
+from .sampling import Sampling, greedy, sample
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the tensors of a decoder are made for."""
+
+    batch_size: int
+    bucket: int
+    room: int
+    """How many new tokens there are slots for."""
+
+    @property
+    def num_slots(self) -> int:
+        """How many tokens the cache holds of each row."""
+        return self.bucket + self.room
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A way to choose tokens that has a graph of its own; temperature and top_p are tensors."""
+
+    is_sampled: bool
+    has_top_p: bool
+    top_k: int | None
+
+
+class Decoder:
+    """Generates for one batch size and bucket.
+
+    Args:
+        model: A decoder-only model of transformers, see `models.check_model`.
+        shape: What it is for.
+        pad_token_id: What stands after a row's end.
+        eos_token_ids: What ends a row.
+        engine: As resolved for the model's device.
+        capture_prefill: Whether the prompt's step is captured, too, where the engine is "graph".
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        shape: Shape,
+        *,
+        pad_token_id: int,
+        eos_token_ids: Sequence[int],
+        engine: Engine,
+        capture_prefill: bool = False,
+    ) -> None:
+        self.shape = shape
+        self._model = model
+        self._pad = pad_token_id
+        self._engine = engine
+        self._prefill_engine: Engine = (
+            "none" if engine == "graph" and not capture_prefill else engine
+        )
+        self._takes = set(inspect.signature(model.forward).parameters)
+        # ALiBi is made from the mask of tokens; where there are positions we can give the mask of
+        # attention itself, and transformers has no reason to look at its values.
+        self._has_positions = "position_ids" in self._takes and not model.config.to_dict().get(
+            "alibi"
+        )
+        self._runners: dict[tuple[str, _Kind], Runner] = {}
+        weight = next(model.parameters())
+        self._device, self._dtype = weight.device, weight.dtype
+        with torch.inference_mode(False), torch.no_grad():
+            self._allocate(eos_token_ids)
+
+    def _allocate(self, eos_token_ids: Sequence[int]) -> None:
+        rows, width, room = self.shape.batch_size, self.shape.bucket, self.shape.room
+        ints: dict[str, Any] = {"dtype": torch.long, "device": self._device}
+        floats: dict[str, Any] = {"dtype": torch.float32, "device": self._device}
+        self._ids = torch.zeros(rows, width, **ints)
+        self._seen = torch.zeros(rows, self.shape.num_slots, **ints)
+        self._one = torch.ones(rows, 1, **ints)
+        self._slot = torch.zeros(1, **ints)
+        self._position = torch.zeros(rows, 1, **ints)
+        self._token = torch.zeros(rows, 1, **ints)
+        self._tokens = torch.zeros(rows, room, **ints)
+        self._count = torch.zeros(1, **ints)
+        self._num_tokens = torch.zeros((), **ints)
+        self._ends = torch.tensor(list(eos_token_ids), dtype=torch.long).to(self._device)
+        self._ended = torch.zeros(rows, 1, dtype=torch.bool, device=self._device)
+        self._all_ended = torch.zeros((), dtype=torch.bool, device=self._device)
+        self._noise = torch.zeros(rows, room, **floats)
+        self._temperature, self._top_p = torch.ones(1, **floats), torch.ones(1, **floats)
+        self._cache = self._new_cache()
+
+    def _new_cache(self) -> Any:
+        from transformers import StaticCache
+
+        # transformers before 4.56 makes the tensors here, and wants all of it; later at first use.
+        cache = StaticCache(
+            config=self._model.config,
+            max_batch_size=self.shape.batch_size,
+            max_cache_len=self.shape.num_slots,
+            device=self._device,
+            dtype=self._dtype,
+        )
+        if self._prefill_engine != "none" and hasattr(cache, "layers"):
+            # What a graph writes to must be there before it.
+            self._cache = cache
+            self._forward(self._ids[:, :1], self._ids[:, :1], self._bias(1), self._slot)
+        return cache
+
+    def begin(
+        self, input_ids: Tensor, seen: Tensor, sampling: Sampling | None, noise: Tensor | None
+    ) -> None:
+        """Take the prompts of a batch.
+
+        Args:
+            input_ids: [B, T] integers, on any device.
+            seen: [B, T + N] integers, 1 where a slot of the cache will hold a token of a prompt.
+            sampling: How tokens are drawn; None for the likeliest.
+            noise: [B, n] float32 for the first n new tokens, if they are drawn.
+        """
+        self._kind = _Kind(False, False, None)
+        with torch.inference_mode(False), torch.no_grad():
+            self._ids.copy_(input_ids, non_blocking=True)
+            self._seen.copy_(seen, non_blocking=True)
+            if sampling is None or noise is None:
+                return
+            self._kind = _Kind(True, sampling.top_p is not None, sampling.top_k)
+            wider = torch.nn.functional.pad(noise, (0, self.shape.room - noise.shape[1]))
+            self._noise.copy_(wider, non_blocking=True)
+            # By a copy: a number of the host would be part of a graph, and a new one a new graph.
+            self._temperature.copy_(torch.tensor([sampling.temperature]), non_blocking=True)
+            self._top_p.copy_(torch.tensor([sampling.top_p or 1.0]), non_blocking=True)
+
+    def prefill(self) -> Tensor:
+        """Read the prompts and choose the first token; the logits [B, V] that it is chosen from."""
+        return self._run("prefill")
+
+    def step(self) -> Tensor:
+        """Choose one more token of each row; the logits [B, V] that it is chosen from."""
+        return self._run("step")
+
+    def have_all_ended(self) -> bool:
+        """Whether no row goes on: the host waits for the device."""
+        return bool(self._all_ended.item())
+
+    def tokens(self, num_tokens: int) -> Tensor:
+        """The first new tokens, a copy [B, num_tokens]."""
+        with torch.inference_mode(False), torch.no_grad():
+            return self._tokens[:, :num_tokens].clone()
+
+    @property
+    def num_tokens(self) -> Tensor:
+        """How many tokens all rows have got, ends among them and none after: int64 of shape ()."""
+        return self._num_tokens
+
+    @property
+    def num_captures(self) -> int:
+        """How many HPU graphs were captured."""
+        return sum(runner.num_captures for runner in self._runners.values())
+
+    def release(self) -> None:
+        """Let go of graphs and cache at once, and not when the garbage is collected."""
+        self._runners.clear()
+        del self._cache
+
+    def _run(self, name: str) -> Tensor:
+        key = (name, self._kind)
+        if key not in self._runners:
+            kind, do = self._kind, self._prefill if name == "prefill" else self._decode
+            engine = self._prefill_engine if name == "prefill" else self._engine
+            self._runners[key] = Runner(lambda: do(kind), engine, device=self._device)
+        logits: Tensor = self._runners[key]()
+        return logits
+
+    def _prefill(self, kind: _Kind) -> Tensor:
+        self._cache.reset()
+        self._tokens.fill_(self._pad)
+        self._ended.fill_(False)
+        self._count.zero_()
+        self._num_tokens.zero_()
+        width = self.shape.bucket
+        self._slot.fill_(width - 1)
+        positions = (self._seen[:, :width].cumsum(-1) - 1).clamp(min=0)
+        self._position.copy_(positions[:, -1:])
+        slots = torch.arange(width, device=self._device)
+        logits = self._forward(self._ids, positions, self._bias(width), slots)
+        return self._choose(logits, kind)
+
+    def _decode(self, kind: _Kind) -> Tensor:
+        self._slot.add_(1)
+        self._position.add_(1)
+        self._seen.index_copy_(1, self._slot, self._one)
+        logits = self._forward(self._token, self._position, self._bias(1), self._slot)
+        return self._choose(logits, kind)
+
+    def _bias(self, num_queries: int) -> Tensor | None:
+        """What is added to the scores of the prompt or of one token; None for models with ALiBi."""
+        if not self._has_positions:
+            return None
+        sees = self._seen[:, None, None, :].bool()
+        if num_queries > 1:
+            slots = torch.arange(self.shape.num_slots, device=self._device)
+            sees = sees & (slots <= slots[:num_queries, None])
+        least = torch.finfo(self._dtype).min
+        return torch.zeros_like(sees, dtype=self._dtype).masked_fill(~sees, least)
+
+    def _forward(
+        self, input_ids: Tensor, positions: Tensor, bias: Tensor | None, slots: Tensor
+    ) -> Tensor:
+        """The logits [B, V] float32 after the last of some tokens [B, t]."""
+        given: dict[str, Any] = {"attention_mask": self._seen if bias is None else bias}
+        if self._has_positions:
+            given["position_ids"] = positions
+        if "cache_position" in self._takes:  # transformers before 5
+            given["cache_position"] = slots
+        if "logits_to_keep" in self._takes:
+            given["logits_to_keep"] = 1
+        out = self._model(input_ids=input_ids, past_key_values=self._cache, use_cache=True, **given)
+        logits: Tensor = out[0][:, -1].float()
+        return logits
+
+    def _choose(self, logits: Tensor, kind: _Kind) -> Tensor:
+        if kind.is_sampled:
+            noise = self._noise.index_select(1, self._count)
+            top_p = self._top_p if kind.has_top_p else None
+            token = sample(logits, noise, self._temperature, top_p, kind.top_k)
+        else:
+            token = greedy(logits)
+        token = token[:, None].masked_fill(self._ended, self._pad)
+        self._num_tokens.add_((~self._ended).sum())
+        self._token.copy_(token)
+        self._tokens.index_copy_(1, self._count, token)
+        self._count.add_(1)
+        self._ended.logical_or_((token == self._ends).any(-1, keepdim=True))
+        self._all_ended.copy_(self._ended.all())
+        return logits

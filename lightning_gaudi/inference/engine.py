@@ -1,0 +1,159 @@
+"""One step that runs again and again: captured as an HPU graph, compiled, or as it is.
+
+A captured graph costs the host one call, whatever is in it; a compiled step the same, and its
+guards. Either wants the same tensors, or tensors of the same shapes, each time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_gaudi._core import vendor
+
+Engine: TypeAlias = Literal["auto", "graph", "compile", "none"]
+"""How a step is run: "auto" is "graph" in lazy mode, "compile" in eager mode, "none" elsewhere."""
+
+_LAZY = "PT_HPU_LAZY_MODE"
+_numbers = itertools.count()
+
+
+def resolve(engine: Engine, device: torch.device | str) -> Engine:
+    """What `engine` means on a device: "graph", "compile" or "none".
+
+    Raises:
+        ValueError: There is no such engine, or the device has none such in this mode.
+    """
+    if engine not in get_args(Engine):
+        raise ValueError(f"engine={engine!r} is none of {', '.join(map(repr, get_args(Engine)))}.")
+    kind = torch.device(device).type
+    if kind != "hpu":
+        if engine in ("graph", "compile"):
+            raise ValueError(
+                f"engine={engine!r} is for the HPU, and this runs on {kind!r}. Move the model "
+                "there, or pass engine='auto' or 'none'."
+            )
+        return "none"
+    if engine == "auto":
+        return "graph" if vendor.is_lazy() else "compile"
+    if engine == "graph" and not vendor.is_lazy():
+        raise ValueError(
+            "engine='graph' captures HPU graphs, which the vendor has in lazy mode only, and this "
+            f"process is in eager mode. Set {_LAZY}=1 before it starts, or pass engine='compile' "
+            "or 'auto'."
+        )
+    if engine == "compile" and vendor.is_lazy():
+        raise ValueError(
+            "engine='compile' is for eager mode: in lazy mode the vendor's bridge compiles by "
+            f"itself. Set {_LAZY}=0 before the process starts, or pass engine='graph' or 'auto'."
+        )
+    return engine
+
+
+class Runner:
+    """Runs one step again and again.
+
+    The step may read tensors that it closes over and update them in place, such as a cache: those
+    must be the same objects each time. It runs without gradients, and never in torch's inference
+    mode, whose tensors nobody could update outside of it. What a graph captures is tied to the
+    memory of these tensors: it keeps no copy of them.
+
+    Args:
+        step: Takes tensors of the same shapes and dtypes at each call, and returns a tensor or
+            several. A capture runs its Python once: whatever it reads but tensors stays as it was.
+        engine: See `Engine`.
+        device: Where the step runs.
+
+    Raises:
+        ValueError: See `resolve`.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        engine: Engine = "auto",
+        *,
+        device: torch.device | str = "hpu",
+    ) -> None:
+        self.engine = resolve(engine, device)
+        """"graph", "compile" or "none"."""
+        self.num_captures = 0
+        """How many graphs were captured: 0 or 1."""
+        self._is_lazy = torch.device(device).type == "hpu" and vendor.is_lazy()
+        self._step = _compiled(step) if self.engine == "compile" else step
+        self._graph: Any = None
+        self._inputs: tuple[Tensor, ...] = ()
+        self._result: Any = None
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        """Run the step.
+
+        Args:
+            tensors: Its arguments. A capture copies them into tensors of its own.
+
+        Returns:
+            What the step returns; with a graph the same tensors each time, valid until the next
+            call.
+
+        Raises:
+            ValueError: A graph was captured for other shapes or dtypes.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            if self.engine == "graph":
+                return self._replay(tensors) if self._graph is not None else self._capture(tensors)
+            if not self._is_lazy:
+                return self._step(*tensors)
+            vendor.mark_step()
+            result = self._step(*tensors)
+            vendor.mark_step()
+            return result
+
+    def _capture(self, tensors: tuple[Tensor, ...]) -> Any:
+        # Copies: the next call writes into what is captured, which is not the caller's to lose.
+        inputs = tuple(tensor.clone() for tensor in tensors)
+        vendor.mark_step()
+        graph = vendor.hpu_graph()
+        with vendor.capture(graph):
+            result = self._step(*inputs)
+        # Only now: a step that failed is tried anew.
+        self._graph, self._inputs, self._result = graph, inputs, result
+        self.num_captures = 1
+        return result
+
+    def _replay(self, tensors: tuple[Tensor, ...]) -> Any:
+        given = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        wanted = [(tuple(tensor.shape), tensor.dtype) for tensor in self._inputs]
+        if given != wanted:
+            raise ValueError(
+                f"The HPU graph was captured for {wanted}, and is called with {given}. Make a "
+                "Runner for each set of shapes."
+            )
+        for own, tensor in zip(self._inputs, tensors, strict=True):
+            own.copy_(tensor)
+        if tensors:
+            vendor.mark_step()
+        self._graph.replay()
+        return self._result
+
+
+def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step, compiled as one graph, with a limit of recompilations that is its own.
+
+    torch counts them by code, and gives up after 8: steps for more buckets would share one code.
+    """
+
+    def call(*tensors: Tensor) -> Any:
+        return step(*tensors)
+
+    name = f"{getattr(step, '__name__', 'step')}_{next(_numbers)}"
+    code = call.__code__.replace(co_name=name)
+    own = types.FunctionType(code, call.__globals__, name, None, call.__closure__)
+    compiled: Callable[..., Any] = torch.compile(
+        own, backend=vendor.COMPILE_BACKEND, fullgraph=True, dynamic=False
+    )
+    return compiled

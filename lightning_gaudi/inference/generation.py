@@ -1,0 +1,223 @@
+"""Text from decoder-only models of transformers, with static shapes and no wait for a token.
+
+B prompts of a batch, T tokens that each is padded to, N new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from .buckets import DEFAULT_BUCKETS, bucket_for, check_buckets, extend_left
+from .checks import (
+    check_call,
+    check_model,
+    check_prompts as _check_prompts,
+    one_seed_a_row,
+    refuse_unknown,
+    token_ids,
+)
+from .decoding import Decoder, Shape
+from .engine import Engine, resolve
+from .latency import Stopwatch
+from .sampling import Sampling, draw_noise
+
+_KEPT = "_gaudi_generators"
+
+
+class TextGenerator:
+    """Generates text, and keeps what that needs for each batch size and bucket.
+
+    That is a cache of keys and values, whose size the bucket and the new tokens set together, and
+    in lazy mode an HPU graph of the step for a token; in eager mode two compiled graphs. A call
+    with more new tokens than any before replaces them.
+
+    Args:
+        model: A decoder-only model of transformers with a static cache, in evaluation mode.
+        engine: How a token's step is run, see `Engine`; in eager mode the prompt's, too.
+        buckets: Widths that prompts are padded to, ascending.
+        pad_token_id: What stands after a row's end; by default the model's.
+        eos_token_id: What ends a row, one or several; by default the model's.
+        capture_prefill: Whether lazy mode captures the prompt's step as well: a graph more for each
+            batch size and bucket, and the memory that it computes in.
+
+    Raises:
+        ValueError: The model has no static cache, or no padding token; or an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        engine: Engine = "auto",
+        buckets: Sequence[int] = DEFAULT_BUCKETS,
+        *,
+        pad_token_id: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        capture_prefill: bool = False,
+    ) -> None:
+        check_model(model)
+        self.model = model
+        """The model."""
+        self.buckets = check_buckets(buckets)
+        """The widths."""
+        self.engine = resolve(engine, next(model.parameters()).device)
+        """"graph", "compile" or "none"."""
+        self.pad_token_id, self.eos_token_ids = token_ids(model, pad_token_id, eos_token_id)
+        self._capture_prefill = capture_prefill
+        self._decoders: dict[Any, Decoder] = {}
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        seeds: int | Sequence[int] | None = None,
+        check_end_every: int | None = None,
+        check_prompts: bool = True,
+        on_logits: Callable[[Tensor], None] | None = None,
+        stopwatch: Stopwatch | None = None,
+        **unknown: Any,
+    ) -> Tensor:
+        """Generate.
+
+        Args:
+            input_ids: [B, T] integers, padded on the left, on any device.
+            attention_mask: [B, T] integers or booleans, 1 where a token is the prompt's.
+            max_new_tokens: N.
+            sampling: How tokens are drawn; None for the likeliest each time.
+            seeds: One a row, or one for all: with the prompt they decide a row's text.
+            check_end_every: After every so many tokens the host waits for the device to learn
+                whether all rows have ended; None for never.
+            check_prompts: Whether the mask is looked at: if it is on the HPU, the host waits once.
+            on_logits: Is called with the logits [B, V] float32 of each token; they are valid until
+                the next one.
+            stopwatch: Is told of the first token and of how many there are, within its `call`.
+            unknown: Arguments of transformers' `generate` that are not here are refused by name.
+
+        Returns:
+            [B, N] int64 on the model's device; after a row's end there is padding only.
+
+        Raises:
+            ValueError: An argument is wrong, or a prompt does not fit.
+        """
+        refuse_unknown(unknown, type(self).__call__)
+        check_call(self.model, input_ids, attention_mask, max_new_tokens, check_end_every)
+        rows = one_seed_a_row(seeds, sampling, len(input_ids))
+        if check_prompts:
+            _check_prompts(self.model, attention_mask, max_new_tokens)
+        bucket = bucket_for(input_ids.shape[1], self.buckets)
+        decoder = self._decoder(len(input_ids), bucket, max_new_tokens)
+        with torch.inference_mode(False), torch.no_grad():
+            ids = extend_left(input_ids, bucket, self.pad_token_id)
+            mask = extend_left(attention_mask.long(), bucket, 0)
+            noise = draw_noise(rows, max_new_tokens) if rows else None
+            decoder.begin(ids, F.pad(mask, (0, decoder.shape.room)), sampling, noise)
+        num_steps = self._run(decoder, max_new_tokens, check_end_every, on_logits, stopwatch)
+        if stopwatch is not None:
+            stopwatch.tokens(decoder.num_tokens, num_steps)
+        return decoder.tokens(max_new_tokens)
+
+    @property
+    def num_captures(self) -> int:
+        """How many HPU graphs there are, one for each batch size, bucket and way to choose."""
+        return sum(decoder.num_captures for decoder in self._decoders.values())
+
+    def _decoder(self, batch_size: int, bucket: int, room: int) -> Decoder:
+        device = next(self.model.parameters()).device.type
+        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+        key = (batch_size, bucket, autocast)
+        found = self._decoders.get(key)
+        if found is not None and found.shape.room >= room:
+            return found
+        if found is not None:
+            found.release()
+        self._decoders[key] = Decoder(
+            self.model,
+            Shape(batch_size, bucket, room),
+            pad_token_id=self.pad_token_id,
+            eos_token_ids=self.eos_token_ids,
+            engine=self.engine,
+            capture_prefill=self._capture_prefill,
+        )
+        return self._decoders[key]
+
+    def _run(
+        self,
+        decoder: Decoder,
+        num_tokens: int,
+        check_end_every: int | None,
+        on_logits: Callable[[Tensor], None] | None,
+        stopwatch: Stopwatch | None,
+    ) -> int:
+        """Run the steps; how many there were."""
+        for count in range(num_tokens):
+            is_due = count and check_end_every and count % check_end_every == 0
+            if is_due and decoder.have_all_ended():
+                return count
+            logits = decoder.step() if count else decoder.prefill()
+            if count == 0 and stopwatch is not None:
+                stopwatch.first_token()
+            if on_logits is not None:
+                on_logits(logits)
+        return num_tokens
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    max_new_tokens: int,
+    *,
+    engine: Engine = "auto",
+    buckets: Sequence[int] = DEFAULT_BUCKETS,
+    pad_token_id: int | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
+    **settings: Any,
+) -> Tensor:
+    """Generate as a `TextGenerator` does, which stays with the model for the next call.
+
+    Args:
+        model: See `TextGenerator`.
+        input_ids: See `TextGenerator.__call__`.
+        attention_mask: See there.
+        max_new_tokens: See there.
+        engine: See `TextGenerator`.
+        buckets: See there.
+        pad_token_id: See there.
+        eos_token_id: See there.
+        settings: What `TextGenerator.__call__` takes besides.
+
+    Returns:
+        [B, max_new_tokens] int64 on the model's device; after a row's end there is padding only.
+
+    Raises:
+        ValueError: See there.
+    """
+    ends = (
+        eos_token_id if eos_token_id is None or isinstance(eos_token_id, int) else (*eos_token_id,)
+    )
+    device = next(model.parameters()).device
+    key = (engine, tuple(buckets), pad_token_id, ends, device)
+    kept = model.__dict__.setdefault(_KEPT, _Kept())
+    if key not in kept:
+        kept[key] = TextGenerator(
+            model, engine, buckets, pad_token_id=pad_token_id, eos_token_id=eos_token_id
+        )
+    generator: TextGenerator = kept[key]
+    return generator(input_ids, attention_mask, max_new_tokens, **settings)
+
+
+class _Kept(dict[Any, TextGenerator]):
+    """Generators that stay with a model: a copy of it, or a pickled one, has none."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        return _Kept()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Kept, ()
