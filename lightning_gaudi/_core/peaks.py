@@ -16,6 +16,16 @@ BF16_PEAKS: dict[str, int] = {
 Source: Intel, "Intel Gaudi 3 AI Accelerator", Hot Chips 2024.
 """
 
+MEMORY_BYTES: dict[str, int] = {
+    "GAUDI": 32 * 2**30,
+    "GAUDI2": 96 * 2**30,
+    "GAUDI3": 128 * 2**30,
+}
+"""Device memory, by the vendor's device name; a card's allocator has a little less.
+
+Source: Intel, "Intel Gaudi 3 AI Accelerator", Hot Chips 2024.
+"""
+
 
 def available_flops(dtype: torch.dtype | str) -> int | None:
     """The peak of this process's card in `dtype`, in FLOP/s; None where none is published."""

@@ -8,24 +8,39 @@ In reading order:
 - `sampling`: the next token from logits, the same for any batch size.
 - `decoding`: the tensors of one batch size and bucket, the prompt's step and a token's.
 - `generation`: text, from prompts.
+- `plans`: which weights of a model lie on several cards in parts, and how they are cut.
+- `parallel_layers`: the layers of which each card computes a part.
+- `tensor_parallel`: a model in parts.
+- `checkpoint_files`: what is in a folder of safetensors files.
+- `loading`: weights from there onto a card, tensor by tensor.
+- `memory`: what a card must hold, before anything is loaded.
 """
 
 from .buckets import DEFAULT_BUCKETS, LeftPadded, pad_left
 from .engine import Engine, Runner, resolve
 from .generation import TextGenerator, generate
 from .latency import LatencyReport, Stopwatch
+from .loading import load_weights
+from .memory import MemoryTable, card_memory_bytes, check_fits, memory_table
 from .sampling import Sampling
+from .tensor_parallel import parallelize
 
 __all__ = [
     "DEFAULT_BUCKETS",
     "Engine",
     "LatencyReport",
     "LeftPadded",
+    "MemoryTable",
     "Runner",
     "Sampling",
     "Stopwatch",
     "TextGenerator",
+    "card_memory_bytes",
+    "check_fits",
     "generate",
+    "load_weights",
+    "memory_table",
     "pad_left",
+    "parallelize",
     "resolve",
 ]

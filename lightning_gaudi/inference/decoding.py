@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .engine import Engine, Runner
 from .sampling import Sampling, greedy, sample
+from .tensor_parallel import cache_config
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Decoder:
 
         # transformers before 4.56 makes the tensors here, and wants all of it; later at first use.
         cache = StaticCache(
-            config=self._model.config,
+            config=cache_config(self._model),
             max_batch_size=self.shape.batch_size,
             max_cache_len=self.shape.num_slots,
             device=self._device,

@@ -25,6 +25,7 @@ from .decoding import Decoder, Shape
 from .engine import Engine, resolve
 from .latency import Stopwatch
 from .sampling import Sampling, draw_noise
+from .tensor_parallel import check_capture
 
 _KEPT = "_gaudi_generators"
 
@@ -66,6 +67,8 @@ class TextGenerator:
         """The widths."""
         self.engine = resolve(engine, next(model.parameters()).device)
         """"graph", "compile" or "none"."""
+        if self.engine == "graph":
+            check_capture(model)
         self.pad_token_id, self.eos_token_ids = token_ids(model, pad_token_id, eos_token_id)
         self._capture_prefill = capture_prefill
         self._decoders: dict[Any, Decoder] = {}

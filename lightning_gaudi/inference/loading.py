@@ -44,9 +44,7 @@ class _Slot(NamedTuple):
         return found
 
     def set(self, tensor: Tensor) -> None:
-        tensors: dict[str, Any] = (
-            self.owner._buffers if self.is_buffer else self.owner._parameters  # type: ignore[assignment]
-        )
+        tensors: dict[str, Any] = vars(self.owner)["_buffers" if self.is_buffer else "_parameters"]
         tensors[self.name] = tensor
 
     @property
@@ -57,7 +55,7 @@ class _Slot(NamedTuple):
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, folder: str | Path, device: torch.device | str) -> None:
+def load_weights(model: Any, folder: str | Path, device: torch.device | str) -> None:
     """Put a model's weights and buffers on a card, whole or in the parts that `parallelize` made.
 
     Each is converted to the dtype that it has in the model. Buffers that are in no file are
@@ -74,7 +72,7 @@ def load_weights(model: nn.Module, folder: str | Path, device: torch.device | st
             has another shape. The message names it.
     """
     folder, device = Path(folder), torch.device(device)
-    model.tie_weights()  # type: ignore[operator]  # transformers 5.0 has not, on meta
+    model.tie_weights()  # transformers 5.0 has not, on meta
     stored = read_headers(folder)
     found, unused = _match(model, stored, folder)
     for slots, each in found:

@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 from .plans import Layout, Style
 
 
-class _Part(nn.Module):
+class Part(nn.Module):
     """A layer's part on this card."""
 
     def __init__(
@@ -52,7 +52,7 @@ class _Part(nn.Module):
 
     def part(self, name: str) -> Tensor | None:
         """This card's part of a weight, or the whole one; None if the layer has no such."""
-        parameter = self._parameters[name] if name in self._parameters else None
+        parameter = self._parameters.get(name)
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
     def sum(self, partial: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class _Part(nn.Module):
         return f"{shapes}, of {self.mesh.size()} cards"
 
 
-class ColumnPart(_Part):
+class ColumnPart(Part):
     """Some of the outputs of a linear layer, (B, T, I) to (B, T, O / N).
 
     A `Conv1D` of transformers keeps its weight transposed; of several layers behind each other, as
@@ -113,11 +113,11 @@ class HeadPart(ColumnPart):
         batch_size, *rest = logits.shape
         gathered = logits.new_empty(self.mesh.size() * batch_size, *rest)
         dist.all_gather_into_tensor(gathered, logits.contiguous(), group=self.mesh.get_group())
-        by_card = gathered.unflatten(0, (self.mesh.size(), batch_size))
+        by_card = gathered.view(self.mesh.size(), batch_size, *rest)
         return by_card.movedim(0, -2).flatten(-2)[..., :num_words]
 
 
-class EmbeddingPart(_Part):
+class EmbeddingPart(Part):
     """An embedding, (B, T) to (B, T, D), that has some of the vocabulary; one all-reduce."""
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class EmbeddingPart(_Part):
         return self.sum(rows * is_here.unsqueeze(-1))
 
 
-PARTS: dict[Style, type[_Part]] = {
+PARTS: dict[Style, type[Part]] = {
     "columns": ColumnPart,
     "fused columns": ColumnPart,
     "rows": RowPart,
@@ -158,7 +158,5 @@ def as_parameter(part: Tensor, layout: Layout, mesh: DeviceMesh) -> nn.Parameter
     shape = torch.Size(layout.shape)
     stride = torch.empty(shape, device="meta").stride()
     placements = (Shard(layout.dim),)
-    weight = DTensor.from_local(
-        part, mesh, placements, run_check=False, shape=shape, stride=stride
-    )
+    weight = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
     return nn.Parameter(weight, requires_grad=False)

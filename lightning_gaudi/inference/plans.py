@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
@@ -89,7 +89,7 @@ class Layout:
         return tuple(shape)
 
 
-def plan(model: nn.Module, num_cards: int) -> dict[str, tuple[Style, dict[str, Layout]]]:
+def plan(model: Any, num_cards: int) -> dict[str, tuple[Style, dict[str, Layout]]]:
     """The layers of which each card has a part: their style, and how their weights are cut.
 
     Args:
@@ -113,7 +113,7 @@ def plan(model: nn.Module, num_cards: int) -> dict[str, tuple[Style, dict[str, L
     return found
 
 
-def _styles(model: nn.Module) -> dict[str, Style]:
+def _styles(model: Any) -> dict[str, Style]:
     """The styles of layers by their names, vocabulary included."""
     base = getattr(model, "base_model", model)
     names = {id(module): name for name, module in model.named_modules()}
@@ -124,7 +124,7 @@ def _styles(model: nn.Module) -> dict[str, Style]:
         matching = [name for name in names.values() if _matches(name, pattern)]
         known = _known(style, pattern, model) if matching else None
         found.update(dict.fromkeys(matching, known) if known is not None else {})
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     found[names[id(embedding)]] = "vocabulary"
     if head is not None:
         found[names[id(head)]] = "head"
@@ -135,8 +135,8 @@ def _matches(name: str, pattern: str) -> bool:
     return name.count(".") == pattern.count(".") and fnmatch.fnmatchcase(name, pattern)
 
 
-def _plan_of(model: nn.Module) -> dict[str, Any]:
-    config: Any = model.config
+def _plan_of(model: Any) -> dict[str, Any]:
+    config = model.config
     theirs = getattr(config, "base_model_tp_plan", None)
     if found := theirs or _OURS.get(config.model_type):
         return dict(found)
@@ -161,9 +161,10 @@ def _families() -> list[str]:
     return sorted([*_OURS, *theirs])
 
 
-def _known(style: str, pattern: str, model: nn.Module) -> Style | None:
-    if style in _OURS.get(model.config.model_type, {}).values():  # type: ignore[union-attr]
-        return style  # type: ignore[return-value]
+def _known(style: str, pattern: str, model: Any) -> Style | None:
+    ours = _OURS.get(model.config.model_type, {})
+    if style in ours.values():
+        return cast(Style, style)
     if style not in _STYLES:
         raise ValueError(
             f"The plan of {type(model).__name__} gives {pattern} the style {style!r}, which is not "
@@ -172,11 +173,10 @@ def _known(style: str, pattern: str, model: nn.Module) -> Style | None:
     return _STYLES[style]
 
 
-def _check_heads(model: nn.Module, num_cards: int) -> None:
-    config: Any = model.config
+def _check_heads(model: Any, num_cards: int) -> None:
+    config = model.config
     names = ("num_attention_heads", "num_key_value_heads")
-    heads = {name: getattr(config, name, None) for name in names}
-    heads = {name: num_heads for name, num_heads in heads.items() if num_heads}
+    heads = {name: int(getattr(config, name)) for name in names if getattr(config, name, None)}
     if any(num_heads % num_cards for num_heads in heads.values()):
         most = math.gcd(*heads.values())
         fitting = [str(n) for n in range(1, most + 1) if most % n == 0]
@@ -205,15 +205,15 @@ def _layouts(layer: nn.Module, style: Style, name: str) -> dict[str, Layout]:
         is_transposed = type(layer).__name__ == "Conv1D"
         if not is_transposed:
             _check_kind(layer, nn.Linear, name)
-    weight, bias = layer.weight, getattr(layer, "bias", None)
-    shape = tuple(weight.shape)  # type: ignore[arg-type]
+    weights = layer._parameters
+    shape = tuple(weights["weight"].shape)  # type: ignore[union-attr]
     if style == "rows":
         return {"weight": Layout(shape, shape, 0 if is_transposed else 1)}
     parts = 3 if style == "fused columns" else 1
     outputs = 1 if is_transposed else 0
     found = {"weight": _fused(shape, outputs, parts)}
-    if bias is not None:
-        found["bias"] = _fused(tuple(bias.shape), 0, parts)  # type: ignore[arg-type]
+    if (bias := weights.get("bias")) is not None:
+        found["bias"] = _fused(tuple(bias.shape), 0, parts)
     return found
 
 

@@ -8,6 +8,7 @@ B batch, H heads, S keys.
 
 from __future__ import annotations
 
+import copy
 import sys
 from functools import partial
 from typing import Any
@@ -18,11 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_gaudi._core import vendor
 
-from .parallel_layers import PARTS
+from .parallel_layers import PARTS, Part
 from .plans import plan
 
 
-def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+def parallelize(model: Any, mesh: DeviceMesh) -> None:
     """Cut a model up for the cards of a mesh, in place; its weights no longer want gradients.
 
     Every rank gets the whole logits. A token costs 2 x layers + 1 all-reduces and 1 all-gather.
@@ -38,12 +39,12 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
             width are no multiple of the cards.
     """
     if mesh.ndim != 1:
-        axes = mesh.mesh_dim_names or tuple(range(mesh.ndim))
+        axes = mesh.mesh_dim_names or range(mesh.ndim)
         raise ValueError(
             f"parallelize takes a mesh of one axis, and this one has {mesh.ndim}: "
             f"{', '.join(map(str, axes))}. Pass one of them, as mesh['tensor_parallel']."
         )
-    model.tie_weights()  # type: ignore[operator]  # transformers 5.0 has not, on meta
+    model.tie_weights()  # transformers 5.0 has not, on meta
     found = plan(model, mesh.size())
     _refuse(model)
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -52,7 +53,24 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, layer)
     model.requires_grad_(False)
-    _FINISH.get(model.config.model_type, _leave)(model, mesh)  # type: ignore[union-attr, arg-type]
+    _FINISH.get(model.config.model_type, _leave)(model, mesh)
+
+
+def num_cards(model: nn.Module) -> int:
+    """The cards that a model is in parts on; 1 if it is whole."""
+    parts = [each.mesh.size() for each in model.modules() if isinstance(each, Part)]
+    return parts[0] if parts else 1
+
+
+def cache_config(model: nn.Module) -> Any:
+    """The configuration that a cache for this card's keys and values is made of."""
+    config: Any = model.config
+    if num_cards(model) == 1:
+        return config
+    config = copy.deepcopy(config)
+    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    config.num_key_value_heads = num_heads // num_cards(model)
+    return config
 
 
 def check_capture(model: nn.Module) -> None:
@@ -64,12 +82,11 @@ def check_capture(model: nn.Module) -> None:
     Raises:
         ValueError: It is in parts, and collectives would end the graph.
     """
-    is_in_parts = any(isinstance(each, tuple(PARTS.values())) for each in model.modules())
-    if is_in_parts and not vendor.has_lazy_collectives():
+    if num_cards(model) > 1 and not vendor.has_lazy_collectives():
         raise ValueError(
-            f"A graph of {type(model).__name__} on several cards was to be captured, but its "
-            "collectives are not part of graphs here. Set PT_HPU_ENABLE_LAZY_COLLECTIVES=1 before "
-            "the process starts, or pass engine='none'."
+            f"An HPU graph of {type(model).__name__} on {num_cards(model)} cards was asked for, but"
+            " collectives are not part of graphs in this process. Set "
+            "PT_HPU_ENABLE_LAZY_COLLECTIVES=1 before it starts, or pass engine='none'."
         )
 
 
@@ -114,10 +131,11 @@ def _alibi_part(
     build: Any, mesh: DeviceMesh, attention_mask: Tensor, num_heads: int, dtype: torch.dtype
 ) -> Tensor:
     """(B * H / N, 1, S): the ALiBi of this card's heads."""
-    alibi = build(attention_mask, num_heads, dtype=dtype)
+    alibi: Tensor = build(attention_mask, num_heads, dtype=dtype)
     local = num_heads // mesh.size()
     start = mesh.get_local_rank() * local
-    return alibi.view(-1, num_heads, 1, alibi.shape[-1])[:, start : start + local].flatten(0, 1)
+    by_head = alibi.view(-1, num_heads, 1, alibi.shape[-1])
+    return by_head[:, start : start + local].flatten(0, 1)
 
 
 def _with_mask(
