@@ -44,7 +44,10 @@ def make(name: str) -> Any:
     import transformers as t
 
     kinds: dict[str, tuple[Any, Any]] = {
-        "bloom": (t.BloomForCausalLM, t.BloomConfig(hidden_size=32, n_layer=2, n_head=8, **_COMMON)),
+        "bloom": (
+            t.BloomForCausalLM,
+            t.BloomConfig(hidden_size=32, n_layer=2, n_head=8, **_COMMON),
+        ),
         "bloom6": (
             t.BloomForCausalLM,
             t.BloomConfig(hidden_size=24, n_layer=2, n_head=6, **_COMMON),
