@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,6 +16,7 @@ from lightning_gaudi.inference import TextGenerator, load_weights, parallelize
 NUM_PROMPTS = 64
 BUCKET = 16
 NUM_TOKENS = 10
+NUM_LAYERS = 2
 PAD = 3
 # A vocabulary that no number of cards divides; no text ends.
 _COMMON: dict[str, Any] = {
@@ -28,11 +29,10 @@ _COMMON: dict[str, Any] = {
 _LLAMA = {
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": NUM_LAYERS,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
 }
-NUM_LAYERS = 2
 
 
 def make(name: str) -> Any:
@@ -43,24 +43,15 @@ def make(name: str) -> Any:
     """
     import transformers as t
 
+    llama = {**_LLAMA, **_COMMON}
+    wide, narrow = {"hidden_size": 32, "n_head": 8}, {"hidden_size": 24, "n_head": 6}
+    gpt2 = {"n_embd": 32, "n_head": 8, "n_positions": 128}
     kinds: dict[str, tuple[Any, Any]] = {
-        "bloom": (
-            t.BloomForCausalLM,
-            t.BloomConfig(hidden_size=32, n_layer=2, n_head=8, **_COMMON),
-        ),
-        "bloom6": (
-            t.BloomForCausalLM,
-            t.BloomConfig(hidden_size=24, n_layer=2, n_head=6, **_COMMON),
-        ),
-        "llama": (t.LlamaForCausalLM, t.LlamaConfig(**_LLAMA, **_COMMON)),
-        "qwen2": (
-            t.Qwen2ForCausalLM,
-            t.Qwen2Config(**_LLAMA, tie_word_embeddings=True, **_COMMON),
-        ),
-        "gpt2": (
-            t.GPT2LMHeadModel,
-            t.GPT2Config(n_embd=32, n_layer=2, n_head=8, n_positions=128, **_COMMON),
-        ),
+        "bloom": (t.BloomForCausalLM, t.BloomConfig(n_layer=NUM_LAYERS, **wide, **_COMMON)),
+        "bloom6": (t.BloomForCausalLM, t.BloomConfig(n_layer=NUM_LAYERS, **narrow, **_COMMON)),
+        "llama": (t.LlamaForCausalLM, t.LlamaConfig(**llama)),
+        "qwen2": (t.Qwen2ForCausalLM, t.Qwen2Config(tie_word_embeddings=True, **llama)),
+        "gpt2": (t.GPT2LMHeadModel, t.GPT2Config(n_layer=NUM_LAYERS, **gpt2, **_COMMON)),
     }
     kind, config = kinds[name]
     torch.manual_seed(1)
@@ -126,13 +117,20 @@ def on_cards(folder: Path, mesh: Any, dtype: Any = None) -> Any:
     return model.eval()
 
 
-class Generation(L.LightningModule):
-    """Generates of left-padded prompts."""
+class Generation(LightningModule):
+    """Generates of left-padded prompts.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: With the model.
+        bucket: How wide prompts are.
+        num_tokens: New tokens.
+    """
+
+    def __init__(self, folder: Path, bucket: int, num_tokens: int) -> None:
         super().__init__()
-        self.folder = folder
+        self.folder, self.bucket, self.num_tokens = folder, bucket, num_tokens
         self.model: Any = None
+        self.generator: TextGenerator | None = None
         self.logits: list[Tensor] = []
 
     def configure_model(self) -> None:
@@ -140,19 +138,20 @@ class Generation(L.LightningModule):
             self.model = on_cards(self.folder, self.device_mesh["tensor_parallel"])
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if batch_idx == 0:
-            self.generator = TextGenerator(self.model, buckets=(BUCKET,))
+        self.generator = self.generator or TextGenerator(self.model, buckets=(self.bucket,))
         logits: list[Tensor] = []
         tokens = self.generator(
-            *batch, NUM_TOKENS, on_logits=lambda each: logits.append(each.cpu())
+            *batch, self.num_tokens, on_logits=lambda each: logits.append(each.cpu())
         )
         self.logits.append(torch.stack(logits, 1))
         return tokens.cpu()
 
 
-def predict(folder: Path, num_ranks: int) -> tuple[Tensor, Tensor]:
-    """Tokens (64, 10) and logits (64, 10, 509) of `Trainer.predict` in batches of eight."""
-    trainer = L.Trainer(
+def predict(
+    folder: Path, num_ranks: int, batch: tuple[Tensor, Tensor], num_tokens: int = NUM_TOKENS
+) -> tuple[Tensor, Tensor]:
+    """Tokens (B, N) and logits (B, N, V) of `Trainer.predict`, eight prompts at a time."""
+    trainer = Trainer(
         accelerator="hpu",
         devices=num_ranks,
         strategy=ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=num_ranks),
@@ -160,7 +159,6 @@ def predict(folder: Path, num_ranks: int) -> tuple[Tensor, Tensor]:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    module = Generation(folder)
-    batches = DataLoader(TensorDataset(*prompts()), batch_size=8)
-    tokens: Any = trainer.predict(module, batches)
+    module = Generation(folder, batch[0].shape[1], num_tokens)
+    tokens: Any = trainer.predict(module, DataLoader(TensorDataset(*batch), batch_size=8))
     return torch.cat(tokens), torch.cat(module.logits)

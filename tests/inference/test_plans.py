@@ -149,7 +149,7 @@ LLAMA = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 1, "vo
     [
         (
             transformers.BloomConfig(hidden_size=48, n_head=6, n_layer=1, vocab_size=100),
-            r"num_attention_heads=6, which 4 cards cannot share.*tensor_parallel_size\): 1, 2, 3, 6",
+            r"num_attention_heads=6, which 4 cards cannot share.*parallel_size\): 1, 2, 3, 6",
         ),
         (
             transformers.LlamaConfig(num_attention_heads=8, num_key_value_heads=2, **LLAMA),
