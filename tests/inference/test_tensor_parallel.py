@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from lightning_gaudi import vendor
 from lightning_gaudi.inference import TextGenerator, check_fits, memory_table
+from lightning_gaudi.inference.tensor_parallel import num_cards
 from lightning_gaudi.simulator import collective_stats, host_syncs, reset_statistics
 from tests.helpers.trainers import run_trainers
 from tests.inference.parallel_models import (
@@ -69,10 +70,11 @@ def _alone(model: Any) -> torch.Tensor:
 
 
 def _costs(model: Any) -> dict[str, Any]:
-    """Graphs for 20 tokens and for 100, and what the second 20 tokens cost."""
-    ids, mask = (each[:1] for each in prompts())
+    """Graphs for 20 tokens and for 100, and what 20 tokens cost once there are graphs."""
     graphs = {}
-    for num_tokens in (20, 100):
+    # Batch sizes that were not there before, and so no graph that is known.
+    for batch_size, num_tokens in ((2, 20), (3, 100)):
+        ids, mask = (each[:batch_size] for each in prompts())
         generator = TextGenerator(model, buckets=(BUCKET,))
         before = _num_graphs()
         generator(ids, mask, num_tokens)
@@ -181,11 +183,11 @@ def _narrow_bloomz(rank: int, folder: Path) -> dict[str, Any]:
     table = memory_table(BloomConfig.from_pretrained(folder), 8, 1, 4, torch.float32)
     check_fits(table)
     tokens, logits = predict(folder, 8, (PROMPT, torch.ones_like(PROMPT)), num_tokens=2)
-    model = on_cards(folder, init_device_mesh("hpu", (8,)))
-    held = vendor.memory_stats()["InUse"]
-    del model
     gc.collect()
-    held -= vendor.memory_stats()["InUse"]
+    before = vendor.memory_stats()["InUse"]
+    model = on_cards(folder, init_device_mesh("hpu", (8,)))
+    held = vendor.memory_stats()["InUse"] - before
+    assert num_cards(model) == 8
     return {
         "tokens": tokens,
         "logits": logits,
@@ -200,8 +202,9 @@ def test_the_path_of_bloomz_176b_on_a_model_of_its_shape(tmp_path: Path) -> None
     from transformers import BloomConfig, BloomForCausalLM
 
     shape = {"hidden_size": 224, "n_layer": 3, "n_head": 112, "vocab_size": 250880}
+    config = BloomConfig(**shape, pad_token_id=3, initializer_range=0.1)
     torch.manual_seed(0)
-    reference = BloomForCausalLM(BloomConfig(**shape, initializer_range=0.1)).bfloat16()
+    reference = BloomForCausalLM(config).bfloat16()
     # As on the hub, names begin below the head.
     reference.transformer.save_pretrained(tmp_path, max_shard_size="60MB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
