@@ -106,12 +106,13 @@ def save_with_reference(name: str, folder: Path) -> None:
     )
 
 
-def on_cards(folder: Path, mesh: Any, dtype: Any = None) -> Any:
+def on_cards(folder: Path, mesh: Any, **settings: Any) -> Any:
     """The model of a folder, in parts, on this rank's card."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, **settings)
     parallelize(model, mesh)
     load_weights(model, folder, mesh.device_type)
     return model.eval()
