@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from lightning_gaudi.inference import Sampling, Stopwatch, TextGenerator, genera
 from tests.inference.tiny_models import END, PAD, build, prompts
 
 BUCKETS = (8, 16)
+PAGE = Path(__file__).parents[2] / "docs" / "inference.md"
 
 
 def batch(count=3):
@@ -158,3 +161,13 @@ def test_sampling_with_top_k_of_one_is_greedy(settings):
     sampling = Sampling(temperature=3.0, top_k=1)
     drawn = generator(*batch(), 6, sampling=sampling, seeds=1)
     assert torch.equal(drawn, generator(*batch(), 6))
+
+
+@pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated")
+def test_the_example_of_the_page_runs(capsys):
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    example = next(each for each in examples if "TextGenerator" in each)
+    names = {}
+    exec(example, names)
+    assert names["tokens"].shape == names["drawn"].shape == (2, 20)
+    assert "tokens/s" in capsys.readouterr().out
