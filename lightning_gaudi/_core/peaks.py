@@ -1,4 +1,4 @@
-"""What a card can do at most."""
+"""What a card can do and hold at most."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ BF16_PEAKS: dict[str, int] = {
     "GAUDI3": 1835 * 10**12,
 }
 """FLOP/s of matrix multiplications in bf16, by the vendor's device name.
+
+Source: Intel, "Intel Gaudi 3 AI Accelerator", Hot Chips 2024.
+"""
+
+MEMORY_BYTES: dict[str, int] = {
+    "GAUDI": 32 * 2**30,
+    "GAUDI2": 96 * 2**30,
+    "GAUDI3": 128 * 2**30,
+}
+"""Device memory, by the vendor's device name; a card's allocator has a little less.
 
 Source: Intel, "Intel Gaudi 3 AI Accelerator", Hot Chips 2024.
 """

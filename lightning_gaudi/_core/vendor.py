@@ -186,6 +186,16 @@ def is_lazy() -> bool:
     return bool(package().utils.internal.is_lazy())
 
 
+def has_lazy_collectives() -> bool:
+    """Whether collectives are part of the graphs of lazy mode; by default each ends one.
+
+    Source: Intel Gaudi documentation, "Run Inference Using HPU Graphs"; PyTorch bridge 1.24.0,
+    distributed/hccl/process_group_lazy_hccl.cpp: waiting for one ends the graph so far.
+    """
+    value = os.environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "")
+    return is_lazy() and value.lower() in ("1", "true")
+
+
 def mark_step() -> None:
     """Compile and launch the graph gathered since the last call; nothing in eager mode."""
     package().core.mark_step()

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from .tensor_parallel import cache_config
+
 
 def new_cache(
     model: Any, batch_size: int, num_slots: int, device: torch.device, dtype: torch.dtype
@@ -20,7 +22,7 @@ def new_cache(
 
     # transformers before 4.54 makes the tensors here, and wants all of it; later ones drop some.
     return StaticCache(
-        config=model.config,
+        config=cache_config(model),
         max_batch_size=batch_size,
         max_cache_len=num_slots,
         device=device,

@@ -26,6 +26,7 @@ from .decoding import Decoder, Shape
 from .engine import Engine, resolve
 from .latency import Stopwatch
 from .sampling import Sampling, draw_noise
+from .tensor_parallel import check_capture
 
 _KEPT = "_gaudi_generators"
 
@@ -68,6 +69,8 @@ class TextGenerator:
         self._device = next(model.parameters()).device
         self.engine = resolve(engine, self._device)
         """"graph", "compile" or "none"."""
+        if self.engine == "graph":
+            check_capture(model)
         self.pad_token_id, self.eos_token_ids = token_ids(model, pad_token_id, eos_token_id)
         self._capture_prefill = capture_prefill
         warn_of_settings(model)

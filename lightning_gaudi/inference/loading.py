@@ -1,0 +1,202 @@
+"""Weights from safetensors files, tensor by tensor, onto a card.
+
+The file of a tensor is mapped into memory while the tensor is read and no longer. So a host process
+never holds more than one tensor and what it has loaded, whatever the size of the files.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+
+from .checkpoint_files import Stored, read_headers, read_tensor
+from .parallel_layers import as_parameter
+from .plans import Layout
+
+_NUM_NAMES = 3
+"""How many names a message tells."""
+
+
+class _Slot(NamedTuple):
+    """Where a module has a weight or a buffer."""
+
+    owner: nn.Module
+    name: str
+
+    @property
+    def is_buffer(self) -> bool:
+        return self.name in self.owner._buffers
+
+    def get(self) -> Tensor:
+        tensors = self.owner._buffers if self.is_buffer else self.owner._parameters
+        found = tensors[self.name]
+        assert found is not None
+        return found
+
+    def set(self, tensor: Tensor) -> None:
+        tensors: dict[str, Any] = vars(self.owner)["_buffers" if self.is_buffer else "_parameters"]
+        tensors[self.name] = tensor
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the weight is cut; None if it is whole."""
+        layouts: Mapping[str, Layout] = getattr(self.owner, "layouts", {})
+        return layouts.get(self.name)
+
+
+@torch.no_grad()
+def load_weights(model: Any, folder: str | Path, device: torch.device | str) -> None:
+    """Put a model's weights and buffers on a card, whole or in the parts that `parallelize` made.
+
+    Each is converted to the dtype that it has in the model. Buffers that are in no file are
+    computed as the model computes them. All that can be wrong with the files is looked at before
+    the first weight is read.
+
+    Args:
+        model: Of transformers, on meta; what is there already is loaded again.
+        folder: With a model.safetensors, or with a model.safetensors.index.json and its files.
+        device: Such as "hpu".
+
+    Raises:
+        ValueError: A file is missing, truncated or no safetensors file; or a tensor is missing or
+            has another shape. The message names it.
+    """
+    folder, device = Path(folder), torch.device(device)
+    model.tie_weights()  # transformers 5.0 has not, on meta
+    stored = read_headers(folder)
+    found, unused = _match(model, stored, folder)
+    for slots, each in found:
+        _check_shape(slots[0], each)
+    for slots, each in found:
+        _load(slots, each, device)
+    _make_buffers(model, device)
+    _warn_of(unused, folder, model)
+
+
+def _match(
+    model: nn.Module, stored: Mapping[str, Stored], folder: Path
+) -> tuple[list[tuple[list[_Slot], Stored]], set[str]]:
+    """What is stored for which weights, and the names of what is left."""
+    found, missing, unused = [], [], set(stored)
+    for names, slots in _targets(model):
+        spellings = list(_spellings(names, model))
+        unused.difference_update(spellings)
+        known = [stored[name] for name in spellings if name in stored]
+        if known:
+            found.append((slots, known[0]))
+        elif not slots[0].is_buffer:
+            missing.append(names[0])
+    if missing:
+        raise ValueError(
+            f"{folder} lacks {_some(missing)}, which {type(model).__name__} needs. Its files or "
+            "its configuration are those of another model."
+        )
+    return sorted(found, key=lambda each: each[1].path.name), unused
+
+
+def _targets(model: nn.Module) -> Iterable[tuple[list[str], list[_Slot]]]:
+    """Each weight and buffer: its names, of which one that is tied has several."""
+    found: dict[Tensor, tuple[list[str], list[_Slot]]] = {}
+    for prefix, owner in model.named_modules():
+        for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:
+            if tensor is not None:
+                names, slots = found.setdefault(tensor, ([], []))
+                names.append(f"{prefix}.{name}" if prefix else name)
+                slots.append(_Slot(owner, name))
+    return found.values()
+
+
+def _spellings(names: Iterable[str], model: nn.Module) -> Iterator[str]:
+    """How files may name a weight: as saved with the model's head or without it."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    for name in names:
+        yield from (name, name.removeprefix(prefix), f"{prefix}{name}")
+
+
+def _check_shape(slot: _Slot, stored: Stored) -> None:
+    layout = slot.layout
+    expected = tuple(slot.get().shape) if layout is None else layout.stored
+    if stored.shape != expected:
+        raise ValueError(
+            f"{stored.name} in {stored.path} has the shape {stored.shape}, but the model's is "
+            f"{expected}. The configuration is that of another model."
+        )
+
+
+def _load(slots: list[_Slot], stored: Stored, device: torch.device) -> None:
+    """Put a tensor, or this card's part of it, on the card and in its places."""
+    target, layout = slots[0].get(), slots[0].layout
+    part = read_tensor(stored)
+    if layout is not None:
+        assert isinstance(target, DTensor)
+        mesh = target.device_mesh
+        part = layout.part(part, mesh.size(), mesh.get_local_rank())
+    part = part.to(target.dtype, memory_format=torch.contiguous_format)
+    loaded = part.to(device, copy=device.type == "cpu")
+    if layout is not None:
+        loaded = as_parameter(loaded, layout, mesh)
+    elif not slots[0].is_buffer:
+        loaded = nn.Parameter(loaded, requires_grad=False)
+    for slot in slots:
+        slot.set(loaded)
+
+
+def _make_buffers(model: nn.Module, device: torch.device) -> None:
+    """Compute what is still on meta, and move what is elsewhere."""
+    like = None
+    for prefix, module in model.named_modules():
+        kept = {name: each for name, each in vars(module).items() if isinstance(each, Tensor)}
+        buffers = {name: each for name, each in module._buffers.items() if each is not None}
+        for name, tensor in [*kept.items(), *buffers.items()]:
+            value = tensor
+            if tensor.is_meta:
+                like = like or _without_weights(model)
+                value = getattr(like.get_submodule(prefix), name)
+            place = vars(module) if name in kept else module._buffers
+            place[name] = value.to(device, tensor.dtype)
+
+
+def _without_weights(model: nn.Module) -> nn.Module:
+    """The model anew on the CPU, with what it computes when it is built, and weights on meta."""
+    with _WeightsOnMeta():
+        made: nn.Module = type(model)(copy.deepcopy(model.config))
+    return made
+
+
+class _WeightsOnMeta(TorchFunctionMode):
+    """Memory that is not filled yet is for weights; what is computed stays where it is."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is torch.empty:
+            given["device"] = "meta"
+        return func(*args, **given)
+
+
+def _warn_of(unused: set[str], folder: Path, model: nn.Module) -> None:
+    patterns: Any = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []
+    names = [name for name in sorted(unused) if not any(re.search(p, name) for p in patterns)]
+    if names and os.environ.get("RANK", "0") == "0":
+        warnings.warn(
+            f"{folder} has {_some(names)}, for which {type(model).__name__} has no place: not "
+            "loaded. Expect another model than was saved if these are weights.",
+            UserWarning,
+            stacklevel=4,  # torch's decorator is between
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = "" if len(names) <= _NUM_NAMES else f" and {len(names) - _NUM_NAMES} more"
+    return f"{', '.join(names[:_NUM_NAMES])}{more}"

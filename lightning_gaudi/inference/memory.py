@@ -1,0 +1,148 @@
+"""What a card must hold, known before anything is loaded: all of it is computed on meta."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_gaudi._core import vendor
+from lightning_gaudi._core.peaks import MEMORY_BYTES
+
+from .plans import plan
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """The bytes that a card must hold, by what they are for; `str` is a table of them."""
+
+    title: str
+    """What is held, and how."""
+    num_cards: int
+    """The cards that it is on."""
+    rows: Mapping[str, int]
+    """Bytes on the card that holds most."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes on the card that holds most."""
+        return sum(self.rows.values())
+
+    def __str__(self) -> str:
+        """GiB a card, a line for each row."""
+        rows = {**self.rows, "together": self.total_bytes}
+        width = max(map(len, rows))
+        lines = [f"{name:<{width}} {num / _GIB:9.2f}" for name, num in rows.items()]
+        return "\n".join([f"{self.title}, GiB a card:", *lines])
+
+
+def memory_table(
+    config: Any,
+    num_cards: int,
+    batch_size: int,
+    num_tokens: int,
+    dtype: torch.dtype = torch.bfloat16,
+) -> MemoryTable:
+    """What a decoder-only model needs on each card to generate.
+
+    Not in it is what a step computes with: activations, logits, and the workspace of graphs.
+
+    Args:
+        config: A configuration of transformers.
+        num_cards: On how many the model is in parts, as `parallelize` cuts it; 1 for whole.
+        batch_size: Prompts at a time.
+        num_tokens: Slots of the cache: the bucket and the new tokens together.
+        dtype: Of weights and cache.
+
+    Raises:
+        ValueError: A number is not positive, or the model cannot be in parts on so many cards.
+    """
+    given = {"num_cards": num_cards, "batch_size": batch_size, "num_tokens": num_tokens}
+    for name, number in given.items():
+        if not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name}={number!r} is no positive number.")
+    import transformers
+
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        model = make(config)
+    model.tie_weights()
+    in_parts, whole = _weight_bytes(model, num_cards, dtype)
+    rows = {"weights, in parts": in_parts, "weights, whole on each card": whole}
+    rows["keys and values"] = _cache_bytes(config, num_cards, batch_size, num_tokens, dtype)
+    cards = "1 card" if num_cards == 1 else f"{num_cards} cards"
+    title = (
+        f"{type(model).__name__} on {cards}, batch of {batch_size}, {num_tokens} tokens, "
+        f"{str(dtype).removeprefix('torch.')}"
+    )
+    return MemoryTable(title, num_cards, {name: num for name, num in rows.items() if num})
+
+
+def parameter_bytes(module: nn.Module, dtype: torch.dtype) -> int:
+    """The bytes of a module's weights in `dtype`, each counted once; it may be on meta."""
+    return sum(each.numel() for each in module.parameters()) * dtype.itemsize
+
+
+def card_memory_bytes(card: str | None = None) -> int:
+    """The memory of a card.
+
+    Args:
+        card: "gaudi1", "gaudi2" or "gaudi3"; None asks the one of this process, which it acquires.
+
+    Raises:
+        ValueError: There is no such card.
+    """
+    if card is None:
+        return vendor.memory_stats()["Limit"]
+    names = {"gaudi1": "GAUDI", "gaudi2": "GAUDI2", "gaudi3": "GAUDI3"}
+    if card not in names:
+        raise ValueError(f"card={card!r} is none of {', '.join(names)}.")
+    return MEMORY_BYTES[names[card]]
+
+
+def check_fits(table: MemoryTable, capacity_bytes: int | None = None) -> None:
+    """Refuse what a card cannot hold, before anything is loaded.
+
+    Args:
+        table: What it is to hold.
+        capacity_bytes: What it can hold; by default what this process's card can.
+
+    Raises:
+        ValueError: It is too small; the message has need, have and the table.
+    """
+    have = card_memory_bytes() if capacity_bytes is None else capacity_bytes
+    if table.total_bytes > have:
+        raise ValueError(
+            f"A card would have to hold {table.total_bytes / _GIB:.2f} GiB and has "
+            f"{have / _GIB:.2f}. Take more cards, a smaller batch or fewer tokens.\n{table}"
+        )
+
+
+def _weight_bytes(model: nn.Module, num_cards: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of weights on the first card, which has most: in parts, and whole."""
+    sizes = {each: each.numel() for each in model.parameters()}
+    in_parts = 0
+    layers = plan(model, num_cards) if num_cards > 1 else {}
+    for name, (_, layouts) in layers.items():
+        for weight, layout in layouts.items():
+            parameter: Any = getattr(model.get_submodule(name), weight)
+            num_elements = sizes.pop(parameter, 0)  # a tied one has been counted
+            most = layout.span(num_cards, 0)[1]
+            in_parts += num_elements // layout.shape[layout.dim] * most
+    return in_parts * dtype.itemsize, sum(sizes.values()) * dtype.itemsize
+
+
+def _cache_bytes(
+    config: Any, num_cards: int, batch_size: int, num_tokens: int, dtype: torch.dtype
+) -> int:
+    config = config.get_text_config()
+    num_heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    groups = getattr(config, "num_key_value_heads", None) or num_heads
+    numbers = batch_size * num_tokens * groups // num_cards * head_dim
+    return int(2 * config.num_hidden_layers * numbers * dtype.itemsize)
