@@ -19,7 +19,6 @@ from lightning_gaudi._core import vendor
 Engine: TypeAlias = Literal["auto", "graph", "compile", "none"]
 """How a step is run: "auto" is "graph" in lazy mode, "compile" in eager mode, "none" elsewhere."""
 
-_LAZY = "PT_HPU_LAZY_MODE"
 _numbers = itertools.count()
 
 
@@ -44,13 +43,14 @@ def resolve(engine: Engine, device: torch.device | str) -> Engine:
     if engine == "graph" and not vendor.is_lazy():
         raise ValueError(
             "engine='graph' captures HPU graphs, which the vendor has in lazy mode only, and this "
-            f"process is in eager mode. Set {_LAZY}=1 before it starts, or pass engine='compile' "
-            "or 'auto'."
+            "process is in eager mode. Set PT_HPU_LAZY_MODE=1 before it starts, or pass "
+            "engine='compile' or 'auto'."
         )
     if engine == "compile" and vendor.is_lazy():
         raise ValueError(
             "engine='compile' is for eager mode: in lazy mode the vendor's bridge compiles by "
-            f"itself. Set {_LAZY}=0 before the process starts, or pass engine='graph' or 'auto'."
+            "itself. Set PT_HPU_LAZY_MODE=0 before the process starts, or pass engine='graph' or "
+            "'auto'."
         )
     return engine
 

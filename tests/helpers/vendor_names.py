@@ -31,6 +31,7 @@ AUTOCAST_PAGE = "https://docs.habana.ai/en/latest/PyTorch/PyTorch_Mixed_Precisio
 GRAPHS_PAGE = (
     "https://docs.habana.ai/en/latest/PyTorch/Inference_on_PyTorch/Inference_Using_HPU_Graphs.html"
 )
+"""Run Inference Using HPU Graphs."""
 PROFILING_PAGE = "https://docs.habana.ai/en/latest/Profiling/Profiling_with_PyTorch.html"
 """Profiling with PyTorch."""
 
@@ -46,6 +47,8 @@ class Callable(NamedTuple):
     """The bridge's file that defines it."""
     page: str = API_PAGE
     """The vendor's page on it."""
+    is_lazy: bool = False
+    """Whether it is for lazy mode alone: some releases have no such name in eager mode."""
 
 
 class Module(NamedTuple):
@@ -114,8 +117,16 @@ CALLABLES = (
         "max_grad_norm=1.0, use_lamb=False, fused=False, dtype=None",
         "hpex/optimizers/FusedLamb.py",
     ),
+    Callable("hpu.HPUGraph", "", "hpu/graphs.py", GRAPHS_PAGE, is_lazy=True),
     Callable("hpu.device_count", "", "hpu/__init__.py"),
     Callable("hpu.get_device_name", "device=None", "hpu/__init__.py"),
+    Callable(
+        "hpu.graph",
+        "hpu_graph, stream=None, dry_run=False",
+        "hpu/graphs.py",
+        GRAPHS_PAGE,
+        is_lazy=True,
+    ),
     Callable("hpu.init", "", "hpu/__init__.py"),
     Callable("hpu.is_initialized", "", "hpu/__init__.py"),
     Callable("hpu.memory_stats", "device=None", "hpu/memory.py"),
