@@ -1,10 +1,10 @@
-"""At the end of `fit`: the figures of the run, beside those of the published run that it claims."""
+"""At the end of a run: its figures, beside those of the published run that it claims to be."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,7 +22,8 @@ _SIMULATED_ALONE = "host_sync"
 class PublishedComparison(Callback):
     """Measure what was published, and print both.
 
-    `rows` and `reasons` have the result after `fit`: a report may show them in its own way.
+    `rows` and `reasons` have the result after `fit`, or `predict` of a model that says what it
+    measured there (`figures`): a report may show them in its own way.
 
     Args:
         run: the published run.
@@ -58,10 +59,22 @@ class PublishedComparison(Callback):
         self._read_clock("train")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare, and print it once."""
-        self.reasons = [*_no_such_card(self.run, self._hardware), *_cut_short(self.run, trainer)]
+        """Compare what was trained."""
+        self._compare(trainer, self._measured(trainer), _cut_short(self.run, trainer))
+
+    def on_predict_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Compare what was predicted, if the model has measured it."""
+        self._hardware = _hardware(pl_module)
+        if measured := pl_module.figures():
+            self._compare(trainer, measured, _other_cards(self.run, trainer))
+
+    def _compare(
+        self, trainer: Trainer, measured: Mapping[str, float], reasons: Sequence[str]
+    ) -> None:
+        """Print it once."""
+        self.reasons = [*_no_such_card(self.run, self._hardware), *reasons]
         self.reasons += differing_settings(self.run, self.config)
-        self.rows = compare(self.run, self._measured(trainer), self._hardware)
+        self.rows = compare(self.run, measured, self._hardware)
         if trainer.is_global_zero:
             print(render(self.run, self.rows, self.reasons), flush=True)
             self._add_to_report(trainer)
@@ -121,11 +134,15 @@ def _no_such_card(run: Run, hardware: str | None) -> list[str]:
     return [f"this run was {ours}, the published one on {' or '.join(run.hardware)}"]
 
 
+def _other_cards(run: Run, trainer: Trainer) -> list[str]:
+    if trainer.world_size == run.num_cards:
+        return []
+    return [f"{trainer.world_size} card(s), not {run.num_cards}"]
+
+
 def _cut_short(run: Run, trainer: Trainer) -> list[str]:
     """Fewer cards, batches or steps than the settings say."""
-    found = []
-    if trainer.world_size != run.num_cards:
-        found.append(f"{trainer.world_size} card(s), not {run.num_cards}")
+    found = _other_cards(run, trainer)
     for name in ("limit_train_batches", "limit_val_batches"):
         if (value := getattr(trainer, name)) not in (None, 1.0):
             found.append(f"trainer.{name} is {value}")

@@ -152,7 +152,7 @@ class TextData(RecipeData):
         sampler = BucketBatchSampler(
             dataset.lengths,
             sorted(self.hparams["prompt_buckets"]),
-            self._prompts_per_batch(len(dataset)),
+            self.prompts_per_batch(len(dataset)),
             shuffle=False,
             **self.ranks,
         )
@@ -210,8 +210,8 @@ class TextData(RecipeData):
             self.tokenizer = tokenizer_from_state(state_dict)
             self._streams, self._baselines, self._prompts = {}, {}, None
 
-    def _prompts_per_batch(self, num_prompts: int) -> int:
-        """No more than there are for a card: rows that only fill are computed, too."""
+    def prompts_per_batch(self, num_prompts: int) -> int:
+        """On each card; no more than there are: rows that only fill are computed, too."""
         world_size = 1 if self.trainer is None else self.trainer.world_size
         num_ranks = self.ranks.get("num_ranks", world_size)
         return min(self.samples_per_batch(is_training=False), -(-num_prompts // num_ranks))

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel
 
-from lightning_gaudi import vendor
-from lightning_gaudi.inference import Engine, parallelize
+from lightning_gaudi.inference import Engine, card_memory_bytes, parallelize
 from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
@@ -145,7 +144,7 @@ class TextGeneration(RecipeModule):
         mesh = None if self.device_mesh is None else self.device_mesh["tensor_parallel"]
         self.num_cards = 1 if mesh is None else mesh.size()
         name = self.hparams["name"]
-        if name:
+        if name and self.trainer.state.fn == "predict":
             self._check_memory()
         if mesh is not None and self.num_cards > 1:
             try:
@@ -220,13 +219,13 @@ class TextGeneration(RecipeModule):
         """Write the texts of all cards to one file, in the order of the prompts, and the pace."""
         assert self._writer is not None
         data, tokenizer = self._data(), self._data().get_tokenizer()
-        prompts, lines = data.read_prompts(), []
+        prompts, lines, num_tokens = data.read_prompts(), [], self.writing.max_new_tokens
         for index, tokens in self._writer.read().items():
             prompt = prompts[index]
             text = tokenizer.decode(tokens, skip_special_tokens=True)
             row = {"index": index, "prompt": prompt.text, "text": text, "tokens": tokens}
             if prompt.following:
-                row["reference"] = tokenizer.decode(prompt.following[: len(tokens)])
+                row["reference"] = tokenizer.decode(prompt.following[:num_tokens])
             lines.append((index, json.dumps(row, ensure_ascii=False)))
         given = self._predictions
         path = Path(given).expanduser() if given else prediction_path(self.trainer, _FILE)
@@ -293,10 +292,11 @@ class TextGeneration(RecipeModule):
         return data
 
     def _check_memory(self) -> None:
+        """Before anything is loaded; nobody knows how much the host has left."""
         device, data = self.trainer.strategy.root_device, self._data()
-        capacity = vendor.memory_stats()["Limit"] if device.type == "hpu" else None
+        capacity = card_memory_bytes() if device.type == "hpu" else None
         num_tokens = max(data.hparams["prompt_buckets"]) + self.writing.max_new_tokens
-        batch_size = data.samples_per_batch(is_training=False)
+        batch_size = data.prompts_per_batch(len(data.read_prompts()))
         pretrained.check_memory(self.model, self.num_cards, batch_size, num_tokens, capacity)
 
     def _pretrained(self) -> PreTrainedModel:
