@@ -27,7 +27,7 @@ from recipes.common.tokenization import load_tokenizer
 from recipes.common.training import RecipeModule
 from recipes.text_generation import pretrained
 from recipes.text_generation.data import TextData
-from recipes.text_generation.writing import Writer, WritingSettings
+from recipes.text_generation.writing import Writer, WritingSettings, continuation
 
 _FILE = "texts.jsonl"
 _SHOWN = 4
@@ -222,7 +222,7 @@ class TextGeneration(RecipeModule):
         prompts, lines, num_tokens = data.read_prompts(), [], self.writing.max_new_tokens
         for index, tokens in self._writer.read().items():
             prompt = prompts[index]
-            text = tokenizer.decode(tokens, skip_special_tokens=True)
+            text = continuation(tokenizer, prompt.tokens, tokens)
             row = {"index": index, "prompt": prompt.text, "text": text, "tokens": tokens}
             if prompt.following:
                 row["reference"] = tokenizer.decode(prompt.following[:num_tokens])
@@ -279,8 +279,16 @@ class TextGeneration(RecipeModule):
         with path.open(encoding="utf-8") as lines:
             rows = [json.loads(line) for _, line in zip(range(_SHOWN), lines, strict=False)]
         for row in rows:
-            print(f"  {row['index']}  {row['prompt']}|{row['text']}")
-        print(table([self._writer.section()]), flush=True)
+            text = f"{row['prompt']}|{row['text']}"
+            print(f"  {row['index']}  {' '.join(text.splitlines())}")
+        print(table([self._writer.section(self._whose_pace())]), flush=True)
+
+    def _whose_pace(self) -> str:
+        num_groups = self.trainer.world_size // self.num_cards
+        model = f"one model on {self.num_cards} cards" if self.num_cards > 1 else "the first card"
+        if num_groups > 1:
+            return f"Pace of {model}, one of {num_groups}"
+        return f"Pace of {model}" if self.num_cards > 1 else "Pace"
 
     def _data(self) -> TextData:
         data = self.trainer.datamodule  # type: ignore[attr-defined]

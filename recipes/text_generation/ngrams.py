@@ -26,6 +26,7 @@ class Bigrams:
     def __init__(self, text: np.ndarray, vocab_size: int) -> None:
         self._size = vocab_size
         self._weights = np.full((len(text).bit_length() + 1, 3), 1 / 3)
+        self._weights[0] = 0, 1 / 2, 1 / 2  # nothing is known to follow what was never seen
         end = int(_COUNTED * len(text))
         self._count(text[:end])
         self._tune(text[end - 1 :])

@@ -71,8 +71,8 @@ def folder_of(name: str, is_local: bool = True) -> Path:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
             f"model.name={name} could not be downloaded: {lines[0]} Check the name and the "
-            f"network. Without a network, download it where there is one (`hf download {name} --local-dir "
-            "FOLDER`) and set model.name=FOLDER data.tokenizer=FOLDER."
+            f"network. Without a network, download it where there is one (`hf download {name} "
+            "--local-dir FOLDER`) and set model.name=FOLDER data.tokenizer=FOLDER."
         ) from error
 
 

@@ -159,18 +159,17 @@ class Writer:
         except ValueError:  # no batch came to this rank
             return None
 
-    def section(self) -> Section:
+    def section(self, title: str) -> Section:
         """The pace, as lines of a report."""
         latency = self.latency()
         if latency is None:
-            return section("Pace", [("measured", "nothing")])
+            return section(title, [("measured", "nothing")])
         shapes = len(self._warm)
         warmup = f"{self.settings.num_warmup} of each of {shapes} shape(s), not measured"
         lines = (line.split("  ", 1) for line in str(latency).splitlines()[1:])
         rows = [Row(name.strip(), value.strip()) for name, value in lines]
-        return section(
-            "Pace", [Row("engine", self.generator.engine), Row("warm-up", warmup), *rows]
-        )
+        first = [Row("engine", self.generator.engine), Row("warm-up", warmup)]
+        return section(title, [*first, *rows])
 
     def _generate(self, batch: Mapping[str, Any]) -> Tensor:
         settings, sampling = self.settings, self.settings.sampling
@@ -191,6 +190,16 @@ class Writer:
     def _cut(self, tokens: list[int]) -> list[int]:
         end = next((place for place, token in enumerate(tokens) if token in self.ends), None)
         return tokens if end is None else tokens[: end + 1]
+
+
+def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
+    """What the new tokens add to the text: read behind the prompt, as some begin with a space."""
+    start, whole = (
+        tokenizer.decode(each, skip_special_tokens=True) for each in (prompt, [*prompt, *tokens])
+    )
+    if whole.startswith(start):
+        return str(whole[len(start) :])
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def _ends(model: Any, tokenizer: Any) -> list[int]:

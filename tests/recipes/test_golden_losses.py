@@ -25,6 +25,7 @@ OVERRIDES = {
     # One rewriting of each sentence, not six, is made six times as fast.
     "mrpc": ("--data.pairs_per_sentence=1",),
     "t5_summarization": (),
+    "text_generation": (),
 }
 
 
