@@ -21,7 +21,7 @@ from .engine import Engine, Runner, resolve
 from .generation import TextGenerator, generate
 from .latency import LatencyReport, Stopwatch
 from .loading import load_weights
-from .memory import MemoryTable, card_memory_bytes, check_fits, memory_table
+from .memory import MemoryTable, card_memory_bytes, check_fits, memory_table, parameter_bytes
 from .sampling import Sampling
 from .tensor_parallel import parallelize
 
@@ -42,5 +42,6 @@ __all__ = [
     "memory_table",
     "pad_left",
     "parallelize",
+    "parameter_bytes",
     "resolve",
 ]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .buckets import empty_prompt
@@ -170,26 +173,33 @@ def check_call(
         check_model(model)
 
 
-def check_prompts(model: Any, attention_mask: Tensor, max_new_tokens: int) -> None:
-    """Look at the mask of a batch; the host waits for it if it is on the device.
+def check_prompts(
+    model: Any, input_ids: Tensor, attention_mask: Tensor, max_new_tokens: int
+) -> None:
+    """Look at the values of a batch; the host waits once if they are on the device.
 
     Raises:
-        ValueError: A prompt is empty, padded on the right, or too long for the model.
+        ValueError: A prompt is empty, padded on the right, too long for the model, or has a token
+            that the vocabulary has not.
     """
-    mask = attention_mask.cpu().long()
+    ids, mask = torch.stack((input_ids.long(), attention_mask.long().to(input_ids.device))).cpu()
     lengths = mask.sum(1)
-    for row in range(len(mask)):
-        if not lengths[row]:
-            raise ValueError(empty_prompt(row))
-    if bool((mask.diff(dim=1) < 0).any()) or bool((mask > 1).any()) or bool((mask < 0).any()):
-        row = int(
-            ((mask.diff(dim=1) < 0).any(1) | (mask > 1).any(1) | (mask < 0).any(1)).int().argmax()
-        )
+    if not bool(lengths.all()):
+        raise ValueError(empty_prompt(int(lengths.argmin())))
+    is_wrong = (mask.diff(dim=1) < 0).any(1) | (mask != mask.clamp(0, 1)).any(1)
+    if bool(is_wrong.any()):
         raise ValueError(
-            f"attention_mask of prompt {row} is not zeros and then ones: prompts are padded on the "
-            "left. Set tokenizer.padding_side = 'left', or use pad_left."
+            f"attention_mask of prompt {int(is_wrong.int().argmax())} is not zeros and then ones: "
+            "prompts are padded on the left. Set tokenizer.padding_side = 'left', or use pad_left."
         )
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    config = model.config.get_text_config()
+    outside = ((ids < 0) | (ids >= config.vocab_size)) & mask.bool()
+    if bool(outside.any()):
+        raise ValueError(
+            f"input_ids has token {int(ids[outside][0])}, but the vocabulary of "
+            f"{type(model).__name__} has {config.vocab_size}. Is the tokenizer that of the model?"
+        )
+    limit = getattr(config, "max_position_embeddings", None)
     longest = int(lengths.max())
     if limit is not None and longest + max_new_tokens - 1 > limit:
         raise ValueError(
@@ -228,11 +238,19 @@ def one_seed_a_row(
     return rows if len(rows) == num_rows else rows * num_rows
 
 
-def settings_left_out(model: Any) -> list[str]:
-    """What a model's generation_config asks for, and is not done here."""
+def warn_of_settings(model: Any) -> None:
+    """Say what a model's generation_config asks for, and is not done here."""
     config = getattr(model, "generation_config", None)
-    return [
+    left_out = [
         f"{name}={getattr(config, name)!r}"
         for name, harmless in _CHANGES_TEXT.items()
         if getattr(config, name, None) not in harmless
     ]
+    if left_out and os.environ.get("RANK", "0") == "0":
+        warnings.warn(
+            f"The generation_config of {type(model).__name__} has {', '.join(left_out)}, which "
+            "lightning_gaudi.inference does not do: its text is another than that of "
+            "model.generate. Set what you do not want in model.generation_config to None.",
+            UserWarning,
+            stacklevel=3,
+        )

@@ -11,16 +11,17 @@ V vocabulary, E ends of a text.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from .caches import has_tensors, make_tensors, new_cache
 from .engine import Engine, Runner
 from .sampling import Sampling, greedy, sample
-from .tensor_parallel import cache_config
 
 
 @dataclass(frozen=True)
@@ -90,40 +91,34 @@ class Decoder:
 
     def _allocate(self, eos_token_ids: Sequence[int]) -> None:
         rows, width, room = self.shape.batch_size, self.shape.bucket, self.shape.room
-        ints: dict[str, Any] = {"dtype": torch.long, "device": self._device}
-        floats: dict[str, Any] = {"dtype": torch.float32, "device": self._device}
-        self._ids = torch.zeros(rows, width, **ints)
-        self._seen = torch.zeros(rows, self.shape.num_slots, **ints)
-        self._one = torch.ones(rows, 1, **ints)
-        self._slot = torch.zeros(1, **ints)
-        self._position = torch.zeros(rows, 1, **ints)
-        self._token = torch.zeros(rows, 1, **ints)
-        self._tokens = torch.zeros(rows, room, **ints)
-        self._count = torch.zeros(1, **ints)
-        self._num_tokens = torch.zeros((), **ints)
+        self._ids = self._made(rows, width)
+        self._seen = self._made(rows, self.shape.num_slots)
+        self._one = self._made(rows, 1, value=1)
+        self._slot = self._made(1)
+        self._position = self._made(rows, 1)
+        self._token = self._made(rows, 1)
+        self._tokens = self._made(rows, room)
+        self._count = self._made(1)
+        self._num_tokens = self._made()
         self._ends = torch.tensor(list(eos_token_ids), dtype=torch.long).to(self._device)
-        self._ended = torch.zeros(rows, 1, dtype=torch.bool, device=self._device)
-        self._all_ended = torch.zeros((), dtype=torch.bool, device=self._device)
-        self._noise = torch.zeros(rows, room, **floats)
-        self._temperature, self._top_p = torch.ones(1, **floats), torch.ones(1, **floats)
-        self._cache = self._new_cache()
+        self._ended = self._made(rows, 1, dtype=torch.bool)
+        self._all_ended = self._made(dtype=torch.bool)
+        self._noise = self._made(rows, room, dtype=torch.float32)
+        self._temperature = self._made(1, dtype=torch.float32, value=1)
+        self._top_p = self._made(1, dtype=torch.float32, value=1)
+        self._cache = new_cache(self._model, rows, self.shape.num_slots, self._device, self._dtype)
+        if has_tensors(self._cache) or self._device.type != "hpu":
+            return
+        is_split = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if is_split or torch.is_autocast_enabled(self._device.type):
+            # What it writes then only a run tells.
+            self._forward(self._model, self._token, self._position, self._bias(1), self._slot)
+        else:
+            make_tensors(self._cache, self._model, self._forward_on_meta, self._device)
 
-    def _new_cache(self) -> Any:
-        from transformers import StaticCache
-
-        # transformers before 4.56 makes the tensors here, and wants all of it; later at first use.
-        cache = StaticCache(
-            config=cache_config(self._model),
-            max_batch_size=self.shape.batch_size,
-            max_cache_len=self.shape.num_slots,
-            device=self._device,
-            dtype=self._dtype,
-        )
-        if self._prefill_engine != "none" and hasattr(cache, "layers"):
-            # What a graph writes to must be there before it.
-            self._cache = cache
-            self._forward(self._ids[:, :1], self._ids[:, :1], self._bias(1), self._slot)
-        return cache
+    def _made(self, *shape: int, dtype: torch.dtype = torch.long, value: int = 0) -> Tensor:
+        # Copied, as numbers made on the device would be a graph for each bucket.
+        return torch.full(shape, value, dtype=dtype).to(self._device)
 
     def begin(
         self, input_ids: Tensor, seen: Tensor, sampling: Sampling | None, noise: Tensor | None
@@ -201,14 +196,15 @@ class Decoder:
         positions = (self._seen[:, :width].cumsum(-1) - 1).clamp(min=0)
         self._position.copy_(positions[:, -1:])
         slots = torch.arange(width, device=self._device)
-        logits = self._forward(self._ids, positions, self._bias(width), slots)
+        logits = self._forward(self._model, self._ids, positions, self._bias(width), slots)
         return self._choose(logits, kind)
 
     def _decode(self, kind: _Kind) -> Tensor:
         self._slot.add_(1)
         self._position.add_(1)
         self._seen.index_copy_(1, self._slot, self._one)
-        logits = self._forward(self._token, self._position, self._bias(1), self._slot)
+        bias = self._bias(1)
+        logits = self._forward(self._model, self._token, self._position, bias, self._slot)
         return self._choose(logits, kind)
 
     def _bias(self, num_queries: int) -> Tensor | None:
@@ -223,7 +219,12 @@ class Decoder:
         return torch.zeros_like(sees, dtype=self._dtype).masked_fill(~sees, least)
 
     def _forward(
-        self, input_ids: Tensor, positions: Tensor, bias: Tensor | None, slots: Tensor
+        self,
+        call: Callable[..., Any],
+        input_ids: Tensor,
+        positions: Tensor,
+        bias: Tensor | None,
+        slots: Tensor,
     ) -> Tensor:
         """The logits [B, V] float32 after the last of some tokens [B, t]."""
         given: dict[str, Any] = {"attention_mask": self._seen if bias is None else bias}
@@ -233,9 +234,20 @@ class Decoder:
             given["cache_position"] = slots
         if "logits_to_keep" in self._takes:
             given["logits_to_keep"] = 1
-        out = self._model(input_ids=input_ids, past_key_values=self._cache, use_cache=True, **given)
+        out = call(input_ids=input_ids, past_key_values=self._cache, use_cache=True, **given)
         logits: Tensor = out[0][:, -1].float()
         return logits
+
+    def _forward_on_meta(self, call: Callable[..., Any]) -> None:
+        """What the model writes to the cache for a token, without values."""
+        ids, slots = self._token.to("meta"), self._slot.to("meta")
+        if self._has_positions:
+            shape = (len(ids), 1, 1, self.shape.num_slots)
+            bias = torch.empty(shape, dtype=self._dtype, device="meta")
+            self._forward(call, ids, ids, bias, slots)
+        else:
+            given = {"cache_position": slots} if "cache_position" in self._takes else {}
+            call(input_ids=ids, past_key_values=self._cache, use_cache=True, **given)
 
     def _choose(self, logits: Tensor, kind: _Kind) -> Tensor:
         if kind.is_sampled:

@@ -20,6 +20,7 @@ from .checks import (
     one_seed_a_row,
     refuse_unknown,
     token_ids,
+    warn_of_settings,
 )
 from .decoding import Decoder, Shape
 from .engine import Engine, resolve
@@ -71,6 +72,7 @@ class TextGenerator:
             check_capture(model)
         self.pad_token_id, self.eos_token_ids = token_ids(model, pad_token_id, eos_token_id)
         self._capture_prefill = capture_prefill
+        warn_of_settings(model)
         self._decoders: dict[Any, Decoder] = {}
 
     def __call__(
@@ -97,7 +99,8 @@ class TextGenerator:
             seeds: One a row, or one for all: with the prompt they decide a row's text.
             check_end_every: After every so many tokens the host waits for the device to learn
                 whether all rows have ended; None for never.
-            check_prompts: Whether the mask is looked at: if it is on the HPU, the host waits once.
+            check_prompts: Whether tokens and mask are looked at: if they are on the HPU, the host
+                waits once.
             on_logits: Is called with the logits [B, V] float32 of each token; they are valid until
                 the next one.
             stopwatch: Is told of the first token and of how many there are, within its `call`.
@@ -113,7 +116,7 @@ class TextGenerator:
         check_call(self.model, input_ids, attention_mask, max_new_tokens, check_end_every)
         rows = one_seed_a_row(seeds, sampling, len(input_ids))
         if check_prompts:
-            _check_prompts(self.model, attention_mask, max_new_tokens)
+            _check_prompts(self.model, input_ids, attention_mask, max_new_tokens)
         bucket = bucket_for(input_ids.shape[1], self.buckets)
         decoder = self._decoder(len(input_ids), bucket, max_new_tokens)
         with torch.inference_mode(False), torch.no_grad():

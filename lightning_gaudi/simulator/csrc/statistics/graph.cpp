@@ -249,10 +249,13 @@ void end_graph_at_capture() {
 void begin_replay() {
   end_graph_at_capture();
   t_is_replaying = true;
+  ++t_launch_depth;
 }
 
 void end_replay(int64_t num_graphs) {
   t_is_replaying = false;
+  --t_launch_depth;
+  count_launches(num_graphs);
   Tracker& graph = tracker();
   std::lock_guard<std::mutex> lock(graph.mutex);
   graph.stats.num_cache_hits += num_graphs;

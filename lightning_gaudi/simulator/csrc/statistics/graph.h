@@ -48,7 +48,7 @@ void end_graph_at_capture();
 /// Ends the graph, and collects nothing in this thread until `end_replay`.
 void begin_replay();
 
-/// Counts the graphs that were replayed: each was found in the cache.
+/// Counts the graphs that were replayed: each was found in the cache, and is a launch.
 void end_replay(int64_t num_graphs);
 
 /// Whether collectives are operations of the graph; else each ends the graph that feeds it, and
