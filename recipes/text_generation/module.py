@@ -124,7 +124,13 @@ class TextGeneration(RecipeModule):
         self.save_hyperparameters(ignore=[*_WRITING, "dtype", "predictions"])
         self._writing_dtype: torch.dtype = _DTYPES[dtype]
         self._predictions = predictions
-        self.model = self._pretrained() if name else self._from_nothing()
+        self._without_weights: list[PreTrainedModel] = []
+        """A published model until it is loaded. In a list, as no part of this module: should
+        something fail before, Lightning moves all parts to the CPU, which those on meta refuse."""
+        if name:
+            self._without_weights = [self._pretrained()]
+        else:
+            self.model = self._from_nothing()
         self._is_configured = False
         self._writer: Writer | None = None
         self._totals: Tensor | None = None
@@ -140,19 +146,21 @@ class TextGeneration(RecipeModule):
         """Cut the model up where `ModelParallelStrategy` asks for it; load a published one."""
         if self._is_configured:
             return
-        self._is_configured = True
         mesh = None if self.device_mesh is None else self.device_mesh["tensor_parallel"]
         self.num_cards = 1 if mesh is None else mesh.size()
         name = self.hparams["name"]
+        model = self._without_weights[0] if name else self.model
         if name and self.trainer.state.fn == "predict":
-            self._check_memory()
+            self._check_memory(model)
         if mesh is not None and self.num_cards > 1:
             try:
-                parallelize(self.model, mesh)
+                parallelize(model, mesh)
             except ValueError as error:
                 raise UserError(str(error)) from error
         if name:
-            pretrained.load(self.model, name, self.trainer.strategy.root_device)
+            pretrained.load(model, name, self.trainer.strategy.root_device)
+            self.model = model.requires_grad_(self.num_cards == 1)
+        self._is_configured, self._without_weights = True, []
 
     def setup(self, stage: str) -> None:
         """Refuse to train what cannot be."""
@@ -207,6 +215,7 @@ class TextGeneration(RecipeModule):
         self.model.to(dtype=self._writing_dtype)
         buckets = data.hparams["prompt_buckets"]
         self._writer = Writer(self.model, self.writing, data.get_tokenizer(), buckets)
+        self._writer.check(data.read_prompts())
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
         """The numbers of the prompts; what follows them is written at the end."""
@@ -299,13 +308,13 @@ class TextGeneration(RecipeModule):
             )
         return data
 
-    def _check_memory(self) -> None:
+    def _check_memory(self, model: PreTrainedModel) -> None:
         """Before anything is loaded; nobody knows how much the host has left."""
         device, data = self.trainer.strategy.root_device, self._data()
         capacity = card_memory_bytes() if device.type == "hpu" else None
         num_tokens = max(data.hparams["prompt_buckets"]) + self.writing.max_new_tokens
         batch_size = data.prompts_per_batch(len(data.read_prompts()))
-        pretrained.check_memory(self.model, self.num_cards, batch_size, num_tokens, capacity)
+        pretrained.check_memory(model, self.num_cards, batch_size, num_tokens, capacity)
 
     def _pretrained(self) -> PreTrainedModel:
         settings = self.hparams

@@ -21,6 +21,7 @@ from lightning_gaudi.inference import (
 )
 from recipes.common.errors import UserError
 from recipes.common.sections import Row, Section, section
+from recipes.text_generation.prompts import Prompt
 
 _FILLS = -1
 
@@ -112,6 +113,23 @@ class Writer:
         self._written: list[tuple[list[int], Tensor]] = []
         self._num_tokens = 0
 
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that with what follows have more tokens than the model has positions.
+
+        Raises:
+            UserError: with the first of them.
+        """
+        config, wanted = self.generator.model.config, self.settings.max_new_tokens
+        limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+        for number, prompt in enumerate(prompts, 1):
+            if limit is not None and len(prompt.tokens) + wanted - 1 > limit:
+                raise UserError(
+                    f"Prompt {number} of {len(prompts)} has {len(prompt.tokens)} tokens and "
+                    f"model.max_new_tokens is {wanted}, but the model has {limit} positions: "
+                    f"{prompt.text!r:.60}. Cut prompts with data.prompt_tokens={limit - wanted} or "
+                    "set model.max_new_tokens to fewer."
+                )
+
     def write(self, batch: Mapping[str, Any]) -> None:
         """Generate for a batch; the first of its shape is generated for more often, unmeasured.
 
@@ -183,7 +201,7 @@ class Writer:
             sampling=sampling,
             seeds=seeds,
             check_end_every=settings.check_end_every,
-            check_prompts=False,  # they are ours, padded on the left
+            check_prompts=False,  # by `check`: the mask is on the device already
             stopwatch=self._stopwatch if self._stopwatch.is_running else None,
         )
 

@@ -36,20 +36,24 @@ def small_data(**settings) -> TextData:
 
 
 def sharp_bloom(vocab_size: int = VOCABULARY, num_heads: int = 4) -> BloomForCausalLM:
-    """A random Bloom whose texts are no mere repetition, with Bloom's special tokens."""
+    """A random Bloom with large weights, whose texts are no mere repetition."""
     config = BloomConfig(
         vocab_size=vocab_size,
         hidden_size=48,
         n_layer=2,
         n_head=num_heads,
-        initializer_range=0.3,
+        tie_word_embeddings=False,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=3,
     )
     with torch.random.fork_rng():
         seed_everything(0, verbose=False)
-        return BloomForCausalLM(config).eval()
+        model = BloomForCausalLM(config)
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                torch.nn.init.normal_(weight, std=0.4)
+        return model.eval()
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +62,9 @@ def pretrained(tmp_path_factory) -> str:
     return str(save_pretrained(tmp_path_factory.mktemp("bloom")))
 
 
-def save_pretrained(folder: Path) -> Path:
-    """Write them, the same in every process."""
+def save_pretrained(folder: Path, num_heads: int = 4) -> Path:
+    """Write them, the same each time."""
     data = small_data()
     train_byte_bpe([data._texts("train")], VOCABULARY).save_pretrained(folder)
-    sharp_bloom().save_pretrained(folder)
+    sharp_bloom(num_heads=num_heads).save_pretrained(folder)
     return folder

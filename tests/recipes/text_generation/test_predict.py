@@ -6,20 +6,27 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+import torch.distributed as dist
+from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.strategies import ModelParallelStrategy
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from recipes.common.errors import UserError
 from recipes.text_generation.module import TextGeneration
 from tests.helpers.forked import fork_python
 from tests.helpers.trainers import run_trainers
-from tests.recipes.text_generation.conftest import PROMPTS, save_pretrained, small_data
+from tests.recipes.text_generation.conftest import (
+    PROMPTS,
+    VOCABULARY,
+    save_pretrained,
+    small_data,
+)
 from tests.recipes.text_generation.test_training import SMALL
 
-NUM_TOKENS = 12
+NUM_TOKENS = 16
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:You are using a custom batch sampler:UserWarning",
+    "default::DeprecationWarning",  # the compiler warns of its own doings
+    "ignore:You are using a custom batch sampler",
     "ignore:The 'predict_dataloader' does not have many:UserWarning",
 )
 
@@ -29,7 +36,8 @@ def write(
 ) -> list[dict[str, Any]]:
     """What `predict` leaves, and how long each batch is."""
     batch_size, devices = settings.pop("batch_size", 2), settings.pop("devices", 1)
-    data = small_data(tokenizer=name, prompts=PROMPTS, eval_batch_size=batch_size)
+    more = settings.pop("data", {})
+    data = small_data(tokenizer=name, prompts=PROMPTS, eval_batch_size=batch_size, **more)
     writing = {"max_new_tokens": NUM_TOKENS, "predictions": str(path / "out.jsonl")}
     module = TextGeneration(name=name, tokenizer=name, **(writing | settings))
     trainer = Trainer(
@@ -43,6 +51,8 @@ def write(
         default_root_dir=path,
     )
     trainer.predict(module, datamodule=data, return_predictions=False)
+    if trainer.global_rank:  # the first one writes
+        return []
     return [json.loads(line) for line in (path / "out.jsonl").read_text("utf-8").splitlines()]
 
 
@@ -58,9 +68,12 @@ def references(name: str) -> list[list[int]]:
 
 
 @pytest.mark.filterwarnings("ignore:The attention mask:UserWarning")
-@pytest.mark.parametrize("accelerator", ["cpu", "hpu"])
-def test_greedy_texts_are_those_of_transformers(pretrained, tmp_path, capsys, accelerator):
-    rows = write(pretrained, tmp_path, accelerator)
+@pytest.mark.parametrize(
+    ("accelerator", "engine"),
+    [("cpu", "auto"), ("hpu", "none"), pytest.param("hpu", "auto", marks=pytest.mark.slow)],
+)
+def test_greedy_texts_are_those_of_transformers(pretrained, tmp_path, capsys, accelerator, engine):
+    rows = write(pretrained, tmp_path, accelerator, engine=engine)
     assert [row["index"] for row in rows] == list(range(len(PROMPTS)))
     assert [row["prompt"] for row in rows] == PROMPTS
     assert [row["tokens"] for row in rows] == references(pretrained)
@@ -88,10 +101,13 @@ def _everywhere(rank: int, path: Path, num_ranks: int) -> None:
         folder = path / kind
         folder.mkdir(exist_ok=True)
         write(name, folder, strategy=strategy, devices=num_ranks, engine="none")
+    with pytest.raises(UserError, match=r"num_attention_heads=3, which 2 cards cannot share"):
+        write(str(path / "odd"), path, strategy=strategy, devices=num_ranks, engine="none")
 
 
 def test_two_cards_write_the_file_of_one(pretrained, tmp_path):
     save_pretrained(tmp_path / "model")
+    save_pretrained(tmp_path / "odd", num_heads=3)
     run_trainers(_everywhere, tmp_path, tmp_path, 2, num_ranks=2)
     rows = write(pretrained, tmp_path, engine="none")
     for kind in ("ddp", "tp"):
@@ -140,12 +156,42 @@ def test_a_text_ends_with_its_end_or_goes_on(pretrained, tmp_path):
 
 
 def test_bfloat16_is_that_of_the_weights(pretrained, tmp_path):
-    rows = write(pretrained, tmp_path, dtype="bf16", batch_size=1)
+    rows = write(pretrained, tmp_path, "cpu", dtype="bf16", batch_size=1)
     model = AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.bfloat16).eval()
     tokenizer = AutoTokenizer.from_pretrained(pretrained)
     ids = tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
     tokens = model.generate(ids, max_new_tokens=NUM_TOKENS, do_sample=False)
     assert rows[0]["tokens"][:2] == tokens[0, ids.shape[1] :].tolist()[:2]
+
+
+def _gpt2(folder: Path, pretrained: str, num_positions: int) -> str:
+    """A folder with a small GPT-2, and a tokenizer without padding, as GPT-2's own."""
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.4}
+    tokens = {"vocab_size": VOCABULARY, "bos_token_id": 2, "eos_token_id": 2}
+    seed_everything(0, verbose=False)
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **tokens, n_positions=num_positions))
+    model.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(pretrained)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.filterwarnings("ignore:The attention mask:UserWarning")
+def test_a_model_with_positions_and_without_padding_writes_as_transformers(pretrained, tmp_path):
+    name = _gpt2(tmp_path / "model", pretrained, 64)
+    rows = write(name, tmp_path, "cpu", data={"pad_token": "</s>"})
+    assert [row["tokens"] for row in rows] == references(name)
+
+
+def test_a_prompt_that_leaves_no_positions_is_refused(pretrained, tmp_path):
+    name = _gpt2(tmp_path / "model", pretrained, 30)
+    message = (
+        r"Prompt 2 of 5 has \d+ tokens and model\.max_new_tokens is 16, but the model has 30 "
+        r"positions: 'A silver letter .*data\.prompt_tokens=14"
+    )
+    with pytest.raises(UserError, match=message):
+        write(name, tmp_path, "cpu", data={"pad_token": "</s>"})
 
 
 def test_memory_is_told_and_refused_before_anything_is_loaded(
@@ -159,7 +205,7 @@ def test_memory_is_told_and_refused_before_anything_is_loaded(
     with pytest.raises(UserError, match=r"would have to hold 0\.00 GiB and has 0\.00"):
         write(str(tmp_path / "model"), tmp_path)
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"model\.name=.* safetensors"):
+    with pytest.raises(UserError, match=r"model\.name=.* has no model\.safetensors"):
         write(str(tmp_path / "model"), tmp_path)
 
 
@@ -210,14 +256,17 @@ def test_parts_of_a_model_are_not_trained(tmp_path):
         devices=1,
         strategy=ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1),
         logger=False,
-        enable_checkpointing=False,
+        max_steps=1,
         enable_progress_bar=False,
     )
-    with pytest.raises(UserError, match=r"ModelParallelStrategy, which is for `predict`"):
-        trainer.fit(TextGeneration(**SMALL), datamodule=small_data())
+    try:
+        with pytest.raises(UserError, match=r"ModelParallelStrategy, which is for `predict`"):
+            trainer.fit(TextGeneration(**SMALL), datamodule=small_data())
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_bfloat16_model_is_not_trained(tmp_path):
-    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+    trainer = Trainer(accelerator="cpu", devices=1, max_steps=1, logger=False)
     with pytest.raises(UserError, match=r"model\.dtype=bf16 is for `predict`"):
         trainer.fit(TextGeneration(**SMALL, dtype="bf16"), datamodule=small_data())
