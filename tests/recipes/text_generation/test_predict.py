@@ -92,17 +92,18 @@ def test_greedy_texts_are_those_of_transformers(pretrained, tmp_path, capsys, ac
 
 
 def _everywhere(rank: int, path: Path, num_ranks: int) -> None:
-    """DDP, and one model on both cards."""
-    name = str(path / "model")
-    for kind, strategy in (
-        ("ddp", "auto"),
-        ("tp", ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=num_ranks)),
-    ):
-        folder = path / kind
-        folder.mkdir(exist_ok=True)
-        write(name, folder, strategy=strategy, devices=num_ranks, engine="none")
+    """DDP, and one model on both cards; which does not always divide."""
+
+    def run(name: str, kind: str) -> None:
+        strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=num_ranks)
+        (path / kind).mkdir(exist_ok=True)
+        settings = {"strategy": "auto" if kind == "ddp" else strategy, "devices": num_ranks}
+        write(str(path / name), path / kind, engine="none", **settings)
+
+    run("model", "ddp")
+    run("model", "tp")
     with pytest.raises(UserError, match=r"num_attention_heads=3, which 2 cards cannot share"):
-        write(str(path / "odd"), path, strategy=strategy, devices=num_ranks, engine="none")
+        run("odd", "odd")
 
 
 def test_two_cards_write_the_file_of_one(pretrained, tmp_path):
