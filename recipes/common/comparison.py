@@ -1,10 +1,10 @@
-"""At the end of a run: its figures, beside those of the published run that it claims to be."""
+"""At the end of `fit` and `predict`: the figures of a run, beside the published ones it claims."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,8 +22,7 @@ _SIMULATED_ALONE = "host_sync"
 class PublishedComparison(Callback):
     """Measure what was published, and print both.
 
-    `rows` and `reasons` have the result after `fit`, or `predict` of a model that says what it
-    measured there (`figures`): a report may show them in its own way.
+    `rows` and `reasons` have the result after `fit`: a report may show them in its own way.
 
     Args:
         run: the published run.
@@ -59,20 +58,20 @@ class PublishedComparison(Callback):
         self._read_clock("train")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare what was trained."""
-        self._compare(trainer, self._measured(trainer), _cut_short(self.run, trainer))
+        """Compare, and print it once."""
+        self._compare(trainer, self._measured(trainer))
 
-    def on_predict_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Compare what was predicted, if the model has measured it."""
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See on which card."""
         self._hardware = _hardware(pl_module)
-        if measured := pl_module.figures():
-            self._compare(trainer, measured, _other_cards(self.run, trainer))
 
-    def _compare(
-        self, trainer: Trainer, measured: Mapping[str, float], reasons: Sequence[str]
-    ) -> None:
-        """Print it once."""
-        self.reasons = [*_no_such_card(self.run, self._hardware), *reasons]
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare what the model has measured, if anything (`figures`), and print it once."""
+        if hasattr(pl_module, "figures"):
+            self._compare(trainer, pl_module.figures())  # type: ignore[operator]
+
+    def _compare(self, trainer: Trainer, measured: Mapping[str, float]) -> None:
+        self.reasons = [*_no_such_card(self.run, self._hardware), *_cut_short(self.run, trainer)]
         self.reasons += differing_settings(self.run, self.config)
         self.rows = compare(self.run, measured, self._hardware)
         if trainer.is_global_zero:
@@ -134,15 +133,14 @@ def _no_such_card(run: Run, hardware: str | None) -> list[str]:
     return [f"this run was {ours}, the published one on {' or '.join(run.hardware)}"]
 
 
-def _other_cards(run: Run, trainer: Trainer) -> list[str]:
-    if trainer.world_size == run.num_cards:
-        return []
-    return [f"{trainer.world_size} card(s), not {run.num_cards}"]
-
-
 def _cut_short(run: Run, trainer: Trainer) -> list[str]:
     """Fewer cards, batches or steps than the settings say."""
-    found = _other_cards(run, trainer)
+    found = []
+    if trainer.world_size != run.num_cards:
+        found.append(f"{trainer.world_size} card(s), not {run.num_cards}")
+    if trainer.state.fn == "predict":
+        limit = trainer.limit_predict_batches
+        return found if limit in (None, 1.0) else [*found, f"trainer.limit_predict_batches={limit}"]
     for name in ("limit_train_batches", "limit_val_batches"):
         if (value := getattr(trainer, name)) not in (None, 1.0):
             found.append(f"trainer.{name} is {value}")

@@ -82,10 +82,6 @@ class RecipeModule(LightningModule):
         has_name = self.hparams.get("name") is not None
         return None if has_name else "random weights, of a model that has learnt nothing"
 
-    def figures(self) -> dict[str, float]:
-        """What `predict` measured, by the names of published figures."""
-        return {}
-
     def configure_optimizers(self) -> Any:
         """The optimizer and the schedule that the hyperparameters name."""
         settings, name = self.hparams, self._optimizer_name()

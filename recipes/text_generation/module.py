@@ -266,12 +266,7 @@ class TextGeneration(RecipeModule):
     def figures(self) -> dict[str, float]:
         """What `predict` measured, by the names of published figures."""
         latency = self._writer.latency() if self._writer else None
-        if latency is None:
-            return {}
-        return {
-            "latency_seconds": latency.seconds / latency.num_calls,
-            "tokens_per_s": latency.tokens_per_second,
-        }
+        return {} if latency is None else {"latency_seconds": latency.seconds / latency.num_calls}
 
     def _log_evaluation(self, stage: str) -> None:
         assert self._totals is not None

@@ -1,6 +1,7 @@
 """Texts: those of transformers, in the order of the prompts, on any number of cards."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from recipes.common.errors import UserError
 from recipes.text_generation.module import TextGeneration
 from tests.helpers.forked import fork_python
+from tests.helpers.recipes import quiet_cli
 from tests.helpers.trainers import run_trainers
 from tests.recipes.text_generation.conftest import (
     PROMPTS,
@@ -193,6 +195,36 @@ def test_a_prompt_that_leaves_no_positions_is_refused(pretrained, tmp_path):
     )
     with pytest.raises(UserError, match=message):
         write(name, tmp_path, "cpu", data={"pad_token": "</s>"})
+
+
+def test_the_published_figures_are_printed_beside_those_of_the_run(pretrained, tmp_path, capsys):
+    cli = quiet_cli(
+        "text_generation",
+        tmp_path,
+        *(f"--model.name={pretrained}", f"--data.tokenizer={pretrained}", "--environment=null"),
+        *(
+            "--trainer.accelerator=cpu",
+            "--model.engine=none",
+            f"--model.predictions={tmp_path}/out",
+        ),
+        *("--data.prompt_buckets=[64]", "--model.max_new_tokens=4"),
+        f"--model.predictions={tmp_path}/out",
+        config="published/bloomz_7b_1x",
+    )
+    cli.trainer.predict(cli.model, cli.datamodule, return_predictions=False)
+    shown = capsys.readouterr().out
+    assert "published/bloomz_7b_1x: BLOOMZ-7B, 100 tokens after a prompt of 7" in shown
+    assert re.search(r"latency_seconds +1.066 s +Gaudi 2 +[\d.]+ s", shown)
+    for reason in (
+        "this run was simulated, or on no Gaudi, the published one on Gaudi or Gaudi 2",
+        f"model.name is {pretrained}, not bigscience/bloomz-7b1",
+        "model.max_new_tokens is 4, not 100",
+        "environment.PT_HPU_LAZY_MODE is <absent>, not 1",
+    ):
+        assert f"  {reason}" in shown
+    texts = [json.loads(line)["text"] for line in (tmp_path / "out").read_text().splitlines()]
+    assert len(texts) == 5
+    assert len(set(texts)) == 1
 
 
 def test_memory_is_told_and_refused_before_anything_is_loaded(
