@@ -169,8 +169,8 @@ class TextGeneration(RecipeModule):
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
             raise UserError(
                 "trainer.strategy is ModelParallelStrategy, which is for `predict`, `validate` and "
-                "`test` in this recipe: parts of a model are not trained. For `fit` leave it out, "
-                "or set trainer.strategy=deepspeed_stage_3."
+                "`test` in this recipe: parts of a model are not trained. For `fit` leave it out: "
+                "each card has the whole model then."
             )
         if self._writing_dtype != torch.float32:
             raise UserError(
