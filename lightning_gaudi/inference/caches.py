@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .tensor_parallel import cache_config
 
@@ -36,32 +35,28 @@ def has_tensors(cache: Any) -> bool:
     return all(layer.is_initialized for layer in getattr(cache, "layers", ()))
 
 
-def make_tensors(
-    cache: Any, model: Any, forward: Callable[[Callable[..., Any]], None], device: torch.device
-) -> None:
-    """Give a cache the tensors that the model will write to, and launch nothing for it.
+def make_tensors(cache: Any, run: Callable[[], object], device: torch.device) -> None:
+    """Give a cache the tensors that a model will write to, and launch nothing for it.
 
-    The shapes are what the model writes on the meta device: for that all of it must be in this
-    process, and autocast off.
+    What a model writes only a run tells: where its weights are cut up, heads and sizes are not
+    those of its configuration, and autocast has a say in the dtype.
 
     Args:
         cache: As `new_cache` has made it.
-        model: What will write to it.
-        forward: Runs a model that it is given as a function, on tensors of the meta device.
+        run: Has the model write a token to the cache; it is run on tensors without values.
         device: Where the model is.
     """
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    on_meta = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    def call(**given: Any) -> Any:
-        return torch.func.functional_call(model, on_meta, (), given)
-
-    forward(call)
+    mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
+    # It computes with single numbers that it knows (torch 2.6 to 2.13): launches, and graphs.
+    mode.may_turn_const = lambda tensor: False
+    with mode:
+        run()
     for layer in cache.layers:
         # Not zeros, which would be launched: `reset` fills them before the first use.
-        layer.keys = torch.empty_like(layer.keys, device=device)
-        layer.values = torch.empty_like(layer.values, device=device)
+        layer.keys = torch.empty(layer.keys.shape, dtype=layer.keys.dtype, device=device)
+        layer.values = torch.empty(layer.values.shape, dtype=layer.values.dtype, device=device)
         layer.device = device
-        count: Tensor | None = getattr(layer, "cumulative_length", None)
-        if count is not None:
-            layer.cumulative_length = torch.zeros(count.shape, dtype=count.dtype).to(device)
+        if hasattr(layer, "cumulative_length"):
+            layer.cumulative_length = torch.zeros((), dtype=torch.long).to(device)

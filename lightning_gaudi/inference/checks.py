@@ -68,7 +68,7 @@ def check_model(model: Any) -> None:
     if not is_static or getattr(model, "_is_stateful", False):
         raise ValueError(
             f"transformers has no static cache for {name}. Use model.generate, or a model that has "
-            "one, such as Bloom, Llama, Qwen2 or GPT-2."
+            "one, such as Bloom, Llama or Qwen2."
         )
     if kinds := _other_layers(config.get_text_config()):
         raise ValueError(

@@ -11,7 +11,7 @@ V vocabulary, E ends of a text.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ class Decoder:
     """Generates for one batch size and bucket.
 
     Args:
-        model: A decoder-only model of transformers, see `models.check_model`.
+        model: A decoder-only model of transformers, see `checks.check_model`.
         shape: What it is for.
         pad_token_id: What stands after a row's end.
         eos_token_ids: What ends a row.
@@ -78,14 +78,18 @@ class Decoder:
             "none" if engine == "graph" and not capture_prefill else engine
         )
         self._takes = set(inspect.signature(model.forward).parameters)
-        # ALiBi is made from the mask of tokens; where there are positions we can give the mask of
-        # attention itself, and transformers has no reason to look at its values.
+        # ALiBi is made from the slots that are seen, and not from positions.
         self._has_positions = "position_ids" in self._takes and not model.config.to_dict().get(
             "alibi"
         )
         self._runners: dict[tuple[str, _Kind], Runner] = {}
         weight = next(model.parameters())
         self._device, self._dtype = weight.device, weight.dtype
+        kind = weight.device.type
+        # What autocast rounds to -inf would make padding NaN, and with it the text.
+        is_autocast = torch.is_autocast_enabled(kind)
+        computes_in = torch.get_autocast_dtype(kind) if is_autocast else weight.dtype
+        self._least = max(torch.finfo(dtype).min for dtype in (computes_in, weight.dtype))
         with torch.inference_mode(False), torch.no_grad():
             self._allocate(eos_token_ids)
 
@@ -109,12 +113,15 @@ class Decoder:
         self._cache = new_cache(self._model, rows, self.shape.num_slots, self._device, self._dtype)
         if has_tensors(self._cache) or self._device.type != "hpu":
             return
-        is_split = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if is_split or torch.is_autocast_enabled(self._device.type):
-            # What it writes then only a run tells.
-            self._forward(self._model, self._token, self._position, self._bias(1), self._slot)
+
+        def run() -> None:
+            mask = torch.empty_like(self._mask(1))
+            self._forward(self._token, self._position, mask, self._slot)
+
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            run()  # other ranks may have parts of the model, and wait for this one
         else:
-            make_tensors(self._cache, self._model, self._forward_on_meta, self._device)
+            make_tensors(self._cache, run, self._device)
 
     def _made(self, *shape: int, dtype: torch.dtype = torch.long, value: int = 0) -> Tensor:
         # Copied, as numbers made on the device would be a graph for each bucket.
@@ -196,58 +203,41 @@ class Decoder:
         positions = (self._seen[:, :width].cumsum(-1) - 1).clamp(min=0)
         self._position.copy_(positions[:, -1:])
         slots = torch.arange(width, device=self._device)
-        logits = self._forward(self._model, self._ids, positions, self._bias(width), slots)
+        logits = self._forward(self._ids, positions, self._mask(width), slots)
         return self._choose(logits, kind)
 
     def _decode(self, kind: _Kind) -> Tensor:
         self._slot.add_(1)
         self._position.add_(1)
         self._seen.index_copy_(1, self._slot, self._one)
-        bias = self._bias(1)
-        logits = self._forward(self._model, self._token, self._position, bias, self._slot)
+        logits = self._forward(self._token, self._position, self._mask(1), self._slot)
         return self._choose(logits, kind)
 
-    def _bias(self, num_queries: int) -> Tensor | None:
-        """What is added to the scores of the prompt or of one token; None for models with ALiBi."""
+    def _mask(self, num_queries: int) -> Tensor:
+        """What is added to the scores of the prompt or of one token; the slots, where it is ALiBi.
+
+        transformers has no reason to look at the values of the former, which the host waits for.
+        """
         if not self._has_positions:
-            return None
+            return self._seen
         sees = self._seen[:, None, None, :].bool()
         if num_queries > 1:
             slots = torch.arange(self.shape.num_slots, device=self._device)
             sees = sees & (slots <= slots[:num_queries, None])
-        least = torch.finfo(self._dtype).min
-        return torch.zeros_like(sees, dtype=self._dtype).masked_fill(~sees, least)
+        return torch.zeros_like(sees, dtype=self._dtype).masked_fill(~sees, self._least)
 
-    def _forward(
-        self,
-        call: Callable[..., Any],
-        input_ids: Tensor,
-        positions: Tensor,
-        bias: Tensor | None,
-        slots: Tensor,
-    ) -> Tensor:
+    def _forward(self, input_ids: Tensor, positions: Tensor, mask: Tensor, slots: Tensor) -> Tensor:
         """The logits [B, V] float32 after the last of some tokens [B, t]."""
-        given: dict[str, Any] = {"attention_mask": self._seen if bias is None else bias}
+        given: dict[str, Any] = {"attention_mask": mask}
         if self._has_positions:
             given["position_ids"] = positions
         if "cache_position" in self._takes:  # transformers before 5
             given["cache_position"] = slots
         if "logits_to_keep" in self._takes:
             given["logits_to_keep"] = 1
-        out = call(input_ids=input_ids, past_key_values=self._cache, use_cache=True, **given)
+        out = self._model(input_ids=input_ids, past_key_values=self._cache, use_cache=True, **given)
         logits: Tensor = out[0][:, -1].float()
         return logits
-
-    def _forward_on_meta(self, call: Callable[..., Any]) -> None:
-        """What the model writes to the cache for a token, without values."""
-        ids, slots = self._token.to("meta"), self._slot.to("meta")
-        if self._has_positions:
-            shape = (len(ids), 1, 1, self.shape.num_slots)
-            bias = torch.empty(shape, dtype=self._dtype, device="meta")
-            self._forward(call, ids, ids, bias, slots)
-        else:
-            given = {"cache_position": slots} if "cache_position" in self._takes else {}
-            call(input_ids=ids, past_key_values=self._cache, use_cache=True, **given)
 
     def _choose(self, logits: Tensor, kind: _Kind) -> Tensor:
         if kind.is_sampled:

@@ -66,7 +66,8 @@ class TextGenerator:
         """The model."""
         self.buckets = check_buckets(buckets)
         """The widths."""
-        self.engine = resolve(engine, next(model.parameters()).device)
+        self._device = next(model.parameters()).device
+        self.engine = resolve(engine, self._device)
         """"graph", "compile" or "none"."""
         if self.engine == "graph":
             check_capture(model)
@@ -74,6 +75,7 @@ class TextGenerator:
         self._capture_prefill = capture_prefill
         warn_of_settings(model)
         self._decoders: dict[Any, Decoder] = {}
+        self._memory: list[tuple[int, torch.dtype]] = []
 
     def __call__(
         self,
@@ -126,7 +128,7 @@ class TextGenerator:
             decoder.begin(ids, F.pad(mask, (0, decoder.shape.room)), sampling, noise)
         num_steps = self._run(decoder, max_new_tokens, check_end_every, on_logits, stopwatch)
         if stopwatch is not None:
-            stopwatch.tokens(decoder.num_tokens, num_steps)
+            stopwatch.tokens(decoder.num_tokens.clone(), num_steps)
         return decoder.tokens(max_new_tokens)
 
     @property
@@ -135,14 +137,15 @@ class TextGenerator:
         return sum(decoder.num_captures for decoder in self._decoders.values())
 
     def _decoder(self, batch_size: int, bucket: int, room: int) -> Decoder:
-        device = next(self.model.parameters()).device.type
-        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+        self._forget_other_weights()
+        kind = self._device.type
+        autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
         key = (batch_size, bucket, autocast)
         found = self._decoders.get(key)
         if found is not None and found.shape.room >= room:
             return found
         if found is not None:
-            found.release()
+            self._decoders.pop(key).release()
         self._decoders[key] = Decoder(
             self.model,
             Shape(batch_size, bucket, room),
@@ -152,6 +155,24 @@ class TextGenerator:
             capture_prefill=self._capture_prefill,
         )
         return self._decoders[key]
+
+    def _forget_other_weights(self) -> None:
+        """Drop graphs and caches of weights that were replaced: a graph would go on with them.
+
+        Moving a model to another device and back replaces them, as a Trainer does at its end.
+        """
+        now: list[Tensor] = [*self.model.parameters()]
+        if now[0].device != self._device:
+            raise ValueError(
+                f"The model was on {self._device} when its TextGenerator was made, and is on "
+                f"{now[0].device}. Make the generator when the model is where it generates."
+            )
+        memory = [(_local(weight).data_ptr(), weight.dtype) for weight in now]
+        if memory != self._memory:
+            for decoder in self._decoders.values():
+                decoder.release()
+            self._decoders.clear()
+            self._memory = memory
 
     def _run(
         self,
@@ -217,6 +238,12 @@ def generate(
         )
     generator: TextGenerator = kept[key]
     return generator(input_ids, attention_mask, max_new_tokens, **settings)
+
+
+def _local(weight: Tensor) -> Tensor:
+    """This rank's part of a weight, if it is a DTensor."""
+    part: Tensor = getattr(weight, "_local_tensor", weight)
+    return part
 
 
 class _Kept(dict[Any, TextGenerator]):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.forked import fork_module
 from tests.inference.agreement import NUM_TOKENS, observe, waits
-from tests.inference.tiny_models import KINDS
+from tests.inference.tiny_models import FUSED_KINDS, KINDS
 
 # Of Bloom's GELU, as torch's compiler traces it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated")
@@ -62,7 +62,7 @@ def test_the_host_waits_as_often_as_it_is_told(check_end_every, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "graphs", "captures"), [("0", 2, 0), ("1", 3, 1)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *FUSED_KINDS])
 def test_all_prompts_in_both_modes(kind, mode, graphs, captures):
     env = {"PT_HPU_LAZY_MODE": mode}
     out = fork_module("tests.inference.agreement", "64", kind, env=env, timeout=600)

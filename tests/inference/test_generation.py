@@ -2,15 +2,19 @@
 
 import copy
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_gaudi import vendor
 from lightning_gaudi.inference import Sampling, Stopwatch, TextGenerator, generate, pad_left
+from tests.helpers.forked import fork_python
 from tests.inference.tiny_models import END, PAD, build, prompts
 
 BUCKETS = (8, 16)
+PAGE = Path(__file__).parents[2] / "docs" / "inference.md"
 
 
 def batch(count=3):
@@ -91,6 +95,39 @@ def test_inference_mode_and_what_is_outside_of_it_share_a_cache():
     assert not inside.is_inference()
 
 
+REPLACED = """
+    import torch
+    from lightning_gaudi.inference import TextGenerator
+    from tests.inference.test_generation import BUCKETS, batch
+    from tests.inference.tiny_models import build
+
+    model = build(device="hpu")
+    generator = TextGenerator(model, "auto", BUCKETS)
+    before = generator(*batch(), 8)
+    model.to("cpu").to("hpu")
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
+    after = generator(*batch(), 8)
+    assert torch.equal(after.cpu(), TextGenerator(model, "none", BUCKETS)(*batch(), 8).cpu())
+    assert not torch.equal(after.cpu(), before.cpu())
+    half = generator(*batch(), 8) if model.bfloat16() else None
+    assert torch.equal(half.cpu(), TextGenerator(model, "none", BUCKETS)(*batch(), 8).cpu())
+    assert generator.num_captures == 1
+"""
+
+
+def test_graphs_of_weights_that_were_replaced_are_dropped():
+    fork_python(REPLACED, env={"PT_HPU_LAZY_MODE": "1"})
+
+
+def test_a_model_that_has_moved_is_refused():
+    model = build()
+    generator = TextGenerator(model, buckets=BUCKETS)
+    model.to("hpu")
+    with pytest.raises(ValueError, match="was on cpu when its TextGenerator was made, and is on h"):
+        generator(*batch(), 4)
+
+
 def test_under_autocast_the_cache_is_of_its_dtype():
     model = build(device="hpu")
     generator = TextGenerator(model, "none", BUCKETS)
@@ -149,6 +186,10 @@ def test_a_stopwatch_counts_no_padding():
     lengths = [next(i for i, t in enumerate(row) if t in ends) + 1 for row in free]
     assert (report.num_calls, report.num_items) == (2, 6)
     assert report.num_tokens == 2 * sum(lengths)
+    with stopwatch.call(num_items=6):
+        generator(*batch(), 12, stopwatch=stopwatch)
+        generator(*pad_left([[5], [6], [7]], (16,), PAD), 1, stopwatch=stopwatch)
+    assert stopwatch.report().num_tokens == 3 * sum(lengths) + 3
     assert 0 < report.first_token_ms / 1e3 < report.seconds
 
 
@@ -158,3 +199,13 @@ def test_sampling_with_top_k_of_one_is_greedy(settings):
     sampling = Sampling(temperature=3.0, top_k=1)
     drawn = generator(*batch(), 6, sampling=sampling, seeds=1)
     assert torch.equal(drawn, generator(*batch(), 6))
+
+
+def test_the_example_of_the_page_runs(capsys, monkeypatch):
+    monkeypatch.setattr(torch.hpu, "is_available", lambda: False)  # spares the compiler
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    example = next(each for each in examples if "TextGenerator" in each)
+    names = {}
+    exec(example, names)
+    assert names["tokens"].shape == names["drawn"].shape == (2, 20)
+    assert "tokens/s" in capsys.readouterr().out

@@ -22,11 +22,15 @@ KINDS = {
     "Qwen2": ("Qwen2ForCausalLM", GROUPED),
     "GPT-2": ("GPT2LMHeadModel", {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64}),
 }
+FUSED = {"attn_implementation": "gaudi_fused_sdpa"}
+FUSED_KINDS = {
+    f"{kind}, fused": (KINDS[kind][0], {**KINDS[kind][1], **FUSED}) for kind in ("Bloom", "Llama")
+}
 
 
 def build(kind="Llama", device="cpu", **settings):
     """The same weights each time, of which most are large, or the text soon repeats one token."""
-    name, sizes = KINDS[kind]
+    name, sizes = {**KINDS, **FUSED_KINDS}[kind]
     model_class = getattr(transformers, name)
     torch.manual_seed(1)
     model = model_class(model_class.config_class(**{**TOKENS, **sizes, **settings}))

@@ -14,6 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_gaudi import simulator
 
+hpu = torch.hpu
+
 
 def _launches(work: Callable[[], object]) -> int:
     simulator.reset_statistics()
@@ -143,6 +145,15 @@ def test_a_lazy_graph_is_one_launch_and_a_pending_one_none(x: torch.Tensor) -> N
     assert _launches(_hpu_sim.mark_step) == 0  # nothing to run
     assert _launches(lambda: x.sum().item()) == 1
     assert _launches(lambda: torch._foreach_add_([x], 1)) == 0
+
+
+@pytest.mark.usefixtures("lazy")
+def test_a_replay_of_a_captured_graph_is_one_launch(x: torch.Tensor) -> None:
+    captured = hpu.HPUGraph()
+    with hpu.graph(captured):
+        x.add(1).exp().sin()
+    assert _launches(lambda: [captured.replay() for _ in range(3)]) == 3
+    assert _launches(lambda: (x.exp(), _hpu_sim.mark_step())) == 1
 
 
 def test_an_operator_that_is_refused_is_no_launch(x: torch.Tensor) -> None:
