@@ -1,4 +1,4 @@
-"""What a card can do at most."""
+"""What a card can do and hold at most."""
 
 from __future__ import annotations
 

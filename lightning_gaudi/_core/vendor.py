@@ -189,7 +189,8 @@ def is_lazy() -> bool:
 def has_lazy_collectives() -> bool:
     """Whether collectives are part of the graphs of lazy mode; by default each ends one.
 
-    Source: Gaudi PyTorch bridge 1.24.0, scripts/env_flags.yaml (PT_HPU_ENABLE_LAZY_COLLECTIVES).
+    Source: Intel Gaudi documentation, "Run Inference Using HPU Graphs"; PyTorch bridge 1.24.0,
+    distributed/hccl/process_group_lazy_hccl.cpp: waiting for one ends the graph so far.
     """
     value = os.environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "")
     return is_lazy() and value.lower() in ("1", "true")

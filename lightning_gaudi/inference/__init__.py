@@ -6,11 +6,12 @@ In reading order:
 - `latency`: what is measured, without what warmed up, and when the clock is read.
 - `buckets`: prompts of mixed length in a few widths.
 - `sampling`: the next token from logits, the same for any batch size.
-- `decoding`: the tensors of one batch size and bucket, the prompt's step and a token's.
-- `generation`: text, from prompts.
 - `plans`: which weights of a model lie on several cards in parts, and how they are cut.
 - `parallel_layers`: the layers of which each card computes a part.
 - `tensor_parallel`: a model in parts.
+- `caches`: transformers' static cache, with its tensors in place.
+- `decoding`: the tensors of one batch size and bucket, the prompt's step and a token's.
+- `generation`: text, from prompts.
 - `checkpoint_files`: what is in a folder of safetensors files.
 - `loading`: weights from there onto a card, tensor by tensor.
 - `memory`: what a card must hold, before anything is loaded.

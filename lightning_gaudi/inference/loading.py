@@ -162,10 +162,8 @@ def _make_buffers(model: nn.Module, device: torch.device) -> None:
             if tensor.is_meta:
                 like = like or _without_weights(model)
                 value = getattr(like.get_submodule(prefix), name)
-            made = value.to(device, tensor.dtype)
-            vars(module).update({name: made}) if name in kept else module._buffers.update(
-                {name: made}
-            )
+            place = vars(module) if name in kept else module._buffers
+            place[name] = value.to(device, tensor.dtype)
 
 
 def _without_weights(model: nn.Module) -> nn.Module:
@@ -195,7 +193,7 @@ def _warn_of(unused: set[str], folder: Path, model: nn.Module) -> None:
             f"{folder} has {_some(names)}, for which {type(model).__name__} has no place: not "
             "loaded. Expect another model than was saved if these are weights.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,  # torch's decorator is between
         )
 
 

@@ -55,7 +55,7 @@ class Part(nn.Module):
         parameter = self._parameters.get(name)
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
-    def sum(self, partial: Tensor) -> Tensor:
+    def add_up(self, partial: Tensor) -> Tensor:
         """The sum over the cards, in place."""
         if self.mesh.size() > 1:
             dist.all_reduce(partial, group=self.mesh.get_group())
@@ -94,7 +94,7 @@ class RowPart(ColumnPart):
         """Of this card's inputs all outputs, added up over the cards."""
         weight, bias = self.part("weight"), self.part("bias")
         assert weight is not None
-        out = self.sum(F.linear(x, weight.t() if self.is_transposed else weight))
+        out = self.add_up(F.linear(x, weight.t() if self.is_transposed else weight))
         return out if bias is None else out + bias
 
 
@@ -125,12 +125,10 @@ class EmbeddingPart(Part):
         weight = self.part("weight")
         assert weight is not None
         start, num_words = self.layouts["weight"].span(self.mesh.size(), self.mesh.get_local_rank())
-        if num_words == 0:
-            return self.sum(weight.new_zeros(*ids.shape, weight.shape[1]))
         local = ids - start
         is_here = (local >= 0) & (local < num_words)
         rows = F.embedding(local.clamp(0, num_words - 1), weight)
-        return self.sum(rows * is_here.unsqueeze(-1))
+        return self.add_up(rows.masked_fill(~is_here.unsqueeze(-1), 0))
 
 
 PARTS: dict[Style, type[Part]] = {

@@ -100,16 +100,16 @@ def plan(model: Any, num_cards: int) -> dict[str, tuple[Style, dict[str, Layout]
         By the name of the layer; the layouts by the name of the weight in it.
 
     Raises:
-        ValueError: There is no plan for the model, it has a style that is not known here, or
-            heads or a width are no multiple of the cards.
+        ValueError: There is no plan for the model, it has a style that is not known here, heads or
+            a width are no multiple of the cards, or there are fewer words than cards.
     """
     styles = _styles(model)
     _check_heads(model, num_cards)
     layers = dict(model.named_modules())
     found = {name: (style, _layouts(layers[name], style, name)) for name, style in styles.items()}
     for name, (style, layouts) in found.items():
-        if style not in ("vocabulary", "head"):
-            _check_width(name, layouts["weight"], num_cards)
+        is_by_words = style in ("vocabulary", "head")
+        (_check_words if is_by_words else _check_width)(name, layouts["weight"], num_cards)
     return found
 
 
@@ -193,6 +193,15 @@ def _check_width(name: str, layout: Layout, num_cards: int) -> None:
         raise ValueError(
             f"{name} has a width of {width}, which {num_cards} cards cannot share evenly. Pass a "
             f"tensor_parallel_size that divides {width}."
+        )
+
+
+def _check_words(name: str, layout: Layout, num_cards: int) -> None:
+    # A card may have fewer words than others, and not none.
+    if layout.span(num_cards, num_cards - 1)[1] == 0:
+        raise ValueError(
+            f"{name} has {layout.shape[0]} words, which are too few for {num_cards} cards. Take "
+            "fewer cards."
         )
 
 

@@ -28,6 +28,9 @@ BACKEND_PAGE = (
 """Distributed Backend Initialization."""
 AUTOCAST_PAGE = "https://docs.habana.ai/en/latest/PyTorch/PyTorch_Mixed_Precision/index.html"
 """Mixed Precision Training with PyTorch Autocast."""
+GRAPHS_PAGE = (
+    "https://docs.habana.ai/en/latest/PyTorch/Inference_on_PyTorch/Inference_Using_HPU_Graphs.html"
+)
 PROFILING_PAGE = "https://docs.habana.ai/en/latest/Profiling/Profiling_with_PyTorch.html"
 """Profiling with PyTorch."""
 
@@ -147,6 +150,11 @@ VARIABLES = (
         "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST",
         "its file is checked for names autocast lacks",
         AUTOCAST_PAGE,
+    ),
+    Variable(
+        "PT_HPU_ENABLE_LAZY_COLLECTIVES",
+        "graphs of models on several cards are refused without it",
+        GRAPHS_PAGE,
     ),
 )
 """What this package reads and sets in the environment, besides torch's and Lightning's own."""

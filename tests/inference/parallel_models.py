@@ -107,12 +107,12 @@ def save_with_reference(name: str, folder: Path) -> None:
 
 
 def on_cards(folder: Path, mesh: Any, **settings: Any) -> Any:
-    """The model of a folder, in parts, on this rank's card."""
+    """The model of a folder in float32, whatever it was saved in, in parts on this rank's card."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, **settings)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **settings)
     parallelize(model, mesh)
     load_weights(model, folder, mesh.device_type)
     return model.eval()

@@ -160,6 +160,10 @@ LLAMA = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 1, "vo
             r"model\.layers\.0\.mlp\.\w+_proj has a width of 90, which 4 cards cannot share",
         ),
         (
+            transformers.LlamaConfig(num_attention_heads=4, **{**LLAMA, "vocab_size": 5}),
+            r"model\.embed_tokens has 5 words, which are too few for 4 cards",
+        ),
+        (
             transformers.OPTConfig(
                 hidden_size=48, num_attention_heads=4, num_hidden_layers=1, vocab_size=100
             ),
