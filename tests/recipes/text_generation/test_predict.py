@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from recipes.common.errors import UserError
+from recipes.text_generation.__main__ import main
 from recipes.text_generation.module import TextGeneration
 from tests.helpers.forked import fork_python
 from tests.helpers.recipes import quiet_cli
@@ -23,7 +24,7 @@ from tests.recipes.text_generation.conftest import (
     save_pretrained,
     small_data,
 )
-from tests.recipes.text_generation.test_training import SMALL
+from tests.recipes.text_generation.test_training import SMALL, fit
 
 NUM_TOKENS = 16
 pytestmark = pytest.mark.filterwarnings(
@@ -269,6 +270,16 @@ def test_a_published_model_wants_its_tokenizer(pretrained, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"has \d+ tokens, but model\.name=.* for 320"):
         TextGeneration(name=pretrained, tokenizer=str(tmp_path))
+
+
+def test_a_name_beside_the_checkpoint_of_another_model_is_refused(pretrained, tmp_path, capsys):
+    fit("cpu", tmp_path, 2)
+    named = [f"--model.name={pretrained}", f"--data.tokenizer={pretrained}"]
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "--config=simulated", *named, f"--ckpt_path={tmp_path / 'last.ckpt'}"])
+    assert ended.value.code == 2
+    message = f"model.name={pretrained} and --ckpt_path are both set, but the checkpoint is of a "
+    assert f"{message}model from nothing. Leave out" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_model_with_an_encoder_is_refused(tmp_path):
