@@ -63,6 +63,18 @@ class RecipeCLI(LightningCLI):
             help="the published run that these settings are: `fit` prints its figures beside yours",
         )
 
+    def _parse_ckpt_path(self) -> None:
+        """Refuse a model by name beside the checkpoint of another, whose settings come first."""
+        name = f"{self.config.get('subcommand')}.model.name"
+        asked = self.config.get(name)
+        super()._parse_ckpt_path()
+        if asked and asked != (found := self.config.get(name)):
+            of = f"model.name={found}" if found else "a model from nothing"
+            raise UserError(
+                f"model.name={asked} and --ckpt_path are both set, but the checkpoint is of {of}. "
+                "Leave out one of them."
+            )
+
     def instantiate_classes(self) -> None:
         """Data first, then model, then Trainer: a wrong setting ends before a card is acquired."""
         try:

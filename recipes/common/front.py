@@ -23,7 +23,7 @@ COMMANDS = {
     "predict": "what a checkpoint predicts for the test data",
     "export": "make a folder of a checkpoint that transformers' from_pretrained loads",
 }
-EXTRA = ("datasets", "jsonargparse", "matplotlib", "rouge_score", "sklearn")
+EXTRA = ("datasets", "huggingface_hub", "jsonargparse", "matplotlib", "rouge_score", "sklearn")
 EXTRA += ("tensorboard", "tokenizers", "torchmetrics", "transformers", "yaml")
 """What the extra `recipes` installs, as it is imported."""
 _INSTALL = "pip install 'lightning-gaudi[recipes]'"

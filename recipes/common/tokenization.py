@@ -29,6 +29,12 @@ BERT_TOKENS = {
     "mask_token": "[MASK]",
 }
 T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+BLOOM_TOKENS = {
+    "unk_token": "<unk>",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "<pad>",
+}
 
 
 def train_wordpiece(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -86,6 +92,33 @@ def train_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrained
     )
     tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
     return tokenizer_from_json(tokenizer.to_str(), T5_TOKENS)
+
+
+def train_byte_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Learn byte-pair merges of bytes, with Bloom's special tokens and their ids, 0 to 3.
+
+    Every text can be written with it, and is read back as it was: there is no unknown token.
+
+    Raises:
+        UserError: for a vocabulary that has no room for all bytes.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < (least := len(alphabet) + len(BLOOM_TOKENS)):
+        raise UserError(
+            f"data.vocab_size={vocab_size} has no room for all bytes and special tokens: at least "
+            f"{least}."
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(BLOOM_TOKENS.values()),
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
+    return tokenizer_from_json(tokenizer.to_str(), BLOOM_TOKENS)
 
 
 def tokenizer_from_json(

@@ -11,7 +11,7 @@ from lightning_gaudi.cli import catalog, main
 from tests.helpers.process import run_python
 
 ROOT = Path(__file__).parents[2]
-RECIPES = {"bert_pretraining", "mrpc", "t5_summarization"}
+RECIPES = {"bert_pretraining", "mrpc", "t5_summarization", "text_generation"}
 _COSTLY = {"torch", "lightning", "transformers", "numpy", "yaml"}
 
 

@@ -20,6 +20,7 @@ OVERRIDES = {
     # Two lengths: both have come before the first validation.
     "mrpc": ("--data.pairs_per_sentence=1", "--data.num_buckets=2"),
     "t5_summarization": (),
+    "text_generation": (),
 }
 NAMES = ("launch", "graph_compilation", "host_sync")
 

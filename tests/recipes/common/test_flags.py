@@ -13,7 +13,7 @@ from recipes.common.errors import UserError
 from tests.helpers.recipes import ROOT
 
 FIXTURES = ROOT.parent / "tests" / "fixtures"
-RECIPES = ("bert_pretraining", "mrpc", "t5_summarization")
+RECIPES = ("bert_pretraining", "mrpc", "t5_summarization", "text_generation")
 TEXT = "The quick river follows the lazy engine. A silver letter builds the broken window.\n\n"
 OFF = """
     --trainer.enable_progress_bar=false --trainer.enable_checkpointing=false
@@ -51,7 +51,9 @@ ALONE = """
 
 
 def _small(recipe: str, path: Path) -> list[str]:
-    folders = {"mrpc": FIXTURES / "mrpc" / "glue", "t5_summarization": FIXTURES / "cnn_dailymail"}
+    articles = FIXTURES / "cnn_dailymail"
+    folders = {"t5_summarization": articles, "text_generation": articles}
+    folders["mrpc"] = FIXTURES / "mrpc" / "glue"
     text = path / "text.txt"
     text.write_text(TEXT * 60)
     sizes = {
@@ -60,6 +62,8 @@ def _small(recipe: str, path: Path) -> list[str]:
         "mrpc": "--data.vocab_size=300 --data.max_length=96",
         "t5_summarization": "--data.vocab_size=300 --data.max_target_length=16 "
         "--data.num_generated=2",
+        "text_generation": "--data.columns.text=article --data.vocab_size=300 --data.block_size=16 "
+        "--data.prompt_tokens=8 --model.max_new_tokens=4",
     }
     return [
         *("--config", str(ROOT / recipe / "simulated.yaml"), "--data.source=path"),

@@ -1,0 +1,52 @@
+"""Text as one stream of tokens, cut into blocks of one length.
+
+Shapes: T tokens of a block.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+
+def to_stream(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """All tokens, int32: the end-of-sequence token stands before each document and at the end."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns in DataLoader workers
+    encoded = tokenizer(
+        list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False
+    )["input_ids"]
+    end = tokenizer.eos_token_id
+    tokens = chain([end], chain.from_iterable([*ids, end] for ids in encoded))
+    return np.fromiter(tokens, np.int32)
+
+
+class Blocks(Dataset[dict[str, Any]]):
+    """The stream in blocks: each token but the first is predicted once, from its block alone.
+
+    Args:
+        stream: [number of tokens].
+        block_size: tokens of a block (T); what does not fill the last one is left out.
+    """
+
+    def __init__(self, stream: np.ndarray, block_size: int) -> None:
+        self.stream, self.block_size = stream, block_size
+
+    def __len__(self) -> int:
+        return (len(self.stream) - 1) // self.block_size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """input_ids and labels, int64 [T]: a label is the token that follows."""
+        start = index * self.block_size
+        tokens = self.stream[start : start + self.block_size + 1].astype(np.int64)
+        return {"input_ids": tokens[:-1], "labels": tokens[1:]}
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """The part of the stream that is predicted, and the token before it."""
+        return self.stream[: len(self) * self.block_size + 1]
