@@ -8,9 +8,11 @@ In reading order:
 - `sampling`: the next token from logits, the same for any batch size.
 - `decoding`: the tensors of one batch size and bucket, the prompt's step and a token's.
 - `generation`: text, from prompts.
+- `denoising`: pictures, from noise, by a UNet and a scheduler of diffusers.
 """
 
 from .buckets import DEFAULT_BUCKETS, LeftPadded, pad_left
+from .denoising import SCHEDULERS, Denoiser, denoise, draw_latents, make_scheduler
 from .engine import Engine, Runner, resolve
 from .generation import TextGenerator, generate
 from .latency import LatencyReport, Stopwatch
@@ -18,6 +20,8 @@ from .sampling import Sampling
 
 __all__ = [
     "DEFAULT_BUCKETS",
+    "SCHEDULERS",
+    "Denoiser",
     "Engine",
     "LatencyReport",
     "LeftPadded",
@@ -25,7 +29,10 @@ __all__ = [
     "Sampling",
     "Stopwatch",
     "TextGenerator",
+    "denoise",
+    "draw_latents",
     "generate",
+    "make_scheduler",
     "pad_left",
     "resolve",
 ]
