@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lightning_gaudi._core import vendor
 
-from .engine import Engine, Runner
+from .engine import Engine, Runner, resolve
 
 if TYPE_CHECKING:
     from diffusers import SchedulerMixin
@@ -121,7 +121,8 @@ class Denoiser:
         if num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, but is {num_steps}.")
         self.unet, self.scheduler = unet, scheduler
-        self.num_steps, self.guidance, self.engine = num_steps, guidance, engine
+        self.num_steps, self.guidance = num_steps, guidance
+        self.engine = resolve(engine, next(unet.parameters()).device)
         self._runners: dict[tuple[Any, ...], tuple[Runner, list[Tensor]]] = {}
         self._draws_noise = "generator" in inspect.signature(scheduler.step).parameters
 

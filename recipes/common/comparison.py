@@ -1,4 +1,4 @@
-"""At the end of `fit`: the figures of the run, beside those of the published run that it claims."""
+"""At the end of `fit` or `predict`: the figures of the run, beside those of the published run that it claims."""
 
 from __future__ import annotations
 
@@ -59,9 +59,21 @@ class PublishedComparison(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare, and print it once."""
+        self._compare(trainer, self._measured(trainer))
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See on which card."""
+        self._hardware = _hardware(pl_module)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare what the model has measured, if anything (`figures`), and print it once."""
+        if hasattr(pl_module, "figures"):
+            self._compare(trainer, pl_module.figures())  # type: ignore[operator]
+
+    def _compare(self, trainer: Trainer, measured: Mapping[str, float]) -> None:
         self.reasons = [*_no_such_card(self.run, self._hardware), *_cut_short(self.run, trainer)]
         self.reasons += differing_settings(self.run, self.config)
-        self.rows = compare(self.run, self._measured(trainer), self._hardware)
+        self.rows = compare(self.run, measured, self._hardware)
         if trainer.is_global_zero:
             print(render(self.run, self.rows, self.reasons), flush=True)
             self._add_to_report(trainer)
@@ -126,6 +138,9 @@ def _cut_short(run: Run, trainer: Trainer) -> list[str]:
     found = []
     if trainer.world_size != run.num_cards:
         found.append(f"{trainer.world_size} card(s), not {run.num_cards}")
+    if trainer.state.fn == "predict":
+        limit = trainer.limit_predict_batches
+        return found if limit in (None, 1.0) else [*found, f"trainer.limit_predict_batches={limit}"]
     for name in ("limit_train_batches", "limit_val_batches"):
         if (value := getattr(trainer, name)) not in (None, 1.0):
             found.append(f"trainer.{name} is {value}")

@@ -80,7 +80,9 @@ def _resized(path: Path) -> Image.Image:
     return picture
 
 
-def _wrapped(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
+def _wrapped(
+    text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+) -> list[str]:
     """Lines that fit, as many as there is room for; what is left out is an ellipsis."""
     lines: list[str] = []
     words = text.split()

@@ -301,7 +301,9 @@ class TextToImage(RecipeModule):
     def _pace(self) -> list[tuple[str, str]]:
         report = self._latency()
         if report is None:
-            why = f"not measured: no batch after the first {self._num_warmup_batches}, which warm up"
+            why = (
+                f"not measured: no batch after the first {self._num_warmup_batches}, which warm up"
+            )
             return [("pictures a second", why)]
         card = " (of the first card)" if self.trainer.world_size > 1 else ""
         pace = f"{report.items_per_second:.2f}{card}, without the first {report.num_warmup_calls}"

@@ -6,7 +6,6 @@ a folder for each: tokenizer, text_encoder (two of either in SDXL), unet, vae, s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,6 @@ import diffusers  # noqa: E402
 
 INDEX = "model_index.json"
 _PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
-_NAMES = {"text_encoders": "text_encoder", "tokenizers": "tokenizer"}
 
 
 class Parts(nn.Module):
@@ -94,19 +92,12 @@ def read_index(name: str) -> dict[str, Any]:
         UserError: if there is none, or it is of another kind of model than this recipe's.
     """
     folder = Path(name).expanduser()
-    if folder.exists():
-        if not (folder / INDEX).is_file():
-            raise UserError(
-                f"model.name={name} has no {INDEX}, so it is no model in diffusers' layout. Name "
-                "a folder that `export` or a pipeline's `save_pretrained` wrote."
-            )
-        path = folder / INDEX
-    else:
-        path = Path(_download(name))
-    try:
-        index: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise UserError(f"model.name={name}: {path} is no JSON: {error}") from error
+    if folder.exists() and not (folder / INDEX).is_file():
+        raise UserError(
+            f"model.name={name} has no {INDEX}, so it is no model in diffusers' layout. Name "
+            "a folder that `export` or a pipeline's `save_pretrained` wrote."
+        )
+    index = _load_index(str(folder) if folder.exists() else name)
     kind = index.get("_class_name")
     if kind not in _PIPELINES:
         raise UserError(
@@ -134,7 +125,11 @@ def load(name: str, dtype: torch.dtype) -> tuple[Parts, Loaded]:
         _weights(getattr(transformers, index[each][1]), name, each, dtype=dtype) for each in names
     ]
     tokenizers = [
-        _part(transformers.CLIPTokenizer.from_pretrained, name, each.replace("text_encoder", "tokenizer"))
+        _part(
+            transformers.CLIPTokenizer.from_pretrained,
+            name,
+            each.replace("text_encoder", "tokenizer"),
+        )
         for each in names
     ]
     unet = _weights(diffusers.UNet2DConditionModel, name, "unet", torch_dtype=dtype)
@@ -150,8 +145,8 @@ def _weights(cls: Any, name: str, part: str, **options: Any) -> Any:
     model, info = _part(cls.from_pretrained, name, part, output_loading_info=True, **options)
     if missing := sorted(info["missing_keys"]):
         raise UserError(
-            f"model.name={name}: {part} has no weight {missing[0]} (and {len(missing) - 1} more are "
-            "missing). Download it anew."
+            f"model.name={name}: its {part} has no weight {missing[0]}, nor {len(missing) - 1} "
+            "others. Download it anew."
         )
     return model
 
@@ -169,15 +164,13 @@ def _part(read: Callable[..., Any], name: str, part: str, **options: Any) -> Any
         ) from error
 
 
-def _download(name: str) -> str:
-    import huggingface_hub
-
+def _load_index(name: str) -> dict[str, Any]:
     try:
-        return huggingface_hub.hf_hub_download(name, INDEX)
+        return dict(diffusers.DiffusionPipeline.load_config(name))
     except (OSError, ValueError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"model.name={name} is no folder, and could not be had from the hub: {said} Without a "
-            f"network, download it where there is one (`hf download {name} --local-dir FOLDER`) and "
-            "set model.name=FOLDER."
+            f"model.name={name}: its {INDEX} could not be had: {said} Without a network, download "
+            f"the model where there is one (`hf download {name} --local-dir FOLDER`) and set "
+            "model.name=FOLDER."
         ) from error

@@ -101,7 +101,9 @@ def read_prompts(prompts: Iterable[str] | None, file: str | None) -> list[str]:
         return [pair.caption for pair in PAIRS]
     found = [prompt.strip() for prompt in prompts]
     if not found:
-        raise UserError("data.prompts is empty. Give at least one: --data.prompts '[a red seven]'.")
+        raise UserError("data.prompts is empty. Give one or more: --data.prompts '[a red seven]'.")
     if not all(found):
-        raise UserError(f"data.prompts has an empty prompt, number {found.index('')}. Leave it out.")
+        raise UserError(
+            f"data.prompts has an empty prompt, number {found.index('')}. Leave it out."
+        )
     return found

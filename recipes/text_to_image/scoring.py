@@ -55,9 +55,7 @@ def real_scores(data: TextToImageData, split: str) -> dict[str, float]:
     return {"agreement": 100 * agrees.mean(), "distance": float(verdict.distances.mean())}
 
 
-def judged_section(
-    scores: Mapping[str, float], data: TextToImageData, split: str
-) -> list[Section]:
+def judged_section(scores: Mapping[str, float], data: TextToImageData, split: str) -> list[Section]:
     """The scores, with their goals and those of real pictures, as a section of the report."""
     real = real_scores(data, split)
     rows = []

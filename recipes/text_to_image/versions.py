@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 
-from packaging.version import Version
-
 from recipes.common.errors import UserError
 
-OLDEST = "0.35"
-"""The oldest diffusers that this recipe is tested with."""
+OLDEST = (0, 35)
+"""The oldest diffusers that this recipe takes."""
 _INSTALL = "pip install 'lightning-gaudi[recipes,diffusion]'"
 
 
@@ -23,8 +21,9 @@ def check_diffusers() -> None:
     if importlib.util.find_spec("diffusers") is None:
         raise UserError(f"This recipe needs diffusers, which is not installed. Run: {_INSTALL}")
     found = importlib.metadata.version("diffusers")
-    if Version(found) < Version(OLDEST):
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
         raise UserError(
-            f"This recipe needs diffusers {OLDEST} or later, but {found} is installed. Run: "
+            f"This recipe needs diffusers {wanted} or later, but {found} is installed. Run: "
             f"{_INSTALL}"
         )

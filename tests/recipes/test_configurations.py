@@ -6,6 +6,7 @@ every other setting stays as it is.
 
 import contextlib
 import importlib
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from lightning_gaudi import (
 )
 from lightning_gaudi.cli import catalog
 from recipes.common.tokenization import train_bpe, train_wordpiece
+from tests.helpers.diffusion import save_pipeline
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
@@ -47,8 +49,10 @@ def _name(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> dict[str, str]:
-    """Folders with a tiny BERT and a tiny T5 and their tokenizers, by recipe."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("mrpc", "t5_summarization")}
+    """Folders with a tiny BERT, T5 and Stable Diffusion and their tokenizers, by recipe."""
+    names = ("mrpc", "t5_summarization", "text_to_image")
+    folders = {name: tmp_path_factory.mktemp(name) for name in names}
+    save_pipeline("sd1", folders["text_to_image"])
     bert = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=1)
     BertForSequenceClassification(bert).save_pretrained(folders["mrpc"])
     train_wordpiece(WORDS, 60).save_pretrained(folders["mrpc"])
@@ -109,7 +113,7 @@ def test_a_configuration_says_what_it_needs_and_how_to_run_it(path):
     for word in ("# Needs:", "# Run:", "# Override:"):
         assert word in header, word
     assert f"--config {path.relative_to(ROOT)}" in header
-    assert f"-m recipes.{_recipe(path)} fit" in header
+    assert re.search(rf"-m recipes.{_recipe(path)} (fit|predict)", header)
 
 
 def test_no_other_yaml_is_left_untested():
