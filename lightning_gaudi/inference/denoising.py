@@ -218,12 +218,12 @@ class Denoiser:
             if len(tensor) != rows:
                 raise ValueError(
                     f"{name} has {len(tensor)} rows, but {len(latents)} pictures at "
-                    f"guidance={self.guidance} need {rows}"
-                    + (": those without the prompt, then those with it." if rows else ".")
+                    f"guidance={self.guidance} need {rows}: with guidance, those without the "
+                    "prompt and then those with it."
                 )
         if generators is not None and len(generators) != len(latents):
             raise ValueError(
-                f"There are {len(generators)} generators for {len(latents)} pictures. Give one each."
+                f"There are {len(generators)} generators for {len(latents)} pictures. Give as many."
             )
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""At the end of `fit` or `predict`: the figures of the run, beside those of the published run that it claims."""
+"""At the end of `fit` and `predict`: the figures of a run, beside the published ones it claims."""
 
 from __future__ import annotations
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
     """Parse the arguments (the command line's by default) and run the command."""
+    from recipes.text_to_image.versions import check_diffusers
+
+    check_diffusers()
     from recipes.common import cli
     from recipes.text_to_image.data import TextToImageData
     from recipes.text_to_image.module import TextToImage
@@ -25,6 +28,9 @@ def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
 
 def export_folder(checkpoint: Path, output: Path) -> str:
     """Write what `fit` trained in diffusers' layout; see `exporting.py`."""
+    from recipes.text_to_image.versions import check_diffusers
+
+    check_diffusers()
     from recipes.text_to_image.exporting import export
 
     return export(checkpoint, output)

@@ -202,7 +202,7 @@ class NoisyPictures:
 
 
 def _collate(samples: Sequence[Mapping[str, Any]], length: int) -> dict[str, Tensor]:
-    """pictures and noise [B, 3, 8, 8] float32, timesteps [B] and input_ids [B, T] int64."""
+    """Tensors pictures and noise [B, 3, 8, 8], timesteps [B] and input_ids [B, T]."""
     return {
         name: torch.from_numpy(np.stack([sample[name] for sample in samples]))
         for name in samples[0]

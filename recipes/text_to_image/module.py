@@ -242,8 +242,8 @@ class TextToImage(RecipeModule):
         if sizes:
             told = ", ".join(f"{each} {theirs[each]} (configured: {ours[each]})" for each in sizes)
             raise UserError(
-                f"The checkpoint holds another model than the one that is configured: {told}. Start "
-                "with the settings of the run that wrote it (config.yaml in its folder)."
+                f"The checkpoint holds another model than the one that is configured: {told}. "
+                "Start with the settings of the run that wrote it (config.yaml in its folder)."
             )
 
     def _log_evaluation(self, stage: str) -> None:

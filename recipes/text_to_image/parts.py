@@ -11,16 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 import transformers
 from torch import nn
 
 from recipes.common.errors import UserError
-from recipes.text_to_image.versions import check_diffusers
-
-check_diffusers()
-
-import diffusers  # noqa: E402
 
 INDEX = "model_index.json"
 _PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")

@@ -61,7 +61,7 @@ def test_without_guidance_the_pass_without_a_prompt_is_left_out():
     made = denoise(unet, scheduler, latents, embeddings(1.0), 6, guidance=1.0)
     assert set(rows) == {len(SEEDS)}
     assert (made - reference("ddim", 1.0)).abs().max() <= TOLERANCE
-    with pytest.raises(ValueError, match="embeddings has 6 rows, but 3 pictures at guidance=1.0 "):
+    with pytest.raises(ValueError, match=r"has 6 rows, but 3 pictures at guidance=1\.0 need 3"):
         denoise(unet, scheduler, latents, embeddings(5.0), 6, guidance=1.0)
 
 
