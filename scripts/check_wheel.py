@@ -31,8 +31,12 @@ _REPOSITORY = Path(__file__).resolve().parents[1]
 _TRAINING = _REPOSITORY / "scripts" / "plain_training.py"
 _RECIPES = ("bert_pretraining", "mrpc", "t5_summarization", "text_to_image")
 # A few steps on a small text: that of Python alone, and each sentence rewritten once.
-_FEW_STEPS = ["--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--data.packages=[]"]
-_MORE = {"mrpc": ["--data.pairs_per_sentence=1"]}
+_FEW_STEPS = ["--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
+_MORE = {recipe: ["--data.packages=[]"] for recipe in _RECIPES}
+_MORE |= {
+    "mrpc": ["--data.packages=[]", "--data.pairs_per_sentence=1"],
+    "text_to_image": ["--data.num_generated=0"],
+}
 
 
 def main() -> int:

@@ -28,7 +28,9 @@ def export(checkpoint: Path, output: Path) -> str:
         UserError: if there is no such checkpoint, or this recipe has not written it.
     """
     content = read_checkpoint(checkpoint, ("hyper_parameters", "state_dict"))
-    module = TextToImage(**content["hyper_parameters"])
+    # Lightning's command line adds an entry of its own.
+    settings = content["hyper_parameters"].items()
+    module = TextToImage(**{key: value for key, value in settings if not key.startswith("_")})
     module.load_state_dict(content["state_dict"])
     loaded, model = module.loaded, module.model
     assert loaded is not None
@@ -51,7 +53,7 @@ def export(checkpoint: Path, output: Path) -> str:
         "vae": _NOTHING,
     }
     _write(output / INDEX, index)
-    return f"predict --model.name={output}, or StableDiffusionPipeline.from_pretrained('{output}')"
+    return f"predict --model.name={output}"
 
 
 def _write(path: Path, content: dict[str, object]) -> None:
