@@ -114,7 +114,7 @@ def test_the_last_batch_is_trimmed_and_batches_do_not_change_pictures(folders, m
         assert (folder / "grid.png").is_file()
         return pictures_of(folder)
 
-    together, apart = paint(3), paint(1)
+    together, _ = paint(3), paint(1)
     assert list(together) == [f"{index:05d}.png" for index in range(4)]
     assert len(set(together.values())) == 4
     for name in together:  # a level is 1/255, and rounding may go either way
