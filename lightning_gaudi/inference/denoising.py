@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,10 @@ from lightning_gaudi._core import vendor
 
 from .engine import Engine, Runner, resolve
 
-if TYPE_CHECKING:
-    from diffusers import SchedulerMixin
-
 __all__ = ["SCHEDULERS", "Denoiser", "denoise", "draw_latents", "make_scheduler"]
 
+Scheduler: TypeAlias = Any
+"""One of diffusers: their common class has none of the methods that all of them have."""
 SCHEDULERS: Final = {
     "ddim": "DDIMScheduler",
     "ddpm": "DDPMScheduler",
@@ -39,7 +38,7 @@ SCHEDULERS: Final = {
 """The schedulers by name, and diffusers' class of each: those that never wait for the device."""
 
 
-def make_scheduler(name: str | None, config: Mapping[str, Any]) -> SchedulerMixin:
+def make_scheduler(name: str | None, config: Mapping[str, Any]) -> Scheduler:
     """A scheduler of diffusers.
 
     Args:
@@ -70,10 +69,7 @@ def make_scheduler(name: str | None, config: Mapping[str, Any]) -> SchedulerMixi
         )
     known = inspect.signature(getattr(diffusers, kind).__init__).parameters
     # What another scheduler's configuration has besides would only be warned about.
-    made: SchedulerMixin = getattr(diffusers, kind)(
-        **{key: value for key, value in config.items() if key in known}
-    )
-    return made
+    return getattr(diffusers, kind)(**{key: value for key, value in config.items() if key in known})
 
 
 def draw_latents(
@@ -113,7 +109,7 @@ class Denoiser:
     def __init__(
         self,
         unet: nn.Module,
-        scheduler: SchedulerMixin,
+        scheduler: Scheduler,
         num_steps: int,
         guidance: float = 7.5,
         engine: Engine = "auto",
@@ -235,7 +231,7 @@ class Denoiser:
 
 def denoise(
     unet: nn.Module,
-    scheduler: SchedulerMixin,
+    scheduler: Scheduler,
     latents: Tensor,
     embeddings: Tensor,
     num_steps: int,

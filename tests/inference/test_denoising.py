@@ -78,7 +78,8 @@ def test_a_picture_depends_on_its_own_seed_and_not_on_its_batch(name):
         alone = denoise(
             unet, make_scheduler(name, CONFIG), latents, own, 6, 5.0, generators=generators
         )
-        assert (together[row] - alone[0]).abs().max() <= TOLERANCE
+        # Latents of random weights reach 30; tests/recipes has pictures, from 0 to 1.
+        assert (together[row] - alone[0]).abs().max() <= TOLERANCE * together.abs().max()
 
 
 def test_one_denoiser_takes_batches_of_several_sizes():
@@ -87,7 +88,7 @@ def test_one_denoiser_takes_batches_of_several_sizes():
     latents, _ = draw_latents(SEEDS, SHAPE)
     together = denoiser(latents, given)
     alone = denoiser(latents[:1], given[[0, len(SEEDS)]])
-    assert (together[:1] - alone).abs().max() <= TOLERANCE
+    assert (together[:1] - alone).abs().max() <= TOLERANCE * together.abs().max()
     assert torch.equal(denoiser(latents, given), together)
 
 
