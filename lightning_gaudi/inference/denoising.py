@@ -87,7 +87,7 @@ def draw_latents(
         float32 [B, C, h, w]; and the generators, for schedulers that draw more.
     """
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    drawn = [torch.randn(1, *shape, generator=each) for each in generators]
+    drawn = [torch.randn(1, *shape, generator=g, dtype=torch.float32) for g in generators]
     return torch.cat(drawn), generators
 
 
