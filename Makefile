@@ -61,6 +61,7 @@ benchmarks: setup
 	$(simulate) --cards 1 -- $(python) benchmarks/launches.py
 	$(simulate) --cards 1 -- $(python) benchmarks/generation.py
 	PT_HPU_LAZY_MODE=1 $(simulate) --cards 1 -- $(python) benchmarks/generation.py
+	$(simulate) --cards 1 -- $(python) benchmarks/pictures.py
 	$(simulate) --cards 2 -- $(python) benchmarks/ddp_step.py
 	$(simulate) --cards 4 -- $(python) benchmarks/sharded_memory.py
 	$(python) benchmarks/import_cost.py

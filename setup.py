@@ -23,7 +23,7 @@ setup(
             "simulator/csrc/**/*",
             "simulator/vendor_names/*.json",
         ],
-        **{f"{_SHIPPED}.{name}": ["*.yaml", "*.txt", "README.md"] for name in _RECIPES},
+        **{f"{_SHIPPED}.{name}": ["*.yaml", "*.txt", "*.png", "README.md"] for name in _RECIPES},
     },
     py_modules=["_lightning_gaudi_autoload"],
 )

@@ -29,10 +29,14 @@ from fresh_environments import CONSTRAINTS, Environment, ProofError, call
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _TRAINING = _REPOSITORY / "scripts" / "plain_training.py"
-_RECIPES = ("bert_pretraining", "mrpc", "t5_summarization", "text_generation")
+_RECIPES = ("bert_pretraining", "mrpc", "t5_summarization", "text_generation", "text_to_image")
 # A few steps on a small text: that of Python alone, and each sentence rewritten once.
-_FEW_STEPS = ["--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--data.packages=[]"]
-_MORE = {"mrpc": ["--data.pairs_per_sentence=1"]}
+_FEW_STEPS = ["--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
+_MORE = {recipe: ["--data.packages=[]"] for recipe in _RECIPES}
+_MORE |= {
+    "mrpc": ["--data.packages=[]", "--data.pairs_per_sentence=1"],
+    "text_to_image": ["--data.num_generated=0"],
+}
 
 
 def main() -> int:
@@ -64,7 +68,8 @@ def _check(folder: Path) -> list[Path]:
     built = _build(folder)
     plain = Environment(folder / "plain", home)
     _check_base(plain, built[1], _empty(folder / "plain-runs"))
-    for extra, check in (("deepspeed", _check_deepspeed), ("recipes", _check_recipes)):
+    checks = {"deepspeed": _check_deepspeed, "recipes,diffusion": _check_recipes}
+    for extra, check in checks.items():
         environment = Environment(folder / extra, home, like=plain)
         with _proved(f"the extra {extra!r} adds its packages, and changes no other"):
             environment.install(f"lightning-gaudi[{extra}]")

@@ -114,13 +114,14 @@ def test_importing_the_package_needs_its_base_dependencies_alone() -> None:
 
 
 def test_what_the_package_imports_when_asked_belongs_to_an_extra() -> None:
-    extra = _declared("deepspeed")
+    extra = _declared("deepspeed") | _declared("diffusion")
     available = _declared() | extra | _brought_by(["lightning", *extra]) | PATCHED
     assert _undeclared(_imports("lightning_gaudi"), available) == []
 
 
 def test_recipes_import_what_their_extra_declares() -> None:
-    assert _undeclared(_imports("recipes"), _declared() | _declared("recipes")) == []
+    extras = _declared("recipes") | _declared("diffusion")
+    assert _undeclared(_imports("recipes"), _declared() | extras) == []
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,7 @@ def test_recipes_import_what_their_extra_declares() -> None:
         (None, "lightning_gaudi", set()),
         ("deepspeed", "lightning_gaudi", set()),
         ("recipes", "recipes", FOR_LIGHTNING),
+        ("diffusion", "recipes", set()),
     ],
 )
 def test_what_is_declared_is_imported(extra: str | None, folder: str, others: set[str]) -> None:
@@ -139,3 +141,4 @@ def test_what_is_declared_is_imported(extra: str | None, folder: str, others: se
 def test_recipes_know_what_their_extra_installs() -> None:
     """By the names that are imported: what of it is absent is said with how to get it."""
     assert {_distributions()[name] for name in front.EXTRA} == _declared("recipes")
+    assert {_distributions()[name] for name in front.DIFFUSION} == _declared("diffusion")

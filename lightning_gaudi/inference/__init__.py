@@ -15,9 +15,11 @@ In reading order:
 - `checkpoint_files`: what is in a folder of safetensors files.
 - `loading`: weights from there onto a card, tensor by tensor.
 - `memory`: what a card must hold, before anything is loaded.
+- `denoising`: pictures, from noise, by a UNet and a scheduler of diffusers.
 """
 
 from .buckets import DEFAULT_BUCKETS, LeftPadded, pad_left
+from .denoising import SCHEDULERS, Denoiser, denoise, draw_latents, make_scheduler
 from .engine import Engine, Runner, resolve
 from .generation import TextGenerator, generate
 from .latency import LatencyReport, Stopwatch
@@ -28,6 +30,8 @@ from .tensor_parallel import parallelize
 
 __all__ = [
     "DEFAULT_BUCKETS",
+    "SCHEDULERS",
+    "Denoiser",
     "Engine",
     "LatencyReport",
     "LeftPadded",
@@ -38,8 +42,11 @@ __all__ = [
     "TextGenerator",
     "card_memory_bytes",
     "check_fits",
+    "denoise",
+    "draw_latents",
     "generate",
     "load_weights",
+    "make_scheduler",
     "memory_table",
     "pad_left",
     "parallelize",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,35 @@ _DATA_SETTINGS = "datamodule_hyper_parameters"
 _PREFIX = "model."
 
 
-def export(checkpoint: Path, output: Path) -> None:
+def export(checkpoint: Path, output: Path) -> str:
     """Write model.safetensors, config.json and the tokenizer; no card and no network is needed.
 
     Args:
         checkpoint: what a fit wrote, on any device.
         output: the folder to write, made if it is not there.
 
+    Returns:
+        How to load it.
+
     Raises:
-        UserError: if there is no such checkpoint, it is in shards, or no recipe wrote it.
+        UserError: see `read_checkpoint`.
+    """
+    content = read_checkpoint(checkpoint, (CONFIG_KEY, CLASS_KEY, "state_dict"))
+    _model(content).save_pretrained(output)
+    _tokenizer(content).save_pretrained(output)
+    _name_for_transformers_4(output / "tokenizer_config.json")
+    return f"AutoModel.from_pretrained('{output}')"
+
+
+def read_checkpoint(checkpoint: Path, keys: Sequence[str]) -> dict[str, Any]:
+    """What a recipe's fit wrote.
+
+    Args:
+        checkpoint: the file.
+        keys: what must be in it.
+
+    Raises:
+        UserError: if there is no such checkpoint, it is in shards, or the recipe did not write it.
     """
     if checkpoint.is_dir():
         raise UserError(
@@ -37,16 +58,14 @@ def export(checkpoint: Path, output: Path) -> None:
         raise UserError(
             f"--checkpoint {checkpoint} does not exist. Name a .ckpt file that `fit` wrote."
         )
-    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    missing = [key for key in (CONFIG_KEY, CLASS_KEY, "state_dict") if key not in content]
+    content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    missing = [key for key in keys if key not in content]
     if missing:
         raise UserError(
             f"--checkpoint {checkpoint} was not written by `fit` of a recipe: it has no "
             f"{', '.join(missing)}."
         )
-    _model(content).save_pretrained(output)
-    _tokenizer(content).save_pretrained(output)
-    _name_for_transformers_4(output / "tokenizer_config.json")
+    return content
 
 
 def _model(content: dict[str, Any]) -> transformers.PreTrainedModel:

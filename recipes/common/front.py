@@ -21,20 +21,29 @@ COMMANDS = {
     "validate": "measure a checkpoint (--ckpt_path) on the validation data",
     "test": "measure a checkpoint on the test data",
     "predict": "what a checkpoint predicts for the test data",
-    "export": "make a folder of a checkpoint that transformers' from_pretrained loads",
+    "export": "make a folder of a checkpoint that from_pretrained loads",
 }
 EXTRA = ("datasets", "huggingface_hub", "jsonargparse", "matplotlib", "rouge_score", "sklearn")
 EXTRA += ("tensorboard", "tokenizers", "torchmetrics", "transformers", "yaml")
 """What the extra `recipes` installs, as it is imported."""
-_INSTALL = "pip install 'lightning-gaudi[recipes]'"
+DIFFUSION = ("diffusers", "PIL")
+"""Likewise the extra `diffusion`, which one recipe needs besides."""
 # Lightning imports them for us, and has words of its own for their absence.
 _FOR_LIGHTNING = ("jsonargparse", "tensorboard")
 
 Run = Callable[..., Any]
 """A recipe's `run`: parses the arguments with its classes, and runs the command."""
+Export = Callable[[Path, Path], str]
+"""Makes a folder of a checkpoint, and says how to load it."""
 
 
-def main(file: str, run: Run, args: Sequence[str] | None = None, program: str = "") -> None:
+def main(
+    file: str,
+    run: Run,
+    args: Sequence[str] | None = None,
+    program: str = "",
+    export: Export | None = None,
+) -> None:
     """The command line of a recipe.
 
     Args:
@@ -42,6 +51,7 @@ def main(file: str, run: Run, args: Sequence[str] | None = None, program: str = 
         run: the recipe's own; takes the arguments, and `program`.
         args: instead of the command line.
         program: what the user typed to come here; by default the module.
+        export: of the recipe, where the model is none of transformers.
 
     Raises:
         SystemExit: with 2 for what the user has to change, said in a line, and 130 for Ctrl-C.
@@ -55,12 +65,12 @@ def main(file: str, run: Run, args: Sequence[str] | None = None, program: str = 
     try:
         _check(recipe, arguments)
         arguments = catalog.find_configurations(recipe, arguments)
-        _run(program, run, environment.set_environment(arguments))
+        _run(program, run, export, environment.set_environment(arguments))
     except (UserError, catalog.UsageError) as error:
         _exit(program, str(error))
     except ModuleNotFoundError as error:
         name = str(error.name).partition(".")[0]
-        if name not in EXTRA or importlib.util.find_spec(name):
+        if name not in (*EXTRA, *DIFFUSION) or importlib.util.find_spec(name):
             raise
         _exit(program, _explain_missing(name))
     except KeyboardInterrupt:
@@ -68,29 +78,28 @@ def main(file: str, run: Run, args: Sequence[str] | None = None, program: str = 
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-def _run(program: str, run: Run, arguments: list[str]) -> None:
+def _run(program: str, run: Run, export: Export | None, arguments: list[str]) -> None:
     for name in _FOR_LIGHTNING:
         if not importlib.util.find_spec(name):
             raise UserError(_explain_missing(name))
     if arguments[0] == "export":
-        _export(program, arguments[1:])
+        _export(program, export, arguments[1:])
     else:
         run(arguments, program=program)
 
 
-def _export(program: str, arguments: Sequence[str]) -> None:
+def _export(program: str, export: Export | None, arguments: Sequence[str]) -> None:
     """Needs neither Trainer nor card."""
     parser = argparse.ArgumentParser(
-        prog=f"{program} export",
-        description="Write a folder that transformers' `from_pretrained` loads.",
+        prog=f"{program} export", description="Write a folder that `from_pretrained` loads."
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="a .ckpt file of a fit")
     parser.add_argument("--output", type=Path, required=True, help="the folder to write")
     options = parser.parse_args(arguments)
-    from recipes.common.export import export
-
-    export(options.checkpoint, options.output)
-    print(f"Exported to {options.output}: AutoModel.from_pretrained('{options.output}')")
+    if export is None:
+        from recipes.common.export import export
+    how = export(options.checkpoint, options.output)
+    print(f"Exported to {options.output}: {how}")
 
 
 def _check(recipe: catalog.Recipe, arguments: Sequence[str]) -> None:
@@ -114,7 +123,15 @@ def _check(recipe: catalog.Recipe, arguments: Sequence[str]) -> None:
 
 
 def _explain_missing(name: str) -> str:
-    return f"The recipes need the package {name}, which is not installed. Run: {_INSTALL}"
+    if name in DIFFUSION:
+        return (
+            f"This recipe needs the package {name}, which is not installed. Run: "
+            "pip install 'lightning-gaudi[recipes,diffusion]'"
+        )
+    return (
+        f"The recipes need the package {name}, which is not installed. Run: "
+        "pip install 'lightning-gaudi[recipes]'"
+    )
 
 
 def _exit(program: str, message: str) -> NoReturn:

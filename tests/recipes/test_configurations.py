@@ -32,6 +32,7 @@ from lightning_gaudi import (
 )
 from lightning_gaudi.cli import catalog
 from recipes.common.tokenization import train_bpe, train_byte_bpe, train_wordpiece
+from tests.helpers.diffusion import save_pipeline
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
@@ -50,9 +51,10 @@ def _name(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> dict[str, str]:
-    """Folders with a tiny BERT, T5 and Bloom and their tokenizers, by recipe."""
-    names = ("mrpc", "t5_summarization", "text_generation")
+    """Folders with tiny models and their tokenizers, by recipe."""
+    names = ("mrpc", "t5_summarization", "text_generation", "text_to_image")
     folders = {name: tmp_path_factory.mktemp(name) for name in names}
+    save_pipeline("sd1", folders["text_to_image"])
     bert = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=1)
     BertForSequenceClassification(bert).save_pretrained(folders["mrpc"])
     train_wordpiece(WORDS, 60).save_pretrained(folders["mrpc"])

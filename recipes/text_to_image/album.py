@@ -1,0 +1,113 @@
+"""Pictures as files: a PNG each, and all of them with their prompts on one.
+
+Shapes: B pictures, H x W pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from recipes.text_to_image.requests import Request
+
+GRID = "grid.png"
+_MAX_IN_GRID = 100
+_SMALLEST, _LARGEST = 64, 256
+"""Pixels of a picture's longer side in the grid: smaller ones are enlarged, larger ones shrunk."""
+_FONT_SIZE, _LINE, _MARGIN = 11, 14, 6
+_MAX_LINES = 2
+
+
+def file_name(index: int) -> str:
+    """Of the picture with that number."""
+    return f"{index:05d}.png"
+
+
+def save(folder: Path, requests: Sequence[Request], pictures: NDArray[np.float32]) -> None:
+    """Write pictures [B, 3, H, W], from 0 to 1, under the numbers of their requests."""
+    folder.mkdir(parents=True, exist_ok=True)
+    levels = (pictures * 255).round().astype(np.uint8).transpose(0, 2, 3, 1)
+    for request, each in zip(requests, levels, strict=True):
+        Image.fromarray(each).save(folder / file_name(request.index))
+
+
+def save_grid(folder: Path, requests: Sequence[Request]) -> Path:
+    """Put the first pictures of a folder side by side, each above its prompt.
+
+    Returns:
+        The file, grid.png.
+    """
+    shown = requests[:_MAX_IN_GRID]
+    pictures = [_resized(folder / file_name(each.index)) for each in shown]
+    columns = _num_columns(len(shown))
+    rows = math.ceil(len(shown) / columns)
+    width = max(each.width for each in pictures) + _MARGIN
+    height = max(each.height for each in pictures) + _MAX_LINES * _LINE + _MARGIN
+    grid = Image.new("RGB", (columns * width + _MARGIN, rows * height + _MARGIN), "white")
+    draw, font = ImageDraw.Draw(grid), ImageFont.load_default(_FONT_SIZE)
+    for place, (request, picture) in enumerate(zip(shown, pictures, strict=True)):
+        left = _MARGIN + place % columns * width
+        top = _MARGIN + place // columns * height
+        grid.paste(picture, (left, top))
+        lines = _wrapped(request.prompt, width - _MARGIN, font)
+        below = top + picture.height + 1
+        draw.multiline_text((left, below), "\n".join(lines), "black", font, spacing=1)
+    path = folder / GRID
+    grid.save(path)
+    return path
+
+
+def _num_columns(count: int) -> int:
+    """Ten where they come out even, as the digits do; else a shape that is near to a square."""
+    return 10 if count % 10 == 0 else min(count, max(1, round(math.sqrt(count * 1.5))))
+
+
+def _resized(path: Path) -> Image.Image:
+    with Image.open(path) as opened:
+        picture = opened.convert("RGB")
+    longest = max(picture.size)
+    if longest < _SMALLEST:  # pixels stay pixels
+        scale = math.ceil(_SMALLEST / longest)
+        return picture.resize(
+            (picture.width * scale, picture.height * scale), Image.Resampling.NEAREST
+        )
+    picture.thumbnail((_LARGEST, _LARGEST))
+    return picture
+
+
+def _wrapped(
+    text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+) -> list[str]:
+    """Lines that fit, as many as there is room for; what is left out is an ellipsis."""
+    lines: list[str] = []
+    words = text.split()
+    while words and len(lines) < _MAX_LINES:
+        line = words.pop(0)
+        while words and font.getlength(f"{line} {words[0]}") <= width:
+            line += f" {words.pop(0)}"
+        lines.append(_cut(line, width, font, is_short=bool(words) and len(lines) == _MAX_LINES - 1))
+    return lines
+
+
+def _cut(
+    line: str,
+    width: int,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+    *,
+    is_short: bool,
+) -> str:
+    if not is_short and font.getlength(line) <= width:
+        return line
+    while line and font.getlength(f"{line}...") > width:
+        line = line[:-1]
+    return f"{line}..."
+
+
+def numbered(requests: Iterable[Request]) -> list[Request]:
+    """In the order of their numbers, each once."""
+    return sorted({each.index: each for each in requests}.values(), key=lambda each: each.index)

@@ -1,0 +1,333 @@
+"""The LightningModule: a text-to-image model that learns to paint digits, or a published one.
+
+Shapes: B pictures, C channels, H x W pixels, T tokens of a caption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from lightning_gaudi.inference import Engine, LatencyReport, Stopwatch, make_scheduler
+from recipes.common.errors import UserError
+from recipes.common.folders import prediction_path
+from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
+from recipes.common.sections import Section, section, table
+from recipes.common.training import RecipeModule
+from recipes.text_to_image import scratch
+from recipes.text_to_image.data import TextToImageData
+from recipes.text_to_image.digits import SIZE
+from recipes.text_to_image.gallery import Gallery
+from recipes.text_to_image.judge import SCORES, means
+from recipes.text_to_image.painting import Painter, PaintingSettings
+from recipes.text_to_image.parts import Loaded, Parts, load, read_index
+from recipes.text_to_image.requests import Request
+from recipes.text_to_image.scoring import judge_pictures, judged_section, real_scores
+
+_FOLDER = "pictures"
+_SIZES = ("unet_widths", "unet_layers", "text_width", "text_layers", "text_heads")
+_SPLITS = {"val": "validation", "test": "test"}
+_NOT_OF_THE_MODEL = (*PaintingSettings.__dataclass_fields__, "num_warmup_batches", "pictures")
+
+
+class TextToImage(RecipeModule):
+    """A small model of coloured digits from nothing, or a Stable Diffusion (1, 2, XL).
+
+    Nothing in a training step waits for the device, and all batches have one shape. A published
+    model is for `predict`; the safety checker of Stable Diffusion 1 is not applied.
+
+    Args:
+        name: of a published model (CompVis/stable-diffusion-v1-4, ...), or a folder in diffusers'
+            layout, which `export` writes, too; None starts from random weights of these sizes:
+        unet_widths: channels of the UNet's levels; each further one has half the pixels.
+        unet_layers: blocks of a level.
+        text_width: of the text encoder.
+        text_layers: of the text encoder.
+        text_heads: of the text encoder.
+        optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
+            elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
+            for hpu; an error elsewhere).
+        learning_rate: at its peak.
+        schedule: of the learning rate: linear, polynomial or constant.
+        warmup_steps: steps of increase to the peak; below 1, a share of the run.
+        weight_decay: of all weights but biases and norms.
+        betas: of the optimizer.
+        epsilon: of the optimizer: added to the denominator of its step.
+        max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
+        scheduler: of denoising: ddim, ddpm, dpm++, euler, euler_ancestral, heun, lms or pndm; None
+            for the model's own.
+        num_inference_steps: of denoising.
+        guidance: how much further than without a prompt the prompt leads; 1 computes no picture
+            without a prompt, and ignores negative prompts.
+        height: of the pictures, in pixels; None for what the model was made for.
+        width: likewise.
+        engine: how the UNet is run: auto, graph (HPU graphs; lazy mode), compile (eager mode) or
+            none.
+        num_warmup_batches: that `predict` leaves out of its pace: they compile.
+        pictures: the folder that `predict` writes; None: `pictures` in the folder of the run that
+            the checkpoint is from.
+
+    Raises:
+        UserError: for a model that cannot be had, or is of another kind.
+    """
+
+    validation_score = "val/agreement"
+
+    def __init__(
+        self,
+        name: str | None = None,
+        unet_widths: Sequence[int] = (32, 64),
+        unet_layers: int = 1,
+        text_width: int = 64,
+        text_layers: int = 1,
+        text_heads: int = 2,
+        optimizer: OptimizerName = "auto",
+        learning_rate: float = 2e-3,
+        schedule: Schedule = "linear",
+        warmup_steps: float = 0.05,
+        weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+        epsilon: float = EPSILON,
+        max_grad_norm: float | None = 1.0,
+        scheduler: str | None = None,
+        num_inference_steps: int = 15,
+        guidance: float = 1.5,
+        height: int | None = None,
+        width: int | None = None,
+        engine: Engine = "auto",
+        num_warmup_batches: int = 1,
+        pictures: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.painting = PaintingSettings(
+            scheduler, num_inference_steps, guidance, height, width, engine
+        )
+        # How and where to paint is not part of the model: a checkpoint must not bring its own.
+        self.save_hyperparameters(ignore=_NOT_OF_THE_MODEL)
+        self._pictures, self._num_warmup_batches = pictures, num_warmup_batches
+        self.loaded: Loaded | None = None
+        if name is None:
+            self._make()
+        else:
+            read_index(name)
+        self._painter: Painter | None = None
+        self._stopwatch: Stopwatch | None = None
+        self._losses: Tensor | None = None
+        self._painted: list[tuple[list[Request], Tensor]] = []
+
+    def configure_model(self) -> None:
+        """Load a published model, in the dtype of `trainer.precision`."""
+        if self.loaded is None:
+            name = self.hparams["name"]
+            self.model, self.loaded = load(name, torch.get_default_dtype())  # type: ignore[assignment]
+
+    def setup(self, stage: str) -> None:
+        """Refuse what a published model is not for."""
+        name = self.hparams["name"]
+        if stage == "fit" and name is not None:
+            raise UserError(
+                f"model.name={name} is for `predict`: `fit` trains a new model of the digits. "
+                "Leave model.name out."
+            )
+
+    def forward(self, batch: Mapping[str, Tensor], scores: bool = False) -> Tensor:
+        """The mean loss; for scores [2] float32, the losses of the real pictures and their number.
+
+        The loss of a picture is the mean squared error of the noise that the UNet tells from it.
+        """
+        signal = self.signal[batch["timesteps"]][:, None, None, None]
+        noise = batch["noise"]
+        noisy = signal.sqrt() * batch["pictures"] + (1 - signal).sqrt() * noise
+        captions = self.model.text_encoders[0](input_ids=batch["input_ids"])[0]
+        told = self.model.unet(noisy, batch["timesteps"], captions, return_dict=False)[0]
+        losses = F.mse_loss(told.float(), noise.float(), reduction="none").mean((1, 2, 3))
+        if scores:
+            is_real = batch["is_real"].float()
+            return torch.stack(((losses * is_real).sum(), is_real.sum()))
+        return losses.mean()
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        return {"loss": self(batch)}
+
+    def on_validation_epoch_start(self) -> None:
+        self._check_paints_digits()
+        self._losses = torch.zeros(2, device=self.device)
+        self._painted, self._painter = [], self._make_painter()
+
+    def validation_step(
+        self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """The loss of real pictures; the second loader has captions to paint."""
+        assert self._losses is not None
+        assert self._painter is not None
+        if dataloader_idx == 0:
+            self._losses += self(batch, scores=True)
+        else:
+            pictures = self._painter.paint(batch["requests"])
+            self._painted.append((_real(batch), pictures))
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.validation_step(batch, batch_idx, dataloader_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def on_predict_start(self) -> None:
+        """Make ready to paint, and say what of the prompts is not seen."""
+        self._painter = self._make_painter()
+        self._painter.check_lengths(self._data().requests)
+        self._stopwatch = Stopwatch(self.device, self._num_warmup_batches, "pictures")
+        given = self._pictures
+        folder = Path(given).expanduser() if given else prediction_path(self.trainer, _FOLDER)
+        self._gallery = Gallery(folder)
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
+        """The numbers of the pictures, which are written."""
+        assert self._painter is not None
+        assert self._stopwatch is not None
+        requests = _real(batch)
+        with self._stopwatch.call(len(requests)):
+            pictures = self._painter.paint(batch["requests"])
+        self._gallery.hang(requests, pictures[: len(requests)].cpu().numpy())
+        return [each.index for each in requests]
+
+    def on_predict_epoch_end(self) -> None:
+        """List the pictures of all cards, and put them on a grid."""
+        assert self._painter is not None
+        grid = self._gallery.close(self.trainer, self._data().requests)
+        if grid is not None:
+            rows = [("grid", str(grid)), *self._painter.description, *self._pace()]
+            print(table([section("Pictures", rows)]), flush=True)
+
+    def figures(self) -> dict[str, float]:
+        """What `predict` measured, by the names of published figures."""
+        report = self._latency()
+        return {} if report is None else {"seconds_per_picture": 1 / report.items_per_second}
+
+    def report_sections(self, stage: str) -> list[Section]:
+        """What a classifier sees on the pictures, and on real ones."""
+        metrics, data = self.trainer.callback_metrics, self._data()
+        found = {
+            name: float(metrics[f"{stage}/{name}"])
+            for name in SCORES
+            if f"{stage}/{name}" in metrics
+        }
+        return judged_section(found, data, _SPLITS[stage]) if found else []
+
+    def references(self, name: str) -> dict[str, float]:
+        """What the classifier says of real pictures."""
+        if name != self.validation_score:
+            return {}
+        return {"real pictures": real_scores(self._data(), "validation")["agreement"]}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Nothing besides: the hyperparameters say what the model is."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the weights of another model before any are loaded."""
+        theirs, ours = checkpoint.get("hyper_parameters", {}), self.hparams
+        sizes = [name for name in _SIZES if name in theirs and _differ(theirs[name], ours[name])]
+        if sizes:
+            told = ", ".join(f"{each} {theirs[each]} (configured: {ours[each]})" for each in sizes)
+            raise UserError(
+                f"The checkpoint holds another model than the one that is configured: {told}. "
+                "Start with the settings of the run that wrote it (config.yaml in its folder)."
+            )
+
+    def _log_evaluation(self, stage: str) -> None:
+        """Log the loss, and what the classifier sees on the pictures of all ranks."""
+        assert self._losses is not None
+        loss, number = self.sum_over_ranks(self._losses)
+        self._losses, self._painter = None, None
+        self.log_on_host({f"{stage}/loss": loss / max(number, 1.0)}, prog_bar=True)
+        data = self._data()
+        if not data.judged(_SPLITS[stage]):
+            return
+        sums = judge_pictures(data, self._painted)
+        self._painted = []
+        sums_here = torch.tensor(list(sums.values()), dtype=torch.float32, device=self.device)
+        totals = self.sum_over_ranks(sums_here)
+        scores = means(dict(zip(sums, totals, strict=True)))
+        shown = {name: scores.pop(name) for name in ("agreement", "agreement_held_out")}
+        self.log_on_host({f"{stage}/{name}": value for name, value in shown.items()}, prog_bar=True)
+        self.log_on_host({f"{stage}/{name}": value for name, value in scores.items()})
+
+    def _make_painter(self) -> Painter:
+        assert self.loaded is not None
+        return Painter(self.model, self.loaded, self.painting)  # type: ignore[arg-type]
+
+    def _make(self) -> None:
+        """A model from nothing, with the noise of its training."""
+        settings = self.hparams
+        tokenizer = scratch.make_tokenizer()
+        width = settings["text_width"]
+        encoder = scratch.make_text_encoder(
+            tokenizer, width, settings["text_layers"], settings["text_heads"]
+        )
+        unet = scratch.make_unet(settings["unet_widths"], settings["unet_layers"], width)
+        self.model = Parts([encoder], unet, None)  # type: ignore[assignment]
+        self.loaded = Loaded([tokenizer], scratch.SCHEDULER)
+        signal = make_scheduler(None, scratch.SCHEDULER).alphas_cumprod
+        self.register_buffer("signal", signal.clone(), persistent=False)
+
+    def _check_paints_digits(self) -> None:
+        """Refuse to judge pictures of anything else."""
+        shape = self.model.latent_shape(self.painting.height, self.painting.width)
+        if self.hparams["name"] is not None or shape != (3, SIZE, SIZE):
+            raise UserError(
+                f"model.name={self.hparams['name']} is for `predict`: `validate` and `test` judge "
+                "pictures of a model that `fit` trained, given as --ckpt_path, in its own size."
+            )
+
+    def _latency(self) -> LatencyReport | None:
+        """None where all batches were needed to warm up."""
+        try:
+            return None if self._stopwatch is None else self._stopwatch.report()
+        except ValueError:
+            return None
+
+    def _pace(self) -> list[tuple[str, str]]:
+        report = self._latency()
+        if report is None:
+            why = (
+                f"not measured: no batch after the first {self._num_warmup_batches}, which warm up"
+            )
+            return [("pictures a second", why)]
+        card = " (of the first card)" if self.trainer.world_size > 1 else ""
+        pace = f"{report.items_per_second:.2f}{card}, without the first {report.num_warmup_calls}"
+        return [
+            ("pictures a second", f"{pace} batches"),
+            ("measured over", f"{report.num_items} pictures, {report.seconds:.1f} s"),
+        ]
+
+    def _data(self) -> TextToImageData:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(data, TextToImageData):
+            raise MisconfigurationException(
+                "TextToImage takes its prompts from a TextToImageData, but trainer.datamodule is "
+                f"{data!r}. Pass `datamodule=TextToImageData(...)`."
+            )
+        return data
+
+
+def _real(batch: Mapping[str, Any]) -> list[Request]:
+    """The requests of a batch, without those that only fill it up, which are the last."""
+    return [each for each, real in zip(batch["requests"], batch["is_real"], strict=True) if real]
+
+
+def _differ(theirs: Any, ours: Any) -> bool:
+    if isinstance(theirs, list | tuple):
+        return list(theirs) != list(ours)
+    return bool(theirs != ours)

@@ -1,0 +1,172 @@
+"""The parts of a text-to-image model in diffusers' layout, each with the library that it is of.
+
+A folder (or a repository of the hub) has model_index.json, which names the class of each part, and
+a folder for each: tokenizer, text_encoder (two of either in SDXL), unet, vae, scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from torch import nn
+
+from recipes.common.errors import UserError
+
+INDEX = "model_index.json"
+_PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
+
+
+class Parts(nn.Module):
+    """The weights of a model: text encoders, UNet and VAE.
+
+    Without a VAE the UNet computes pictures themselves.
+    """
+
+    def __init__(
+        self,
+        text_encoders: list[nn.Module],
+        unet: diffusers.UNet2DConditionModel,
+        vae: diffusers.AutoencoderKL | None,
+    ) -> None:
+        super().__init__()
+        self.text_encoders = nn.ModuleList(text_encoders)
+        self.unet, self.vae = unet, vae
+
+    @property
+    def factor(self) -> int:
+        """How many pixels a latent's side has."""
+        return 1 if self.vae is None else 2 ** (len(self.vae.config.block_out_channels) - 1)
+
+    def latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
+        """(C, h, w) of a picture's latents; None is what the model was made for.
+
+        Raises:
+            UserError: for a height or a width that is no multiple of the VAE's factor.
+        """
+        sample = self.unet.config.sample_size
+        sides = list(sample) if isinstance(sample, list | tuple) else [sample, sample]
+        for place, (name, value) in enumerate((("height", height), ("width", width))):
+            if value is None:
+                continue
+            if value < self.factor or value % self.factor:
+                lower = max(value // self.factor, 1) * self.factor
+                raise UserError(
+                    f"model.{name}={value} is no multiple of {self.factor}, the pixels of a latent "
+                    f"of this model. Set {lower} or {lower + self.factor}."
+                )
+            sides[place] = value // self.factor
+        return (self.unet.config.in_channels, sides[0], sides[1])
+
+
+@dataclass
+class Loaded:
+    """What is no weight of a model."""
+
+    tokenizers: list[Any]
+    """One for each text encoder."""
+    scheduler: Mapping[str, Any]
+    """The configuration of its scheduler."""
+    index: Mapping[str, Any] = field(default_factory=dict)
+    """model_index.json."""
+
+    @property
+    def is_xl(self) -> bool:
+        """Whether the UNet has SDXL's further conditions."""
+        return len(self.tokenizers) > 1
+
+
+def read_index(name: str) -> dict[str, Any]:
+    """model_index.json of a folder or a repository of the hub.
+
+    Raises:
+        UserError: if there is none, or it is of another kind of model than this recipe's.
+    """
+    folder = Path(name).expanduser()
+    if folder.exists() and not (folder / INDEX).is_file():
+        raise UserError(
+            f"model.name={name} has no {INDEX}, so it is no model in diffusers' layout. Name "
+            "a folder that `export` or a pipeline's `save_pretrained` wrote."
+        )
+    index = _load_index(str(folder) if folder.exists() else name)
+    kind = index.get("_class_name")
+    if kind not in _PIPELINES:
+        raise UserError(
+            f"model.name={name} is a {kind}, but this recipe has the parts of "
+            f"{' and '.join(_PIPELINES)}. Name a Stable Diffusion 1 or 2, or an SDXL."
+        )
+    return index
+
+
+def load(name: str, dtype: torch.dtype) -> tuple[Parts, Loaded]:
+    """A published model, or one that `export` wrote, on the CPU.
+
+    The safety checker of Stable Diffusion 1 is no part of it.
+
+    Args:
+        name: of a repository of the hub, or a folder.
+        dtype: of the weights.
+
+    Raises:
+        UserError: naming the part that is missing or cannot be read.
+    """
+    index = read_index(name)
+    names = [each for each in ("text_encoder", "text_encoder_2") if index.get(each, [None])[0]]
+    encoders = [
+        _weights(getattr(transformers, index[each][1]), name, each, dtype=dtype) for each in names
+    ]
+    tokenizers = [
+        _part(
+            transformers.CLIPTokenizer.from_pretrained,
+            name,
+            each.replace("text_encoder", "tokenizer"),
+        )
+        for each in names
+    ]
+    unet = _weights(diffusers.UNet2DConditionModel, name, "unet", torch_dtype=dtype)
+    vae = None
+    if index.get("vae", [None])[0]:
+        vae = _weights(diffusers.AutoencoderKL, name, "vae", torch_dtype=dtype)
+    scheduler = _part(diffusers.DDIMScheduler.load_config, name, "scheduler")
+    parts = Parts(encoders, unet, vae).requires_grad_(False).eval()
+    return parts, Loaded(tokenizers, scheduler, index)
+
+
+def _weights(cls: Any, name: str, part: str, **options: Any) -> Any:
+    model, info = _part(cls.from_pretrained, name, part, output_loading_info=True, **options)
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(
+            f"model.name={name}: its {part} has no weight {missing[0]}, nor {len(missing) - 1} "
+            "others. Download it anew."
+        )
+    return model
+
+
+def _part(read: Callable[..., Any], name: str, part: str, **options: Any) -> Any:
+    folder = Path(name).expanduser()
+    try:
+        return read(str(folder) if folder.is_dir() else name, subfolder=part, **options)
+    # safetensors has an error of its own, which derives from Exception alone.
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"model.name={name}: its {part} could not be read: {said} Download it anew (`hf "
+            f"download NAME --local-dir FOLDER`), or name another model."
+        ) from error
+
+
+def _load_index(name: str) -> dict[str, Any]:
+    try:
+        return dict(diffusers.DiffusionPipeline.load_config(name))
+    except (OSError, ValueError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"model.name={name}: its {INDEX} could not be had: {said} Without a network, download "
+            f"the model where there is one (`hf download {name} --local-dir FOLDER`) and set "
+            "model.name=FOLDER."
+        ) from error

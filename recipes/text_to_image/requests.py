@@ -1,0 +1,109 @@
+"""What to paint: prompts, what they should not lead to, and a seed for each picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from recipes.common.errors import UserError
+from recipes.text_to_image.digits import PAIRS
+
+_MAX_SEED = 2**63
+
+
+class Request(NamedTuple):
+    """One picture."""
+
+    index: int
+    """Its number, in the order of the prompts."""
+    prompt: str
+    seed: int
+    """Of its noise: the picture depends on it and on the prompt, on nothing else of the batch."""
+    negative_prompt: str | None = None
+
+
+def make_requests(
+    prompts: Sequence[str],
+    negative_prompts: Sequence[str],
+    num_images_per_prompt: int,
+    seeds: Sequence[int],
+) -> list[Request]:
+    """Pictures in the order of the prompts; those of a prompt follow one another.
+
+    Args:
+        prompts: at least one.
+        negative_prompts: none, one for all, or one a prompt.
+        num_images_per_prompt: pictures of each prompt.
+        seeds: one a picture; a single one stands for itself and those that follow it.
+
+    Raises:
+        UserError: for another number of any.
+    """
+    if num_images_per_prompt < 1:
+        raise UserError(f"data.num_images_per_prompt={num_images_per_prompt} must be at least 1.")
+    if len(negative_prompts) not in (0, 1, len(prompts)):
+        raise UserError(
+            f"data.negative_prompts has {len(negative_prompts)} prompts, and data.prompts "
+            f"{len(prompts)}. Give none, one for all, or as many."
+        )
+    count = len(prompts) * num_images_per_prompt
+    if len(seeds) not in (1, count):
+        raise UserError(
+            f"data.seeds has {len(seeds)} seeds for {count} pictures ({len(prompts)} prompts x "
+            f"{num_images_per_prompt}). Give one, which is counted up, or as many."
+        )
+    if wrong := [seed for seed in seeds if not 0 <= seed < _MAX_SEED]:
+        raise UserError(f"data.seeds has {wrong[0]}, which is not between 0 and 2**63.")
+    negatives: list[str | None] = list(negative_prompts) or [None]
+    if len(negatives) == 1:
+        negatives = negatives * len(prompts)
+    if len(seeds) == 1:
+        seeds = range(seeds[0], seeds[0] + count)
+    wanted = [
+        (prompt, negative)
+        for prompt, negative in zip(prompts, negatives, strict=True)
+        for _ in range(num_images_per_prompt)
+    ]
+    return [
+        Request(index, prompt, seed, negative)
+        for index, ((prompt, negative), seed) in enumerate(zip(wanted, seeds, strict=True))
+    ]
+
+
+def requests_for_digits(num_pictures: int, first_seed: int) -> list[Request]:
+    """Each pair of colour and digit, to be judged."""
+    captions = [pair.caption for pair in PAIRS]
+    return make_requests(captions, (), num_pictures, [first_seed])
+
+
+def read_prompts(prompts: Iterable[str] | None, file: str | None) -> list[str]:
+    """The prompts of the settings, of a file with one a line, or of all pairs of the digits.
+
+    Raises:
+        UserError: if both are given, there is no such file, or no prompt.
+    """
+    if prompts is not None and file is not None:
+        raise UserError("data.prompts and data.prompts_file are both set. Give one of them.")
+    if file is not None:
+        path = Path(file).expanduser()
+        if not path.is_file():
+            raise UserError(f"data.prompts_file={file} is no file. Name one with a prompt a line.")
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise UserError(f"data.prompts_file={file} is no text in UTF-8: {error}") from error
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise UserError(f"data.prompts_file={file} has no prompt. Write one a line.")
+        return found
+    if prompts is None:
+        return [pair.caption for pair in PAIRS]
+    found = [prompt.strip() for prompt in prompts]
+    if not found:
+        raise UserError("data.prompts is empty. Give one or more: --data.prompts '[a red seven]'.")
+    if not all(found):
+        raise UserError(
+            f"data.prompts has an empty prompt, number {found.index('')}. Leave it out."
+        )
+    return found

@@ -1,0 +1,29 @@
+"""Whether diffusers is there, and new enough; asked before it is imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+
+from recipes.common.errors import UserError
+
+OLDEST = (0, 35)
+"""The oldest diffusers that this recipe takes."""
+_INSTALL = "pip install 'lightning-gaudi[recipes,diffusion]'"
+
+
+def check_diffusers() -> None:
+    """Refuse to go on without it.
+
+    Raises:
+        UserError: saying how to get it.
+    """
+    if importlib.util.find_spec("diffusers") is None:
+        raise UserError(f"This recipe needs diffusers, which is not installed. Run: {_INSTALL}")
+    found = importlib.metadata.version("diffusers")
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        raise UserError(
+            f"This recipe needs diffusers {wanted} or later, but {found} is installed. Run: "
+            f"{_INSTALL}"
+        )

@@ -1,0 +1,61 @@
+import pytest
+
+from recipes.common.errors import UserError
+from recipes.text_to_image.digits import PAIRS
+from recipes.text_to_image.requests import make_requests, read_prompts, requests_for_digits
+
+
+def test_pictures_are_in_the_order_of_the_prompts_and_seeds_count_up():
+    made = make_requests(["a", "b"], ["not"], 2, [7])
+    assert [(each.index, each.prompt, each.seed) for each in made] == [
+        *((0, "a", 7), (1, "a", 8)),
+        *((2, "b", 9), (3, "b", 10)),
+    ]
+    assert {each.negative_prompt for each in made} == {"not"}
+
+
+def test_negative_prompts_and_seeds_may_be_one_each():
+    made = make_requests(["a", "b"], ["x", "y"], 1, [3, 3])
+    assert [(each.negative_prompt, each.seed) for each in made] == [("x", 3), ("y", 3)]
+    assert {each.negative_prompt for each in make_requests(["a"], (), 2, [0])} == {None}
+
+
+@pytest.mark.parametrize(
+    ("negatives", "number", "seeds", "said"),
+    [
+        (["x", "y", "z"], 1, [0], "data.negative_prompts has 3 prompts, and data.prompts 2"),
+        ((), 2, [1, 2, 3], r"data.seeds has 3 seeds for 4 pictures \(2 prompts x 2\)"),
+        ((), 1, [], "data.seeds has 0 seeds for 2 pictures"),
+        ((), 1, [-1], "data.seeds has -1, which is not between"),
+        ((), 0, [0], "data.num_images_per_prompt=0 must be at least 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(negatives, number, seeds, said):
+    with pytest.raises(UserError, match=said):
+        make_requests(["a", "b"], negatives, number, seeds)
+
+
+def test_prompts_come_from_the_settings_a_file_or_the_digits(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("a cat\n\n  a dog \n", "utf-8")
+    assert read_prompts(None, str(path)) == ["a cat", "a dog"]
+    assert read_prompts([" a cat"], None) == ["a cat"]
+    assert read_prompts(None, None) == [pair.caption for pair in PAIRS]
+    assert len(requests_for_digits(3, 10)) == 180
+
+
+def test_prompts_that_are_not_there_are_refused(tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n \n")
+    binary = tmp_path / "picture.png"
+    binary.write_bytes(b"\x89PNG\xff")
+    for prompts, file, said in (
+        ([], None, "data.prompts is empty"),
+        (["a", " "], None, "data.prompts has an empty prompt, number 1"),
+        (None, str(empty), "empty.txt has no prompt. Write one a line"),
+        (None, str(tmp_path / "none.txt"), "none.txt is no file"),
+        (None, str(binary), "picture.png is no text in UTF-8"),
+        (["a"], str(empty), "data.prompts and data.prompts_file are both set"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read_prompts(prompts, file)
