@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from lightning_gaudi.inference import Engine, LatencyReport, Stopwatch, make_scheduler
+from lightning_gaudi.inference import (
+    Engine,
+    LatencyReport,
+    Stopwatch,
+    card_memory_bytes,
+    make_scheduler,
+)
 from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
@@ -25,6 +32,7 @@ from recipes.text_to_image.data import TextToImageData
 from recipes.text_to_image.digits import SIZE
 from recipes.text_to_image.gallery import Gallery
 from recipes.text_to_image.judge import SCORES, means
+from recipes.text_to_image.memory import check_memory, memory_table
 from recipes.text_to_image.painting import Painter, PaintingSettings
 from recipes.text_to_image.parts import Loaded, Parts, load, read_index
 from recipes.text_to_image.requests import Request
@@ -124,8 +132,9 @@ class TextToImage(RecipeModule):
     def configure_model(self) -> None:
         """Load a published model, in the dtype of `trainer.precision`."""
         if self.loaded is None:
-            name = self.hparams["name"]
-            self.model, self.loaded = load(name, torch.get_default_dtype())  # type: ignore[assignment]
+            name, dtype = self.hparams["name"], torch.get_default_dtype()
+            self._check_memory(name, dtype)
+            self.model, self.loaded = load(name, dtype)  # type: ignore[assignment]
 
     def setup(self, stage: str) -> None:
         """Refuse what a published model is not for."""
@@ -263,6 +272,16 @@ class TextToImage(RecipeModule):
         shown = {name: scores.pop(name) for name in ("agreement", "agreement_held_out")}
         self.log_on_host({f"{stage}/{name}": value for name, value in shown.items()}, prog_bar=True)
         self.log_on_host({f"{stage}/{name}": value for name, value in scores.items()})
+
+    def _check_memory(self, name: str, dtype: torch.dtype) -> None:
+        """Say what a card will hold, and refuse what it cannot, before anything is loaded."""
+        settings, painting = self._data().hparams, self.painting
+        batch_size = settings["eval_batch_size"] or settings["batch_size"]
+        sides = painting.height, painting.width
+        found = memory_table(name, read_index(name), dtype, batch_size, *sides)
+        rank_zero_info(f"\n{found}\n")
+        if self.trainer.strategy.root_device.type == "hpu":
+            check_memory(found, card_memory_bytes())
 
     def _make_painter(self) -> Painter:
         assert self.loaded is not None

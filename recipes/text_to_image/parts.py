@@ -41,27 +41,11 @@ class Parts(nn.Module):
     @property
     def factor(self) -> int:
         """How many pixels a latent's side has."""
-        return 1 if self.vae is None else 2 ** (len(self.vae.config.block_out_channels) - 1)
+        return _factor(self.vae)
 
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        """(C, h, w) of a picture's latents; None is what the model was made for.
-
-        Raises:
-            UserError: for a height or a width that is no multiple of the VAE's factor.
-        """
-        sample = self.unet.config.sample_size
-        sides = list(sample) if isinstance(sample, list | tuple) else [sample, sample]
-        for place, (name, value) in enumerate((("height", height), ("width", width))):
-            if value is None:
-                continue
-            if value < self.factor or value % self.factor:
-                lower = max(value // self.factor, 1) * self.factor
-                raise UserError(
-                    f"model.{name}={value} is no multiple of {self.factor}, the pixels of a latent "
-                    f"of this model. Set {lower} or {lower + self.factor}."
-                )
-            sides[place] = value // self.factor
-        return (self.unet.config.in_channels, sides[0], sides[1])
+        """See the function of this name."""
+        return latent_shape(self.unet, self.vae, height, width)
 
 
 @dataclass
@@ -79,6 +63,44 @@ class Loaded:
     def is_xl(self) -> bool:
         """Whether the UNet has SDXL's further conditions."""
         return len(self.tokenizers) > 1
+
+
+def latent_shape(
+    unet: Any, vae: Any, height: int | None, width: int | None
+) -> tuple[int, int, int]:
+    """(C, h, w) of a picture's latents.
+
+    Args:
+        unet: diffusers' UNet2DConditionModel, on any device.
+        vae: diffusers' AutoencoderKL; None where the UNet computes pictures themselves.
+        height: in pixels; None for what the model was made for.
+        width: likewise.
+
+    Raises:
+        UserError: for a height or a width that is no multiple of the VAE's factor.
+    """
+    sample, factor = unet.config.sample_size, _factor(vae)
+    sides = list(sample) if isinstance(sample, list | tuple) else [sample, sample]
+    for place, (name, value) in enumerate((("height", height), ("width", width))):
+        if value is None:
+            continue
+        if value < factor or value % factor:
+            lower = max(value // factor, 1) * factor
+            raise UserError(
+                f"model.{name}={value} is no multiple of {factor}, the pixels of a latent "
+                f"of this model. Set {lower} or {lower + factor}."
+            )
+        sides[place] = value // factor
+    return (unet.config.in_channels, sides[0], sides[1])
+
+
+def _factor(vae: Any) -> int:
+    return 1 if vae is None else 2 ** (len(vae.config.block_out_channels) - 1)
+
+
+def encoder_names(index: Mapping[str, Any]) -> list[str]:
+    """The text encoders of a model, by its model_index.json."""
+    return [each for each in ("text_encoder", "text_encoder_2") if index.get(each, [None])[0]]
 
 
 def read_index(name: str) -> dict[str, Any]:
@@ -116,12 +138,12 @@ def load(name: str, dtype: torch.dtype) -> tuple[Parts, Loaded]:
         UserError: naming the part that is missing or cannot be read.
     """
     index = read_index(name)
-    names = [each for each in ("text_encoder", "text_encoder_2") if index.get(each, [None])[0]]
+    names = encoder_names(index)
     encoders = [
         _weights(getattr(transformers, index[each][1]), name, each, dtype=dtype) for each in names
     ]
     tokenizers = [
-        _part(
+        read_part(
             transformers.CLIPTokenizer.from_pretrained,
             name,
             each.replace("text_encoder", "tokenizer"),
@@ -132,13 +154,13 @@ def load(name: str, dtype: torch.dtype) -> tuple[Parts, Loaded]:
     vae = None
     if index.get("vae", [None])[0]:
         vae = _weights(diffusers.AutoencoderKL, name, "vae", torch_dtype=dtype)
-    scheduler = _part(diffusers.DDIMScheduler.load_config, name, "scheduler")
+    scheduler = read_part(diffusers.DDIMScheduler.load_config, name, "scheduler")
     parts = Parts(encoders, unet, vae).requires_grad_(False).eval()
     return parts, Loaded(tokenizers, scheduler, index)
 
 
 def _weights(cls: Any, name: str, part: str, **options: Any) -> Any:
-    model, info = _part(cls.from_pretrained, name, part, output_loading_info=True, **options)
+    model, info = read_part(cls.from_pretrained, name, part, output_loading_info=True, **options)
     if missing := sorted(info["missing_keys"]):
         raise UserError(
             f"model.name={name}: its {part} has no weight {missing[0]}, nor {len(missing) - 1} "
@@ -147,7 +169,12 @@ def _weights(cls: Any, name: str, part: str, **options: Any) -> Any:
     return model
 
 
-def _part(read: Callable[..., Any], name: str, part: str, **options: Any) -> Any:
+def read_part(read: Callable[..., Any], name: str, part: str, **options: Any) -> Any:
+    """A part of a model, by what reads it from a folder or a repository and `subfolder`.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     folder = Path(name).expanduser()
     try:
         return read(str(folder) if folder.is_dir() else name, subfolder=part, **options)

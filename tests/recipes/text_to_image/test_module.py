@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,13 @@ from PIL import Image
 from recipes.common.errors import UserError
 from recipes.text_to_image import exporting
 from recipes.text_to_image.digits import PAIRS
+from recipes.text_to_image.memory import memory_table
 from recipes.text_to_image.module import TextToImage
-from recipes.text_to_image.parts import load
+from recipes.text_to_image.parts import load, read_index
 from recipes.text_to_image.versions import check_diffusers
+from tests.helpers.diffusion import KINDS
+from tests.helpers.recipes import quiet_cli
+from tests.helpers.trainers import run_trainers
 from tests.recipes.text_to_image.conftest import WARNINGS
 
 pytestmark = [
@@ -122,6 +127,30 @@ def test_the_last_batch_is_trimmed_and_batches_do_not_change_pictures(folders, m
         assert np.abs(levels[0] - levels[1]).max() <= 1
 
 
+def _paint(rank: int, name: str, folder: Path, devices: int) -> None:
+    settings = f"--model.name={name}", "--data.prompts=[a red seven, a blue zero, a green one]"
+    predict(
+        partial(quiet_cli, "text_to_image", folder),
+        *(*settings, "--data.eval_batch_size=1", "--model.num_inference_steps=2"),
+        *(f"--model.pictures={folder / 'pictures'}", f"--trainer.devices={devices}"),
+        *("--model.engine=none", "--trainer.accelerator=hpu"),
+    )
+
+
+@pytest.mark.slow
+def test_two_cards_paint_the_pictures_of_one(folders, tmp_path):
+    """Three pictures: one card fills its last batch with one that is not kept."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    _paint(0, folders["sd1"], tmp_path / "one", 1)
+    run_trainers(_paint, tmp_path, folders["sd1"], tmp_path / "two", 2, num_ranks=2)
+    one, two = (tmp_path / each / "pictures" for each in ("one", "two"))
+    assert len(pictures_of(one)) == 3
+    assert pictures_of(one) == pictures_of(two)
+    assert (one / "pictures.jsonl").read_text() == (two / "pictures.jsonl").read_text()
+    assert (two / "grid.png").is_file()
+
+
 def test_a_published_model_is_for_prediction(folders, make_cli):
     cli = make_cli(f"--model.name={folders['sd1']}", *FEW)
     with pytest.raises(UserError, match="is for `predict`: `fit` trains a new model"):
@@ -152,6 +181,33 @@ def test_weights_that_are_cut_off_or_missing_are_named(folders, tmp_path):
     shutil.rmtree(folder / "text_encoder")
     with pytest.raises(UserError, match="its text_encoder could not be read: "):
         load(str(folder), torch.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_known_from_the_configurations_alone(kind, folders, tmp_path):
+    folder = tmp_path / kind
+    shutil.copytree(folders[kind], folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    index = read_index(str(folder))
+    found = memory_table(str(folder), index, torch.bfloat16, batch_size=3, height=24, width=32)
+    parts, _ = load(folders[kind], torch.bfloat16)
+    weights = {id(each): each.nbytes for each in parts.parameters()}
+    latents = 3 * 4 * 12 * 16 * 4
+    assert found.total_bytes == sum(weights.values()) + latents
+    assert found.rows["latents"] == latents
+
+
+def test_a_card_that_is_too_small_is_told_before_anything_is_loaded(
+    folders, make_cli, tmp_path, monkeypatch
+):
+    folder = tmp_path / "model"
+    shutil.copytree(folders["sd1"], folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    settings = f"--model.name={folder}", "--data.prompts=[a red seven]"
+    with monkeypatch.context() as patch:
+        patch.setattr("recipes.text_to_image.module.card_memory_bytes", lambda: 100_000)
+        with pytest.raises(UserError, match=r"would have to hold 0\.00 GiB and has 0\.00"):
+            predict(make_cli, *settings, "--trainer.accelerator=hpu")
+    with pytest.raises(UserError, match="its text_encoder could not be read: "):
+        predict(make_cli, *settings, "--trainer.accelerator=hpu")
 
 
 def test_a_missing_weight_is_not_made_up(folders, tmp_path):
