@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from lightning_gaudi.inference import SCHEDULERS, Denoiser, draw_latents, make_scheduler
+from lightning_gaudi.inference import Denoiser, draw_latents, make_scheduler
 from lightning_gaudi.simulator import statistics
 from tests.helpers.diffusion import WIDTH, make_unet
 
@@ -75,6 +75,5 @@ def _num_graphs():
 
 
 if __name__ == "__main__":
-    names = sys.argv[1:] or SCHEDULERS
-    for name in names:
+    for name in sys.argv[1:]:
         print(json.dumps({"name": name, **observe(name, "hpu")}))

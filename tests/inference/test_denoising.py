@@ -11,6 +11,8 @@ from tests.helpers.forked import fork_module
 from tests.inference.denoised import CONFIG, SEEDS, SHAPE, embeddings, observe, reference
 
 TOLERANCE = 1e-5
+FAST = ("ddim", "pndm")
+"""The schedulers that fast tests capture."""
 # diffusers 0.42 with numpy 2 (scheduling_dpmsolver_multistep.py).
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation doesn't:DeprecationWarning"
@@ -33,17 +35,15 @@ def test_on_the_cpu_latents_are_those_of_diffusers(name):
     assert found["second difference"] <= TOLERANCE
 
 
-def test_captured_no_step_of_any_scheduler_waits_and_a_second_pass_compiles_nothing():
-    out = fork_module("tests.inference.denoised", env={"PT_HPU_LAZY_MODE": "1"}, timeout=250)
+@pytest.mark.parametrize("names", [FAST, pytest.param(tuple(SCHEDULERS), marks=pytest.mark.slow)])
+def test_captured_no_step_waits_and_a_second_pass_compiles_nothing(names):
+    env = {"PT_HPU_LAZY_MODE": "1"}
+    out = fork_module("tests.inference.denoised", *names, env=env, timeout=250)
     rows = [json.loads(line) for line in out.stdout.splitlines()]
-    assert [row["name"] for row in rows] == list(SCHEDULERS)
+    assert [row["name"] for row in rows] == list(names)
     for row in rows:
         # The UNet, and the scheduler's first, further and last steps.
         check(row, num_graphs=6)
-
-
-def test_compiled_no_step_waits_and_a_second_pass_compiles_nothing():
-    check(observe("dpm++", "hpu", "compile"), num_graphs=1)
 
 
 @pytest.mark.slow

@@ -185,6 +185,7 @@ def _load_in_parts(rank: int, folder: Path, largest_bytes: int, whole_bytes: int
     assert host_syncs() == {}
 
 
+@pytest.mark.slow
 def test_a_host_process_holds_no_more_than_its_part_and_one_tensor(tmp_path: Path) -> None:
     from transformers import BloomConfig, BloomForCausalLM
 

@@ -221,6 +221,12 @@ OWN = {
     },
     "data/sampler.py": {"self.progress.position"},
     "deepspeed/config/validation.py": {"found.asked"},
+    "inference/latency.py": {
+        "self._current.first_token_seconds",
+        "self._current.num_steps",
+        "self._current.num_tokens",
+        "self._current.seconds",
+    },
     # Tensors, which are there to be written.
     "_core/gradient_clipping.py": {"parameter.grad"},
     "deepspeed/engine/lifecycle.py": {"tensor.data"},
@@ -250,6 +256,24 @@ OWN = {
     },
     # A process of ours, in which the vendor's package must not be imported for the user's modules.
     "_core/worker_server.py": {"sys.modules['habana_frameworks']"},
+    # A cache and a mode that were made there.
+    "inference/caches.py": {
+        "layer.cumulative_length",
+        "layer.device",
+        "layer.keys",
+        "layer.values",
+        "mode.may_turn_const",
+    },
+    # A user's model, which is cut up because they asked for it; and a configuration's copy.
+    "inference/tensor_parallel.py": {
+        "attention.embed_dim",
+        "attention.num_heads",
+        "attention.split_size",
+        "base.build_alibi_tensor",
+        "block.self_attention.num_heads",
+        "config.num_key_value_heads",
+        "setattr(model.get_submodule(owner), attribute, layer)",
+    },
     # A note on a user's model.
     "distributed/fsdp.py": {"vars(model)[_ROOT]"},
 }

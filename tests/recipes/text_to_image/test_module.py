@@ -159,7 +159,8 @@ def test_a_published_model_is_for_prediction(folders, make_cli):
         cli.trainer.validate(cli.model, cli.datamodule)
 
 
-def test_folders_that_are_no_model_are_refused(folders, tmp_path):
+def test_folders_that_are_no_model_are_refused(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"has no model_index\.json, so it is no model in"):
         TextToImage(name=str(tmp_path))
     flux = tmp_path / "flux"
