@@ -57,13 +57,14 @@ def ours(generator, batch_size, count):
     return torch.cat(tokens), torch.cat(logits)
 
 
-def observe(kind, device="cpu", engine="auto", count=64, batch_sizes=(1, 8)):
+def observe(kind, device="cpu", engine="auto", count=64, batch_sizes=(1, 8), capture_prefill=False):
     """How far our text is from transformers', and what it costs, in a first and a second pass.
 
     The second one has other prompts in the same batches.
     """
     expected, expected_logits = reference(build(kind), count)
-    generator = TextGenerator(build(kind, device), engine, BUCKETS)
+    model = build(kind, device)
+    generator = TextGenerator(model, engine, BUCKETS, capture_prefill=capture_prefill)
     found = {"distinct": len(expected.unique())}
     before = _counted()
     for batch_size in batch_sizes:
@@ -97,10 +98,11 @@ def _counted():
     return {name: int(vendor.metric(name)["TotalNumber"]) for name in names}
 
 
-def main(count, *kinds):
+def main(count, *kinds, capture_prefill=False):
     """Print what was observed of each kind on the HPU, as JSON."""
     for kind in kinds:
-        print(json.dumps(observe(kind, "hpu", count=int(count))))
+        found = observe(kind, "hpu", count=int(count), capture_prefill=capture_prefill)
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

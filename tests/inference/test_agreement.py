@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.helpers.forked import fork_module
+from tests.helpers.forked import fork_module, fork_python
 from tests.inference.agreement import NUM_TOKENS, observe, waits
 from tests.inference.tiny_models import FUSED_KINDS, KINDS
 
@@ -70,3 +70,15 @@ def test_all_prompts_in_both_modes(kind, mode, graphs, captures):
     found = json.loads(out.stdout)
     check_text(found)
     check_costs(found, graphs, captures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captured_prompt_is_read_as_one_that_is_not(kind):
+    source = f"""
+        from tests.inference.agreement import main
+        main({FEW}, {kind!r}, capture_prefill=True)
+    """
+    found = json.loads(fork_python(source, env=LAZY).stdout)
+    check_text(found)
+    check_costs(found, graphs_a_shape=3, captures_a_shape=2)
