@@ -72,11 +72,11 @@ class Comparison:
 
 def table(results: list[Result], side: str, reference: str) -> str:
     """A table of ratios, times in microseconds."""
-    rows = [f"{'':34}{side + ' us':>12}{reference + ' us':>12}{'ratio':>8}{'limit':>8}"]
+    rows = [f"{'':34}{side + ' us':>14}{reference + ' us':>14}{'ratio':>8}{'limit':>8}"]
     for result in results:
         verdict = "" if result.is_within_limit else "  above"
         rows.append(
-            f"{result.name:34}{result.seconds * 1e6:12.1f}{result.reference_seconds * 1e6:12.1f}"
+            f"{result.name:34}{result.seconds * 1e6:14.1f}{result.reference_seconds * 1e6:14.1f}"
             f"{result.ratio:8.2f}{result.limit:8.2f}{verdict}"
         )
     return "\n".join(rows)
