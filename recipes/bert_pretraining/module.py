@@ -25,10 +25,9 @@ from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section
-from recipes.common.training import RecipeModule, enable_checkpointing
+from recipes.common.training import SPLITS, RecipeModule, enable_checkpointing
 
 _IGNORED = -100
-_SPLITS = {"val": "validation", "test": "test"}
 _MLM_TOTALS = ("mlm_loss", "mlm_correct", "num_predictions")
 _NSP_TOTALS = ("nsp_loss", "nsp_correct", "num_pairs", "num_random")
 
@@ -272,7 +271,7 @@ class BertPretraining(RecipeModule):
             ("... on the masked tokens only", f"{reference.target_cross_entropy:.3f} nats"),
             ("margin below the lower of both", f"{margin:.3f} nats"),
         ]
-        return [section(f"Masked-language-modelling loss ({_SPLITS[stage]})", rows)]
+        return [section(f"Masked-language-modelling loss ({SPLITS[stage]})", rows)]
 
     def references(self, name: str) -> dict[str, float]:
         """Word frequency alone."""
@@ -281,7 +280,7 @@ class BertPretraining(RecipeModule):
         return {"word frequency alone": self._unigram_reference("val").strictest}
 
     def _unigram_reference(self, stage: str) -> UnigramReference:
-        return self.trainer.datamodule.unigram_reference(_SPLITS[stage])  # type: ignore[attr-defined]
+        return self.trainer.datamodule.unigram_reference(SPLITS[stage])  # type: ignore[attr-defined]
 
     def _names_of_totals(self) -> tuple[str, ...]:
         return _MLM_TOTALS + (_NSP_TOTALS if self.hparams["next_sentence"] else ())

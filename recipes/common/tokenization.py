@@ -143,6 +143,33 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     }
 
 
+def learnt_tokenizer_state(
+    tokenizer: PreTrainedTokenizerBase | None, name: str | None
+) -> dict[str, Any]:
+    """The same of one that was learnt; nothing of a published one, which has a name."""
+    if name or not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return {}
+    return tokenizer_state(tokenizer)
+
+
+def published_tokenizer(name: str, tokenizer: str | None) -> str:
+    """The tokenizer that was named beside a published model.
+
+    Args:
+        name: the model's.
+        tokenizer: as set, or None.
+
+    Raises:
+        UserError: there is none.
+    """
+    if tokenizer is None:
+        raise UserError(
+            f"model.name={name} knows only its own vocabulary, but data.tokenizer is not set. "
+            f"Set data.tokenizer={name}."
+        )
+    return tokenizer
+
+
 def tokenizer_from_state(state: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     """The tokenizer of `tokenizer_state`."""
     return tokenizer_from_json(state["tokenizer"], state["special_tokens"])

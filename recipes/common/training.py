@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.strategies import (
     DeepSpeedStrategy,
     FSDPStrategy,
     ModelParallelStrategy,
     Strategy,
 )
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,6 +30,10 @@ from recipes.common.optimizers import (
 )
 from recipes.common.sections import Section
 
+Data = TypeVar("Data", bound=LightningDataModule)
+
+SPLITS = {"val": "validation", "test": "test"}
+"""The split of the data that is evaluated in a stage, by the stage's name in metrics."""
 CONFIG_KEY, CLASS_KEY = "transformers_config", "transformers_class"
 """Where a checkpoint has what is needed to build its model without a download."""
 
@@ -140,6 +145,24 @@ class RecipeModule(LightningModule):
                 f"{_difference(checkpoint, self.model.config.to_dict()) or differing[0]}. Start "
                 "with the settings of the run that wrote it (config.yaml in its folder)."
             )
+
+    def data_of(self, kind: type[Data], what: str) -> Data:
+        """The Trainer's DataModule.
+
+        Args:
+            kind: its class.
+            what: the model takes from it, for the message.
+
+        Raises:
+            MisconfigurationException: it is another.
+        """
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(data, kind):
+            raise MisconfigurationException(
+                f"{type(self).__name__} takes {what} from a {kind.__name__}, but "
+                f"trainer.datamodule is {data!r}. Pass `datamodule={kind.__name__}(...)`."
+            )
+        return data
 
     def sum_over_ranks(self, totals: Tensor) -> list[float]:
         """Add up a tensor of sums over all processes, and read it: once in an evaluation."""

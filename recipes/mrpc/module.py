@@ -19,14 +19,13 @@ from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section
-from recipes.common.training import RecipeModule
+from recipes.common.training import SPLITS, RecipeModule
 from recipes.mrpc.first_token import compute_first_token_alone
 from recipes.mrpc.predictions import SubmissionWriter
 from recipes.mrpc.scratch import new_model
 
 _IGNORED = -100
 _NUM_LABELS = 2
-_SPLITS = {"val": "validation", "test": "test"}
 
 
 class Mrpc(RecipeModule):
@@ -159,7 +158,7 @@ class Mrpc(RecipeModule):
         metrics, data = self.trainer.callback_metrics, self.trainer.datamodule
         if f"{stage}/f1" not in metrics:
             return []
-        split = _SPLITS[stage]
+        split = SPLITS[stage]
         scores = {"model": (float(metrics[f"{stage}/f1"]), float(metrics[f"{stage}/accuracy"]))}
         scores |= data.baselines(split)
         rows = [

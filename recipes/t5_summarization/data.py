@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from lightning_gaudi.data import (
     BucketBatchSampler,
@@ -22,9 +22,9 @@ from recipes.common.errors import UserError
 from recipes.common.reader import Table, open_tables
 from recipes.common.tokenization import (
     T5_TOKENS,
+    learnt_tokenizer_state,
     load_tokenizer,
     tokenizer_from_state,
-    tokenizer_state,
     train_bpe,
 )
 from recipes.t5_summarization.corpora import (
@@ -167,9 +167,8 @@ class SummarizationData(RecipeData):
 
     def state_dict(self) -> dict[str, Any]:
         """A vocabulary that was learnt travels in the checkpoint: the weights mean nothing else."""
-        is_fast = isinstance(self.tokenizer, PreTrainedTokenizerFast)
-        is_learnt = is_fast and not self.hparams["tokenizer"]
-        return super().state_dict() | (tokenizer_state(self.tokenizer) if is_learnt else {})
+        named = self.hparams["tokenizer"]
+        return super().state_dict() | learnt_tokenizer_state(self.tokenizer, named)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the vocabulary that the checkpoint was trained with."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import T5Config, T5ForConditionalGeneration
@@ -22,7 +21,7 @@ from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section
-from recipes.common.tokenization import T5_TOKENS, load_tokenizer
+from recipes.common.tokenization import T5_TOKENS, load_tokenizer, published_tokenizer
 from recipes.common.training import RecipeModule
 from recipes.t5_summarization.data import IGNORED, SummarizationData
 from recipes.t5_summarization.generation import generate
@@ -238,21 +237,11 @@ class T5Summarization(RecipeModule):
         return {each: float(value) for each, value in found.items() if value is not None}
 
     def _data(self) -> SummarizationData:
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(data, SummarizationData):
-            raise MisconfigurationException(
-                "T5Summarization takes tokenizer and references from a SummarizationData, but "
-                f"trainer.datamodule is {data!r}. Pass `datamodule=SummarizationData(...)`."
-            )
-        return data
+        return self.data_of(SummarizationData, "tokenizer and references")
 
     def _pretrained(self) -> T5ForConditionalGeneration:
         settings = self.hparams
-        if settings["tokenizer"] is None:
-            raise UserError(
-                f"model.name={settings['name']} knows only its own vocabulary, but data.tokenizer "
-                f"is not set. Set data.tokenizer={settings['name']}."
-            )
+        published_tokenizer(settings["name"], settings["tokenizer"])
         model = load_pretrained(
             T5ForConditionalGeneration,
             "model.name",

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from lightning_gaudi.data import (
     BucketBatchSampler,
@@ -20,9 +20,9 @@ from recipes.common.data import RecipeData
 from recipes.common.errors import UserError
 from recipes.common.reader import open_tables
 from recipes.common.tokenization import (
+    learnt_tokenizer_state,
     load_tokenizer,
     tokenizer_from_state,
-    tokenizer_state,
     train_byte_bpe,
 )
 from recipes.text_generation.blocks import Blocks, to_stream
@@ -199,9 +199,8 @@ class TextData(RecipeData):
 
     def state_dict(self) -> dict[str, Any]:
         """A vocabulary that was learnt travels in the checkpoint: the weights mean nothing else."""
-        is_fast = isinstance(self.tokenizer, PreTrainedTokenizerFast)
-        is_learnt = is_fast and not self.hparams["tokenizer"]
-        return super().state_dict() | (tokenizer_state(self.tokenizer) if is_learnt else {})
+        named = self.hparams["tokenizer"]
+        return super().state_dict() | learnt_tokenizer_state(self.tokenizer, named)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the vocabulary that the checkpoint was trained with, and its place in the epoch."""

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel
@@ -23,8 +22,8 @@ from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Row, Section, section, table
-from recipes.common.tokenization import load_tokenizer
-from recipes.common.training import RecipeModule
+from recipes.common.tokenization import load_tokenizer, published_tokenizer
+from recipes.common.training import SPLITS, RecipeModule
 from recipes.text_generation import pretrained
 from recipes.text_generation.data import TextData
 from recipes.text_generation.writing import Writer, WritingSettings, continuation
@@ -32,7 +31,6 @@ from recipes.text_generation.writing import Writer, WritingSettings, continuatio
 _FILE = "texts.jsonl"
 _SHOWN = 4
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_SPLITS = {"val": "validation", "test": "test"}
 _WRITING = tuple(WritingSettings.__dataclass_fields__)
 
 
@@ -246,7 +244,7 @@ class TextGeneration(RecipeModule):
         metrics, data = self.trainer.callback_metrics, self._data()
         if f"{stage}/perplexity" not in metrics:
             return []
-        split, perplexity = _SPLITS[stage], float(metrics[f"{stage}/perplexity"])
+        split, perplexity = SPLITS[stage], float(metrics[f"{stage}/perplexity"])
         baselines = data.baselines(split)
         least = min(baselines.values())
         goal = ("less than both below", perplexity < least)
@@ -295,13 +293,7 @@ class TextGeneration(RecipeModule):
         return f"Pace of {model}" if self.num_cards > 1 else "Pace"
 
     def _data(self) -> TextData:
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(data, TextData):
-            raise MisconfigurationException(
-                "TextGeneration takes tokenizer and prompts from a TextData, but "
-                f"trainer.datamodule is {data!r}. Pass `datamodule=TextData(...)`."
-            )
-        return data
+        return self.data_of(TextData, "tokenizer and prompts")
 
     def _check_memory(self, model: PreTrainedModel) -> None:
         """Before anything is loaded; nobody knows how much the host has left."""
@@ -313,12 +305,8 @@ class TextGeneration(RecipeModule):
 
     def _pretrained(self) -> PreTrainedModel:
         settings = self.hparams
-        name, tokenizer = settings["name"], settings["tokenizer"]
-        if tokenizer is None:
-            raise UserError(
-                f"model.name={name} knows only its own vocabulary, but data.tokenizer is not set. "
-                f"Set data.tokenizer={name}."
-            )
+        name = settings["name"]
+        tokenizer = published_tokenizer(name, settings["tokenizer"])
         model = pretrained.make_on_meta(name, self._writing_dtype, settings["attention"])
         num_tokens = len(load_tokenizer(tokenizer, ("eos_token",), "text generation"))
         if num_tokens > model.config.vocab_size:

@@ -6,7 +6,7 @@ Shapes: B pictures, H x W pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -106,8 +106,3 @@ def _cut(
     while line and font.getlength(f"{line}...") > width:
         line = line[:-1]
     return f"{line}..."
-
-
-def numbered(requests: Iterable[Request]) -> list[Request]:
-    """In the order of their numbers, each once."""
-    return sorted({each.index: each for each in requests}.values(), key=lambda each: each.index)

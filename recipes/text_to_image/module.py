@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -26,7 +25,7 @@ from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section, table
-from recipes.common.training import RecipeModule
+from recipes.common.training import SPLITS, RecipeModule
 from recipes.text_to_image import scratch
 from recipes.text_to_image.data import TextToImageData
 from recipes.text_to_image.digits import SIZE
@@ -40,7 +39,6 @@ from recipes.text_to_image.scoring import judge_pictures, judged_section, real_s
 
 _FOLDER = "pictures"
 _SIZES = ("unet_widths", "unet_layers", "text_width", "text_layers", "text_heads")
-_SPLITS = {"val": "validation", "test": "test"}
 _NOT_OF_THE_MODEL = (*PaintingSettings.__dataclass_fields__, "num_warmup_batches", "pictures")
 
 
@@ -123,7 +121,7 @@ class TextToImage(RecipeModule):
         if name is None:
             self._make()
         else:
-            read_index(name)
+            self._index = read_index(name)
         self._painter: Painter | None = None
         self._stopwatch: Stopwatch | None = None
         self._losses: Tensor | None = None
@@ -134,7 +132,7 @@ class TextToImage(RecipeModule):
         if self.loaded is None:
             name, dtype = self.hparams["name"], torch.get_default_dtype()
             self._check_memory(name, dtype)
-            self.model, self.loaded = load(name, dtype)  # type: ignore[assignment]
+            self.model, self.loaded = load(name, dtype, self._index)  # type: ignore[assignment]
 
     def setup(self, stage: str) -> None:
         """Refuse what a published model is not for."""
@@ -233,7 +231,7 @@ class TextToImage(RecipeModule):
             for name in SCORES
             if f"{stage}/{name}" in metrics
         }
-        return judged_section(found, data, _SPLITS[stage]) if found else []
+        return judged_section(found, data, SPLITS[stage]) if found else []
 
     def references(self, name: str) -> dict[str, float]:
         """What the classifier says of real pictures."""
@@ -262,7 +260,7 @@ class TextToImage(RecipeModule):
         self._losses, self._painter = None, None
         self.log_on_host({f"{stage}/loss": loss / max(number, 1.0)}, prog_bar=True)
         data = self._data()
-        if not data.judged(_SPLITS[stage]):
+        if not data.judged(SPLITS[stage]):
             return
         sums = judge_pictures(data, self._painted)
         self._painted = []
@@ -278,7 +276,7 @@ class TextToImage(RecipeModule):
         settings, painting = self._data().hparams, self.painting
         batch_size = settings["eval_batch_size"] or settings["batch_size"]
         sides = painting.height, painting.width
-        found = memory_table(name, read_index(name), dtype, batch_size, *sides)
+        found = memory_table(name, self._index, dtype, batch_size, *sides)
         rank_zero_info(f"\n{found}\n")
         if self.trainer.strategy.root_device.type == "hpu":
             check_memory(found, card_memory_bytes())
@@ -332,13 +330,7 @@ class TextToImage(RecipeModule):
         ]
 
     def _data(self) -> TextToImageData:
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(data, TextToImageData):
-            raise MisconfigurationException(
-                "TextToImage takes its prompts from a TextToImageData, but trainer.datamodule is "
-                f"{data!r}. Pass `datamodule=TextToImageData(...)`."
-            )
-        return data
+        return self.data_of(TextToImageData, "its prompts")
 
 
 def _real(batch: Mapping[str, Any]) -> list[Request]:

@@ -125,7 +125,9 @@ def read_index(name: str) -> dict[str, Any]:
     return index
 
 
-def load(name: str, dtype: torch.dtype) -> tuple[Parts, Loaded]:
+def load(
+    name: str, dtype: torch.dtype, index: Mapping[str, Any] | None = None
+) -> tuple[Parts, Loaded]:
     """A published model, or one that `export` wrote, on the CPU.
 
     The safety checker of Stable Diffusion 1 is no part of it.
@@ -133,11 +135,12 @@ def load(name: str, dtype: torch.dtype) -> tuple[Parts, Loaded]:
     Args:
         name: of a repository of the hub, or a folder.
         dtype: of the weights.
+        index: its model_index.json, where it has been read.
 
     Raises:
         UserError: naming the part that is missing or cannot be read.
     """
-    index = read_index(name)
+    index = index or read_index(name)
     names = encoder_names(index)
     encoders = [
         _weights(getattr(transformers, index[each][1]), name, each, dtype=dtype) for each in names
