@@ -6,12 +6,13 @@ pytest = $(python) -m pytest -n auto --maxprocesses 4 --dist loadfile
 # Of a Gaudi server's environment, which has the vendor's torch: `make test-gaudi` alone uses it.
 gaudi_python ?= python3
 
-.PHONY: help setup demo test test-all test-gaudi lint types format check-wheel dist benchmarks clean
+.PHONY: help setup demo test test-all faults test-gaudi lint types format check-wheel dist benchmarks clean
 
 help:
 	@echo "make demo        train BERT on real text on a simulated Gaudi 2 (about 5 minutes)"
 	@echo "make test        the test suite without the slow tests"
 	@echo "make test-all    the whole test suite, and what is slow in it"
+	@echo "make faults      twenty faults, done for real: what was measured of each"
 	@echo "make test-gaudi  on a Gaudi server: the contract tests on its cards (docs/on-a-gaudi.md)"
 	@echo "make lint types  ruff; mypy"
 	@echo "make check-wheel train with the built wheel in fresh environments, with each extra alone"
@@ -31,7 +32,11 @@ test: setup
 	$(pytest) -m "not slow"
 
 test-all: setup
-	$(pytest) --durations 25 --durations-min 5
+	$(pytest) -m "not faults" --durations 25 --durations-min 5
+
+# One at a time: they kill processes, fill disks and count seconds.
+faults: setup
+	$(python) -m pytest tests/faults -m faults
 
 # Without `setup`: its torch is stock, and the cards need the vendor's.
 test-gaudi:

@@ -44,12 +44,13 @@ ROOMS: dict[str, set[str]] = {
     "attention": {"_core"},
     "compilation": {"_core"},
     "inference": {"_core"},
+    "reliability": set(),
     "_patches": {"_core", "attention", "simulator"},
     "data": {"_core"},
-    "callbacks": {"_core", "compilation"},
+    "callbacks": {"_core", "compilation", "reliability"},
     "checkpoint": {"_core"},
     "profiler": {"_core", "checkpoint"},
-    "distributed": {"_core", "compilation"},
+    "distributed": {"_core", "compilation", "reliability"},
     "deepspeed": {"_core", "_patches", "checkpoint", "compilation", "distributed"},
     "fabric": {
         "_core",
@@ -127,7 +128,9 @@ def test_data_touches_no_device() -> None:
         assert "hpu" not in path.read_text().split('"'), f"{path} names the device"
 
 
-@pytest.mark.parametrize("room", ["_core", "compilation", "data", "inference", "simulator"])
+@pytest.mark.parametrize(
+    "room", ["_core", "compilation", "data", "inference", "reliability", "simulator"]
+)
 def test_a_room_knows_nothing_of_lightning(room: str) -> None:
     sources = _sources(PACKAGE / room)
     assert sources

@@ -4,6 +4,7 @@ from .compile import Compile
 from .exit_checkpoint import OnExitCheckpoint
 from .graphs import GraphMonitor, GraphReport
 from .history import Curve, MetricHistory
+from .reliability import Reliability
 from .throughput import ThroughputReport, TokenThroughput
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "GraphReport",
     "MetricHistory",
     "OnExitCheckpoint",
+    "Reliability",
     "ThroughputReport",
     "TokenThroughput",
 ]

@@ -21,6 +21,8 @@ from lightning_gaudi.compilation.foreach import stepping_at_once
 from lightning_gaudi.compilation.launches import LaunchAdvice
 from lightning_gaudi.compilation.regions import declared_regions, has_compiled_parts
 from lightning_gaudi.compilation.settings import Compilation
+from lightning_gaudi.reliability import settings as reliability_settings
+from lightning_gaudi.reliability.settings import ReliabilitySettings
 
 from .devices import DEVICE, select_card
 from .launchers import check_start_method
@@ -55,24 +57,36 @@ class HPUMixin(_Base):  # type: ignore[misc]
     compile_callback: Compilation | None = None
     """What a callback of the Trainer asks for; the argument `compile` comes first."""
 
+    reliability_callback: ReliabilitySettings | None = None
+    """The same for the argument `reliability`."""
+
     # Class attributes, since an instance of Lightning's own strategy may have become one of ours.
     _compile_argument: Compilation | None = None
+    _reliability_argument: ReliabilitySettings | None = None
     _compiled: tuple[Any, ...] = ()
     _advice: LaunchAdvice | None = None
 
-    def __init__(self, *args: Any, compile: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, compile: Any = None, reliability: Any = None, **kwargs: Any
+    ) -> None:
         """Make one; see Lightning's strategy for the other arguments.
 
         Args:
             args: Lightning's.
             compile: What is compiled in eager mode: "none", "model", "regions", a `Compilation`, or
                 a mapping of its fields.
+            reliability: What keeps the run when something fails: "on", "off", "name=off" with
+                commas, `ReliabilitySettings`, or a mapping of its fields.
             kwargs: Lightning's.
 
         Raises:
-            ValueError: `compile` is none of these.
+            ValueError: `compile` or `reliability` is none of these.
         """
-        self._compile_argument = settings.parse(compile, f"{type(self).__name__}(compile=...)")
+        name = type(self).__name__
+        self._compile_argument = settings.parse(compile, f"{name}(compile=...)")
+        self._reliability_argument = reliability_settings.parse(
+            reliability, f"{name}(reliability=...)"
+        )
         super().__init__(*args, **kwargs)
 
     @classmethod
@@ -87,8 +101,9 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
         Raises:
             MisconfigurationException: An HPU cannot honour one.
-            ValueError: The environment says nothing that we know of what to compile.
+            ValueError: The environment says nothing that we know of what to compile or to keep.
         """
+        _ = self.reliability
         choice = self._choice()
         if choice.compilation.options:
             compiled_model.check_options(choice.compilation.options)
@@ -115,6 +130,15 @@ class HPUMixin(_Base):  # type: ignore[misc]
         for name in (cls.strategy_name, *vars(cls).get("old_names", ())):
             if name not in strategy_registry or strategy_registry[name]["strategy"] is not cls:
                 strategy_registry.register(name, cls, description=cls.__name__)
+
+    @property
+    def reliability(self) -> ReliabilitySettings:
+        """What keeps the run when something fails.
+
+        Raises:
+            ValueError: The environment says nothing that we know.
+        """
+        return reliability_settings.choose(self._reliability_argument, self.reliability_callback)
 
     def _choice(self) -> settings.Choice:
         """What is to be compiled, and who says so."""

@@ -29,6 +29,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
         compile: Any = None,
+        reliability: Any = None,
     ) -> None:
         """Create the strategy; the Trainer sets what is left out.
 
@@ -38,9 +39,10 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
             checkpoint_io: An `HPUCheckpointIO` by default.
             precision_plugin: An `HPUPrecisionPlugin`.
             compile: What is compiled in eager mode; see `HPUMixin`.
+            reliability: What keeps the run when something fails; see there.
 
         Raises:
-            ValueError: The device is not an HPU, or `compile` says nothing that we know.
+            ValueError: The device is not an HPU, or an argument says nothing that we know.
         """
         super().__init__(
             device=to_hpu_device(device),
@@ -48,6 +50,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
             compile=compile,
+            reliability=reliability,
         )
 
     @override

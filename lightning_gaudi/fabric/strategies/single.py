@@ -28,6 +28,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision: Precision | None = None,
         compile: Any = None,
+        reliability: Any = None,
     ) -> None:
         """Create the strategy; Fabric sets what is left out.
 
@@ -37,9 +38,10 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
             checkpoint_io: An `HPUCheckpointIO` by default.
             precision: An `HPUPrecision`.
             compile: What is compiled in eager mode; see `HPUMixin`.
+            reliability: What keeps the run when something fails; see there.
 
         Raises:
-            ValueError: The device is not an HPU, or `compile` says nothing that we know.
+            ValueError: The device is not an HPU, or an argument says nothing that we know.
         """
         super().__init__(
             device=to_hpu_device(device),
@@ -47,6 +49,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
             checkpoint_io=checkpoint_io,
             precision=precision,
             compile=compile,
+            reliability=reliability,
         )
 
     def choose_card(self, card: torch.device) -> None:

@@ -1,0 +1,1 @@
+"""What a run promises when something fails, and the switch for each promise."""

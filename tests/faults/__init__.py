@@ -1,0 +1,1 @@
+"""Twenty faults, done for real: `make faults` runs them and prints what was measured."""
