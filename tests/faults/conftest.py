@@ -16,7 +16,8 @@ _FOLDER = Path(__file__).parent
 def _row_of(item: pytest.Item) -> int:
     """A file is called `test_07_malicious_pickle.py`."""
     found = re.match(r"test_(\d\d)_", item.path.name)
-    assert found is not None and int(found[1]) in FAULTS, item.path
+    assert found is not None, item.path
+    assert int(found[1]) in FAULTS, item.path
     return int(found[1])
 
 
