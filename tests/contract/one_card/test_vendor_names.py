@@ -13,6 +13,8 @@ from lightning_gaudi._core import vendor
 from tests.helpers import vendor_names
 
 PACKAGE = "habana_frameworks.torch"
+USED = [each for each in vendor_names.CALLABLES if vendor.is_lazy() or not each.is_lazy]
+"""What is for lazy mode alone is looked for there: before 1.22 eager mode had no such names."""
 
 
 def _found(name: str) -> Any:
@@ -30,7 +32,7 @@ def test_module_is_there(module: vendor_names.Module) -> None:
     importlib.import_module(f"{PACKAGE}.{module.name}".rstrip("."))
 
 
-@pytest.mark.parametrize("listed", vendor_names.CALLABLES, ids=lambda listed: listed.name)
+@pytest.mark.parametrize("listed", USED, ids=lambda listed: listed.name)
 def test_callable_takes_the_listed_arguments(listed: vendor_names.Callable) -> None:
     found = _found(listed.name)
     assert callable(found)
@@ -48,7 +50,7 @@ def test_callable_takes_the_listed_arguments(listed: vendor_names.Callable) -> N
 
 def test_names_are_reached_as_the_facade_reaches_them() -> None:
     package = vendor.package()
-    for listed in vendor_names.CALLABLES:
+    for listed in USED:
         if listed.name.startswith("hpu.") and "()" not in listed.name:
             owner: Any = package
             for part in listed.name.split("."):
