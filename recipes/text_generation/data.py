@@ -18,6 +18,7 @@ from lightning_gaudi.data import (
 from lightning_gaudi.inference import pad_left
 from recipes.common.data import RecipeData
 from recipes.common.errors import UserError
+from recipes.common.prompts import given_prompts
 from recipes.common.reader import open_tables
 from recipes.common.tokenization import (
     learnt_tokenizer_state,
@@ -39,9 +40,7 @@ from recipes.text_generation.prompts import (
     Prompt,
     PromptTokens,
     beginnings,
-    check_prompts,
     encode,
-    read_prompt_file,
     texts_of,
 )
 
@@ -52,7 +51,7 @@ _PROMPT_TOKENS, _MAX_PROMPTS = 12, 8
 class TextData(RecipeData):
     """Text to learn from and to be judged on, and prompts to go on from.
 
-    Prompts are `prompts`, or the lines of `prompt_file`, or else the beginnings of texts: of the
+    Prompts are `prompts`, or the lines of `prompts_file`, or else the beginnings of texts: of the
     data set, or of the embedded text that is held out for the test.
 
     Args:
@@ -72,7 +71,7 @@ class TextData(RecipeData):
         batch_size: blocks, or prompts, of a batch, on each card (B).
         eval_batch_size: likewise, in validation, test and prediction; None for as many.
         prompts: what `predict` goes on from.
-        prompt_file: a text file with one prompt a line.
+        prompts_file: a text file with one prompt a line.
         prompt_tokens: cut prompts to their first tokens; None: those of embedded text to 12.
         max_prompts: take no more; None: 8 of the embedded text, else all.
         prompt_buckets: lengths that prompts are padded to, on their left; each is compiled once.
@@ -99,7 +98,7 @@ class TextData(RecipeData):
         batch_size: int = 16,
         eval_batch_size: int | None = None,
         prompts: list[str] | None = None,
-        prompt_file: str | None = None,
+        prompts_file: str | None = None,
         prompt_tokens: int | None = None,
         max_prompts: int | None = None,
         prompt_buckets: Sequence[int] = (16, 32, 64, 128),
@@ -113,7 +112,9 @@ class TextData(RecipeData):
             raise UserError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
         _check_sizes(block_size, prompt_tokens, prompt_buckets)
         check_source(source, path, columns)
-        check_prompts(prompts, prompt_file, max_prompts)
+        if max_prompts is not None and max_prompts < 1:
+            raise UserError(f"data.max_prompts={max_prompts} leaves no prompt: set 1 or more.")
+        given_prompts(prompts, prompts_file)
         self.tokenizer: PreTrainedTokenizerBase | None = None
         if tokenizer is not None:
             self.tokenizer = load_tokenizer(tokenizer, ("eos_token",), "text generation")
@@ -266,11 +267,10 @@ class TextData(RecipeData):
     def _read_prompts(self) -> list[Prompt]:
         settings, tokenizer = self.hparams, self.get_tokenizer()
         num_tokens, max_prompts = settings["prompt_tokens"], settings["max_prompts"]
-        if settings["prompts"] is not None:
-            place, texts = "data.prompts", list(settings["prompts"])
-        elif settings["prompt_file"] is not None:
-            place = f"data.prompt_file={settings['prompt_file']}"
-            texts = read_prompt_file(settings["prompt_file"])
+        texts = given_prompts(settings["prompts"], settings["prompts_file"])
+        if texts is not None:
+            file = settings["prompts_file"]
+            place = f"data.prompts_file={file}" if file else "data.prompts"
         elif settings["source"] == "embedded":
             return self._embedded_prompts()
         else:

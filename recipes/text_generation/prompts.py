@@ -1,4 +1,4 @@
-"""Prompts: from arguments, a file, or the beginnings of texts; as tokens.
+"""Prompts as tokens: those that were given, of a column, or the beginnings of texts.
 
 Shapes: T tokens of a prompt.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
@@ -17,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 
 from recipes.common.errors import UserError
 from recipes.common.reader import Row
-from recipes.common.tables import lines
 
 
 @dataclass(frozen=True)
@@ -29,55 +27,6 @@ class Prompt:
     """[T]."""
     following: list[int] = field(default_factory=list)
     """The tokens that really followed, where that is known."""
-
-
-def check_prompts(prompts: Sequence[str] | None, file: str | None, max_prompts: int | None) -> None:
-    """Refuse two sources, and prompts without text.
-
-    Raises:
-        UserError: naming the setting, and which prompt.
-    """
-    if prompts is not None and file is not None:
-        raise UserError(
-            "data.prompts and data.prompt_file are both set, and prompts come from one place. "
-            "Leave out one of them."
-        )
-    if max_prompts is not None and max_prompts < 1:
-        raise UserError(f"data.max_prompts={max_prompts} leaves no prompt: set 1 or more.")
-    if prompts is not None and not prompts:
-        raise UserError(
-            "data.prompts is an empty list. Give texts: --data.prompts '[\"Once upon a time\"]'."
-        )
-    for number, prompt in enumerate(prompts or (), 1):
-        if not prompt.strip():
-            raise UserError(
-                f"data.prompts: prompt {number} of {len(prompts or ())} is empty. Write something "
-                "that the text shall begin with, or remove it."
-            )
-    if file is not None:
-        read_prompt_file(file)
-
-
-def read_prompt_file(file: str) -> list[str]:
-    """The lines of a text file in UTF-8 that are not blank.
-
-    Raises:
-        UserError: if it is not there, is no such text, or has no line.
-    """
-    path = Path(file).expanduser()
-    if not path.is_file():
-        kind = "is a folder" if path.is_dir() else "does not exist"
-        raise UserError(
-            f"data.prompt_file={file} {kind}. Name a text file with one prompt a line; for a "
-            "column of a table, set data.source=path, data.path and data.columns.text."
-        )
-    try:
-        prompts = [line.rstrip("\r\n") for line in lines(path)]
-    except UserError as error:  # it calls the file data.path, as it does others
-        raise UserError(str(error).replace("data.path=", "data.prompt_file=")) from error
-    if found := [prompt for prompt in prompts if prompt.strip()]:
-        return found
-    raise UserError(f"data.prompt_file={file} has no prompt: write one a line.")
 
 
 def texts_of(rows: Iterable[Row], place: str, max_prompts: int | None) -> list[str]:

@@ -15,12 +15,12 @@ from torch import Tensor
 from lightning_gaudi.data import BucketBatchSampler, BucketDataLoader
 from recipes.common.data import RecipeData
 from recipes.common.errors import UserError
+from recipes.common.prompts import given_prompts
 from recipes.text_to_image.digits import PAIRS, SIZE, TRAINED, Digits, Pair, paint, read_splits
 from recipes.text_to_image.judge import Judge
 from recipes.text_to_image.requests import (
     Request,
     make_requests,
-    read_prompts,
     requests_for_digits,
 )
 from recipes.text_to_image.scratch import NUM_TOKENS, SCHEDULER, make_tokenizer
@@ -82,7 +82,7 @@ class TextToImageData(RecipeData):
             raise UserError(f"data.num_generated={num_generated} must be 0 or more.")
         negatives = [negative_prompts] if isinstance(negative_prompts, str) else negative_prompts
         self.requests = make_requests(
-            read_prompts(prompts, prompts_file),
+            given_prompts(prompts, prompts_file) or [pair.caption for pair in PAIRS],
             negatives or (),
             num_images_per_prompt,
             [seeds] if isinstance(seeds, int) else seeds,

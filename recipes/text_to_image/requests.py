@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from recipes.common.errors import UserError
@@ -75,35 +74,3 @@ def requests_for_digits(num_pictures: int, first_seed: int) -> list[Request]:
     """Each pair of colour and digit, to be judged."""
     captions = [pair.caption for pair in PAIRS]
     return make_requests(captions, (), num_pictures, [first_seed])
-
-
-def read_prompts(prompts: Iterable[str] | None, file: str | None) -> list[str]:
-    """The prompts of the settings, of a file with one a line, or of all pairs of the digits.
-
-    Raises:
-        UserError: if both are given, there is no such file, or no prompt.
-    """
-    if prompts is not None and file is not None:
-        raise UserError("data.prompts and data.prompts_file are both set. Give one of them.")
-    if file is not None:
-        path = Path(file).expanduser()
-        if not path.is_file():
-            raise UserError(f"data.prompts_file={file} is no file. Name one with a prompt a line.")
-        try:
-            lines = path.read_text("utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise UserError(f"data.prompts_file={file} is no text in UTF-8: {error}") from error
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise UserError(f"data.prompts_file={file} has no prompt. Write one a line.")
-        return found
-    if prompts is None:
-        return [pair.caption for pair in PAIRS]
-    found = [prompt.strip() for prompt in prompts]
-    if not found:
-        raise UserError("data.prompts is empty. Give one or more: --data.prompts '[a red seven]'.")
-    if not all(found):
-        raise UserError(
-            f"data.prompts has an empty prompt, number {found.index('')}. Leave it out."
-        )
-    return found

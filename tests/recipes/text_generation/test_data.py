@@ -88,7 +88,7 @@ def test_prompts_are_padded_on_the_left_to_their_buckets(batch_size):
 def test_a_file_has_a_prompt_a_line(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("One\ttab and, commas\n\n  two spaces\n", "utf-8")
-    found = small_data(prompt_file=str(file)).read_prompts()
+    found = small_data(prompts_file=str(file)).read_prompts()
     assert [prompt.text for prompt in found] == ["One\ttab and, commas", "  two spaces"]
 
 
@@ -127,11 +127,7 @@ def test_embedded_prompts_know_what_followed():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prompts": []}, r"data\.prompts is an empty list"),
-        ({"prompts": ["a", " \t"]}, r"data\.prompts: prompt 2 of 2 is empty"),
-        ({"prompts": ["a"], "prompt_file": "b"}, r"data\.prompts and data\.prompt_file are both"),
-        ({"prompt_file": "/no/such"}, r"data\.prompt_file=/no/such does not exist"),
-        ({"prompt_file": "/"}, r"data\.prompt_file=/ is a folder"),
+        ({"prompts_file": "/no/such"}, r"data\.prompts_file=/no/such does not exist"),
         ({"max_prompts": 0}, r"data\.max_prompts=0 leaves no prompt"),
         ({"prompt_tokens": 0}, r"data\.prompt_tokens=0 leaves no prompt"),
         ({"prompt_buckets": []}, r"data\.prompt_buckets=\[\] must be different lengths"),
@@ -148,16 +144,6 @@ def test_embedded_prompts_know_what_followed():
 def test_what_cannot_be_is_refused_at_once(settings, message):
     with pytest.raises(UserError, match=message):
         small_data(**settings)
-
-
-def test_a_file_without_a_prompt_and_one_that_is_no_text_are_refused(tmp_path):
-    file = tmp_path / "prompts.txt"
-    file.write_text(" \n\n")
-    with pytest.raises(UserError, match=rf"data\.prompt_file={file} has no prompt"):
-        small_data(prompt_file=str(file))
-    file.write_bytes("Caf\xe9 is\n".encode("latin1"))
-    with pytest.raises(UserError, match=rf"data\.prompt_file={file} is not UTF-8 text: line 1"):
-        small_data(prompt_file=str(file))
 
 
 def test_a_column_without_text_and_one_of_numbers_are_refused(tmp_path):

@@ -240,7 +240,7 @@ def test_a_diffusers_that_is_missing_or_too_old_is_said(monkeypatch):
         ("--data.validation_share=0.5", "data.validation_share=0.5 is not between 0 and 0.5"),
         ("--data.num_generated=-1", "data.num_generated=-1 must be 0 or more"),
         ("--data.batch_size=0", "data.batch_size=0 must be at least 1"),
-        ("--data.prompts=[]", "data.prompts is empty"),
+        ("--data.prompts=[]", "data.prompts is an empty list"),
     ],
 )
 def test_wrong_settings_are_refused(setting, said, make_cli):

@@ -1,8 +1,7 @@
 import pytest
 
 from recipes.common.errors import UserError
-from recipes.text_to_image.digits import PAIRS
-from recipes.text_to_image.requests import make_requests, read_prompts, requests_for_digits
+from recipes.text_to_image.requests import make_requests, requests_for_digits
 
 
 def test_pictures_are_in_the_order_of_the_prompts_and_seeds_count_up():
@@ -35,27 +34,5 @@ def test_numbers_that_do_not_fit_are_refused(negatives, number, seeds, said):
         make_requests(["a", "b"], negatives, number, seeds)
 
 
-def test_prompts_come_from_the_settings_a_file_or_the_digits(tmp_path):
-    path = tmp_path / "prompts.txt"
-    path.write_text("a cat\n\n  a dog \n", "utf-8")
-    assert read_prompts(None, str(path)) == ["a cat", "a dog"]
-    assert read_prompts([" a cat"], None) == ["a cat"]
-    assert read_prompts(None, None) == [pair.caption for pair in PAIRS]
+def test_each_pair_is_painted_as_often_as_asked_to_judge():
     assert len(requests_for_digits(3, 10)) == 180
-
-
-def test_prompts_that_are_not_there_are_refused(tmp_path):
-    empty = tmp_path / "empty.txt"
-    empty.write_text("\n \n")
-    binary = tmp_path / "picture.png"
-    binary.write_bytes(b"\x89PNG\xff")
-    for prompts, file, said in (
-        ([], None, "data.prompts is empty"),
-        (["a", " "], None, "data.prompts has an empty prompt, number 1"),
-        (None, str(empty), "empty.txt has no prompt. Write one a line"),
-        (None, str(tmp_path / "none.txt"), "none.txt is no file"),
-        (None, str(binary), "picture.png is no text in UTF-8"),
-        (["a"], str(empty), "data.prompts and data.prompts_file are both set"),
-    ):
-        with pytest.raises(UserError, match=said):
-            read_prompts(prompts, file)
