@@ -79,15 +79,19 @@ def weights(trainer: Trainer, module: Any) -> str:
     return f"NOT TRAINED: {untrained}. Give --ckpt_path, a .ckpt file that `fit` wrote"
 
 
-def speed(throughput: TokenThroughput | None) -> list[Line]:
-    """Throughput after the warm-up, of all cards."""
+def speed(throughput: TokenThroughput | None, samples: str = "samples") -> list[Line]:
+    """Throughput after the warm-up, of all cards; in pictures, tokens of captions tell nothing."""
     if throughput is None or not throughput.report.num_steps:
         return []
     report = throughput.report
-    return [
+    pace = (f"{samples} a second", f"{report.samples_per_s:,.1f}")
+    tokens = [
         ("tokens a second", f"{report.tokens_per_s:,.0f} (padding not counted)"),
-        ("samples a second", f"{report.samples_per_s:,.1f}"),
+        pace,
         ("token efficiency", f"{report.token_efficiency:.1%} of the tokens are no padding"),
+    ]
+    return [
+        *(tokens if samples == "samples" else [pace]),
         ("measured over", f"{report.num_steps:,} batches, {report.seconds:.1f} s"),
     ]
 

@@ -106,7 +106,10 @@ class RunReport(Callback):
             section(f"{self.title}: {self._state}", findings.settings(trainer, pl_module)),
             section("Losses and scores", findings.scores(trainer)),
             *pl_module.report_sections("val"),
-            section("Speed, without warm-up", findings.speed(_find(trainer, TokenThroughput))),
+            section(
+                "Speed, without warm-up",
+                findings.speed(_find(trainer, TokenThroughput), pl_module.samples),
+            ),
             section(
                 "Device", findings.device(trainer, _find(trainer, GraphMonitor), len(self._shapes))
             ),

@@ -56,6 +56,8 @@ class RecipeModule(LightningModule):
     validation_loss = "val/loss"
     validation_score = "val/accuracy"
     """Metrics that the report draws, where they are logged."""
+    samples = "samples"
+    """What a row of a batch is; the pace is told in tokens too, where it is these."""
 
     @property
     def compile_regions(self) -> tuple[str, ...]:

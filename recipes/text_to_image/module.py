@@ -84,6 +84,7 @@ class TextToImage(RecipeModule):
     """
 
     validation_score = "val/agreement"
+    samples = "pictures"
 
     def __init__(
         self,

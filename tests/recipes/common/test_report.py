@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lightning_gaudi.callbacks import ThroughputReport, TokenThroughput
+from recipes.common import findings
 from recipes.common.drawing import Panel, save_png, to_svg
 from recipes.common.page import page
 from recipes.common.sections import Row, section, table
@@ -100,3 +102,11 @@ def test_the_table_has_what_was_measured():
 def test_a_verdict_names_the_goal(is_met):
     verdict = Row("graphs", "4", "at most 4", is_met).verdict
     assert ("at most 4" in verdict) == (is_met is not None)
+
+
+def test_the_pace_of_what_is_no_text_has_no_tokens():
+    throughput = TokenThroughput()
+    throughput.report = ThroughputReport(2, num_tokens=60, num_slots=80, num_samples=8, seconds=2.0)
+    assert dict(findings.speed(throughput))["tokens a second"] == "30 (padding not counted)"
+    rows = dict(findings.speed(throughput, "pictures"))
+    assert rows == {"pictures a second": "4.0", "measured over": "2 batches, 2.0 s"}
