@@ -36,7 +36,7 @@ def export(checkpoint: Path, output: Path) -> str:
     _model(content).save_pretrained(output)
     _tokenizer(content).save_pretrained(output)
     _name_for_transformers_4(output / "tokenizer_config.json")
-    return f"AutoModel.from_pretrained('{output}')"
+    return f"transformers.{content[CLASS_KEY]}.from_pretrained('{output}')"
 
 
 def read_checkpoint(checkpoint: Path, keys: Sequence[str]) -> dict[str, Any]:
