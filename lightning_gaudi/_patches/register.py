@@ -182,6 +182,55 @@ REGISTER = (
         apply="fabric_run:patch_cli",
     ),
     Patch(
+        name="checkpoint-loading",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=("{fabric}.plugins.io.torch_io:pl_load",),
+        why=(
+            "Lightning 2.5 trusts all files, 2.6 those of the web, and in the vendor's lazy mode "
+            "all. Where there is an HPU, it gets tensors and plain data, or an error."
+        ),
+        without="TorchCheckpointIO may run code that is in a checkpoint",
+        trigger="{fabric}.plugins.io.torch_io",
+        apply="loading:patch_load",
+    ),
+    Patch(
+        name="load-from-checkpoint",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=("{trainer}.core.saving:pl_load",),
+        why=(
+            "As `checkpoint-loading`. And in lazy mode it would fail: the vendor calls the "
+            "function for `map_location` with a device, where torch has a text."
+        ),
+        without="load_from_checkpoint may run code that is in a checkpoint",
+        trigger="{trainer}.core.saving",
+        apply="loading:patch_load",
+    ),
+    Patch(
+        name="instantiator",
+        library="lightning",
+        checked="2.5.6 to 2.6.5; 2.6.6 does it",
+        targets=("{trainer}.core.saving:_load_state",),
+        why=(
+            "`_instantiator` among a checkpoint's hyperparameters names a function that "
+            "`load_from_checkpoint` imports and calls: CVE-2026-58659. Only LightningCLI's may be."
+        ),
+        without="load_from_checkpoint may call a function that a checkpoint names",
+        trigger="{trainer}.core.saving",
+        apply="loading:patch_instantiator",
+    ),
+    Patch(
+        name="shards-to-file",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=("{trainer}.utilities.deepspeed:convert_zero_checkpoint_to_fp32_state_dict",),
+        why="It loads DeepSpeed's files with weights_only=False; see `deepspeed-loading`.",
+        without="convert_zero_checkpoint_to_fp32_state_dict may run code that is in a checkpoint",
+        trigger="{trainer}.utilities.deepspeed",
+        apply="loading:patch_conversion",
+    ),
+    Patch(
         name="class-swap",
         library="lightning",
         checked=_LIGHTNING,
@@ -255,6 +304,19 @@ REGISTER = (
         without="Lightning's DDP on CPUs will fail on a Gaudi server",
         trigger="habana_frameworks.torch.core",
         apply="process_group:accept_no_device",
+    ),
+    Patch(
+        name="lazy-load",
+        library="torch",
+        checked="2.6 to 2.13, with the vendor's bridge 1.19 to 1.24.0",
+        targets=("torch:load",),
+        why=(
+            "The vendor's of lazy mode trusts all files unless it is told weights_only=True. Who "
+            "says nothing gets what torch does by default."
+        ),
+        without="in lazy mode torch.load may run code that is in a file",
+        trigger="habana_frameworks.torch.core",
+        apply="loading:patch_lazy_load",
     ),
     Patch(
         name="fused-attention",
@@ -385,6 +447,18 @@ REGISTER = (
         ),
         without="a full disk hangs the ranks that save",
         undone="when the checkpoint is saved",
+    ),
+    Patch(
+        name="deepspeed-loading",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=("torch:load",),
+        why=(
+            "DeepSpeed loads its files with weights_only=False: they could run any code. It gets "
+            "tensors, plain data and its own few classes instead, or an error."
+        ),
+        without="loading a checkpoint of DeepSpeed's may run code that is in it",
+        undone="when the checkpoint is loaded",
     ),
     Patch(
         name="deepspeed-resize",

@@ -12,7 +12,9 @@ from torch import Tensor
 
 def save_as_cpu_tensors(obj: Any, file: IO[bytes]) -> None:
     """`torch.save`, but tensors of other devices become CPU tensors; tied ones stay tied."""
-    torch.save(obj, file, pickle_module=cast("Any", _CPU_PICKLE))
+    # The vendor's lazy mode has another default, 4, which torch's `weights_only=True` cannot read.
+    protocol = torch.serialization.DEFAULT_PROTOCOL
+    torch.save(obj, file, pickle_module=cast("Any", _CPU_PICKLE), pickle_protocol=protocol)
 
 
 class _CPUPickler(pickle.Pickler):

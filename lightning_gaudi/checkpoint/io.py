@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from urllib.parse import urlparse
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, _load, get_filesystem
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
 from lightning.fabric.utilities.types import _PATH
 from typing_extensions import override
 
+from . import restricted
 from .atomic import write_atomically
 from .cpu_tensors import save_as_cpu_tensors
 from .torch_dcp.layout import check_replaceable, is_sharded_folder
@@ -66,37 +68,69 @@ class HPUCheckpointIO(TorchCheckpointIO):
             path: A local path, or a URL that fsspec knows; also a folder of shards, which is then
                 read whole.
             map_location: As for `torch.load`; shards are read onto the CPU.
-            weights_only: As for `torch.load`. The default is what other accelerators have, and is
-                passed on explicitly, since the vendor's lazy mode makes another of None.
+            weights_only: Whether to load tensors and plain data alone. None for True, unless the
+                user trusts checkpoints: see `ReliabilitySettings`.
 
         Raises:
             FileNotFoundError: There is no such file.
             ValueError: A file of a folder of shards is missing or truncated.
+            UntrustedCheckpointError: The file holds more than that.
         """
         if not get_filesystem(path).exists(path):
             raise FileNotFoundError(f"There is no checkpoint at {path}. Check `ckpt_path`.")
-        if weights_only is None:
-            weights_only = default_weights_only(path)
         if _is_local_file_protocol(path) and is_sharded_folder(Path(path)):
             from .torch_dcp.load import load_full_checkpoint  # torch's DCP, for who has shards
 
             return load_full_checkpoint(path, weights_only=weights_only)
         _refuse_folder(path)
-        checkpoint: dict[str, Any] = _load(path, map_location, weights_only=weights_only)
+        checkpoint: dict[str, Any] = load_file(path, map_location, weights_only)
         return checkpoint
 
 
-def open_mapped(path: _PATH, *, weights_only: bool) -> dict[str, Any]:
+def load_file(
+    path: _PATH | IO[bytes], map_location: Any = None, weights_only: bool | None = None
+) -> Any:
+    """Load a file as Lightning does, without running what it holds; see `restricted`.
+
+    Args:
+        path: A path, a URL that fsspec knows or one of the web, or an open file.
+        map_location: As for `torch.load`.
+        weights_only: See `HPUCheckpointIO.load_checkpoint`.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        return restricted.load(path, map_location=map_location, weights_only=weights_only)
+    if str(path).startswith(("http:", "https:")):
+        return restricted.load(
+            _downloaded(str(path)), map_location=map_location, weights_only=weights_only
+        )
+    with get_filesystem(path).open(path, "rb") as file:
+        return restricted.load(
+            file, map_location=map_location, weights_only=weights_only, name=path
+        )
+
+
+def _downloaded(url: str) -> Path:
+    """The file of an address, where `torch.hub` keeps what it has downloaded."""
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / Path(urlparse(url).path).name
+    if not path.exists():
+        torch.hub.download_url_to_file(url, str(path))
+    return path
+
+
+def open_mapped(path: _PATH, *, weights_only: bool | None) -> dict[str, Any]:
     """Load a checkpoint whose tensors stay in their file until they are used, if it is local.
 
     So the processes of a machine have one copy of it in memory together.
 
     Args:
         path: A local path, or a URL that fsspec knows.
-        weights_only: As for `torch.load`.
+        weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
     Raises:
         FileNotFoundError: There is no such file.
+        UntrustedCheckpointError: It holds more than tensors and plain data.
         ValueError: It is no checkpoint, or a truncated one.
     """
     if not _is_local_file_protocol(path):
@@ -105,8 +139,8 @@ def open_mapped(path: _PATH, *, weights_only: bool) -> dict[str, Any]:
         raise FileNotFoundError(f"There is no checkpoint at {path}. Check the path.")
     _refuse_folder(path)
     try:
-        checkpoint: dict[str, Any] = torch.load(
-            path, map_location="cpu", mmap=True, weights_only=weights_only
+        checkpoint: dict[str, Any] = restricted.load(
+            path, mmap=zipfile.is_zipfile(path), weights_only=weights_only
         )
     except (RuntimeError, EOFError) as error:
         raise ValueError(
@@ -114,15 +148,6 @@ def open_mapped(path: _PATH, *, weights_only: bool) -> dict[str, Any]:
             "it again from where it was saved."
         ) from error
     return checkpoint
-
-
-def default_weights_only(path: _PATH) -> bool:
-    """What Lightning and torch make of `weights_only=None` in `torch.load`, explicitly."""
-    # Lightning before 2.6 trusts all checkpoints, later ones those it is given an address of.
-    asked = "weights_only" in signature(TorchCheckpointIO.load_checkpoint).parameters
-    if not asked or str(path).startswith("http"):
-        return False
-    return os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0") not in ("1", "y", "yes", "true")
 
 
 def _refuse_folder(path: _PATH) -> None:

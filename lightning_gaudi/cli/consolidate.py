@@ -22,9 +22,7 @@ _EPILOG = """\
 examples:
   lightning-gaudi consolidate last.ckpt model.safetensors   the weights alone
   lightning-gaudi consolidate last.ckpt whole.ckpt          for load_from_checkpoint and
-                                                            Trainer.test(ckpt_path=...)
-
-The checkpoint has to be one that you trust: loading it can run code that it holds."""
+                                                            Trainer.test(ckpt_path=...)"""
 
 
 def add_parser(subparsers: _Subparsers) -> None:
@@ -80,7 +78,7 @@ def consolidate(folder: Path, output: Path) -> None:
         ImportError: DeepSpeed has saved it, and is not installed.
         OSError: There is no such checkpoint, a file of it is missing, or `output` cannot be
             written.
-        ValueError: A file is damaged, or `output` has another suffix.
+        ValueError: A file is damaged or not trusted, or `output` has another suffix.
     """
     from lightning_gaudi.checkpoint.single_file import check_output, write_single_file
     from lightning_gaudi.checkpoint.torch_dcp import load

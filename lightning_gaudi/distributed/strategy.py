@@ -23,6 +23,7 @@ from lightning_gaudi.compilation.regions import declared_regions, has_compiled_p
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability import settings as reliability_settings
 from lightning_gaudi.reliability.settings import ReliabilitySettings
+from lightning_gaudi.reliability.trust import as_told
 
 from .devices import DEVICE, select_card
 from .launchers import check_start_method
@@ -116,6 +117,12 @@ class HPUMixin(_Base):  # type: ignore[misc]
         self._end_of_graph()
         self._note_step()
         return result
+
+    @override
+    @as_told
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint, of which nothing runs unless this strategy trusts it."""
+        return super().load_checkpoint(*args, **kwargs)
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:

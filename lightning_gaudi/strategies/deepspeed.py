@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from lightning_gaudi._patches.apply import add
 from lightning_gaudi._patches.deepspeed import unset_variables
+from lightning_gaudi.reliability.trust import as_told
 
 from ..checkpoint.rng import KEY as RNG_STATE
 from ..deepspeed.checkpoint import load as loading
@@ -173,6 +174,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         )
 
     @override
+    @as_told
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
@@ -186,7 +188,6 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
                 path,
                 with_optimizer=is_fitting,
                 strict=self.lightning_module.strict_loading,
-                weights_only=weights_only,
             )
         else:
             checkpoint = loading.read_unsharded(path, self.checkpoint_io, weights_only=weights_only)

@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gaudi._core.error_sync import on_rank_zero
+from lightning_gaudi.reliability.trust import as_told
 
 from ..checkpoint.folders import recover
-from ..checkpoint.io import default_weights_only, open_mapped
+from ..checkpoint.io import open_mapped
 from ..checkpoint.rng import KEY as RNG_STATE
 from ..checkpoint.torch_dcp import sharded_state_dict
 from ..checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
@@ -84,6 +85,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             self.checkpoint_io.save_checkpoint(checkpoint, path)
 
     @override
+    @as_told
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
@@ -91,7 +93,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
 
         Args:
             checkpoint_path: A folder of shards or a single file, from whichever strategy.
-            weights_only: As for `torch.load`.
+            weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
         Returns:
             What else the checkpoint has.
@@ -101,8 +103,6 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             ValueError: A file is missing or truncated, or does not fit the model or an optimizer.
         """
         path = self.broadcast(checkpoint_path)
-        if weights_only is None:
-            weights_only = default_weights_only(path)
         folder = Path(path)
         on_rank_zero(lambda: recover(folder))
         if is_sharded_folder(folder):

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_gaudi import HPUCheckpointIO
+from lightning_gaudi.reliability import trust
 from tests.helpers.forked import fork_python
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
 
@@ -79,20 +80,26 @@ def test_tied_weights_are_saved_once(tmp_path: Path) -> None:
     assert (tmp_path / "tied.ckpt").stat().st_size < 1.2 * 256 * 256 * 4
 
 
+class Arguments:
+    """What a checkpoint should not hold."""
+
+    x = 1
+
+
 def test_weights_only_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    io, path = HPUCheckpointIO(), tmp_path / "namespace.ckpt"
-    io.save_checkpoint({"arguments": argparse.Namespace(x=1)}, path)
-    assert io.load_checkpoint(path, weights_only=False)["arguments"].x == 1
+    monkeypatch.setattr(trust, "_warned", set())
+    io, path = HPUCheckpointIO(), tmp_path / "class.ckpt"
+    io.save_checkpoint({"arguments": Arguments()}, path)
+    with pytest.warns(UserWarning, match=r"trusted \(weights_only=False\)"):
+        assert io.load_checkpoint(path, weights_only=False)["arguments"].x == 1
     for weights_only in (True, None):
-        with pytest.raises(Exception, match="Weights only load failed"):
+        with pytest.raises(ValueError, match=r"class\.ckpt was not loaded: it holds .*Arguments"):
             io.load_checkpoint(path, weights_only=weights_only)
-    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    assert io.load_checkpoint(path)["arguments"].x == 1
 
 
 def test_weights_only_is_explicit_where_the_vendor_has_another_default(tmp_path: Path) -> None:
-    path = tmp_path / "namespace.ckpt"
-    HPUCheckpointIO().save_checkpoint({"arguments": argparse.Namespace(x=1)}, path)
+    path = tmp_path / "class.ckpt"
+    HPUCheckpointIO().save_checkpoint({"arguments": Arguments()}, path)
     result = fork_python(
         """
         import sys, torch
@@ -104,7 +111,7 @@ def test_weights_only_is_explicit_where_the_vendor_has_another_default(tmp_path:
         env={"PT_HPU_LAZY_MODE": "1"},
         check=False,
     )
-    assert "Weights only load failed" in result.stderr
+    assert "UntrustedCheckpointError" in result.stderr
 
 
 def test_missing_checkpoint_is_named(tmp_path: Path) -> None:

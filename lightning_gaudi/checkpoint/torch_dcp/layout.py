@@ -11,7 +11,7 @@ import errno
 from pathlib import Path
 from typing import Any
 
-import torch
+from .. import restricted
 
 METADATA = ".metadata"
 REST = "meta.pt"
@@ -31,21 +31,22 @@ def check_replaceable(target: Path) -> None:
         )
 
 
-def load_rest(folder: Path, *, weights_only: bool) -> dict[str, Any]:
+def load_rest(folder: Path, *, weights_only: bool | None = None) -> dict[str, Any]:
     """What a folder of shards has beside the states of models and optimizers.
 
     Args:
         folder: The checkpoint.
-        weights_only: As for `torch.load`.
+        weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
     Raises:
-        ValueError: The file is missing or truncated.
+        UntrustedCheckpointError: The file holds more than tensors and plain data.
+        ValueError: It is missing or truncated.
     """
     path = folder / REST
     if not path.is_file():
         raise ValueError(f"The checkpoint {folder} has no {REST}: it is incomplete. {ADVICE}")
     try:
-        rest: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=weights_only)
+        rest: dict[str, Any] = restricted.load(path, weights_only=weights_only)
     except (RuntimeError, EOFError) as error:
         raise ValueError(f"{path} is truncated or damaged ({error}). {ADVICE}") from error
     return rest

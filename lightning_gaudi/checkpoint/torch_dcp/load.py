@@ -4,18 +4,62 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
+from typing_extensions import override
 
+from lightning_gaudi.reliability.trust import trusting
+
+from .. import restricted
+from ..errors import UntrustedCheckpointError
 from .layout import ADVICE, METADATA, REST, is_sharded_folder, load_rest
+
+
+class Reader(FileSystemReader):
+    """Reads what there is in a folder of shards, and runs nothing that it holds.
+
+    Torch's trusts `.metadata`, which is a pickle (2.6 to 2.13, `filesystem.py`).
+    """
+
+    @override
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What there is."""
+        path = Path(self.path) / METADATA
+        metadata = restricted.load_pickle(path)
+        if not isinstance(metadata, Metadata):
+            raise ValueError(f"it holds {type(metadata).__name__}, and not what torch's DCP saves")
+        # As torch's.
+        storage = replace(metadata.storage_meta or StorageMeta(), load_id=self.load_id)
+        return replace(metadata, storage_meta=storage)
+
+
+class Planner(DefaultLoadPlanner):
+    """Puts values into their places, and runs nothing that they hold.
+
+    Torch's trusts all that are no tensors (2.6 to 2.13, `default_planner.py`).
+    """
+
+    @override
+    def load_bytes(self, read_item: ReadItem, value: IO[bytes]) -> None:
+        """Put a value that is no tensor into its place."""
+        name = read_item.dest_index.fqn
+        found = restricted.load(value, map_location=None, name=f"{name} in a file of shards")
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[name], found)
+        else:
+            self.state_dict[name] = found
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -31,7 +75,9 @@ def read_metadata(folder: Path) -> Metadata:
             f"incomplete. {ADVICE}"
         )
     try:
-        metadata: Metadata = FileSystemReader(folder).read_metadata()
+        metadata = Reader(folder).read_metadata()
+    except UntrustedCheckpointError:
+        raise
     except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(f"{path} is truncated or damaged ({error}). {ADVICE}") from error
     needed: dict[str, int] = {}
@@ -68,18 +114,18 @@ def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Ten
             f"The checkpoint {folder} has no model {key or 'state_dict'!r}: it has "
             f"{', '.join(map(repr, models)) or 'none'}. Name one of these."
         )
-    state: dict[str, Tensor] = read_values(
-        FileSystemReader(folder), metadata, lambda path: path[0] == key
-    )[key]
+    state: dict[str, Tensor] = read_values(Reader(folder), metadata, lambda path: path[0] == key)[
+        key
+    ]
     return state
 
 
-def load_full_checkpoint(folder: str | Path, *, weights_only: bool = False) -> dict[str, Any]:
+def load_full_checkpoint(folder: str | Path, *, weights_only: bool | None = None) -> dict[str, Any]:
     """A checkpoint in shards as the one file that the Trainer or Fabric would have saved instead.
 
     Args:
         folder: The checkpoint.
-        weights_only: As for `torch.load`, for what is neither a model nor an optimizer.
+        weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
     Returns:
         What `torch.load` gives of a full checkpoint: tensors on the CPU. Optimizers name their
@@ -88,9 +134,10 @@ def load_full_checkpoint(folder: str | Path, *, weights_only: bool = False) -> d
     Raises:
         ValueError: There is no such checkpoint, or a file of it is missing or truncated.
     """
-    metadata = _opened(folder)
-    rest = load_rest(Path(folder), weights_only=weights_only)
-    checkpoint = read_values(FileSystemReader(folder), metadata, lambda path: True)
+    with trusting(False, weights_only) if weights_only is not None else nullcontext():
+        metadata = _opened(folder)
+        rest = load_rest(Path(folder), weights_only=weights_only)
+        checkpoint = read_values(Reader(folder), metadata, lambda path: True)
     for state in checkpoint.values():
         if isinstance(state, dict) and "param_groups" in state:
             state.setdefault("state", {})  # empty ones leave no trace in a folder
@@ -142,7 +189,7 @@ def read_values(
     """
     paths = {key: path for key, path in metadata.planner_data.items() if wanted(path)}
     values = {key: _empty(metadata.state_dict_metadata[key]) for key in paths}
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(values, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     plan = reader.prepare_local_plan(planner.create_local_plan())

@@ -13,8 +13,6 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -42,7 +40,7 @@ from typing_extensions import override
 from lightning_gaudi._core.collectives import cpu_group, is_connected
 
 from .compatibility import CheckpointIndex
-from .load import read_metadata
+from .load import Planner, Reader, read_metadata
 from .memory_reader import MemoryReader
 
 State = dict[str, Any]
@@ -193,7 +191,7 @@ def load_states(
         for key, optimizer in optimizers.items()
     }
     if isinstance(source, Path):
-        reader: StorageReader = FileSystemReader(source)
+        reader: StorageReader = Reader(source)
     else:
         reader = MemoryReader({key: _named(key, source[key], made) for key in source})
     checkpoint = CheckpointIndex(reader, metadata or reader.read_metadata())
@@ -213,7 +211,7 @@ def load_states(
             group.update({name: value for name, value in saved.items() if name != "params"})
 
 
-class _Planner(DefaultLoadPlanner):
+class _Planner(Planner):
     """Without the materialization of what is on the meta device, for nothing of it is here.
 
     For that torch asks each tensor for its device, which a ShardedTensor without a part on this

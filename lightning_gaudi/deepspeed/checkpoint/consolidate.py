@@ -84,7 +84,7 @@ def weights(shards: Shards) -> Weights:
         return Weights(names)
     from deepspeed.utils import zero_to_fp32
 
-    with quiet():
+    with quiet(), _shards.read_by_deepspeed():
         masters = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
             str(shards.folder), shards.tag, lazy_mode=True
         )

@@ -50,7 +50,7 @@ def save(
     saving.save(engine, path, {**convert(others), MODEL_NAME: name}, exclude_frozen=exclude_frozen)
 
 
-def load(path: _PATH, state: Any, *, strict: bool, weights_only: bool | None) -> State:
+def load(path: _PATH, state: Any, *, strict: bool) -> State:
     """Load objects from a checkpoint in shards, in place.
 
     Args:
@@ -58,7 +58,6 @@ def load(path: _PATH, state: Any, *, strict: bool, weights_only: bool | None) ->
         state: The objects by name, or the engine alone. Without its optimizer only weights are
             loaded.
         strict: Whether the checkpoint must have all of them, and all weights.
-        weights_only: True cannot be honoured.
 
     Returns:
         What else the checkpoint has.
@@ -70,7 +69,6 @@ def load(path: _PATH, state: Any, *, strict: bool, weights_only: bool | None) ->
         path,
         with_optimizer=any(each is engine.optimizer for each in objects.values()),
         strict=strict,
-        weights_only=weights_only,
     )
     found.pop(MODEL_NAME, None)
     others = {key for key, each in objects.items() if not _is_engine_s(each, engine)}
@@ -96,7 +94,7 @@ def load_whole(
         files: What reads files.
         load_model: Loads a state dict into a model.
         strict: Whether the checkpoint must have all of them.
-        weights_only: As for `torch.load`.
+        weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
     Returns:
         What else the checkpoint has.

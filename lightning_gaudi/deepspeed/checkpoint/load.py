@@ -11,8 +11,9 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from lightning.fabric.utilities.types import _PATH
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_gaudi._core.error_sync import on_rank_zero
+from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
 
+from ...checkpoint.errors import UntrustedCheckpointError
 from ...checkpoint.io import HPUCheckpointIO
 from ...checkpoint.torch_dcp.layout import is_sharded_folder
 from . import consolidate, resize, shards
@@ -40,7 +41,7 @@ def read_unsharded(
     Args:
         path: A file, or a folder of torch's shards.
         files: What reads files.
-        weights_only: As for `torch.load`.
+        weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
     Returns:
         The checkpoint with all weights, on the CPU, still to be loaded.
@@ -75,7 +76,6 @@ def load(
     *,
     with_optimizer: bool,
     strict: bool,
-    weights_only: bool | None = None,
 ) -> dict[str, Any]:
     """Load a checkpoint in shards, all of whose files have been looked at before.
 
@@ -86,33 +86,49 @@ def load(
         path: The local folder that it was saved to.
         with_optimizer: Whether the engine is to go on training where the checkpoint was saved.
         strict: Whether the names of its weights must be those of the model.
-        weights_only: True cannot be honoured.
 
     Returns:
         What was saved beside the model and the optimizer.
 
     Raises:
         FileNotFoundError: There is none, or a file is missing.
+        UntrustedCheckpointError: A file holds more than tensors and plain data.
         ValueError: A file is damaged, or the optimizer cannot go on in this run.
     """
-    if weights_only:
-        raise ValueError(
-            f"weights_only=True cannot load {path}: DeepSpeed's shards hold objects of its own. "
-            "Leave it out if you trust the checkpoint."
-        )
     folder = local_folder(path)
     found = on_rank_zero(lambda: shards.find(folder))
     if not with_optimizer:
         load_weights(engine, consolidate.weights(found), strict=strict)
         return consolidate.extras(found)
+    raise_together(_refused(found))
     _check_kind(engine, found)
+    with shards.read_by_deepspeed():
+        _load_all(engine, found, strict=strict)
+    return consolidate.extras(found)
+
+
+def _refused(found: Shards) -> Exception | None:
+    """What DeepSpeed would refuse of this rank's share of the files, while others wait for it."""
+    files = (*found.model_files, *found.optimizer_files)
+    try:
+        for path in files[dist.get_rank() :: dist.get_world_size()]:
+            shards.load(path)
+    except UntrustedCheckpointError as error:
+        return error
+    return None
+
+
+def _load_all(engine: Any, found: Shards, *, strict: bool) -> None:
+    """Load the model and the optimizer."""
     if found.num_ranks == dist.get_world_size() or not found.optimizer_files:
         engine.load_checkpoint(
-            str(folder), tag=found.tag, load_lr_scheduler_states=False, load_module_strict=strict
+            str(found.folder),
+            tag=found.tag,
+            load_lr_scheduler_states=False,
+            load_module_strict=strict,
         )
     else:
         resize.load(engine, found, strict=strict)
-    return consolidate.extras(found)
 
 
 def _check_kind(engine: Any, found: Shards) -> None:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gaudi._core import vendor
+from lightning_gaudi.reliability.trust import as_told
 
 from ...deepspeed.checkpoint import fabric_state
 from ...deepspeed.checkpoint.load import is_deepspeed_folder
@@ -206,6 +207,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         )
 
     @override
+    @as_told
     def load_checkpoint(
         self, path: _PATH, state: Any = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
@@ -215,20 +217,21 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             path: A local folder in the first case.
             state: The objects by name, or one of them.
             strict: Whether the checkpoint must have all of them.
-            weights_only: As for `torch.load`; shards cannot be loaded with True.
+            weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
         Returns:
             What else the checkpoint has.
         """
         path = self.broadcast(path)
-        options: Any = {"strict": strict, "weights_only": weights_only}
         if is_deepspeed_folder(path):
-            return fabric_state.load(path, state, **options)
+            return fabric_state.load(path, state, strict=strict)
 
         def load_model(module: Module, found: Mapping[str, Any]) -> None:
             self.load_module_state_dict(module, found, strict=strict)
 
-        return fabric_state.load_whole(path, state, self.checkpoint_io, load_model, **options)
+        return fabric_state.load_whole(
+            path, state, self.checkpoint_io, load_model, strict=strict, weights_only=weights_only
+        )
 
     @override
     def load_module_state_dict(

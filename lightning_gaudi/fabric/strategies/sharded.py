@@ -17,9 +17,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gaudi._core.error_sync import on_rank_zero
+from lightning_gaudi.reliability.trust import as_told
 
 from ...checkpoint.folders import recover
-from ...checkpoint.io import default_weights_only, open_mapped
+from ...checkpoint.io import open_mapped
 from ...checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
 from ...checkpoint.torch_dcp.load import read_metadata, saved_names
 from ...checkpoint.torch_dcp.save import refuse_options, save_sharded
@@ -81,6 +82,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             self.checkpoint_io.save_checkpoint(shards | rest, path)
 
     @override
+    @as_told
     def load_checkpoint(
         self,
         path: _PATH,
@@ -95,7 +97,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             state: What to load into, by name: one model in shards, optimizers of it, and whatever
                 else. Or a model alone, from a file that is a state dict, or from a folder.
             strict: Whether the checkpoint must have all names in `state`, and those of the model.
-            weights_only: As for `torch.load`.
+            weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
         Returns:
             What the checkpoint has beside `state`.
@@ -113,8 +115,6 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
                 "state={'model': ..., 'optimizer': ...}."
             )
         path = self.broadcast(path)
-        if weights_only is None:
-            weights_only = default_weights_only(path)
         folder = Path(path)
         on_rank_zero(lambda: recover(folder))
         if isinstance(state, Module):
@@ -136,7 +136,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         return rest
 
 
-def _load_model(path: _PATH, model: Module, strict: bool, weights_only: bool) -> None:
+def _load_model(path: _PATH, model: Module, strict: bool, weights_only: bool | None) -> None:
     folder = Path(path)
     if is_sharded_folder(folder):
         (key, *_), _ = saved_names(read_metadata(folder))
