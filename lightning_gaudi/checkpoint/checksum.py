@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from .manifest import CHUNK_BYTES
+from .manifest import CHUNK_BYTES, FileEntry
 
 _MAX_THREADS = 8
 
@@ -61,13 +61,11 @@ def checksum_of(
     Raises:
         OSError: The file cannot be read.
     """
-    local = threading.local()
+    mine = _Buffer()
     descriptor = os.open(path, os.O_RDONLY)
 
     def digest(position: int) -> bytes:
-        if not hasattr(local, "buffer"):
-            local.buffer = memoryview(bytearray(CHUNK_BYTES))
-        part = local.buffer[: min(CHUNK_BYTES, num_bytes - position)]
+        part = mine.buffer[: min(CHUNK_BYTES, num_bytes - position)]
         _fill(descriptor, part, position)
         if change is not None:
             change(position, part)
@@ -81,6 +79,13 @@ def checksum_of(
         os.close(descriptor)
 
 
+class _Buffer(threading.local):
+    """One for each thread."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(CHUNK_BYTES))
+
+
 def _num_threads() -> int:
     return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
 
@@ -92,3 +97,27 @@ def _fill(descriptor: int, part: memoryview, position: int) -> None:
         if got == 0:
             raise EOFError(f"there are only {position + filled} bytes")
         filled += got
+
+
+class ChecksumFile:
+    """A file that takes the checksum of what is written to it, piece after piece.
+
+    Args:
+        file: What is written to, from its start.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._checksum = Checksum()
+
+    def write(self, data: Any) -> int:
+        """Write all of it."""
+        self._checksum.update(data)
+        return self._file.write(data)
+
+    def entry(self) -> FileEntry:
+        """What has been written."""
+        return FileEntry(self._checksum.num_bytes, self._checksum.hexdigest())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

@@ -37,6 +37,10 @@ class HPUCheckpointIO(TorchCheckpointIO):
     def __init__(self, verify: bool = True) -> None:
         self.verify = verify
 
+    def switch_verify(self, is_on: bool) -> None:
+        """Verify from now on, or no more."""
+        self.verify = is_on
+
     @override
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None

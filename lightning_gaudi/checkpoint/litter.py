@@ -66,6 +66,7 @@ class SaveLock:
     """
 
     def __init__(self, target: Path, version: str = "") -> None:
+        self._name, self._version = target.name, version
         self._path = temporary_for(target).with_suffix(".lock")
         patience = time.monotonic() + _PATIENCE_S
         while True:
@@ -86,7 +87,9 @@ class SaveLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Tell that the save has ended, well or not."""
+        """Tell that the save has ended; what it has not completed is removed."""
+        with contextlib.suppress(OSError):
+            _clear(self._path, self._name, self._version)
         self._path.unlink(missing_ok=True)
         self._file.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -22,11 +23,15 @@ import torch.distributed as dist
 from lightning_gaudi._version import __version__
 from lightning_gaudi.reliability.session import current_session
 
+from .folders import sync
+
 FOLDER_MANIFEST = "manifest.json"
 """The manifest of a folder; the names in it are relative to the folder."""
 
 CHUNK_BYTES = 4 * 2**20
 """A checksum is the SHA-256 of those of the chunks of this size, which threads share."""
+
+ADVICE = "Use another checkpoint, or copy it again from where it was saved."
 
 _MARK = b"lightning_gaudi"
 _FORMAT = 1
@@ -34,6 +39,10 @@ _FORMAT = 1
 
 class DamagedCheckpointError(ValueError):
     """A checkpoint is not what was saved; the message names the file, what it has and should."""
+
+
+class IncompleteCheckpointError(DamagedCheckpointError, FileNotFoundError):
+    """A file of a checkpoint is not there."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +149,19 @@ def read_folder_manifest(folder: Path) -> Manifest | None:
     if found is None:
         raise DamagedCheckpointError(f"{path} is damaged: it is no manifest.")
     return found
+
+
+def write_folder_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write that of a folder in which all else is on disk.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with (folder / FOLDER_MANIFEST).open("xb") as file:
+        file.write(encode(manifest))
+        file.flush()
+        os.fsync(file.fileno())
+    sync(folder)
 
 
 def _integer(value: Any) -> int | None:

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .snapshot import Snapshot
+
 _SLACK_BYTES = 2**16
 _SLACK = 1 / 256
 """What a file has beside its tensors: names, settings, paddings, the manifest."""
@@ -91,5 +93,8 @@ def _add(value: Any, seen: dict[Any, int]) -> None:
     elif hasattr(value, "local_shards"):  # a ShardedTensor
         for shard in value.local_shards():
             _add(shard.tensor, seen)
+    elif isinstance(value, Snapshot):
+        _add(value.tensors, seen)
+        seen[id(value)] = value.num_pickled_bytes
     elif isinstance(value, (bytes, str)):
         seen[id(value)] = len(value)

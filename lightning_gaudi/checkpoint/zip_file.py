@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from .checksum import Checksum, checksum_of
 from .manifest import (
+    ADVICE,
     DamagedCheckpointError,
     FileEntry,
     Manifest,
@@ -38,8 +39,6 @@ _PADDING = 46
 _PADDING_START = b"FB\x0e\x00" + b"Z" * 14
 _SLOT = slice(_PADDING + 4, _PADDING + 12)
 _EMPTY_SLOT = b"Z" * 8
-
-_ADVICE = "Use another checkpoint, or copy it again from where it was saved."
 
 
 class SealingFile:
@@ -168,7 +167,7 @@ def check(found: Inspected, checksum: Callable[[int], str] | None = None) -> Non
     if actual != expected.sha256:
         raise DamagedCheckpointError(
             f"{found.path} is damaged: its {expected.num_bytes:,} bytes have the SHA-256 "
-            f"{actual[:16]}, expected {expected.sha256[:16]}. {_ADVICE}"
+            f"{actual[:16]}, expected {expected.sha256[:16]}. {ADVICE}"
         )
 
 
@@ -197,4 +196,4 @@ def _length(head: bytes) -> int | None:
 
 
 def _cut(path: Path, what: str) -> DamagedCheckpointError:
-    return DamagedCheckpointError(f"{path} is cut short or damaged: {what}. {_ADVICE}")
+    return DamagedCheckpointError(f"{path} is cut short or damaged: {what}. {ADVICE}")

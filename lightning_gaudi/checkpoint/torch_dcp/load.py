@@ -15,7 +15,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import StorageReader
 
-from .layout import ADVICE, METADATA, REST, is_sharded_folder, load_rest
+from ..manifest import ADVICE
+from ..verify import check_folder
+from .layout import METADATA, REST, is_sharded_folder, load_rest
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -115,6 +117,7 @@ def _opened(folder: str | Path) -> Metadata:
             f"{folder} is no checkpoint in shards: it has neither {METADATA} nor {REST}. Pass the "
             "folder that the Trainer or Fabric has saved."
         )
+    check_folder(Path(folder))
     return read_metadata(Path(folder))
 
 

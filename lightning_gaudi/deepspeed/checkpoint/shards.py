@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...checkpoint.manifest import DamagedCheckpointError, IncompleteCheckpointError
 from . import versions
 
 _MODEL = "mp_rank_00_model_states.pt"
@@ -124,7 +125,7 @@ def _check(folder: Path, tag: str, missing: list[str], broken: list[str]) -> Non
         return
     faults = [f"lacks {_listed(tag, missing)}"] if missing else []
     faults += [f"has only a part of {_listed(tag, broken)}"] if broken else []
-    raise (FileNotFoundError if missing else ValueError)(
+    raise (IncompleteCheckpointError if missing else DamagedCheckpointError)(
         f"The checkpoint {folder} is damaged: it {' and '.join(faults)}. Copy it again from where "
         "it was saved, or pass another checkpoint. Nothing was loaded."
     )
