@@ -48,7 +48,7 @@ ROOMS: dict[str, set[str]] = {
     "_patches": {"_core", "attention", "reliability", "simulator"},
     "data": {"_core"},
     "callbacks": {"_core", "compilation", "reliability"},
-    "checkpoint": {"_core", "reliability"},
+    "checkpoint": {"_core", "_version", "reliability"},
     "profiler": {"_core", "checkpoint"},
     "distributed": {"_core", "compilation", "reliability"},
     "deepspeed": {"_core", "_patches", "checkpoint", "compilation", "distributed"},

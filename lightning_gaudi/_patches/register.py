@@ -116,6 +116,23 @@ REGISTER = (
         apply="old_names:patch_stubs",
     ),
     Patch(
+        name="resuming",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            "{trainer}.trainer.connectors.checkpoint_connector:_CheckpointConnector._parse_ckpt_path",
+            "{trainer}.trainer.connectors.checkpoint_connector:_CheckpointConnector.resume_start",
+        ),
+        why=(
+            "It takes for the last checkpoint what is called so and was written last, complete or "
+            "not, and has no hook to choose another. Both do what they did unless the accelerator "
+            "is an HPU."
+        ),
+        without="ckpt_path='last' and damaged checkpoints are what Lightning makes of them",
+        trigger="{trainer}.trainer.connectors.checkpoint_connector",
+        apply="resuming:patch_resuming",
+    ),
+    Patch(
         name="device-log",
         library="lightning",
         checked=_LIGHTNING,

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
-import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from . import litter
 from .folders import put_in_place
-
-_NAME = ".saving-file-{}.tmp"
-"""Of what is being written: without the target's name, so that nobody who looks for it finds it."""
-
-_MIN_AGE_S = 60.0
-"""How old a file is before it may be taken for one that a killed save has left."""
+from .space import kept, mib
 
 
 def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
@@ -30,12 +22,11 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
     Raises:
         OSError: The file cannot be written; says how much, where, and how much space is left.
     """
-    _sweep(target.parent)
-    temporary = target.with_name(_NAME.format(uuid.uuid4().hex))
+    litter.sweep(target.parent)
+    temporary = litter.file_for(target)
     file = None
     try:
-        with temporary.open("xb") as raw:
-            _lock(raw)
+        with litter.create_locked(temporary) as raw:
             file = _Recording(raw)
             write(file)  # type: ignore[arg-type]
             raw.flush()
@@ -48,27 +39,6 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
         if isinstance(cause, OSError):
             raise _explain(cause, target, file.num_bytes if file else 0) from error
         raise
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what killed saves have left: files that are not new, and whose writers are dead."""
-    for path in folder.glob(_NAME.format("*")):
-        # Another process may sweep too, and the folder may be read-only or gone.
-        with contextlib.suppress(OSError):
-            is_old = time.time() - path.stat().st_mtime > _MIN_AGE_S
-            if is_old:
-                with path.open("r+b") as left:  # NFS wants to write for a lock
-                    if _lock(left):
-                        path.unlink()
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Lock a file until it is closed, or its process ends; False where another has, or none can."""
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # also of a file system that cannot
-        return False
-    return True
 
 
 class _Recording:
@@ -94,12 +64,11 @@ class _Recording:
 
 def _explain(cause: OSError, target: Path, num_bytes: int) -> OSError:
     try:
-        free = f"; {shutil.disk_usage(target.parent).free / 2**20:.1f} MiB are free there"
+        free = f"; {mib(shutil.disk_usage(target.parent).free)} are free there"
     except OSError:
         free = ""
-    kept = " The file that was there before is intact." if target.exists() else ""
     message = (
-        f"Could not save {target}: {cause.strerror or cause} after {num_bytes / 2**20:.1f} MiB"
-        f"{free}.{kept} Free some space or save elsewhere."
+        f"Could not save {target}: {cause.strerror or cause} after {mib(num_bytes)}{free}."
+        f"{kept(target)} Free some space or save elsewhere."
     )
     return OSError(cause.errno, message)

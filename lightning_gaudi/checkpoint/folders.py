@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import uuid
 from pathlib import Path
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of <linux/fs.h>
@@ -24,9 +25,31 @@ def temporary_for(target: Path) -> Path:
     return target.with_name(f".saving-{digest}.tmp")
 
 
+def removed_for(target: Path) -> Path:
+    """Where to put what is being removed, so that a part of it is not taken for all."""
+    return target.with_name(f".saving-removed-{uuid.uuid4().hex}.tmp")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, and bring their names to disk."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync(each.parent)
+
+
+def remove_at_once(path: Path) -> None:
+    """Remove a file or a folder; a folder that is there is whole until it is there no more."""
+    if path.is_dir() and not path.is_symlink():
+        aside = removed_for(path)
+        path.rename(aside)
+        path = aside
+    remove(path)
+
+
 def prepare(target: Path) -> Path:
     """Make an empty folder to build `target` in; clear or complete what a killed save left."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     recover(target)
     temporary = temporary_for(target)
     remove(temporary)

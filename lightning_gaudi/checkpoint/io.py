@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 from urllib.parse import urlparse
 
 import torch
@@ -18,11 +20,28 @@ from typing_extensions import override
 from . import restricted
 from .atomic import write_atomically
 from .cpu_tensors import save_as_cpu_tensors
+from .folders import make_folder, remove_at_once
+from .manifest import DamagedCheckpointError, describe
+from .space import check_space, needed_bytes
 from .torch_dcp.layout import check_replaceable, is_sharded_folder
+from .verify import check_file, checking, read_remote
+from .zip_file import SealingFile
 
 
 class HPUCheckpointIO(TorchCheckpointIO):
-    """Saves checkpoints as CPU tensors, at once or not at all, and loads what any other saved."""
+    """Saves checkpoints as CPU tensors, at once or not at all, and loads what any other saved.
+
+    Args:
+        verify: Whether to save checkpoints with a manifest of checksums, and to compare those that
+            have one when they are loaded. A strategy sets it to its `verify_checkpoints`.
+    """
+
+    def __init__(self, verify: bool = True) -> None:
+        self.verify = verify
+
+    def switch_verify(self, is_on: bool) -> None:
+        """Verify from now on, or no more."""
+        self.verify = is_on
 
     @override
     def save_checkpoint(
@@ -45,15 +64,12 @@ class HPUCheckpointIO(TorchCheckpointIO):
                 "out, or pass a CheckpointIO of your own in Trainer(plugins=...)."
             )
         if _is_local_file_protocol(path):
-            target = Path(get_filesystem(path)._strip_protocol(str(path)))
-            check_replaceable(target)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, lambda file: save_as_cpu_tensors(checkpoint, file))
+            save_file(checkpoint, local_path(path), with_manifest=self.verify)
             return
         system = get_filesystem(path)
         # A transaction: without one, what is half written would be kept after an error.
         with system.transaction, system.open(str(path), "wb") as file:
-            save_as_cpu_tensors(checkpoint, file)
+            _write(checkpoint, file, with_manifest=self.verify)
 
     @override
     def load_checkpoint(
@@ -73,7 +89,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: A file of a folder of shards is missing or truncated.
+            DamagedCheckpointError: It is not what was saved, or a part is missing; a ValueError.
             UntrustedCheckpointError: The file holds more than that.
         """
         if not get_filesystem(path).exists(path):
@@ -83,12 +99,31 @@ class HPUCheckpointIO(TorchCheckpointIO):
 
             return load_full_checkpoint(path, weights_only=weights_only)
         _refuse_folder(path)
-        checkpoint: dict[str, Any] = load_file(path, map_location, weights_only)
+        source: Any = path
+        check: AbstractContextManager[Any] = nullcontext()
+        if _is_local_file_protocol(path):
+            check = checking(local_path(path), with_checksum=self.verify)
+        elif not str(path).startswith("http"):
+            source = BytesIO(read_remote(path, with_checksum=self.verify))
+        with check:
+            checkpoint: dict[str, Any] = load_file(source, map_location, weights_only, name=path)
         return checkpoint
+
+    @override
+    def remove_checkpoint(self, path: _PATH) -> None:
+        """Remove a checkpoint, at once: if this is killed, nothing half is left by its name."""
+        if _is_local_file_protocol(path):
+            remove_at_once(local_path(path))
+        else:
+            super().remove_checkpoint(path)
 
 
 def load_file(
-    path: _PATH | IO[bytes], map_location: Any = None, weights_only: bool | None = None
+    path: _PATH | IO[bytes],
+    map_location: Any = None,
+    weights_only: bool | None = None,
+    *,
+    name: _PATH | None = None,
 ) -> Any:
     """Load a file as Lightning does, without running what it holds; see `restricted`.
 
@@ -96,9 +131,12 @@ def load_file(
         path: A path, a URL that fsspec knows or one of the web, or an open file.
         map_location: As for `torch.load`.
         weights_only: See `HPUCheckpointIO.load_checkpoint`.
+        name: Of an open file, for messages.
     """
     if not isinstance(path, (str, os.PathLike)):
-        return restricted.load(path, map_location=map_location, weights_only=weights_only)
+        return restricted.load(
+            path, map_location=map_location, weights_only=weights_only, name=name
+        )
     if str(path).startswith(("http:", "https:")):
         return restricted.load(
             _downloaded(str(path)), map_location=map_location, weights_only=weights_only
@@ -119,7 +157,38 @@ def _downloaded(url: str) -> Path:
     return path
 
 
-def open_mapped(path: _PATH, *, weights_only: bool | None) -> dict[str, Any]:
+def save_file(checkpoint: Mapping[str, Any], target: Path, *, with_manifest: bool = True) -> None:
+    """Save a checkpoint to a local file, once there is room for it; until then nothing changes.
+
+    Args:
+        checkpoint: The state of the model and the Trainer; tensors on any device.
+        target: The file; its folder is made.
+        with_manifest: Whether it shall have a manifest with its checksum.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    check_replaceable(target)
+    make_folder(target.parent)
+    check_space(target, needed_bytes(checkpoint))
+    write_atomically(target, lambda file: _write(checkpoint, file, with_manifest=with_manifest))
+
+
+def local_path(path: _PATH) -> Path:
+    """A path of this machine's, which may be written as an address."""
+    return Path(get_filesystem(path)._strip_protocol(str(path)))
+
+
+def _write(checkpoint: Mapping[str, Any], file: IO[bytes], *, with_manifest: bool) -> None:
+    if with_manifest:
+        sealing = SealingFile(file)
+        save_as_cpu_tensors(checkpoint, cast("IO[bytes]", sealing))
+        sealing.seal(describe(checkpoint))
+    else:
+        save_as_cpu_tensors(checkpoint, file)
+
+
+def open_mapped(path: _PATH, *, weights_only: bool | None, verify: bool = True) -> dict[str, Any]:
     """Load a checkpoint whose tensors stay in their file until they are used, if it is local.
 
     So the processes of a machine have one copy of it in memory together.
@@ -127,23 +196,25 @@ def open_mapped(path: _PATH, *, weights_only: bool | None) -> dict[str, Any]:
     Args:
         path: A local path, or a URL that fsspec knows.
         weights_only: See `HPUCheckpointIO.load_checkpoint`.
+        verify: Whether to compare it with the checksum in it, if it has one.
 
     Raises:
         FileNotFoundError: There is no such file.
         UntrustedCheckpointError: It holds more than tensors and plain data.
-        ValueError: It is no checkpoint, or a truncated one.
+        DamagedCheckpointError: It is no checkpoint, or not what was saved; a ValueError.
     """
     if not _is_local_file_protocol(path):
-        return HPUCheckpointIO().load_checkpoint(path, "cpu", weights_only)
+        return HPUCheckpointIO(verify).load_checkpoint(path, "cpu", weights_only)
     if not Path(path).exists():
         raise FileNotFoundError(f"There is no checkpoint at {path}. Check the path.")
     _refuse_folder(path)
+    check_file(local_path(path), with_checksum=verify)
     try:
         checkpoint: dict[str, Any] = restricted.load(
             path, mmap=zipfile.is_zipfile(path), weights_only=weights_only
         )
     except (RuntimeError, EOFError) as error:
-        raise ValueError(
+        raise DamagedCheckpointError(
             f"{path} is no checkpoint, or truncated or damaged ({error}). Use another one, or copy "
             "it again from where it was saved."
         ) from error

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from .atomic import write_atomically
-from .cpu_tensors import save_as_cpu_tensors
+from .folders import make_folder
+from .io import save_file
 
 SUFFIXES = (".safetensors", ".ckpt", ".pt")
 """What the name of such a file may end with."""
@@ -42,15 +43,15 @@ def write_single_file(checkpoint: Mapping[str, Any], weights: str, output: Path)
         ValueError: Its name does not say what it shall be.
     """
     check_output(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent)
     if output.suffix != ".safetensors":
-        write_atomically(output, lambda file: save_as_cpu_tensors(dict(checkpoint), file))
+        save_file(dict(checkpoint), output)
         return
-    from safetensors.torch import save_file
+    from safetensors.torch import save_file as save_tensors
 
     # Each name gets its values: a strict load_state_dict wants all names of tied weights.
     tensors = _untied(checkpoint[weights])
-    write_atomically(output, lambda file: save_file(tensors, file.name, {"format": "pt"}))
+    write_atomically(output, lambda file: save_tensors(tensors, file.name, {"format": "pt"}))
 
 
 def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -171,6 +171,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             self.broadcast(filepath),
             {**extras, RNG_STATE: self._rng_state()},
             exclude_frozen=self.exclude_frozen_parameters,
+            with_manifest=self.reliability.verify_checkpoints,
         )
 
     @override
@@ -188,6 +189,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
                 path,
                 with_optimizer=is_fitting,
                 strict=self.lightning_module.strict_loading,
+                verify=self.reliability.verify_checkpoints,
             )
         else:
             checkpoint = loading.read_unsharded(path, self.checkpoint_io, weights_only=weights_only)

@@ -16,6 +16,7 @@ from typing_extensions import override
 from lightning_gaudi._core import collectives
 from lightning_gaudi._patches.apply import replace
 
+from ..checkpoint.verify import damage_on_all_ranks
 from ..distributed.strategy import RankedMixin
 from .base import HPUStrategy
 from .launchers import HPUScriptLauncher, HPUSpawnLauncher
@@ -45,6 +46,13 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
         """Set up the model, and have the ranks agree on SIGTERM without the device."""
         super().setup(trainer)
         self._sigterm = _SigtermAgreement(trainer)
+
+    @override
+    @damage_on_all_ranks()
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read a checkpoint; all ranks refuse a damaged one."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
+        return checkpoint
 
     @override
     def reduce(

@@ -22,6 +22,7 @@ from ..checkpoint.torch_dcp import sharded_state_dict
 from ..checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
 from ..checkpoint.torch_dcp.load import read_metadata, saved_names
 from ..checkpoint.torch_dcp.save import refuse_options, save_sharded
+from ..checkpoint.verify import check_folder_together, damage_on_all_ranks
 from ..distributed.sharding import ShardedMixin
 from .parallel import RankedHPUStrategy
 
@@ -80,7 +81,9 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             optimizers = checkpoint.pop("optimizer_states", [])
             shards = {self.model_key: checkpoint.pop("state_dict")}
             shards |= {_name(number): state for number, state in enumerate(optimizers)}
-            save_sharded(path, shards, checkpoint)
+            save_sharded(
+                path, shards, checkpoint, with_manifest=self.reliability.verify_checkpoints
+            )
         elif self.is_global_zero:
             self.checkpoint_io.save_checkpoint(checkpoint, path)
 
@@ -105,12 +108,16 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         path = self.broadcast(checkpoint_path)
         folder = Path(path)
         on_rank_zero(lambda: recover(folder))
+        verify = self.reliability.verify_checkpoints
         if is_sharded_folder(folder):
+            check_folder_together(folder, with_checksum=verify)
             models, optimizers = saved_names(read_metadata(folder))
             checkpoint = load_rest(folder, weights_only=weights_only)
             self._load_states(folder, models[0] if models else self.model_key, optimizers)
         else:
-            checkpoint = open_mapped(path, weights_only=weights_only)
+            verify = verify and self.local_rank == 0
+            with damage_on_all_ranks():
+                checkpoint = open_mapped(path, weights_only=weights_only, verify=verify)
             if "state_dict" not in checkpoint:
                 raise ValueError(
                     f"{path} is no checkpoint of a Trainer: it has no 'state_dict'. Load it in "

@@ -175,6 +175,6 @@ def test_full_disk_is_one_clear_error_and_keeps_the_old_checkpoint(tmp_path: Pat
     assert len(lines) == 4
     for line in lines[:2]:
         assert f"Could not save {tmp_path}/model.ckpt: File too large" in line
-        assert "MiB are free there" in line
-        assert "The file that was there before is intact." in line
+        assert "MiB, and this process may write files of 1.0 MiB (ulimit -f)." in line
+        assert "The checkpoint that was there before is intact." in line
     assert lines[2:] == ["['model.ckpt']", "[1.0, 1.0, 1.0, 1.0]"]

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from lightning_gaudi.checkpoint.io import HPUCheckpointIO
+from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError, read_folder_manifest
 from lightning_gaudi.checkpoint.torch_dcp.layout import is_sharded_folder
 from lightning_gaudi.checkpoint.torch_dcp.load import (
     load_full_checkpoint,
@@ -30,7 +31,7 @@ from tests.helpers.forked import fork_python
 from tests.helpers.trainers import run_trainers
 
 NAME = "epoch=1.ckpt"
-FILES = {".metadata", "__0_0.distcp", "__1_0.distcp", "meta.pt"}
+FILES = {".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json", "meta.pt"}
 
 
 def _weights(scale: float) -> dict[str, Tensor]:
@@ -216,14 +217,24 @@ def test_killed_save_leaves_the_old_checkpoint(tmp_path: Path) -> None:
         run_trainers(_die, tmp_path, tmp_path)
     path = tmp_path / NAME
     assert load_full_checkpoint(path)["epoch"] == 1
-    assert len(list(tmp_path.glob(".saving-*"))) == 1
     (tmp_path / "again").mkdir()
     run_trainers(_save_again, tmp_path, tmp_path)
     assert load_full_checkpoint(path)["epoch"] == 5
     assert not list(tmp_path.glob(".saving-*"))
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
+@pytest.fixture(params=[True, False], ids=["with", "without"], name="has_manifest")
+def _has_manifest(request: pytest.FixtureRequest, path: Path) -> bool:
+    if not request.param:  # as of another program
+        (path / "manifest.json").unlink()
+    return bool(request.param)
+
+
+PARTS = sorted(FILES - {"manifest.json"})
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.usefixtures("has_manifest")
 def test_missing_file_is_named(path: Path, name: str) -> None:
     (path / name).unlink()
     for load in (load_full_checkpoint, HPUCheckpointIO().load_checkpoint):
@@ -231,17 +242,34 @@ def test_missing_file_is_named(path: Path, name: str) -> None:
             load(path)
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_truncated_file_is_named(path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", PARTS)
+def test_truncated_file_is_named(path: Path, name: str, has_manifest: bool) -> None:
     content = (path / name).read_bytes()
     (path / name).write_bytes(content[: len(content) // 2])
-    expected = rf"{name} is truncated: {len(content) // 2} bytes of {len(content)}"
-    match = expected if name.endswith(".distcp") else f"{name} is truncated or damaged"
+    match = rf"{name} is truncated: {len(content) // 2:,} bytes of {len(content):,}"
+    if not has_manifest:
+        match = match.replace(",", "") if name.endswith(".distcp") else f"{name} is truncated or"
     with pytest.raises(ValueError, match=match):
         load_full_checkpoint(path)
 
 
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_flipped_bit_is_found(path: Path, name: str) -> None:
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / name).write_bytes(bytes(content))
+    with pytest.raises(DamagedCheckpointError, match=f"{name} (has the SHA-256|is damaged)"):
+        load_full_checkpoint(path)
+
+
+def test_folder_tells_what_it_is(path: Path) -> None:
+    found = read_folder_manifest(path)
+    assert found is not None
+    assert (found.num_ranks, found.epoch, {*found.files}) == (2, 2, {*PARTS})
+
+
 def test_all_missing_and_truncated_shards_are_named_at_once(path: Path) -> None:
+    (path / "manifest.json").unlink()
     (path / "__0_0.distcp").unlink()
     (path / "__1_0.distcp").write_bytes(b"")
     with pytest.raises(ValueError, match=r"__0_0\.distcp is missing; __1_0\.distcp is truncated"):

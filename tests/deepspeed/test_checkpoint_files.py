@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_gaudi.checkpoint import litter
+from lightning_gaudi.checkpoint.litter import sweep
 from lightning_gaudi.deepspeed.checkpoint import shards, versions
 
 NUM_RANKS = 3
@@ -27,7 +30,7 @@ def _save(folder: Path, stage: int, tag: str = "checkpoint", prefix: str = "zero
         torch.save(state, version / (MODEL if rank is None else f"zero_pp_rank_{rank}_{MODEL}"))
     for rank in ranks if stage else []:
         torch.save(kept, version / f"{prefix}{rank}_{OPTIMIZER}")
-    versions.publish(folder, tag)
+    versions.publish(folder, tag, None)
     return version
 
 
@@ -107,25 +110,56 @@ def test_each_version_has_a_new_name_and_the_last_remains(tmp_path: Path) -> Non
     folder = tmp_path / "last.ckpt"
     (folder / "mine").mkdir(parents=True)
     for expected in ("checkpoint", "checkpoint-2", "checkpoint-3"):
-        tag = versions.claim(folder)
-        assert tag == expected
-        versions.publish(folder, tag)
-        assert versions.latest(folder) == tag
-        assert {each.name for each in folder.iterdir()} == {tag, "latest", "mine"}
+        claim = versions.Claim(folder)
+        assert claim.tag == expected
+        versions.publish(folder, claim.tag, None)
+        claim.release()
+        assert versions.latest(folder) == claim.tag
+        assert {each.name for each in folder.iterdir()} == {claim.tag, "latest", "mine"}
 
 
-def test_an_unfinished_version_changes_nothing(tmp_path: Path) -> None:
-    versions.publish(tmp_path, versions.claim(tmp_path))
-    assert versions.claim(tmp_path) == "checkpoint-2"
-    assert versions.latest(tmp_path) == "checkpoint"
-    assert versions.claim(tmp_path) == "checkpoint-3"
+def _die_saving(folder: Path) -> None:
+    claim = versions.Claim(folder)
+    (folder / claim.tag / MODEL).write_bytes(b"half")
+    os._exit(0)
+
+
+def test_an_unfinished_version_changes_nothing_and_is_swept(tmp_path: Path) -> None:
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    claim = versions.Claim(whole)
+    versions.publish(whole, claim.tag, None)
+    claim.release()
+    for folder, left in (
+        (whole, {"checkpoint", "checkpoint-2", "latest"}),
+        (other, {"checkpoint"}),
+    ):
+        process = multiprocessing.get_context("fork").Process(target=_die_saving, args=(folder,))
+        process.start()
+        process.join()
+        assert {each.name for each in folder.iterdir()} == left
+    assert versions.latest(whole) == "checkpoint"
+    assert {each.name for each in whole.iterdir()} == {"checkpoint", "latest"}
+    sweep(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_version_that_is_being_saved_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = versions.Claim(tmp_path / "x")
+    sweep(tmp_path)
+    assert (tmp_path / "x" / claim.tag).is_dir()
+    monkeypatch.setattr(litter, "_PATIENCE_S", 0.0)
+    with pytest.raises(BlockingIOError, match="another process is saving to it"):
+        versions.Claim(tmp_path / "x")
+    claim.release()
 
 
 def test_a_file_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     path.write_text("mine")
     with pytest.raises(FileExistsError, match=f"{path}: it is a file"):
-        versions.claim(path)
+        versions.Claim(path)
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def test_every_function_that_is_wrapped_has_its_hash() -> None:
     plain = {
         "{trainer}.trainer.setup:_log_device_info",
         "{trainer}.trainer.setup:_init_profiler",
+        "{trainer}.trainer.connectors.checkpoint_connector:_CheckpointConnector._parse_ckpt_path",
+        "{trainer}.trainer.connectors.checkpoint_connector:_CheckpointConnector.resume_start",
         "{fabric}.utilities.throughput:get_available_flops",
         "{fabric}.utilities.throughput:_plugin_to_compute_dtype",
         "{trainer}.callbacks.throughput_monitor:get_available_flops",

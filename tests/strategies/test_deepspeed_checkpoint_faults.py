@@ -143,8 +143,8 @@ def test_a_full_disk_of_one_rank_fails_all_and_leaves_the_last_checkpoint(
 @pytest.mark.parametrize(
     ("stage", "text"),
     [
-        (2, "it lacks checkpoint/zero_pp_rank_1_mp_rank_00_optim_states.pt."),
-        (3, "has only a part of checkpoint/zero_pp_rank_1_mp_rank_00_optim_states.pt."),
+        (2, "checkpoint is damaged: zero_pp_rank_1_mp_rank_00_optim_states.pt is missing."),
+        (3, "checkpoint is damaged: zero_pp_rank_1_mp_rank_00_optim_states.pt is truncated: "),
     ],
 )
 def test_a_damaged_checkpoint_is_named_before_anything_is_loaded(
@@ -223,8 +223,7 @@ def test_a_save_that_is_killed_leaves_the_last_checkpoint(tmp_path: Path) -> Non
     with pytest.raises(AssertionError, match="SIGKILL"):
         run_trainers(_save_and_die, tmp_path, home)
     assert (home / "latest").read_text() == "checkpoint"
-    assert (home / "checkpoint-2").is_dir()
     losses = run_trainers(_save_again, tmp_path, home)
     assert all(loss < 1 for loss in losses)
-    assert [each.name for each in home.iterdir() if each.is_dir()] == ["checkpoint-3"]
-    assert (home / "latest").read_text() == "checkpoint-3"
+    assert [each.name for each in home.iterdir() if each.is_dir()] == ["checkpoint-2"]
+    assert (home / "latest").read_text() == "checkpoint-2"

@@ -1,7 +1,8 @@
 """How a checkpoint in shards is laid out: a folder to which each rank has written its part.
 
 As Lightning does it: `.metadata` says which tensors there are and where, files `__RANK_0.distcp`
-have the parts, and `meta.pt` has all that is no state of a model or an optimizer. What reads the
+have the parts, and `meta.pt` has all that is no state of a model or an optimizer; beside them is
+the manifest. What reads the
 parts needs torch's DCP, and is in `load`: it is not imported before there are any.
 """
 
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import restricted
+from ..manifest import ADVICE
 
 METADATA = ".metadata"
 REST = "meta.pt"
-ADVICE = "Use another checkpoint, or copy it again from where it was saved."
 
 
 def is_sharded_folder(path: Path) -> bool:

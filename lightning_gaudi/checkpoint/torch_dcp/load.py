@@ -24,7 +24,9 @@ from lightning_gaudi.reliability.trust import trusting
 
 from .. import restricted
 from ..errors import UntrustedCheckpointError
-from .layout import ADVICE, METADATA, REST, is_sharded_folder, load_rest
+from ..manifest import ADVICE
+from ..verify import check_folder
+from .layout import METADATA, REST, is_sharded_folder, load_rest
 
 
 class Reader(FileSystemReader):
@@ -162,6 +164,7 @@ def _opened(folder: str | Path) -> Metadata:
             f"{folder} is no checkpoint in shards: it has neither {METADATA} nor {REST}. Pass the "
             "folder that the Trainer or Fabric has saved."
         )
+    check_folder(Path(folder))
     return read_metadata(Path(folder))
 
 

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
 
-from lightning_gaudi._core.collectives import cpu_group, is_connected
+from lightning_gaudi._core.collectives import cpu_group, gather_objects, is_connected
 from lightning_gaudi._core.error_sync import on_rank_zero
 
+from ..checksum import ChecksumFile
 from ..cpu_tensors import save_as_cpu_tensors
-from ..folders import prepare, put_in_place, remove, sync, temporary_for
+from ..folders import make_folder, prepare, put_in_place, remove, sync, temporary_for
+from ..litter import SaveLock, sweep
+from ..manifest import FileEntry, Manifest, describe, with_files, write_folder_manifest
+from ..space import check_space, kept, mib, needed_bytes
 from .layout import REST, check_replaceable
 
 
-def save_sharded(path: str | Path, shards: dict[str, Any], rest: dict[str, Any]) -> None:
+def save_sharded(
+    path: str | Path,
+    shards: dict[str, Any],
+    rest: dict[str, Any],
+    *,
+    with_manifest: bool = True,
+) -> None:
     """Save a folder of shards; until it is complete, `path` keeps what it had. All ranks call it.
 
     Args:
@@ -30,6 +43,7 @@ def save_sharded(path: str | Path, shards: dict[str, Any], rest: dict[str, Any])
         shards: The states of models and optimizers by name, as on this rank: DTensors,
             ShardedTensors, or tensors that all ranks have.
         rest: Whatever else belongs to the checkpoint; that of rank 0 is saved.
+        with_manifest: Whether to save a manifest of checksums, too.
 
     Raises:
         ValueError: `path` is not local.
@@ -42,16 +56,60 @@ def save_sharded(path: str | Path, shards: dict[str, Any], rest: dict[str, Any])
             "locally and copy the folder, or save full checkpoints."
         )
     target = Path(path)
-    on_rank_zero(lambda: _begin(target))
+    sizes = gather_objects(needed_bytes(shards))
+    lock: list[SaveLock] = []
+    try:
+        on_rank_zero(lambda: lock.append(_begin(target, sizes)))
+        files = _write_shards(target, shards)
+        manifest = describe(rest) if with_manifest else None
+        on_rank_zero(lambda: _finish(target, rest, manifest, files))
+    finally:
+        for each in lock:
+            each.release()
+
+
+def _write_shards(target: Path, shards: dict[str, Any]) -> dict[str, FileEntry]:
+    """Write this rank's part; returns what all ranks have written."""
     temporary = temporary_for(target)
     group = cpu_group() if is_connected() else None
+    writer = _Writer(temporary)
     try:
-        save(shards, storage_writer=FileSystemWriter(temporary), process_group=group)
+        save(shards, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # on all ranks, if on any
         failures = {rank: failure[0] for rank, failure in error.failures.items()}
         on_rank_zero(lambda: remove(temporary))
         raise _explain(target, failures) from error
-    on_rank_zero(lambda: _finish(temporary, target, rest))
+    return {
+        name: each
+        for found in gather_objects(writer.files.written())
+        for name, each in found.items()
+    }
+
+
+class _Files(FileSystem):
+    """The local files, with a checksum of each that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._streams: dict[str, ChecksumFile] = {}
+
+    @override
+    @contextmanager
+    def create_stream(
+        self, path: str | os.PathLike[str], mode: str
+    ) -> Generator[io.IOBase, None, None]:
+        with super().create_stream(path, mode) as stream:
+            if "w" not in mode:
+                yield stream
+                return
+            watched = ChecksumFile(cast("IO[bytes]", stream))
+            self._streams[Path(path).name] = watched
+            yield cast("io.IOBase", watched)
+
+    def written(self) -> dict[str, FileEntry]:
+        """By name; the metadata are renamed when they are complete."""
+        found = {name: stream.entry() for name, stream in self._streams.items()}
+        return {name.removesuffix(".tmp"): entry for name, entry in found.items()}
 
 
 def refuse_options(storage_options: Any) -> None:
@@ -66,20 +124,44 @@ def refuse_options(storage_options: Any) -> None:
         )
 
 
-def _begin(target: Path) -> None:
+class _Writer(FileSystemWriter):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs = self.files = _Files()
+
+
+def _begin(target: Path, sizes: list[int]) -> SaveLock:
     check_replaceable(target)
+    try:
+        make_folder(target.parent)
+    except OSError as error:
+        raise _explain(target, {0: error}) from error
+    sweep(target.parent)
+    check_space(target, sum(sizes), max(sizes))
+    lock = SaveLock(target)
     try:
         prepare(target)
     except OSError as error:
+        lock.release()
         raise _explain(target, {0: error}) from error
+    return lock
 
 
-def _finish(temporary: Path, target: Path, rest: dict[str, Any]) -> None:
+def _finish(
+    target: Path,
+    rest: dict[str, Any],
+    manifest: Manifest | None,
+    files: dict[str, FileEntry],
+) -> None:
+    temporary = temporary_for(target)
     try:
-        with (temporary / REST).open("xb") as file:
-            save_as_cpu_tensors(rest, file)
-            file.flush()
-            os.fsync(file.fileno())
+        with (temporary / REST).open("xb") as raw:
+            file = ChecksumFile(raw)
+            save_as_cpu_tensors(rest, cast("IO[bytes]", file))
+            raw.flush()
+            os.fsync(raw.fileno())
+        if manifest is not None:
+            write_folder_manifest(temporary, with_files(manifest, {**files, REST: file.entry()}))
         sync(temporary)
         put_in_place(temporary, target)
     except (OSError, RuntimeError) as error:  # torch.save hides a full disk in a RuntimeError
@@ -96,12 +178,11 @@ def _explain(target: Path, failures: Mapping[int, BaseException]) -> OSError:
     reason = errors[0].strerror if errors else next(iter(failures.values()))
     ranks = ", ".join(str(rank) for rank in sorted(failures))
     try:
-        free = f" {shutil.disk_usage(target.parent).free / 2**20:.1f} MiB are free there."
+        free = f" {mib(shutil.disk_usage(target.parent).free)} are free there."
     except OSError:
         free = ""
-    kept = " The checkpoint that was there before is intact." if target.exists() else ""
     return OSError(
         errors[0].errno if errors else errno.EIO,
-        f"Could not save {target}: {reason}, on rank {ranks}.{free}{kept} Free some space or save "
-        "elsewhere.",
+        f"Could not save {target}: {reason}, on rank {ranks}.{free}{kept(target)} Free some "
+        "space or save elsewhere.",
     )

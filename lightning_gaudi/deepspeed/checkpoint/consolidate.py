@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...checkpoint.verify import check_folder
 from .. import library
 from . import shards as _shards, versions
 from .shards import Shards
@@ -114,7 +115,7 @@ def consolidated(folder: Path) -> tuple[dict[str, Any], str]:
         ImportError: DeepSpeed is not installed.
         ValueError: A file is damaged.
     """
-    versions.latest(folder)
+    check_folder(folder / versions.latest(folder))
     library.check_installed(f"The checkpoint {folder}")
     shards = _shards.find(folder)
     checkpoint = extras(shards)

@@ -24,6 +24,7 @@ def save(
     convert: Callable[[State], State],
     *,
     exclude_frozen: bool,
+    with_manifest: bool = True,
     **unsupported: Any,
 ) -> None:
     """Save objects by their names, the model and its optimizer in shards.
@@ -33,6 +34,7 @@ def save(
         state: The objects; one is an engine.
         convert: Makes state dicts of those that have one.
         exclude_frozen: See `saving.save`.
+        with_manifest: The same.
         unsupported: Arguments of `Fabric.save` that must be None.
 
     Raises:
@@ -47,10 +49,16 @@ def save(
             )
     engine, name = _engine(state, f"save({str(path)!r}, ...)")
     others = {key: each for key, each in state.items() if not _is_engine_s(each, engine)}
-    saving.save(engine, path, {**convert(others), MODEL_NAME: name}, exclude_frozen=exclude_frozen)
+    saving.save(
+        engine,
+        path,
+        {**convert(others), MODEL_NAME: name},
+        exclude_frozen=exclude_frozen,
+        with_manifest=with_manifest,
+    )
 
 
-def load(path: _PATH, state: Any, *, strict: bool) -> State:
+def load(path: _PATH, state: Any, *, strict: bool, verify: bool = True) -> State:
     """Load objects from a checkpoint in shards, in place.
 
     Args:
@@ -58,6 +66,7 @@ def load(path: _PATH, state: Any, *, strict: bool) -> State:
         state: The objects by name, or the engine alone. Without its optimizer only weights are
             loaded.
         strict: Whether the checkpoint must have all of them, and all weights.
+        verify: Whether to compare all of it with its manifest, if it has one.
 
     Returns:
         What else the checkpoint has.
@@ -69,6 +78,7 @@ def load(path: _PATH, state: Any, *, strict: bool) -> State:
         path,
         with_optimizer=any(each is engine.optimizer for each in objects.values()),
         strict=strict,
+        verify=verify,
     )
     found.pop(MODEL_NAME, None)
     others = {key for key, each in objects.items() if not _is_engine_s(each, engine)}

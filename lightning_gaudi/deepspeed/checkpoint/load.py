@@ -16,7 +16,8 @@ from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
 from ...checkpoint.errors import UntrustedCheckpointError
 from ...checkpoint.io import HPUCheckpointIO
 from ...checkpoint.torch_dcp.layout import is_sharded_folder
-from . import consolidate, resize, shards
+from ...checkpoint.verify import check_folder_together, damage_on_all_ranks
+from . import consolidate, resize, shards, versions
 from .save import local_folder
 from .shards import Shards
 from .weights import load_weights
@@ -76,6 +77,7 @@ def load(
     *,
     with_optimizer: bool,
     strict: bool,
+    verify: bool = True,
 ) -> dict[str, Any]:
     """Load a checkpoint in shards, all of whose files have been looked at before.
 
@@ -86,6 +88,7 @@ def load(
         path: The local folder that it was saved to.
         with_optimizer: Whether the engine is to go on training where the checkpoint was saved.
         strict: Whether the names of its weights must be those of the model.
+        verify: Whether to compare all of it with its manifest, if it has one.
 
     Returns:
         What was saved beside the model and the optimizer.
@@ -96,7 +99,10 @@ def load(
         ValueError: A file is damaged, or the optimizer cannot go on in this run.
     """
     folder = local_folder(path)
-    found = on_rank_zero(lambda: shards.find(folder))
+    version = folder / on_rank_zero(lambda: versions.latest(folder))
+    check_folder_together(version, with_checksum=verify)
+    with damage_on_all_ranks():
+        found = on_rank_zero(lambda: shards.find(folder))
     if not with_optimizer:
         load_weights(engine, consolidate.weights(found), strict=strict)
         return consolidate.extras(found)

@@ -5,21 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 
+from lightning_gaudi._core.collectives import gather_objects
 from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
 from lightning_gaudi._patches.apply import replaced, require
 
 from ...checkpoint.atomic import write_atomically
+from ...checkpoint.checksum import ChecksumFile
 from ...checkpoint.cpu_tensors import save_as_cpu_tensors
+from ...checkpoint.manifest import FileEntry, describe, with_files
+from ...checkpoint.snapshot import Snapshot
+from ...checkpoint.space import check_space, needed_bytes
 from . import consolidate, versions
 
 
-def save(engine: Any, path: _PATH, extras: Mapping[str, Any], *, exclude_frozen: bool) -> None:
+def save(
+    engine: Any,
+    path: _PATH,
+    extras: Mapping[str, Any],
+    *,
+    exclude_frozen: bool,
+    with_manifest: bool = True,
+) -> None:
     """Save a checkpoint; until it is complete on all ranks, `path` has the one that it had.
 
     All ranks call it.
@@ -29,6 +41,7 @@ def save(engine: Any, path: _PATH, extras: Mapping[str, Any], *, exclude_frozen:
         path: A local folder that all ranks see.
         extras: What to save beside the model and the optimizer.
         exclude_frozen: Leave out the parameters that are not trained.
+        with_manifest: Whether to save a manifest of checksums, too.
 
     Raises:
         MisconfigurationException: DeepSpeed's settings have it save in another way than this one.
@@ -43,21 +56,60 @@ def save(engine: Any, path: _PATH, extras: Mapping[str, Any], *, exclude_frozen:
             f"A checkpoint of DeepSpeed's has something of its own under the name {names[0]!r}, "
             "which is in your state, too. Save yours under another name."
         )
-    tag = on_rank_zero(lambda: versions.claim(folder))
-    with _recording(engine) as record:
-        engine.save_checkpoint(
-            str(folder),
-            tag=tag,
-            client_state=dict(extras),
-            save_latest=False,
-            exclude_frozen_parameters=exclude_frozen,
-        )
+    claims: list[versions.Claim] = []
     try:
-        raise_together(record.error)
-    except BaseException:
-        versions.discard(folder, tag)
-        raise
-    on_rank_zero(lambda: versions.publish(folder, tag))
+        tag = on_rank_zero(lambda: _claim(folder, claims))
+        with _recording(engine) as record:
+            engine.save_checkpoint(
+                str(folder),
+                tag=tag,
+                client_state=dict(extras),
+                save_latest=False,
+                exclude_frozen_parameters=exclude_frozen,
+            )
+        try:
+            files = _write_together(record, folder)
+        except BaseException:
+            versions.discard(folder, tag)
+            raise
+        manifest = with_files(describe(extras), files) if with_manifest else None
+        on_rank_zero(lambda: versions.publish(folder, tag, manifest))
+    finally:
+        for claim in claims:
+            claim.release()
+
+
+def _claim(folder: Path, claims: list[versions.Claim]) -> str:
+    claims.append(versions.Claim(folder))
+    return claims[0].tag
+
+
+def _write_together(record: _Record, folder: Path) -> dict[str, FileEntry]:
+    """Write all ranks' files if there is room for them; returns what they are."""
+    raise_together(record.error)
+    sizes = gather_objects([needed_bytes(state) for state, _ in record.files])
+    largest = max((size for each in sizes for size in each), default=0)
+    on_rank_zero(lambda: check_space(folder, sum(map(sum, sizes)), largest))
+    error: Exception | None = None
+    written: dict[str, FileEntry] = {}
+    try:
+        written = {path.name: _write(state, path) for state, path in record.files}
+    except Exception as caught:
+        error = caught
+    raise_together(error)
+    return {name: each for found in gather_objects(written) for name, each in found.items()}
+
+
+def _write(snapshot: Snapshot, path: Path) -> FileEntry:
+    found: list[FileEntry] = []
+
+    def write(file: IO[bytes]) -> None:
+        watched = ChecksumFile(file)
+        save_as_cpu_tensors(snapshot.state(), cast("IO[bytes]", watched))
+        found.append(watched.entry())
+
+    write_atomically(path, write)
+    return found[0]
 
 
 def local_folder(path: _PATH) -> Path:
@@ -96,7 +148,7 @@ def _check_engine(engine: Any) -> None:
 
 
 class _Record:
-    """Writes a rank's files, and keeps the first error for when all ranks are through.
+    """Keeps what a rank is to write until all ranks are through, and the first error.
 
     A rank that raises at once would leave the others waiting for it.
     """
@@ -104,15 +156,14 @@ class _Record:
     def __init__(self, writer: Any) -> None:
         self._writer = writer
         self.error: Exception | None = None
+        self.files: list[tuple[Snapshot, Path]] = []
 
     def save(self, state_dict: Any, path: str) -> None:
-        self.keep(
-            lambda: write_atomically(Path(path), lambda file: save_as_cpu_tensors(state_dict, file))
-        )
+        self.keep(lambda: self.files.append((Snapshot(state_dict, copies_cpu=False), Path(path))))
 
-    def keep(self, write: Callable[[], Any]) -> None:
+    def keep(self, do: Callable[[], Any]) -> None:
         try:
-            write()
+            do()
         except Exception as error:
             self.error = self.error or error
 

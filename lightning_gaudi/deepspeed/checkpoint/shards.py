@@ -19,6 +19,7 @@ import torch
 from lightning_gaudi._patches.apply import replaced
 
 from ...checkpoint import restricted
+from ...checkpoint.manifest import DamagedCheckpointError, IncompleteCheckpointError
 from . import versions
 
 _MODEL = "mp_rank_00_model_states.pt"
@@ -131,7 +132,7 @@ def _check(folder: Path, tag: str, missing: list[str], broken: list[str]) -> Non
         return
     faults = [f"lacks {_listed(tag, missing)}"] if missing else []
     faults += [f"has only a part of {_listed(tag, broken)}"] if broken else []
-    raise (FileNotFoundError if missing else ValueError)(
+    raise (IncompleteCheckpointError if missing else DamagedCheckpointError)(
         f"The checkpoint {folder} is damaged: it {' and '.join(faults)}. Copy it again from where "
         "it was saved, or pass another checkpoint. Nothing was loaded."
     )

@@ -2,7 +2,7 @@
 
     last.ckpt/
         latest           the name of the version below: written at the end, in one step
-        checkpoint-2/    the shards; see `shards`
+        checkpoint-2/    the shards, see `shards`, and when they are on disk their manifest
         zero_to_fp32.py  DeepSpeed's own tool
 
 A version is never written over. The first has the name that Lightning gives to its only one.
@@ -16,43 +16,59 @@ from pathlib import Path
 from typing import IO
 
 from ...checkpoint.atomic import write_atomically
-
-LATEST = "latest"
-"""The file that names the version to load."""
+from ...checkpoint.folders import make_folder
+from ...checkpoint.litter import LATEST, SaveLock, sweep
+from ...checkpoint.manifest import Manifest, write_folder_manifest
 
 _FIRST = "checkpoint"
 _TAG = re.compile(rf"{_FIRST}(?:-(\d+))?")
 
 
-def claim(folder: Path) -> str:
-    """Make a directory for a new version, beside all that there are.
+class Claim:
+    """A directory for a new version, beside all that there are; whoever is killed leaves it locked.
 
     Args:
         folder: The checkpoint; made if it does not exist.
 
-    Returns:
-        The version's name.
-
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be made, or another process saves to it.
     """
-    if folder.is_file():
-        raise FileExistsError(
-            f"Could not save {folder}: it is a file, and DeepSpeed's checkpoints are folders. "
-            "Delete it, or save elsewhere."
-        )
-    number = max((_number(name) for name in _versions(folder)), default=0) + 1
-    tag = _FIRST if number == 1 else f"{_FIRST}-{number}"
-    (folder / tag).mkdir(parents=True)
-    return tag
+
+    def __init__(self, folder: Path) -> None:
+        if folder.is_file():
+            raise FileExistsError(
+                f"Could not save {folder}: it is a file, and DeepSpeed's checkpoints are folders. "
+                "Delete it, or save elsewhere."
+            )
+        make_folder(folder.parent)
+        sweep(folder.parent)
+        number = max((_number(name) for name in _versions(folder)), default=0) + 1
+        self.tag = _FIRST if number == 1 else f"{_FIRST}-{number}"
+        self._lock = SaveLock(folder, self.tag)
+        try:
+            make_folder(folder / self.tag)
+        except OSError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Say that the version is published, or discarded."""
+        self._lock.release()
 
 
-def publish(folder: Path, tag: str) -> None:
+def publish(folder: Path, tag: str, manifest: Manifest | None) -> None:
     """Have the checkpoint be this version, then remove the others that we wrote.
+
+    Args:
+        folder: The checkpoint.
+        tag: The version, all of whose files are on disk.
+        manifest: What it says of itself.
 
     Raises:
         OSError: It cannot be; the checkpoint is what it was.
     """
+    if manifest is not None:
+        write_folder_manifest(folder / tag, manifest)
     write_atomically(folder / LATEST, lambda file: _write(file, tag))
     for other in _versions(folder):
         if other != tag:

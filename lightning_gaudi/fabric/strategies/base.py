@@ -43,6 +43,10 @@ class HPUStrategy(HPUMixin):
         """What reads and writes checkpoints."""
         if self._checkpoint_io is None:
             self._checkpoint_io = HPUCheckpointIO()
+        if isinstance(self._checkpoint_io, HPUCheckpointIO):
+            # One process of a machine compares, and tells the others.
+            is_first = getattr(self, "local_rank", 0) == 0
+            self._checkpoint_io.switch_verify(is_first and self.reliability.verify_checkpoints)
         return self._checkpoint_io
 
     @checkpoint_io.setter

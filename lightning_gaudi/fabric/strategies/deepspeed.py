@@ -202,6 +202,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             state,
             lambda others: self._convert_stateful_objects_in_state(others, filter={}),
             exclude_frozen=self.exclude_frozen_parameters,
+            with_manifest=self.reliability.verify_checkpoints,
             storage_options=storage_options,
             filter=filter,
         )
@@ -224,7 +225,8 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         """
         path = self.broadcast(path)
         if is_deepspeed_folder(path):
-            return fabric_state.load(path, state, strict=strict)
+            verify = self.reliability.verify_checkpoints
+            return fabric_state.load(path, state, strict=strict, verify=verify)
 
         def load_model(module: Module, found: Mapping[str, Any]) -> None:
             self.load_module_state_dict(module, found, strict=strict)

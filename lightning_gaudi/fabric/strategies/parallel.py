@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
+from ...checkpoint.verify import damage_on_all_ranks
 from ...distributed.strategy import RankedMixin
 from .base import HPUStrategy
 from .launchers import HPUScriptLauncher, HPUSpawnLauncher
@@ -24,6 +25,13 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
     def _setup_distributed(self) -> None:
         self._set_world_ranks()
         self._connect()
+
+    @override
+    @damage_on_all_ranks()
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint; all ranks refuse a damaged one."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
+        return checkpoint
 
     @override
     def all_reduce(

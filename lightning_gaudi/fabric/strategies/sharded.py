@@ -30,6 +30,7 @@ from ...checkpoint.torch_dcp.sharded_state_dict import (
     model_state,
     optimizer_state,
 )
+from ...checkpoint.verify import check_folder_together, damage_on_all_ranks
 from ...distributed.sharding import ShardedMixin
 from .parallel import RankedHPUStrategy
 
@@ -77,7 +78,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
                 found = value.state_dict() if isinstance(value, _Stateful) else value
                 _apply_filter(name, filters, found, rest)
         if self.saves_shards:
-            save_sharded(path, shards, rest)
+            save_sharded(path, shards, rest, with_manifest=self.reliability.verify_checkpoints)
         elif self.is_global_zero:
             self.checkpoint_io.save_checkpoint(shards | rest, path)
 
@@ -117,8 +118,17 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         path = self.broadcast(path)
         folder = Path(path)
         on_rank_zero(lambda: recover(folder))
+        verify = self.reliability.verify_checkpoints
+        if is_sharded_folder(folder):
+            check_folder_together(folder, with_checksum=verify)
+
+        @damage_on_all_ranks()
+        def read(path: _PATH) -> dict[str, Any]:
+            is_first = verify and self.local_rank == 0
+            return open_mapped(path, weights_only=weights_only, verify=is_first)
+
         if isinstance(state, Module):
-            _load_model(path, state, strict, weights_only)
+            _load_model(path, state, read, strict=strict)
             return {}
         key, model = _only_model(state or {})
         assert state is not None
@@ -127,7 +137,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         if is_sharded_folder(folder):
             source, rest = folder, load_rest(folder, weights_only=weights_only)
         else:
-            rest = open_mapped(path, weights_only=weights_only)
+            rest = read(path)
             source = {name: rest.pop(name) for name in (key, *optimizers) if name in rest}
         others = state.keys() - {key, *optimizers}
         _validate_keys_for_strict_loading(others, rest.keys(), strict=strict)
@@ -136,14 +146,13 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         return rest
 
 
-def _load_model(path: _PATH, model: Module, strict: bool, weights_only: bool | None) -> None:
+def _load_model(path: _PATH, model: Module, read: Callable[[_PATH], Any], *, strict: bool) -> None:
     folder = Path(path)
     if is_sharded_folder(folder):
         (key, *_), _ = saved_names(read_metadata(folder))
         load_states(folder, key, model, {}, strict=strict)
         return
-    weights = open_mapped(path, weights_only=weights_only)
-    load_states({"model": weights}, "model", model, {}, strict=strict)
+    load_states({"model": read(path)}, "model", model, {}, strict=strict)
 
 
 def _only_model(state: Mapping[str, Any]) -> tuple[str, Module]:

@@ -1,0 +1,143 @@
+"""The newest checkpoint of a run that is what was saved, whatever files were copied since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from . import zip_file
+from .litter import LATEST
+from .manifest import DamagedCheckpointError, Manifest, read_folder_manifest
+from .torch_dcp.layout import is_sharded_folder
+from .verify import check_file, check_folder
+
+_SUFFIX = ".ckpt"
+
+_Age = tuple[float, int, float]
+
+
+class Candidate(NamedTuple):
+    """A checkpoint that a fit may go on from, as far as its manifest tells."""
+
+    path: Path
+    age: _Age
+    """What sorts them, the newest last; of those without a manifest when they were written."""
+    run: str | None
+    """Which run has saved it; None if it has no manifest."""
+
+
+def newest_valid(folders: Iterable[Path]) -> Path | None:
+    """The newest checkpoint in folders that a fit can go on from, compared with its manifest.
+
+    That is the last one of the fit that began last. Those without a manifest come after all others,
+    by the time of their files. One process calls it; a damaged checkpoint is warned of.
+
+    Args:
+        folders: Local ones; those that are not there have none.
+    """
+    damaged: list[str] = []
+    found = candidates(folders, damaged)
+    valid = next((each.path for each in found if _is_valid(each.path, damaged)), None)
+    for problem in damaged:
+        rank_zero_warn(f"{problem} It is left out.")
+    return valid
+
+
+def candidates(folders: Iterable[Path], damaged: list[str] | None = None) -> list[Candidate]:
+    """What is in folders that a fit may go on from, the newest first.
+
+    Args:
+        folders: Local ones; those that are not there have none.
+        damaged: Gets what is wrong with those that are damaged as far as their ends tell.
+    """
+    found: list[Candidate] = []
+    for path in sorted({path for folder in folders for path in _entries(folder)}):
+        try:
+            candidate = _candidate(path)
+        except DamagedCheckpointError as error:
+            if damaged is not None:
+                damaged.append(str(error))
+        except OSError:  # removed meanwhile, or not ours to read
+            continue
+        else:
+            found += [candidate] if candidate is not None else []
+    return sorted(found, key=lambda each: each.age, reverse=True)
+
+
+def fallbacks(damaged: Path) -> list[Path]:
+    """What to go on from instead of a damaged checkpoint that a user chose, the newest first.
+
+    Those are the older ones of the same run in the same folder. Where the damaged one does not tell
+    any more what it was, all must be of one run, and were saved before it was written last.
+    """
+    manifest = read_manifest_if_any(damaged)
+    others = [each for each in candidates([damaged.parent]) if each.path != damaged]
+    others = [each for each in others if not damaged.exists() or not each.path.samefile(damaged)]
+    if manifest is not None:
+        return [
+            each.path for each in others if each.run == manifest.run and each.age < manifest.age
+        ]
+    if len({each.run for each in others}) != 1:
+        return []
+    try:
+        written = damaged.stat().st_mtime
+    except OSError:
+        return []
+    return [each.path for each in others if each.age[-1] <= written]
+
+
+def read_manifest_if_any(path: Path) -> Manifest | None:
+    """What a checkpoint says of itself, if it can be read; nothing is compared."""
+    try:
+        if not path.is_dir():
+            return zip_file.inspect(path).manifest
+        if is_sharded_folder(path):
+            return read_folder_manifest(path)
+        if (path / LATEST).is_file():
+            return read_folder_manifest(path / (path / LATEST).read_text().strip())
+    except (DamagedCheckpointError, OSError):
+        return None
+    return None
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (each for each in folder.iterdir() if not each.name.startswith("."))
+
+
+def _candidate(path: Path) -> Candidate | None:
+    """What a path is, if a fit may go on from it."""
+    if path.is_dir():
+        is_checkpoint = is_sharded_folder(path) or (path / LATEST).is_file()
+        manifest = read_manifest_if_any(path) if is_checkpoint else None
+        if manifest is None and is_checkpoint:
+            _check(path)  # says what is wrong with a manifest that is there
+    else:
+        manifest = None
+        is_checkpoint = path.suffix == _SUFFIX
+        if is_checkpoint or path.suffix == ".pt":
+            manifest = zip_file.inspect(path).manifest
+    if manifest is not None:
+        return Candidate(path, manifest.age, manifest.run) if manifest.resumes else None
+    return Candidate(path, (0.0, -1, path.stat().st_mtime), None) if is_checkpoint else None
+
+
+def _is_valid(path: Path, damaged: list[str]) -> bool:
+    try:
+        _check(path)
+    except (DamagedCheckpointError, OSError) as error:
+        damaged.append(str(error))
+        return False
+    return True
+
+
+def _check(path: Path) -> None:
+    if not path.is_dir():
+        check_file(path)
+    elif is_sharded_folder(path):
+        check_folder(path)
+    else:
+        check_folder(path / (path / LATEST).read_text().strip())

@@ -1,0 +1,100 @@
+"""How much a checkpoint will take, and whether there is as much room, before it is written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .snapshot import Snapshot
+
+_SLACK_BYTES = 2**16
+_SLACK = 1 / 256
+"""What a file has beside its tensors: names, settings, paddings, the manifest."""
+
+
+def needed_bytes(*states: Any) -> int:
+    """About how many bytes the file of some objects will have, a little more rather than less.
+
+    Args:
+        states: Containers in containers, with tensors of any device. Tensors that share their
+            values count once.
+    """
+    seen: dict[Any, int] = {}
+    for state in states:
+        _add(state, seen)
+    total = sum(seen.values())
+    return total + int(total * _SLACK) + _SLACK_BYTES + 256 * len(seen)
+
+
+def check_space(target: Path, num_bytes: int, largest_file_bytes: int | None = None) -> None:
+    """Raise if what is to be written has no room where it is to be.
+
+    Args:
+        target: What is to be written; its folder is there.
+        num_bytes: All that will be written to the file system before anything there is removed.
+        largest_file_bytes: The largest of the files; None for all in one.
+
+    Raises:
+        OSError: There is less; says what is needed and what is there.
+    """
+    try:
+        status = os.statvfs(target.parent)
+    except OSError:
+        return  # to write there will say more
+    free = status.f_bavail * status.f_frsize
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    largest = num_bytes if largest_file_bytes is None else largest_file_bytes
+    if num_bytes > free:
+        code, have = errno.ENOSPC, f"{mib(free)} are free there"
+    elif limit != resource.RLIM_INFINITY and largest > limit:
+        code, num_bytes = errno.EFBIG, largest
+        have = f"this process may write files of {mib(limit)} (ulimit -f)"
+    else:
+        return
+    raise OSError(
+        code,
+        f"Could not save {target}: {os.strerror(code)}. It needs {mib(num_bytes)}, and {have}."
+        f"{kept(target)} Free some space or save elsewhere.",
+    )
+
+
+def kept(target: Path) -> str:
+    """A sentence on what stays at the target after a failure, if there is something."""
+    return " The checkpoint that was there before is intact." if target.exists() else ""
+
+
+def mib(num_bytes: int) -> str:
+    """For messages."""
+    return f"{num_bytes / 2**20:,.1f} MiB"
+
+
+def _add(value: Any, seen: dict[Any, int]) -> None:
+    if isinstance(value, Tensor):
+        local = getattr(value, "_local_tensor", value)  # of a DTensor, this rank's
+        if local.device.type == "cpu" and hasattr(local, "untyped_storage"):
+            # All of the storage is saved, be the tensor a part of it.
+            storage = local.untyped_storage()
+            seen[storage._cdata] = storage.nbytes()
+        elif local.device.type != "meta":
+            key = (local.untyped_storage()._cdata, local.storage_offset(), local.shape)
+            seen[key] = local.numel() * local.element_size()
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            _add(each, seen)
+    elif isinstance(value, (list, tuple, set)):
+        for each in value:
+            _add(each, seen)
+    elif hasattr(value, "local_shards"):  # a ShardedTensor
+        for shard in value.local_shards():
+            _add(shard.tensor, seen)
+    elif isinstance(value, Snapshot):
+        _add(value.tensors, seen)
+        seen[id(value)] = value.num_pickled_bytes
+    elif isinstance(value, (bytes, str)):
+        seen[id(value)] = len(value)

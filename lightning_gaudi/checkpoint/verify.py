@@ -1,0 +1,159 @@
+"""Compare checkpoints with their manifests, whatever kind they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch.distributed as dist
+from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.fabric.utilities.types import _PATH
+
+from lightning_gaudi._core.collectives import gather_objects, is_connected
+
+from . import zip_file
+from .checksum import checksum_of
+from .manifest import (
+    ADVICE,
+    DamagedCheckpointError,
+    FileEntry,
+    IncompleteCheckpointError,
+    read_folder_manifest,
+)
+
+
+def check_file(path: Path, *, with_checksum: bool = True) -> None:
+    """Compare a whole file with its manifest; one that has none with what a zip file must have.
+
+    Args:
+        path: A local file.
+        with_checksum: Whether to read all of it.
+
+    Raises:
+        DamagedCheckpointError: It is not what was saved; says what it has, and what it should.
+        OSError: It cannot be read.
+    """
+    found = zip_file.inspect(path)
+    if with_checksum:
+        zip_file.check(found)
+
+
+@contextmanager
+def checking(path: Path, *, with_checksum: bool = True) -> Iterator[None]:
+    """Do as `check_file` while a block loads the file; its error comes before the block's.
+
+    It ends when both are through: nothing is used that was not compared.
+    """
+    found = zip_file.inspect(path)
+    if not with_checksum or found.manifest is None:
+        yield
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="checksum") as pool:
+        compared = pool.submit(zip_file.check, found)
+        try:
+            yield
+        except Exception:
+            compared.result()
+            raise
+        compared.result()
+
+
+def read_remote(path: _PATH, *, with_checksum: bool = True) -> bytes:
+    """A file that is somewhere else, read once and compared as `check_file` does.
+
+    Args:
+        path: An address that fsspec knows.
+        with_checksum: Whether to compare all of it.
+
+    Raises:
+        DamagedCheckpointError: It is not what was saved.
+    """
+    with get_filesystem(path).open(str(path), "rb") as file:
+        data: bytes = file.read()
+    found = zip_file.inspect_bytes(data, Path(path))
+    if with_checksum:
+        zip_file.check(found, lambda num_bytes: zip_file.checksum_in_memory(data, num_bytes))
+    return data
+
+
+def check_folder(
+    folder: Path, *, with_checksum: bool = True, part: int = 0, num_parts: int = 1
+) -> None:
+    """Compare the files of a folder with its manifest, if it has one.
+
+    Args:
+        folder: The one that the manifest is in.
+        with_checksum: Whether to read all of them.
+        part: Which of the files are read, if several processes share them.
+        num_parts: How many processes do.
+
+    Raises:
+        IncompleteCheckpointError: One is not there; names all that are not what was saved.
+        DamagedCheckpointError: One is not what was saved.
+        OSError: One cannot be read.
+    """
+    manifest = read_folder_manifest(folder)
+    if manifest is None:
+        return
+    problems = [_length_problem(folder / name, each) for name, each in manifest.files.items()]
+    if with_checksum and not any(problems):
+        shared = [*manifest.files.items()][part::num_parts]
+        problems = [_checksum_problem(folder / name, each) for name, each in shared]
+    found = [each for each in problems if each]
+    if found:
+        is_missing = any(each.endswith(" is missing") for each in found)
+        raise (IncompleteCheckpointError if is_missing else DamagedCheckpointError)(
+            f"The checkpoint {folder} is damaged: {'; '.join(found)}. {ADVICE}"
+        )
+
+
+def check_folder_together(folder: Path, *, with_checksum: bool = True) -> None:
+    """`check_folder` by all ranks, of which each reads some of the files.
+
+    What one finds, all raise; the devices work on.
+    """
+    rank, world = (dist.get_rank(), dist.get_world_size()) if is_connected() else (0, 1)
+    with damage_on_all_ranks():
+        check_folder(folder, with_checksum=with_checksum, part=rank, num_parts=world)
+
+
+@contextmanager
+def damage_on_all_ranks() -> Iterator[None]:
+    """Have a damaged checkpoint that any rank finds in a block be raised on all of them.
+
+    The devices work on.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    mine = (type(error), str(error)) if isinstance(error, DamagedCheckpointError) else None
+    for found in gather_objects(mine):
+        if found is not None:
+            kind, message = found
+            raise kind(message) from error
+    if error is not None:
+        raise error
+
+
+def _length_problem(path: Path, expected: FileEntry) -> str | None:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    size = path.stat().st_size
+    if size == expected.num_bytes:
+        return None
+    what = "truncated" if size < expected.num_bytes else "too long"
+    return f"{path.name} is {what}: {size:,} bytes of {expected.num_bytes:,}"
+
+
+def _checksum_problem(path: Path, expected: FileEntry) -> str | None:
+    found = checksum_of(path, expected.num_bytes)
+    if found == expected.sha256:
+        return None
+    return (
+        f"{path.name} has the SHA-256 {found[:16]} of its {expected.num_bytes:,} bytes, expected "
+        f"{expected.sha256[:16]}"
+    )

@@ -1,0 +1,199 @@
+"""Whole files with their manifest: the comment at the end of the zip that `torch.save` writes.
+
+    local header of data.pkl, with padding    its first 8 bytes: the length of the whole file
+    records of data.pkl, the storages, ...
+    directory of the records
+    end record, 22 bytes
+    comment: the manifest                     checksum of all before it
+
+The length stands at the start, too, since a file that was cut short has lost its end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from .checksum import Checksum, checksum_of
+from .manifest import (
+    ADVICE,
+    DamagedCheckpointError,
+    FileEntry,
+    Manifest,
+    decode,
+    encode,
+    with_files,
+)
+
+_START = b"PK\x03\x04"
+_END = b"PK\x05\x06"
+_END_BYTES = 22
+_MAX_COMMENT_BYTES = 65535
+
+# torch pads the header of a record, so that its data begin at a multiple of 64: that of the first
+# record always has 14 bytes to spare, if `torch.save` got a file and not a path.
+_PADDING = 46
+_PADDING_START = b"FB\x0e\x00" + b"Z" * 14
+_SLOT = slice(_PADDING + 4, _PADDING + 12)
+_EMPTY_SLOT = b"Z" * 8
+
+
+class SealingFile:
+    """A file to give to `torch.save`, which `seal` ends with a manifest of what was written.
+
+    Args:
+        file: What is written to, from its start.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._checksum = Checksum()
+        self._tail = b""
+        self._head = b""
+
+    def write(self, data: Any) -> int:
+        """Write what comes, but for what may be the end of the zip file."""
+        view = memoryview(data).cast("B")
+        if len(self._head) < _SLOT.stop + 6:
+            self._head += bytes(view[: _PADDING + len(_PADDING_START) - len(self._head)])
+        if len(view) < _END_BYTES:
+            joined = self._tail + bytes(view)
+            self._pass_on(memoryview(joined)[:-_END_BYTES])
+            self._tail = joined[-_END_BYTES:]
+        else:
+            self._pass_on(self._tail)
+            self._pass_on(view[:-_END_BYTES])
+            self._tail = bytes(view[-_END_BYTES:])
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing: the end is not known yet."""
+
+    def seal(self, manifest: Manifest) -> None:
+        """Write the end, with the manifest.
+
+        Args:
+            manifest: Of the checkpoint, without files.
+        """
+        assert self._tail.startswith(_END), "torch.save has not written a zip file"
+        assert self._tail.endswith(b"\0\0"), "the zip file has a comment already"
+        self._pass_on(self._tail[:-2])
+        entry = FileEntry(self._checksum.num_bytes, self._checksum.hexdigest())
+        comment = encode(with_files(manifest, {"": entry}))
+        self._file.write(struct.pack("<H", len(comment)) + comment)
+        if self._head[_PADDING:] == _PADDING_START and self._file.seekable():
+            self._file.seek(_SLOT.start)
+            self._file.write(struct.pack("<Q", entry.num_bytes + 2 + len(comment)))
+
+    def _pass_on(self, data: Any) -> None:
+        self._checksum.update(data)
+        # All of it, or an error: what is raw may take a part.
+        view = memoryview(data)
+        while len(view):
+            view = view[self._file.write(view) :]
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What the ends of a file tell."""
+
+    path: Path
+    num_bytes: int
+    is_zip: bool
+    manifest: Manifest | None
+
+
+def inspect(path: Path) -> Inspected:
+    """Look at both ends of a file that should be a checkpoint.
+
+    Raises:
+        DamagedCheckpointError: It is a zip file of which a part is missing.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(_SLOT.stop)
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _END_BYTES - _MAX_COMMENT_BYTES))
+        tail = file.read()
+    return _inspect(path, head, tail, size)
+
+
+def inspect_bytes(data: bytes, path: Path) -> Inspected:
+    """The same for a file that is in memory."""
+    return _inspect(path, data[: _SLOT.stop], data[-_END_BYTES - _MAX_COMMENT_BYTES :], len(data))
+
+
+def _inspect(path: Path, head: bytes, tail: bytes, size: int) -> Inspected:
+    start = tail.rfind(_END)
+    end = tail[start:] if start >= 0 else b""
+    is_ended = len(end) >= _END_BYTES and struct.unpack("<H", end[20:22])[0] == len(end) - 22
+    manifest = decode(end[_END_BYTES:], path) if is_ended else None
+    expected = _length(head)
+    if expected not in (None, size):
+        raise _cut(path, f"{size:,} bytes of {expected:,}")
+    if head.startswith(_START) and not is_ended:
+        what = f"the end of it is missing or damaged, and {size:,} bytes are there"
+        raise _cut(path, f"{what} of {expected:,}" if expected else what)
+    if size == 0:
+        raise _cut(path, "it has 0 bytes")
+    if manifest is not None:
+        needed = manifest.files[""].num_bytes + 2 + len(end) - _END_BYTES
+        if needed != size or not head.startswith(_START):
+            raise _cut(path, f"{size:,} bytes of {needed:,}")
+    return Inspected(path, size, head.startswith(_START), manifest)
+
+
+def check(found: Inspected, checksum: Callable[[int], str] | None = None) -> None:
+    """Compare all of a file with its manifest, if it has one.
+
+    Args:
+        found: What `inspect` has found.
+        checksum: Gives that of its first bytes; None to read the file.
+
+    Raises:
+        DamagedCheckpointError: They differ.
+        OSError: It cannot be read.
+    """
+    if found.manifest is None:
+        return
+    expected = found.manifest.files[""]
+    if checksum is None:
+        actual = checksum_of(found.path, expected.num_bytes, empty_slot)
+    else:
+        actual = checksum(expected.num_bytes)
+    if actual != expected.sha256:
+        raise DamagedCheckpointError(
+            f"{found.path} is damaged: its {expected.num_bytes:,} bytes have the SHA-256 "
+            f"{actual[:16]}, expected {expected.sha256[:16]}. {ADVICE}"
+        )
+
+
+def checksum_in_memory(data: bytes, num_bytes: int) -> str:
+    """That of the first bytes of a file in memory."""
+    checksum, head = Checksum(), bytearray(data[: _SLOT.stop])
+    empty_slot(0, memoryview(head))
+    checksum.update(head)
+    checksum.update(memoryview(data)[_SLOT.stop : num_bytes])
+    return checksum.hexdigest()
+
+
+def empty_slot(position: int, chunk: memoryview) -> None:
+    """Put back what was where the length is now, for the checksum."""
+    if position == 0 and _length(chunk[: _SLOT.stop].tobytes()) is not None:
+        chunk[_SLOT] = _EMPTY_SLOT
+
+
+def _length(head: bytes) -> int | None:
+    """What a file says at its start of its length, if it does."""
+    padding = head[_PADDING : _PADDING + 4]
+    is_ours = len(head) >= _SLOT.stop and padding == _PADDING_START[:4]
+    if not is_ours or head[_SLOT] == _EMPTY_SLOT:
+        return None
+    return int(struct.unpack("<Q", head[_SLOT])[0])
+
+
+def _cut(path: Path, what: str) -> DamagedCheckpointError:
+    return DamagedCheckpointError(f"{path} is cut short or damaged: {what}. {ADVICE}")

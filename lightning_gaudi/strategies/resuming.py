@@ -1,0 +1,104 @@
+"""Where a fit goes on: from what it is told, or where that is damaged from one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from lightning_gaudi.reliability.session import begin_session, continue_run
+
+from ..checkpoint.io import local_path
+from ..checkpoint.litter import sweep
+from ..checkpoint.manifest import DamagedCheckpointError
+from ..checkpoint.newest import candidates, fallbacks, read_manifest_if_any
+
+
+def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
+    """The local folders that a Trainer's callbacks save to."""
+    found: list[Any] = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ModelCheckpoint):
+            # As Lightning finds them before the callbacks are set up (2.5.6 to 2.6.6).
+            resolve = getattr(callback, "_ModelCheckpoint__resolve_ckpt_dir", None)
+            found.append(resolve(trainer) if resolve is not None else callback.dirpath)
+        elif isinstance(callback, OnExceptionCheckpoint):
+            found.append(callback.dirpath)
+    return [local_path(each) for each in found if each and _is_local_file_protocol(each)]
+
+
+def newest_checkpoint(trainer: pl.Trainer) -> Path | None:
+    """What `ckpt_path="last"` means: the newest checkpoint by what they say of themselves.
+
+    It is compared with its checksums when it is loaded; see `begin`.
+    """
+    found = candidates(checkpoint_folders(trainer))
+    return found[0].path if found else None
+
+
+def begin(
+    trainer: pl.Trainer, load: Callable[[Any], None], path: _PATH | None, *, is_newest: bool
+) -> None:
+    """Begin a fit: sweep what a killed one has left, then load what it goes on from, if anything.
+
+    Args:
+        trainer: Whose ranks are connected.
+        load: Reads a checkpoint, and raises if that is damaged.
+        path: The checkpoint; None for a fit that begins anew.
+        is_newest: Whether `newest_checkpoint` chose it, and not the user.
+
+    Raises:
+        DamagedCheckpointError: It is damaged, and so is each that could take its place.
+    """
+    begin_session()
+    if trainer.is_global_zero:
+        is_local = path is not None and _is_local_file_protocol(path)
+        beside = [local_path(path).parent] if path is not None and is_local else []
+        for folder in {*checkpoint_folders(trainer), Path(trainer.default_root_dir), *beside}:
+            sweep(folder)
+    if path is None:
+        load(None)
+        return
+    used = _load_valid(trainer, load, path, is_newest=is_newest)
+    manifest = read_manifest_if_any(used) if used is not None else None
+    if manifest is not None:
+        continue_run(manifest.run)
+
+
+def _load_valid(
+    trainer: pl.Trainer, load: Callable[[Any], None], path: _PATH, *, is_newest: bool
+) -> Path | None:
+    """Load a checkpoint or one that takes its place; returns which, if it is local."""
+    if not _is_local_file_protocol(path):
+        load(path)
+        return None
+    chosen = local_path(path)
+    try:
+        load(path)
+        return chosen
+    except DamagedCheckpointError as error:
+        others: Iterable[Path] = ()
+        if trainer.is_global_zero:
+            found = [each.path for each in candidates(checkpoint_folders(trainer))]
+            others = [each for each in found if each != chosen] if is_newest else fallbacks(chosen)
+        problem = error
+    for other in trainer.strategy.broadcast(others):
+        rank_zero_warn(f"{problem}\nThe fit goes on from {other} instead, an earlier one.")
+        try:
+            load(str(other))
+            return other
+        except DamagedCheckpointError as error:
+            problem = error
+    where = (
+        "its folder has no other that is valid"
+        if is_newest
+        else (f"{chosen.parent} has no earlier one of the same run that is valid")
+    )
+    raise DamagedCheckpointError(f"{problem} The fit cannot go on from another: {where}.")

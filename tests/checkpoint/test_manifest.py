@@ -1,0 +1,166 @@
+"""Whole files say what they are, and what differs from it is found."""
+
+from __future__ import annotations
+
+import os
+import random
+import zipfile
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+from lightning_gaudi import HPUCheckpointIO
+from lightning_gaudi.checkpoint import checksum, zip_file
+from lightning_gaudi.checkpoint.checksum import Checksum, checksum_of
+from lightning_gaudi.checkpoint.io import open_mapped
+from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError, decode, describe, encode
+from lightning_gaudi.reliability.session import begin_session, continue_run
+
+STATE = {
+    "state_dict": {"weight": torch.arange(3000.0), "bias": torch.ones(3)},
+    "optimizer_states": [],
+    "loops": {},
+    "epoch": 2,
+    "global_step": 7,
+    "pytorch-lightning_version": "2.6.6",
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "x.ckpt"
+    HPUCheckpointIO().save_checkpoint(STATE, path)
+    return path
+
+
+def _flip(path: Path, position: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def test_file_tells_what_it_is(path: Path) -> None:
+    found = zip_file.inspect(path).manifest
+    assert found is not None
+    assert (found.epoch, found.global_step, found.num_ranks, found.resumes) == (2, 7, 1, True)
+    assert found.versions.keys() == {"lightning_gaudi", "torch", "lightning"}
+    assert found.files[""].num_bytes < path.stat().st_size
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_torch_and_zip_tools_read_it(path: Path, mmap: bool) -> None:
+    loaded = torch.load(path, mmap=mmap, weights_only=True)
+    assert torch.equal(loaded["state_dict"]["weight"], STATE["state_dict"]["weight"])  # type: ignore[index]
+    assert zipfile.ZipFile(path).testzip() is None
+
+
+def test_session_orders_checkpoints_before_the_step() -> None:
+    begin_session()
+    first = describe({"global_step": 10})
+    begin_session()
+    assert first.age < describe({"global_step": 3}).age < describe({"global_step": 4}).age
+
+
+def test_run_goes_on_with_its_name() -> None:
+    begin_session()
+    run, began = describe({}).run, describe({}).began
+    continue_run("earlier")
+    assert run != "earlier"
+    assert (describe({}).run, describe({}).began) == ("earlier", began)
+
+
+def test_weights_alone_do_not_resume() -> None:
+    weights = {key: STATE[key] for key in ("state_dict", "pytorch-lightning_version")}
+    assert not describe(weights).resumes
+    assert describe({"model": {}}).resumes
+
+
+def test_any_flipped_bit_is_found(path: Path) -> None:
+    """In the headers, the pickle, tensors, the directory, the end record and the manifest."""
+    whole, rng = path.read_bytes(), random.Random(0)
+    found = zip_file.inspect(path).manifest
+    assert found is not None
+    end = found.files[""].num_bytes
+    positions = [0, 46, 50, 57, 60, 100, end - 20, end - 1, end, end + 1, end + 3, len(whole) - 1]
+    positions += [rng.randrange(len(whole)) for _ in range(200)]
+    for position in positions:
+        path.write_bytes(whole)
+        _flip(path, position, rng.randrange(8))
+        for load in (HPUCheckpointIO().load_checkpoint, _mapped):
+            with pytest.raises(DamagedCheckpointError, match=r"x\.ckpt is (damaged|cut short)"):
+                load(path)
+
+
+def _mapped(path: Path) -> None:
+    open_mapped(path, weights_only=True)
+
+
+def test_flip_is_named_with_both_checksums(path: Path) -> None:
+    _flip(path, 5000)
+    expected = r"x\.ckpt is damaged: its [\d,]+ bytes have the SHA-256 \w{16}, expected \w{16}\."
+    with pytest.raises(DamagedCheckpointError, match=expected):
+        HPUCheckpointIO().load_checkpoint(path)
+    HPUCheckpointIO(verify=False).load_checkpoint(path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.9, 0.999])
+def test_cut_is_named_with_both_lengths(path: Path, share: float) -> None:
+    size = path.stat().st_size
+    os.truncate(path, int(size * share))
+    expected = rf"{int(size * share):,} bytes of {size:,}" if share else "it has 0 bytes"
+    for load in (HPUCheckpointIO().load_checkpoint, _mapped):
+        with pytest.raises(DamagedCheckpointError, match=rf"x\.ckpt is cut short .*{expected}"):
+            load(path)
+
+
+def test_file_of_another_program_loads_and_its_cut_is_named(tmp_path: Path) -> None:
+    for name, is_zip in (("zip", True), ("pickle", False)):
+        path = tmp_path / name
+        torch.save(STATE, path, _use_new_zipfile_serialization=is_zip)
+        assert HPUCheckpointIO().load_checkpoint(path)["epoch"] == 2
+        if is_zip:
+            os.truncate(path, 5000)
+            with pytest.raises(DamagedCheckpointError, match=r"zip is cut short .* 5,000 bytes"):
+                HPUCheckpointIO().load_checkpoint(path)
+
+
+def test_address_is_read_once_and_compared() -> None:
+    HPUCheckpointIO().save_checkpoint(STATE, "memory://folder/x.ckpt")
+    assert HPUCheckpointIO().load_checkpoint("memory://folder/x.ckpt")["epoch"] == 2
+    system = fsspec.filesystem("memory")
+    data = bytearray(system.cat("/folder/x.ckpt"))
+    data[5000] ^= 1
+    system.pipe("/folder/x.ckpt", bytes(data))
+    with pytest.raises(DamagedCheckpointError, match=r"x\.ckpt is damaged"):
+        HPUCheckpointIO().load_checkpoint("memory://folder/x.ckpt")
+
+
+def test_checksum_is_the_same_in_pieces_and_in_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checksum, "CHUNK_BYTES", 64)
+    data, path, rng = random.Random(1).randbytes(1000), tmp_path / "x", random.Random(2)
+    path.write_bytes(data)
+    for num_bytes in (0, 1, 63, 64, 65, 128, 1000):
+        found, position = Checksum(), 0
+        while position < num_bytes:
+            step = min(rng.randrange(1, 200), num_bytes - position)
+            found.update(data[position : position + step])
+            position += step
+        assert found.num_bytes == num_bytes
+        assert found.hexdigest() == checksum_of(path, num_bytes)
+
+
+def test_manifest_that_was_changed_is_found(tmp_path: Path) -> None:
+    text = encode(describe({"epoch": 1}))
+    found = decode(text, tmp_path)
+    assert found is not None
+    assert found.epoch == 1
+    assert decode(b"somebody else's", tmp_path) is None
+    for position in range(len(text)):
+        changed = bytearray(text)
+        changed[position] ^= 1
+        with pytest.raises(DamagedCheckpointError, match="its manifest has the checksum"):
+            decode(bytes(changed), tmp_path)
