@@ -248,6 +248,22 @@ REGISTER = (
         apply="loading:patch_conversion",
     ),
     Patch(
+        name="cli-errors",
+        library="lightning",
+        checked=f"{_LIGHTNING}, with jsonargparse 4.35 to 4.53",
+        targets=(
+            "{trainer}.cli:LightningArgumentParser.parse_args",
+            "{trainer}.cli:LightningArgumentParser.error",
+        ),
+        why=(
+            "Of a wrong setting LightningCLI names no file, line or nearest setting, of a syntax "
+            "error no file. Where there is an HPU, its message ends with them."
+        ),
+        without="LightningCLI's errors name no file and line",
+        trigger="{trainer}.cli",
+        apply="cli_errors:patch_parser",
+    ),
+    Patch(
         name="class-swap",
         library="lightning",
         checked=_LIGHTNING,

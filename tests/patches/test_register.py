@@ -90,6 +90,8 @@ def test_every_function_that_is_wrapped_has_its_hash() -> None:
         "{trainer}.callbacks.throughput_monitor:get_available_flops",
         "{trainer}.callbacks.throughput_monitor:_plugin_to_compute_dtype",
         "{fabric}.plugins.io.torch_io:pl_load",
+        "{trainer}.cli:LightningArgumentParser.parse_args",
+        "{trainer}.cli:LightningArgumentParser.error",
         "{trainer}.core.saving:pl_load",
         "{trainer}.core.saving:_load_state",
         "{trainer}.utilities.deepspeed:convert_zero_checkpoint_to_fp32_state_dict",

@@ -1,0 +1,193 @@
+"""Which line of a YAML file an error of LightningCLI's is about, and what was probably meant."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from .catalog import nearest
+
+_args: ContextVar[Sequence[str] | None] = ContextVar("_args", default=None)
+
+# What jsonargparse says, from 4.35 to 4.53: on the command line; in a file.
+_UNKNOWN = (r"nrecognized arguments: (?:\S+ )*?--([^\s=]+)",)
+_UNKNOWN += (
+    r"does not accept (?:option|nested key) '([^']+)'",
+    r"^Option '([^']+)' is not accepted",
+)
+_UNKNOWN += (r"^(?:Validation failed: )?[Kk]ey [\"']([^\"']+)[\"'] (?:is not expected|to check)",)
+_SYNTAX = "Problems parsing config"
+_VALUE = re.compile(r"[Kk]ey \"([^\"]+)\"")
+_CLASS = re.compile(
+    r"Problem with given class_path '([^']+)':\s*(.*?)\n\s*(?:- |Given value)", re.DOTALL
+)
+_PARAMETER = re.compile(r"'([^']+)' is not (?:accepted|expected)")
+
+
+@contextmanager
+def parsing(args: Any) -> Iterator[None]:
+    """Note what a parser was given while it parses; None for the program's own arguments."""
+    token = _args.set(args if isinstance(args, (list, tuple)) else None)
+    try:
+        yield
+    finally:
+        _args.reset(token)
+
+
+def explain(message: str, parser: Any) -> str:
+    """What an error of jsonargparse does not say: the file and line, and what was meant.
+
+    Args:
+        message: jsonargparse's.
+        parser: The one that raises it.
+
+    Returns:
+        A sentence or two, or nothing where nothing is known.
+    """
+    files = _files()
+    if _SYNTAX in message:
+        return syntax_error(files)
+    if found := unknown_setting(message, settings(parser)):
+        return found
+    place = _place(message, files)
+    problem = _CLASS.search(message)
+    return f"{place}{instead(problem[1], problem[2]) if problem else ''}".strip()
+
+
+def syntax_error(files: Iterable[Path] | None = None) -> str:
+    """What is wrong in the first file that is no YAML, and where; nothing if all are."""
+    import yaml
+
+    for path in _files() if files is None else files:
+        try:
+            yaml.compose(path.read_text())
+        except yaml.MarkedYAMLError as error:
+            mark, begin = error.problem_mark or error.context_mark, error.context_mark
+            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            context = f" {error.context}" if error.context else ""
+            if context and begin and begin is not mark:
+                context += f" that begins in line {begin.line + 1}"
+            return f"{path}{where}: {error.problem}{context}."
+        except yaml.YAMLError as error:
+            return f"{path}: {error}."
+    return ""
+
+
+def unknown_setting(message: str, known: Sequence[str]) -> str:
+    """That there is no such setting, where it stands and what was meant; nothing of other errors.
+
+    Args:
+        message: jsonargparse's.
+        known: All settings, such as `trainer.max_epochs`.
+    """
+    found = next(filter(None, (re.search(each, message) for each in _UNKNOWN)), None)
+    if found is None:
+        return ""
+    name = _first_wrong(found[1], known)
+    depth = name.count(".") + 1
+    close = nearest(name, {".".join(each.split(".")[:depth]) for each in known})
+    return f"There is no setting {name}{_where(name, _files())}." + (
+        f" Did you mean {close}?" if close else ""
+    )
+
+
+def instead(path: str, problem: str) -> str:
+    """What was probably meant by a name of a class, or of a parameter of it, that is not there.
+
+    Args:
+        path: The class's.
+        problem: What jsonargparse says of it.
+    """
+    module, _, name = path.rpartition(".")
+    wrong = _PARAMETER.search(problem)
+    try:
+        home = importlib.import_module(module)
+        if wrong:
+            close = nearest(wrong[1], inspect.signature(getattr(home, name)).parameters)
+        else:
+            close = None if hasattr(home, name) else nearest(name, vars(home))
+    except (ImportError, AttributeError, ValueError):
+        return ""
+    return f" Did you mean {close}?" if close else ""
+
+
+def settings(parser: Any) -> list[str]:
+    """The settings of a parser and of its subcommand, if the arguments name one."""
+    found = [option.lstrip("-") for action in parser._actions for option in action.option_strings]
+    for action in parser._actions:
+        parsers = action.choices if isinstance(action.choices, dict) else {}
+        name = next((each for each in _given() if each in parsers), None)
+        if name is not None and hasattr(parsers[name], "_actions"):
+            found += settings(parsers[name])
+    return found
+
+
+def _place(message: str, files: Sequence[Path]) -> str:
+    """Where a wrong value, or a parameter of a class, stands in a file."""
+    found = _PARAMETER.search(message) or _VALUE.search(message)
+    if problem := _CLASS.search(message):
+        found = _PARAMETER.search(problem[2]) or found
+    where = _where(found[1], files) if found else ""
+    return f"It stands in {where[2:-1]}." if where else ""
+
+
+def _where(name: str, files: Sequence[Path]) -> str:
+    """The file and the line of a setting, in parentheses."""
+    wanted = name.split(".")
+    for path in reversed(files):  # the last one counts
+        for keys, line in _keys(path):
+            if keys[-len(wanted) :] == wanted:
+                return f" ({path}, line {line})"
+    return ""
+
+
+def _keys(path: Path) -> Iterator[tuple[list[str], int]]:
+    """All keys of a file with those above them, and their lines."""
+    import yaml
+
+    def walk(node: Any, above: list[str]) -> Iterator[tuple[list[str], int]]:
+        if isinstance(node, yaml.SequenceNode):
+            for each in node.value:
+                yield from walk(each, above)
+        elif isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                keys = [*above, *str(key.value).split(".")]
+                yield keys, key.start_mark.line + 1
+                yield from walk(value, keys)
+
+    try:
+        yield from walk(yaml.compose(path.read_text()), [])
+    except yaml.YAMLError:
+        return
+
+
+def _first_wrong(name: str, known: Sequence[str]) -> str:
+    """The shortest part of a setting's name with which none of those known begins."""
+    parts = name.split(".")
+    for count in range(1, len(parts)):
+        part = ".".join(parts[:count])
+        if not any(each == part or each.startswith(f"{part}.") for each in known):
+            return part
+    return name
+
+
+def _given() -> Sequence[str]:
+    args = _args.get()
+    return sys.argv[1:] if args is None else [str(each) for each in args]
+
+
+def _files() -> list[Path]:
+    """The files that the arguments name, in their order."""
+    given, found = [*_given()], []
+    for option, following in zip(given, [*given[1:], ""], strict=True):
+        name, is_one, value = option.partition("=")
+        if name in ("-c", "--config") or (name.startswith("--") and name.endswith(".config")):
+            found.append(Path(value if is_one else following))
+    return [path for path in found if path.is_file()]
