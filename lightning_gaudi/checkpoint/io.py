@@ -6,6 +6,7 @@ import os
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, cast
@@ -19,9 +20,11 @@ from typing_extensions import override
 
 from . import restricted
 from .atomic import write_atomically
+from .background import BackgroundWriter
 from .cpu_tensors import save_as_cpu_tensors
 from .folders import make_folder, remove_at_once
 from .manifest import DamagedCheckpointError, describe
+from .snapshot import HostMemory, Snapshot
 from .space import check_space, needed_bytes
 from .torch_dcp.layout import check_replaceable, is_sharded_folder
 from .verify import check_file, checking, read_remote
@@ -38,6 +41,34 @@ class HPUCheckpointIO(TorchCheckpointIO):
 
     def __init__(self, verify: bool = True) -> None:
         self.verify = verify
+        self._background: BackgroundWriter | None = None
+        self._memory = HostMemory()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written in a thread."""
+        return self._background is None or self._background.is_idle
+
+    def start_background(self) -> None:
+        """From now on write local files in a thread, from a copy of what is saved."""
+        if self._background is None:
+            self._background = BackgroundWriter()
+
+    def check_background(self) -> None:
+        """Raise what has gone wrong in the thread, if anything."""
+        if self._background is not None:
+            self._background.check()
+
+    def stop_background(self) -> None:
+        """Wait for what is being written; what is saved from now on is on disk at once.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        background, self._background = self._background, None
+        if background is not None:
+            self._memory = HostMemory()
+            background.close()
 
     def switch_verify(self, is_on: bool) -> None:
         """Verify from now on, or no more."""
@@ -64,12 +95,21 @@ class HPUCheckpointIO(TorchCheckpointIO):
                 "out, or pass a CheckpointIO of your own in Trainer(plugins=...)."
             )
         if _is_local_file_protocol(path):
-            save_file(checkpoint, local_path(path), with_manifest=self.verify)
+            self._save_file(checkpoint, local_path(path))
             return
         system = get_filesystem(path)
         # A transaction: without one, what is half written would be kept after an error.
         with system.transaction, system.open(str(path), "wb") as file:
             _write(checkpoint, file, with_manifest=self.verify)
+
+    def _save_file(self, checkpoint: dict[str, Any], target: Path) -> None:
+        verify = self.verify
+        if self._background is None:
+            save_file(checkpoint, target, with_manifest=verify)
+            return
+        self._background.wait()  # so that there are never two copies
+        copy = Snapshot(checkpoint, self._memory)
+        self._background.save(lambda: save_file(copy.state(), target, with_manifest=verify))
 
     @override
     def load_checkpoint(
@@ -92,6 +132,8 @@ class HPUCheckpointIO(TorchCheckpointIO):
             DamagedCheckpointError: It is not what was saved, or a part is missing; a ValueError.
             UntrustedCheckpointError: The file holds more than that.
         """
+        if self._background is not None:
+            self._background.wait()
         if not get_filesystem(path).exists(path):
             raise FileNotFoundError(f"There is no checkpoint at {path}. Check `ckpt_path`.")
         if _is_local_file_protocol(path) and is_sharded_folder(Path(path)):
@@ -113,7 +155,11 @@ class HPUCheckpointIO(TorchCheckpointIO):
     def remove_checkpoint(self, path: _PATH) -> None:
         """Remove a checkpoint, at once: if this is killed, nothing half is left by its name."""
         if _is_local_file_protocol(path):
-            remove_at_once(local_path(path))
+            remove = partial(remove_at_once, local_path(path))
+            if self._background is None:
+                remove()
+            else:
+                self._background.remove(remove)
         else:
             super().remove_checkpoint(path)
 

@@ -19,13 +19,15 @@ class Snapshot:
 
     Args:
         state: What shall be saved.
-        copies_cpu: Whether tensors that are on the CPU already are copied, too; otherwise they
-            must not change until the snapshot is written.
+        memory: What to copy into, tensors that are on the CPU already, too, until the next
+            snapshot; None for new memory, and then those must not change until it is written.
     """
 
-    def __init__(self, state: Any, *, copies_cpu: bool) -> None:
+    def __init__(self, state: Any, memory: HostMemory | None = None) -> None:
         buffer = io.BytesIO()
-        pickler = _Pickler(buffer, copies_cpu)
+        if memory is not None:
+            memory.begin()
+        pickler = _Pickler(buffer, memory)
         pickler.dump(state)
         self.tensors = pickler.tensors
         self._pickled = buffer.getvalue()
@@ -40,12 +42,44 @@ class Snapshot:
         return len(self._pickled)
 
 
+class HostMemory:
+    """Pinned tensors on the CPU that are used again: to get new memory takes longer than to copy.
+
+    A run keeps as much of it as its state has.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[Any, list[Tensor]] = {}
+        self._used: dict[Any, int] = {}
+
+    def begin(self) -> None:
+        """From now on what was copied before may be written over."""
+        kept = {key: self._all[key][:number] for key, number in self._used.items()}
+        self._all, self._used = kept or self._all, {}
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """A copy of a contiguous tensor of any device."""
+        key = (tensor.shape, tensor.dtype)
+        tensors, number = self._all.setdefault(key, []), self._used.get(key, 0)
+        self._used[key] = number + 1
+        if number == len(tensors):
+            tensors.append(_pinned(tensor))
+        return tensors[number].detach().copy_(tensor)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    try:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    except RuntimeError:  # there is no device to pin for
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
 class _Pickler(pickle.Pickler):
     """Keeps tensors apart."""
 
-    def __init__(self, file: io.BytesIO, copies_cpu: bool) -> None:
+    def __init__(self, file: io.BytesIO, memory: HostMemory | None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._copies_cpu = copies_cpu
+        self._memory = memory
         self._numbers: dict[Any, int] = {}
         self.tensors: list[Tensor] = []
 
@@ -61,13 +95,14 @@ class _Pickler(pickle.Pickler):
         return self._numbers[key]
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        is_kept = tensor.device.type == "meta" or (
-            tensor.device.type == "cpu" and not self._copies_cpu
-        )
-        if is_kept:
+        is_here = tensor.device.type == "cpu"
+        if tensor.device.type == "meta" or (is_here and self._memory is None):
             return tensor
         found = tensor.detach()
-        found = found.clone() if found.device.type == "cpu" else found.cpu()
+        if self._memory is not None and found.layout == torch.strided and found.is_contiguous():
+            found = self._memory.copy(found)
+        else:
+            found = found.clone() if is_here else found.cpu()
         return found.requires_grad_(tensor.requires_grad)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.plugins.precision import Precision
@@ -44,6 +45,9 @@ class HPUStrategy(HPUMixin):
     _rng_state_before_check: Tensor | None = None
     _has_remains = False
 
+    takes_async_save = True
+    """Whether checkpoints can be written while training goes on."""
+
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         """Set up the model, and compile what is to be compiled of it."""
@@ -73,6 +77,37 @@ class HPUStrategy(HPUMixin):
     @override
     def checkpoint_io(self, io: CheckpointIO) -> None:
         self._checkpoint_io = io
+
+    def start_async_save(self) -> None:
+        """Have checkpoints be written while training goes on, if that is asked for.
+
+        Raises:
+            MisconfigurationException: They cannot be.
+        """
+        if not self.reliability.async_save:
+            return
+        if not self.takes_async_save:
+            raise MisconfigurationException(
+                f"async_save=True cannot be honoured by {type(self).__name__}, whose ranks write a "
+                "checkpoint in shards together. Leave it out; FSDP and model parallel can save "
+                "whole files instead."
+            )
+        if not isinstance(self.checkpoint_io, HPUCheckpointIO):
+            raise MisconfigurationException(
+                f"async_save=True is for HPUCheckpointIO, and Trainer(plugins=...) has "
+                f"{type(self.checkpoint_io).__name__}. Leave out one of them."
+            )
+        self.checkpoint_io.start_background()
+
+    def _end_async_save(self) -> None:
+        if isinstance(self._checkpoint_io, HPUCheckpointIO):
+            self._checkpoint_io.stop_background()
+
+    @override
+    def on_train_end(self) -> None:
+        """Wait until the last checkpoint is on disk."""
+        super().on_train_end()
+        self._end_async_save()
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -143,6 +178,8 @@ class HPUStrategy(HPUMixin):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Cut off what an epoch or a validation left: the step is the graph that it always is."""
         super().on_train_batch_start(batch, batch_idx)
+        if isinstance(self._checkpoint_io, HPUCheckpointIO):
+            self._checkpoint_io.check_background()
         if self._has_remains or batch_idx == 0:
             self._has_remains = False
             self._end_of_graph()
@@ -160,8 +197,11 @@ class HPUStrategy(HPUMixin):
     def teardown(self) -> None:
         """Move the model to the CPU, with its tied weights tied, and as it was written."""
         self._uncompile()
-        with kept_tied(self.lightning_module):
-            super().teardown()
+        try:
+            self._end_async_save()  # where the fit has failed
+        finally:
+            with kept_tied(self.lightning_module):
+                super().teardown()
 
     def _rng_state(self) -> Tensor | list[Tensor]:
         """The state of this process's generator, or of all ranks' by rank."""

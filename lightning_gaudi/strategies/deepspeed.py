@@ -48,6 +48,8 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
     lightning_strategy = DeepSpeedStrategy
 
+    takes_async_save = False
+
     precision_kind = HPUDeepSpeedPrecision
 
     # Class attributes, since an instance of Lightning's own strategy may have become one of ours.

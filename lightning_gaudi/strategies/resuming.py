@@ -58,6 +58,8 @@ def begin(
         DamagedCheckpointError: It is damaged, and so is each that could take its place.
     """
     begin_session()
+    strategy: Any = trainer.strategy
+    strategy.start_async_save()
     if trainer.is_global_zero:
         is_local = path is not None and _is_local_file_protocol(path)
         beside = [local_path(path).parent] if path is not None and is_local else []

@@ -33,6 +33,11 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
     model_key: str
     """The name of the model in a folder of shards; Lightning has one for each strategy."""
 
+    @property
+    def takes_async_save(self) -> bool:  # type: ignore[override]
+        """Whether it saves whole files."""
+        return not self.saves_shards
+
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The model's shards on this rank, or all of it on rank 0; see `saves_shards`."""

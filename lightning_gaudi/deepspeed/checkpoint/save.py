@@ -159,7 +159,7 @@ class _Record:
         self.files: list[tuple[Snapshot, Path]] = []
 
     def save(self, state_dict: Any, path: str) -> None:
-        self.keep(lambda: self.files.append((Snapshot(state_dict, copies_cpu=False), Path(path))))
+        self.keep(lambda: self.files.append((Snapshot(state_dict), Path(path))))
 
     def keep(self, do: Callable[[], Any]) -> None:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO, Precision
 from lightning.fabric.strategies.strategy import Strategy
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
@@ -36,6 +37,19 @@ class HPUStrategy(HPUMixin):
     # Parameters -> what moves of modules have put in their place. A class attribute, since an
     # instance of Lightning's own strategy may have become one of ours.
     _replaced: MutableMapping[Tensor, Parameter] | None = None
+
+    def validate_for_hpu(self, typed: str) -> None:
+        """Check what the user passed: Fabric has no loop that could wait for a writer.
+
+        Raises:
+            MisconfigurationException: An HPU cannot honour it.
+        """
+        super().validate_for_hpu(typed)
+        if self.reliability.async_save:
+            raise MisconfigurationException(
+                "async_save=True is for the Trainer, whose loop tells of the writer's errors and "
+                "waits for it. Leave it out with Fabric."
+            )
 
     @property
     @override
