@@ -20,7 +20,6 @@ from typing_extensions import override
 from lightning_gaudi._patches.apply import add
 from lightning_gaudi._patches.deepspeed import unset_variables
 
-from ..checkpoint.rng import KEY as RNG_STATE
 from ..deepspeed.checkpoint import load as loading
 from ..deepspeed.checkpoint.save import save
 from ..deepspeed.checkpoint.weights import load_weights
@@ -164,11 +163,12 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
                 "save_weights_only=True makes no smaller checkpoint: DeepSpeed's shards have the "
                 "weights with the optimizer. `lightning-gaudi consolidate` takes them out."
             )
+        self._add_resume_state(checkpoint)
         extras = {name: value for name, value in checkpoint.items() if name not in states}
         save(
             self.deepspeed_engine,
             self.broadcast(filepath),
-            {**extras, RNG_STATE: self._rng_state()},
+            extras,
             exclude_frozen=self.exclude_frozen_parameters,
         )
 
@@ -193,7 +193,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             if is_fitting:
                 loading.begin_anew(self.deepspeed_engine, path, checkpoint)
         if is_fitting:
-            self._rng_state_at_start = checkpoint.get(RNG_STATE)
+            self._load_resume_state(checkpoint)
         return checkpoint
 
     @override

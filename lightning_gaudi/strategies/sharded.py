@@ -16,7 +16,6 @@ from lightning_gaudi._core.error_sync import on_rank_zero
 
 from ..checkpoint.folders import recover
 from ..checkpoint.io import default_weights_only, open_mapped
-from ..checkpoint.rng import KEY as RNG_STATE
 from ..checkpoint.torch_dcp import sharded_state_dict
 from ..checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
 from ..checkpoint.torch_dcp.load import read_metadata, saved_names
@@ -73,7 +72,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             OSError: It cannot be written.
         """
         refuse_options(storage_options)
-        checkpoint[RNG_STATE] = self._rng_state()
+        self._add_resume_state(checkpoint)
         path = self.broadcast(filepath)
         if self.saves_shards:
             optimizers = checkpoint.pop("optimizer_states", [])
@@ -123,7 +122,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             parts["state_dict"] = checkpoint.pop("state_dict")
             self._load_states(parts, "state_dict", [*parts][:-1])
         if self._is_fitting:
-            self._rng_state_at_start = checkpoint.get(RNG_STATE)
+            self._load_resume_state(checkpoint)
         return checkpoint
 
     def _load_states(self, source: Path | dict[str, Any], model_key: str, saved: list[str]) -> None:
