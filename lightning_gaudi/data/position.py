@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from lightning_gaudi._core import host_random
 from lightning_gaudi._core.host_random import HostRandom
@@ -102,6 +102,7 @@ class LoaderPosition:
             "generators_now": [each.get_state() for each in _generators(loader)],
             "samplers": self._sampler_states,
             "samplers_now": self._states_of_samplers(),
+            "seeds": [each.seed for each in _distributed(loader)],
             "num_workers": loader.num_workers,
             "last_worker": last,
             "workers": {
@@ -121,6 +122,8 @@ class LoaderPosition:
         """
         self._saved = saved if within_epoch or self.loader.persistent_workers else None
         self._is_within = within_epoch
+        for sampler, seed in zip(_distributed(self.loader), saved["seeds"], strict=False):
+            sampler.seed = seed  # of the run that goes on, whatever this one was given
         if not within_epoch:
             self._set_generators(saved["generators_now"])
             self._load_own(saved["samplers_now"], saved["data"])
@@ -278,6 +281,10 @@ def _samplers(loader: DataLoader[Any]) -> list[Any]:
         found[id(each)] = each
     found[id(loader.sampler)] = loader.sampler
     return [each for each in found.values() if each is not None]
+
+
+def _distributed(loader: DataLoader[Any]) -> list[DistributedSampler[Any]]:
+    return [each for each in _samplers(loader) if isinstance(each, DistributedSampler)]
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:

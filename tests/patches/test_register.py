@@ -278,6 +278,7 @@ OWN = {
     "distributed/fsdp.py": {"vars(model)[_ROOT]"},
     # A copy of a user's loader; and what two classes of ours tell each other.
     "data/position.py": {
+        "sampler.seed",
         "watched.__dict__[index]",
         "watched.collate_fn",
         "watched.worker_init_fn",
