@@ -112,6 +112,20 @@ class LoaderPosition:
             "data": None if loader.num_workers else state_of(loader.dataset),
         }
 
+    @staticmethod
+    def of_any_rank(saved: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a `state_dict` holds for ranks that are not those that saved it."""
+        if "created" not in saved:
+            return dict(saved)
+        own: dict[str, Any] = {
+            "created": None,
+            "drawn": None,
+            "before_next": None,
+            "workers": {},
+            "data": None,
+        }
+        return {**saved, **own, "generators": [], "generators_now": [], "num_workers": None}
+
     def load_state_dict(self, saved: Mapping[str, Any], *, within_epoch: bool) -> None:
         """Have the next iterator go on from a `state_dict`.
 

@@ -27,6 +27,7 @@ from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
 from .compiled_steps import CompiledSteps
 from .exact_resume import KEY as EXACT_RESUME, ExactResume
+from .resume_checks import warn_of_ranks
 
 _Value = TypeVar("_Value")
 
@@ -39,6 +40,9 @@ class HPUStrategy(HPUMixin):
 
     precision_kind: type[Precision] = HPUPrecisionPlugin
     """The plugin that computes in the precision asked for by name."""
+
+    has_whole_gradients = True
+    """Whether `Parameter.grad` is the gradient of this rank's batches, of all of a parameter."""
 
     _checkpoint_io: CheckpointIO | None
 
@@ -186,7 +190,7 @@ class HPUStrategy(HPUMixin):
         if trainer.state.fn != TrainerFn.FITTING or not self.reliability.exact_resume:
             return None
         if self._exact_resume is None or self._exact_resume.trainer is not trainer:
-            self._exact_resume = ExactResume(trainer)
+            self._exact_resume = ExactResume(trainer, has_whole_gradients=self.has_whole_gradients)
         return self._exact_resume
 
     def _add_resume_state(self, checkpoint: dict[str, Any]) -> None:
@@ -200,8 +204,15 @@ class HPUStrategy(HPUMixin):
         """Keep what `_add_resume_state` has saved until the fit begins."""
         self._rng_state_at_start = checkpoint.get(RNG_STATE)
         resume, saved = self._to_resume(), checkpoint.get(EXACT_RESUME)
-        if resume is not None and saved is not None:
+        if saved is None:
+            return
+        num_ranks = self.lightning_module.trainer.world_size
+        if resume is not None:
             resume.load(saved["ranks"])
+        elif len(saved["ranks"]) != num_ranks:
+            warn_of_ranks(
+                (len(saved["ranks"]), num_ranks), "exact_resume is off, so batches differ."
+            )
 
     def _rng_state(self) -> Tensor | list[Tensor]:
         """The state of this process's generator, or of all ranks' by rank."""

@@ -44,6 +44,8 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     keeps its arguments, which are those of Lightning's `DeepSpeedStrategy`.
     """
 
+    has_whole_gradients = False
+
     lightning_strategy = DeepSpeedStrategy
 
     precision_kind = HPUDeepSpeedPrecision

@@ -25,6 +25,7 @@ from lightning_gaudi._patches.apply import replace
 from lightning_gaudi.data.position import LoaderPosition
 
 from .fit_place import Place, go_to_next_epoch, go_to_step_end, place_of
+from .resume_checks import check_order, describe, warn_of_ranks
 
 KEY = "exact_resume"
 """The checkpoint's key for what is kept here: plain data and CPU tensors."""
@@ -38,13 +39,18 @@ class ExactResume:
 
     Args:
         trainer: Its loops are patched, and the loaders that it iterates; see `_patches.register`.
+        has_whole_gradients: Whether each rank has its own of all parameters, to be saved in the
+            middle of an accumulation.
     """
 
-    def __init__(self, trainer: pl.Trainer) -> None:
+    def __init__(self, trainer: pl.Trainer, *, has_whole_gradients: bool) -> None:
         self.trainer = trainer
+        self._has_whole_gradients = has_whole_gradients
         self._pending: Mapping[str, Any] | None = None
+        self._num_saved = 1
         self._unfinished: Place | None = None
         self._random: host_random.HostRandom | None = None
+        self._accumulated: Mapping[str, Tensor] = {}
         self._warned: set[str] = set()
         self._positions: weakref.WeakKeyDictionary[Any, LoaderPosition] = (
             weakref.WeakKeyDictionary()
@@ -87,6 +93,7 @@ class ExactResume:
         return {
             "place": place.value,
             "random": host_random.to_tensors(host_random.take()),
+            "gradients": self._gradients(place),
             "loaders": [self._state_of(loader, behind) for loader in loaders],
             "metrics": {
                 name: value.detach().cpu()
@@ -101,19 +108,47 @@ class ExactResume:
         Args:
             saved: What `state` returned on each rank, by rank.
         """
-        self._pending = saved[self.trainer.global_rank]
+        rank, num_ranks = self.trainer.global_rank, self.trainer.world_size
+        self._num_saved = len(saved)
+        if len(saved) == num_ranks:
+            self._pending = saved[rank]
+            return
+        # Where each rank is in the data is the same for all; what it draws is its own.
+        loaders = [LoaderPosition.of_any_rank(each) for each in saved[0]["loaders"]]
+        self._pending = {**saved[0], "random": None, "loaders": loaders, "gradients": {}}
 
     def on_train_start(self) -> None:
-        """Have the fit begin with the random states that were saved, whatever was drawn since."""
+        """Have the fit begin with what was saved, whatever was drawn since."""
         states, self._random = self._random, None
         if states is not None:
             host_random.put(states)
+        gradients, self._accumulated = self._accumulated, {}
+        for name, parameter in self.trainer.lightning_module.named_parameters():
+            if name in gradients:
+                parameter.grad = gradients[name].to(parameter.device)
+
+    def _gradients(self, place: Place) -> dict[str, Tensor]:
+        """What this rank has accumulated since the last step of the optimizer, on the CPU."""
+        loop = self.trainer.fit_loop.epoch_loop
+        num_batches = loop.batch_progress.current.ready % self.trainer.accumulate_grad_batches
+        if not place.is_within_epoch or not num_batches or not loop._should_accumulate():
+            return {}
+        if self._has_whole_gradients:
+            named = self.trainer.lightning_module.named_parameters()
+            return {name: each.grad.cpu() for name, each in named if each.grad is not None}
+        rank_zero_warn(
+            f"A checkpoint is saved after {num_batches} of {self.trainer.accumulate_grad_batches} "
+            f"batches that are accumulated, and {type(self.trainer.strategy).__name__} cannot save "
+            "their gradients: a fit that resumes takes its next step without these. Save after a "
+            "step of the optimizer, as ModelCheckpoint(every_n_train_steps=...) does."
+        )
+        return {}
 
     def _state_of(self, loader: Any, behind: int) -> dict[str, Any]:
         position = self._positions.get(loader) if isinstance(loader, DataLoader) else None
         if position is None:
             return {"taken": self.trainer.fit_loop.epoch_loop.batch_progress.current.completed}
-        return position.state_dict(behind)
+        return {**position.state_dict(behind), "order": describe(loader)}
 
     def _iterate(self, position: LoaderPosition) -> Any:
         # Lightning makes an iterator before it is known where the fit goes on; `_reset` makes it.
@@ -128,17 +163,20 @@ class ExactResume:
     def _go_on(self, saved: Mapping[str, Any]) -> None:
         loop = self.trainer.fit_loop
         place = Place(saved["place"])
-        states = host_random.from_tensors(saved["random"])
-        host_random.put(states)
+        states = None
+        if saved["random"] is not None:
+            states = host_random.from_tensors(saved["random"])
+            host_random.put(states)
         device = self.trainer.strategy.root_device
         self.trainer._logger_connector._callback_metrics.update(
             {name: value.to(device) for name, value in saved["metrics"].items()}
         )
+        self._check(saved["loaders"], place)
         self._load_positions(saved["loaders"], within_epoch=place.is_within_epoch)
         if place.is_within_epoch:
             self._unfinished = go_to_step_end(self.trainer, place)
             self._iterate_again()
-            self._random = states
+            self._random, self._accumulated = states, saved["gradients"]
         else:
             go_to_next_epoch(self.trainer, place)
             assert loop._combined_loader is not None
@@ -147,14 +185,36 @@ class ExactResume:
                 _iterate(loop)
             self._random = host_random.take()
 
+    def _check(self, saved: list[Any], place: Place) -> None:
+        """See `check_order`; another number of ranks is said where it is possible."""
+        combined = self.trainer.fit_loop._combined_loader
+        assert combined is not None
+        if len(combined.flattened) != len(saved):
+            raise ValueError(
+                f"The checkpoint was saved with {len(saved)} loaders for training, and this fit "
+                f"has {len(combined.flattened)}. Pass as many, in the same order."
+            )
+        ranks = self._num_saved, self.trainer.world_size
+        if place.is_within_epoch:
+            # Loaders with a state of their own check it.
+            pairs = [
+                (state["order"], describe(loader))
+                for loader, state in zip(combined.flattened, saved, strict=True)
+                if "created" in state
+            ]
+            check_order([then for then, _ in pairs], [now for _, now in pairs], ranks)
+        if ranks[0] != ranks[1]:
+            warn_of_ranks(
+                ranks,
+                "the samples come in the order that they would have had, and random numbers, such "
+                "as dropout, go on from the current seed."
+                if place.is_within_epoch
+                else "the next epoch begins anew with the current seed and these ranks' batches.",
+            )
+
     def _load_positions(self, saved: list[Any], *, within_epoch: bool) -> None:
         loop: Any = self.trainer.fit_loop
         loaders = loop._combined_loader.flattened
-        if len(loaders) != len(saved):
-            raise ValueError(
-                f"The checkpoint was saved with {len(saved)} loaders for training, and this fit "
-                f"has {len(loaders)}. Pass as many, in the same order."
-            )
         for loader, state in zip(loaders, saved, strict=True):
             position = self._positions.get(loader) if isinstance(loader, DataLoader) else None
             if position is None or "created" not in state:

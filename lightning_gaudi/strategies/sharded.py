@@ -27,6 +27,8 @@ from .parallel import RankedHPUStrategy
 class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
     """The base of the Trainer's strategies with models in shards: how they save and load these."""
 
+    has_whole_gradients = False
+
     model_key: str
     """The name of the model in a folder of shards; Lightning has one for each strategy."""
 

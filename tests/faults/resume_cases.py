@@ -78,9 +78,7 @@ def run_once(run: Run) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    context = mp.start_processes(
-        _main, (run, port), run.num_ranks, join=False, start_method="fork"
-    )
+    context = mp.start_processes(_main, (run, port), run.num_ranks, join=False, start_method="fork")
     deadline = time.monotonic() + _TIMEOUT_S
     try:
         while True:
@@ -201,3 +199,40 @@ def kill_and_resume(folder: Path, kind: str, num_ranks: int, seeds: range) -> No
             for name, value in weights[0].items():
                 assert torch.equal(value, weights[1][name]), (seed, rank, name)
     (folder / "num_losses").write_text(str(num_losses))
+
+
+def resume_on(folder: Path, then: tuple[int, int], now: tuple[int, int]) -> None:
+    """Kill a run within an epoch, and resume it with another number of ranks or batch size.
+
+    Args:
+        folder: An own folder.
+        then: The ranks that were killed, and their batch size.
+        now: Those that go on.
+
+    Raises:
+        AssertionError: A step has other samples than it would have had.
+        Exception: The run that goes on was refused.
+    """
+    gc.freeze()
+    whole = Run(folder, "whole", "auto", then[0], 3, then[1])
+    killed = whole._replace(name="killed", kill=(then[0] - 1, 9))
+    run_once(whole)
+    run_once(killed)
+    resumed = killed._replace(
+        name="resumed", num_ranks=now[0], batch_size=now[1], kill=None, resume=True
+    )
+    run_once(resumed)
+    wanted, found = _samples_of(whole), _samples_of(resumed)
+    assert min(found) in (8, 9), found
+    for step, samples in found.items():
+        assert samples == wanted[step], step
+    (folder / "num_steps").write_text(str(len(found)))
+
+
+def _samples_of(run: Run) -> dict[int, list[str]]:
+    """Of each step the samples that all ranks had."""
+    samples: dict[int, list[str]] = {}
+    for losses in losses_of(run):
+        for step, line in losses.items():
+            samples.setdefault(step, []).extend(line.split()[2].split(","))
+    return {step: sorted(values) for step, values in samples.items()}

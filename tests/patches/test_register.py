@@ -289,6 +289,7 @@ OWN = {
         "loop._restarting",
         "loop.epoch_loop._skip_next_val",
         "loop.epoch_loop.restarting",
+        "parameter.grad",
     },
     "strategies/fit_place.py": {"epochs.completed", "epochs.processed", "loop.restarting"},
 }

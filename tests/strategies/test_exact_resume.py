@@ -172,7 +172,7 @@ def _stream() -> DataLoader[Tensor]:
         {"max_epochs": -1, "max_steps": 12},
         {"scheduler": "plateau"},
         {"scheduler": "steps"},
-        {"accumulate_grad_batches": 1, "limit_val_batches": 0},
+        {"accumulate_grad_batches": 2, "limit_val_batches": 0, "every": 3},
     ],
     ids=lambda settings: "-".join(settings),
 )
@@ -203,6 +203,25 @@ def test_data_that_cannot_go_on_are_named(tmp_path: Path) -> None:
     _fit(make, callbacks=[saving := _SaveAlways(tmp_path)], max_epochs=1)
     with pytest.warns(UserWarning, match=r"after 2 batches.*_StreamWithoutState is iterable"):
         _fit(make, path=list(saving.saved)[1], max_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"batch_size": 4}, r"1 rank with batches of 2 samples \(2 a step\).*of 4 samples \(4 a"),
+        ({"num_samples": 12}, "a data set with 10 samples, and this fit's has 12"),
+    ],
+)
+def test_another_order_is_refused(sizes: dict[str, int], message: str, tmp_path: Path) -> None:
+    _fit(_shuffled, callbacks=[saving := _SaveAlways(tmp_path)], max_epochs=1)
+    data = torch.rand(sizes.get("num_samples", NUM_SAMPLES), 4)
+    size = sizes.get("batch_size", BATCH_SIZE)
+    with pytest.raises(ValueError, match=message):
+        _fit(
+            lambda: DataLoader(data, batch_size=size, shuffle=True),
+            path=list(saving.saved)[1],
+            max_epochs=1,
+        )
 
 
 def test_switched_off_nothing_is_kept(tmp_path: Path) -> None:
