@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from tests.helpers.tiny import QUIET
+from tests.helpers.trainers import run_trainers
 
 NUM_SAMPLES, BATCH_SIZE = 10, 2
 Make = Callable[[], Any]
@@ -194,6 +195,23 @@ def test_what_workers_draw_goes_on(is_persistent: bool, tmp_path: Path) -> None:
         return _shuffled(num_workers=2, persistent_workers=is_persistent)
 
     _check(make, tmp_path)
+
+
+def _accumulate(rank: int, folder: Path) -> list[str]:
+    """Fit on one of two ranks; the checkpoints from which it went on otherwise."""
+    settings = {"devices": 2, "accumulate_grad_batches": 2, "limit_val_batches": 0, "max_epochs": 2}
+    whole = _fit(_shuffled, callbacks=[saving := _SaveAlways(folder)], **settings)
+    different = []
+    for path, num_steps in saving.saved.items():
+        resumed = _fit(_shuffled, seed=99, path=path, **settings)
+        if resumed.steps != whole.steps[num_steps:]:
+            different.append(path.name)
+    return different
+
+
+@pytest.mark.slow
+def test_each_rank_keeps_its_accumulated_gradients(tmp_path: Path) -> None:
+    assert run_trainers(_accumulate, tmp_path, tmp_path) == [[], []]
 
 
 def test_data_that_cannot_go_on_are_named(tmp_path: Path) -> None:
