@@ -69,6 +69,7 @@ ROOMS: dict[str, set[str]] = {
         "_patches",
         "checkpoint",
         "compilation",
+        "data",
         "deepspeed",
         "distributed",
         "fabric",

@@ -300,6 +300,24 @@ REGISTER = (
         undone="with the Trainer",
     ),
     Patch(
+        name="exact-resume",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            "a Trainer's _FitLoop:reset",
+            "a Trainer's _TrainingEpochLoop:reset",
+            "a Trainer's _TrainingEpochLoop:advance",
+            "a DataLoader:_get_iterator",
+        ),
+        why=(
+            "Resumed, it begins the data of an epoch anew, and goes on at the next batch whatever "
+            "was left to do after the last: a validation, a scheduler that waits for its metric. "
+            "What is taken from a loader is counted, and passed over when a fit resumes."
+        ),
+        without="a fit that resumes within an epoch will not go on exactly",
+        undone="loaders when the fit ends, loops with the Trainer",
+    ),
+    Patch(
         name="shard-clipping",
         library="lightning",
         checked=_LIGHTNING,

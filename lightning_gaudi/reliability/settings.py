@@ -21,8 +21,9 @@ class ReliabilitySettings:
     """
 
     exact_resume: bool = True
-    """Checkpoints hold the random states of host and device and the position in the data; a fit
-    that resumes goes on as if it had never ended."""
+    """Checkpoints of a Trainer hold the random states of host and device, of workers too, and the
+    position in the data; a fit that resumes goes on as if it had never ended. Metrics that are
+    averaged over an epoch begin anew. In Fabric, whose loops are the user's, nothing is added."""
     verify_checkpoints: bool = True
     """Checkpoints are saved with a manifest of checksums, and compared with it when loaded."""
     async_save: bool = False

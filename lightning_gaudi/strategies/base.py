@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
@@ -11,6 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from torch.nn import Module
@@ -26,6 +27,10 @@ from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
 from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
 from .compiled_steps import CompiledSteps
+from .exact_resume import KEY as EXACT_RESUME, ExactResume
+from .resume_checks import warn_of_ranks
+
+_Value = TypeVar("_Value")
 
 
 class HPUStrategy(HPUMixin):
@@ -37,6 +42,9 @@ class HPUStrategy(HPUMixin):
     precision_kind: type[Precision] = HPUPrecisionPlugin
     """The plugin that computes in the precision asked for by name."""
 
+    has_whole_gradients = True
+    """Whether `Parameter.grad` is the gradient of this rank's batches, of all of a parameter."""
+
     _checkpoint_io: CheckpointIO | None
 
     # States of the device's generator: a checkpoint's, and what the sanity check shall not change.
@@ -44,6 +52,7 @@ class HPUStrategy(HPUMixin):
     _rng_state_at_start: Tensor | list[Tensor] | None = None
     _rng_state_before_check: Tensor | None = None
     _has_remains = False
+    _exact_resume: ExactResume | None = None
 
     takes_async_save = True
     """Whether checkpoints can be written while training goes on."""
@@ -53,6 +62,7 @@ class HPUStrategy(HPUMixin):
         """Set up the model, and compile what is to be compiled of it."""
         assert self.lightning_module is not None
         self._uncompile()
+        self._to_resume()  # before the loops run
         super().setup(trainer)
         self._compile(self.lightning_module, with_root=False)
 
@@ -146,15 +156,24 @@ class HPUStrategy(HPUMixin):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Save the checkpoint, with the state of the device's generator."""
-        checkpoint[RNG_STATE] = self._rng_state()
+        """Save the checkpoint, with what an exact resume needs."""
+        self._add_resume_state(checkpoint)
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Restore the optimizers; this happens only where fitting resumes."""
         super().load_optimizer_state_dict(checkpoint)
-        self._rng_state_at_start = checkpoint.get(RNG_STATE)
+        self._load_resume_state(checkpoint)
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        """See `HPUMixin`; in a fit, what is taken from it is counted."""
+        loader: object = super().process_dataloader(dataloader)
+        resume = self._to_resume()
+        if resume is not None:
+            resume.watch(loader)
+        return loader
 
     @override
     def on_validation_start(self) -> None:
@@ -192,17 +211,57 @@ class HPUStrategy(HPUMixin):
         if state is not None:
             trainer = self.lightning_module.trainer
             restore_rng_state(state, rank=trainer.global_rank, world_size=trainer.world_size)
+        resume = self._to_resume()
+        if resume is not None:
+            resume.on_train_start()
 
     @override
     def teardown(self) -> None:
         """Move the model to the CPU, with its tied weights tied, and as it was written."""
         self._uncompile()
+        if self._exact_resume is not None:
+            self._exact_resume.release()
         try:
             self._end_async_save()  # where the fit has failed
         finally:
             with kept_tied(self.lightning_module):
                 super().teardown()
 
+    def _to_resume(self) -> ExactResume | None:
+        """What goes on exactly in this fit; None where nobody fits, or it is switched off."""
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn != TrainerFn.FITTING or not self.reliability.exact_resume:
+            return None
+        if self._exact_resume is None or self._exact_resume.trainer is not trainer:
+            self._exact_resume = ExactResume(trainer, has_whole_gradients=self.has_whole_gradients)
+        return self._exact_resume
+
+    def _add_resume_state(self, checkpoint: dict[str, Any]) -> None:
+        """Put the random states, and where the data are, of all ranks into a checkpoint."""
+        checkpoint[RNG_STATE] = self._rng_state()
+        resume = self._to_resume()
+        if resume is not None and "optimizer_states" in checkpoint:
+            checkpoint[EXACT_RESUME] = {"ranks": self._of_all_ranks(resume.state())}
+
+    def _load_resume_state(self, checkpoint: Mapping[str, Any]) -> None:
+        """Keep what `_add_resume_state` has saved until the fit begins."""
+        self._rng_state_at_start = checkpoint.get(RNG_STATE)
+        resume, saved = self._to_resume(), checkpoint.get(EXACT_RESUME)
+        if saved is None:
+            return
+        num_ranks = self.lightning_module.trainer.world_size
+        if resume is not None:
+            resume.load(saved["ranks"])
+        elif len(saved["ranks"]) != num_ranks:
+            warn_of_ranks(
+                (len(saved["ranks"]), num_ranks), "exact_resume is off, so batches differ."
+            )
+
     def _rng_state(self) -> Tensor | list[Tensor]:
         """The state of this process's generator, or of all ranks' by rank."""
         return vendor.get_rng_state()
+
+    def _of_all_ranks(self, value: _Value) -> list[_Value]:
+        """A value of each rank, by rank."""
+        return [value]

@@ -21,7 +21,6 @@ from lightning_gaudi._patches.apply import add
 from lightning_gaudi._patches.deepspeed import unset_variables
 from lightning_gaudi.reliability.trust import as_told
 
-from ..checkpoint.rng import KEY as RNG_STATE
 from ..deepspeed.checkpoint import load as loading
 from ..deepspeed.checkpoint.save import save
 from ..deepspeed.checkpoint.weights import load_weights
@@ -45,6 +44,8 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     Every `deepspeed` name and `DeepSpeedStrategy` instance becomes one on accelerator "hpu" and
     keeps its arguments, which are those of Lightning's `DeepSpeedStrategy`.
     """
+
+    has_whole_gradients = False
 
     lightning_strategy = DeepSpeedStrategy
 
@@ -167,11 +168,12 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
                 "save_weights_only=True makes no smaller checkpoint: DeepSpeed's shards have the "
                 "weights with the optimizer. `lightning-gaudi consolidate` takes them out."
             )
+        self._add_resume_state(checkpoint)
         extras = {name: value for name, value in checkpoint.items() if name not in states}
         save(
             self.deepspeed_engine,
             self.broadcast(filepath),
-            {**extras, RNG_STATE: self._rng_state()},
+            extras,
             exclude_frozen=self.exclude_frozen_parameters,
             with_manifest=self.reliability.verify_checkpoints,
         )
@@ -198,7 +200,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             if is_fitting:
                 loading.begin_anew(self.deepspeed_engine, path, checkpoint)
         if is_fitting:
-            self._rng_state_at_start = checkpoint.get(RNG_STATE)
+            self._load_resume_state(checkpoint)
         return checkpoint
 
     @override

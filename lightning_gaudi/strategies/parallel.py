@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch.distributed as dist
@@ -22,6 +22,8 @@ from .base import HPUStrategy
 from .launchers import HPUScriptLauncher, HPUSpawnLauncher
 
 log = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
 
 
 class RankedHPUStrategy(RankedMixin, HPUStrategy):
@@ -71,6 +73,9 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
 
     def _rng_state(self) -> Tensor | list[Tensor]:
         return collectives.gather_objects(super()._rng_state())
+
+    def _of_all_ranks(self, value: _Value) -> list[_Value]:
+        return collectives.gather_objects(value)
 
 
 class _SigtermAgreement:

@@ -17,7 +17,6 @@ from lightning_gaudi.reliability.trust import as_told
 
 from ..checkpoint.folders import recover
 from ..checkpoint.io import open_mapped
-from ..checkpoint.rng import KEY as RNG_STATE
 from ..checkpoint.torch_dcp import sharded_state_dict
 from ..checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
 from ..checkpoint.torch_dcp.load import read_metadata, saved_names
@@ -29,6 +28,8 @@ from .parallel import RankedHPUStrategy
 
 class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
     """The base of the Trainer's strategies with models in shards: how they save and load these."""
+
+    has_whole_gradients = False
 
     model_key: str
     """The name of the model in a folder of shards; Lightning has one for each strategy."""
@@ -80,7 +81,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             OSError: It cannot be written.
         """
         refuse_options(storage_options)
-        checkpoint[RNG_STATE] = self._rng_state()
+        self._add_resume_state(checkpoint)
         path = self.broadcast(filepath)
         if self.saves_shards:
             optimizers = checkpoint.pop("optimizer_states", [])
@@ -135,7 +136,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             parts["state_dict"] = checkpoint.pop("state_dict")
             self._load_states(parts, "state_dict", [*parts][:-1])
         if self._is_fitting:
-            self._rng_state_at_start = checkpoint.get(RNG_STATE)
+            self._load_resume_state(checkpoint)
         return checkpoint
 
     def _load_states(self, source: Path | dict[str, Any], model_key: str, saved: list[str]) -> None:

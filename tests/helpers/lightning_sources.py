@@ -133,6 +133,7 @@ KNOWN: dict[str, list[str]] = {
     "fabric.strategies.strategy._validate_keys_for_strict_loading": ["f069ee69717d"],
     "fabric.utilities.cloud_io._is_local_file_protocol": ["aaecacc12d70"],
     "fabric.utilities.cloud_io._load": ["7576152c2cbf", "2a7aa6173336"],
+    "fabric.utilities.data._set_sampler_epoch": ["f3f49c3ef373"],
     "fabric.utilities.device_dtype_mixin._update_properties": ["1f9ae850f89a"],
     "fabric.utilities.distributed._destroy_dist_connection": ["d4c60d97a5b6"],
     "fabric.utilities.distributed._init_dist_connection": ["2962c8442cd9"],
@@ -143,6 +144,7 @@ KNOWN: dict[str, list[str]] = {
     "trainer.loops.training_epoch_loop._TrainingEpochLoop._broadcast_sigterm_tensor": [
         "d4e504c3f7d8"
     ],
+    "trainer.loops.utilities._is_max_limit_reached": ["477644e73f01"],
     "trainer.overrides.distributed._register_ddp_comm_hook": ["3d0e0897a3b2"],
     "trainer.plugins.precision.amp.MixedPrecision.__init__": ["db1d3e645387"],
     "trainer.plugins.precision.amp.MixedPrecision.autocast_context_manager": ["fefa595404ec"],

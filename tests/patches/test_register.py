@@ -292,6 +292,22 @@ OWN = {
     },
     # A note on a user's model.
     "distributed/fsdp.py": {"vars(model)[_ROOT]"},
+    # A copy of a user's loader; and what two classes of ours tell each other.
+    "data/position.py": {
+        "sampler.seed",
+        "watched.__dict__[index]",
+        "watched.collate_fn",
+        "watched.worker_init_fn",
+    },
+    "data/position_iterators.py": {"position.drawn", "self._sampler.num_passed"},
+    # What Lightning itself sets as a fit goes on.
+    "strategies/exact_resume.py": {
+        "loop._restarting",
+        "loop.epoch_loop._skip_next_val",
+        "loop.epoch_loop.restarting",
+        "parameter.grad",
+    },
+    "strategies/fit_place.py": {"epochs.completed", "epochs.processed", "loop.restarting"},
 }
 """What is set and is no patch, by file."""
 

@@ -1,0 +1,81 @@
+"""The random states of this process's host: those of Python, NumPy and torch, as plain bytes."""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_PYTHON = struct.Struct("<625I?d")  # what the Mersenne Twister of random has, and of gauss
+_NUMPY = struct.Struct("<i?d")
+
+
+class HostRandom(NamedTuple):
+    """The states of the three generators that programs share, to be compared and sent."""
+
+    python: bytes
+    numpy: bytes
+    """Empty where NumPy is absent, or its generator is another than its own."""
+    torch: bytes
+
+
+def take() -> HostRandom:
+    """The states as they are now. The device's generator is not among them."""
+    _, state, gauss = random.getstate()
+    python = _PYTHON.pack(*state, gauss is not None, gauss or 0.0)
+    return HostRandom(python, _take_numpy(), torch.get_rng_state().numpy().tobytes())
+
+
+def put(states: HostRandom) -> None:
+    """Set the generators to states that were taken, here or in another process."""
+    *state, has_gauss, gauss = _PYTHON.unpack(states.python)
+    random.setstate((3, tuple(state), gauss if has_gauss else None))
+    if states.numpy and (numpy := sys.modules.get("numpy")) is not None:
+        position, has_gauss, gauss = _NUMPY.unpack(states.numpy[: _NUMPY.size])
+        keys = numpy.frombuffer(states.numpy[_NUMPY.size :], dtype="<u4")
+        numpy.random.set_state(("MT19937", keys, position, int(has_gauss), gauss))
+    torch.set_rng_state(_tensor(states.torch))
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Undo what a block draws from the generators."""
+    before = take()
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def to_tensors(states: HostRandom) -> dict[str, Tensor]:
+    """For a checkpoint: CPU tensors of bytes by name, which any loader of tensors reads."""
+    return {name: _tensor(value) for name, value in states._asdict().items()}
+
+
+def from_tensors(saved: Mapping[str, Tensor]) -> HostRandom:
+    """What `to_tensors` was given."""
+    return HostRandom(*(saved[name].numpy().tobytes() for name in HostRandom._fields))
+
+
+def _take_numpy() -> bytes:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return b""
+    state = numpy.random.get_state()
+    if not isinstance(state, tuple) or state[0] != "MT19937":
+        return b""  # a program may have put another in its place
+    _, keys, position, has_gauss, gauss = state
+    content: bytes = keys.astype("<u4").tobytes()
+    return _NUMPY.pack(position, bool(has_gauss), gauss) + content
+
+
+def _tensor(content: bytes) -> Tensor:
+    if not content:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

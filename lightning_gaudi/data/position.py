@@ -1,0 +1,319 @@
+"""Where an ordinary DataLoader is in its epoch: what a checkpoint needs to go on exactly there.
+
+The order of an epoch comes from random states at its start: those are kept, and the batches that
+were taken are counted. To go on, the order is drawn again and what was taken is passed over
+without loading it. What workers draw is in their reports, see `_core.worker_reports`.
+
+All of it is done on the host, and nothing is asked of the data set for a batch that was taken.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from lightning_gaudi._core import host_random
+from lightning_gaudi._core.host_random import HostRandom
+from lightning_gaudi._core.worker_reports import Beginning, Report, Reporting, state_of
+from lightning_gaudi.data.position_iterators import Indices, Multiple, Plan, Single
+
+__all__ = ["LoaderPosition"]
+
+_NO_WORKER = -1
+_MAX_BEHIND = 2  # a batch that Lightning took ahead, and one whose step has not ended
+
+
+class LoaderPosition:
+    """Counts what is taken from a DataLoader, and has it go on where another one was.
+
+    Args:
+        loader: One without a `state_dict` of its own. Its `_get_iterator` is to be replaced by
+            `make_iterator`.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = weakref.ref(loader)
+        self._saved: Mapping[str, Any] | None = None
+        self.created: HostRandom | None = None
+        """As the iterator was made: the workers' seed comes from it, and an order that is drawn at
+        once."""
+        self.drawn: HostRandom | None = None
+        """As the sampler was first asked in this epoch."""
+        self._generators: list[torch.Tensor] = []
+        self._sampler_states: list[Any] = []
+        self._is_renewed = False  # whether workers stayed, when this epoch began
+        self.taken = 0
+        self._steps: deque[_Step] = deque(maxlen=_MAX_BEHIND)
+        self._reports: dict[int, Report] = {}
+        self._last_worker = _NO_WORKER
+        self._is_within = True
+
+    @property
+    def loader(self) -> DataLoader[Any]:
+        """The loader; whoever asks holds it."""
+        loader = self._loader()
+        assert loader is not None
+        return loader
+
+    @property
+    def has_order(self) -> bool:
+        """Whether what comes next is known without loading it; an iterable has no indices."""
+        return not isinstance(self.loader.dataset, IterableDataset)
+
+    @property
+    def reason_against(self) -> str | None:
+        """Why this loader cannot go on exactly, in words for a user; None if it can."""
+        loader = self.loader
+        if not self.has_order and not hasattr(loader.dataset, "load_state_dict"):
+            return (
+                f"its data set {type(loader.dataset).__name__} is iterable, and has no state_dict "
+                "and load_state_dict that could tell and take up its position: it begins anew"
+            )
+        if not self.has_order and loader.num_workers:
+            return (
+                "its data set is iterable, and a worker that was through with its part may begin "
+                "anew; torchdata's StatefulDataLoader knows which were"
+            )
+        if loader.num_workers and not getattr(loader, "in_order", True):
+            return "in_order=False gives the batches of workers in the order of their arrival"
+        return None
+
+    def state_dict(self, behind: int = 0) -> dict[str, Any]:
+        """Plain data and CPU tensors: where this process's loader is.
+
+        Args:
+            behind: How many of the batches that were taken do not count: they are taken again.
+        """
+        loader = self.loader
+        taken, last, reports, before_next = self._before(behind)
+        return {
+            "taken": taken,
+            "renewed": self._is_renewed,
+            "created": _saved(self.created),
+            "drawn": _saved(self.drawn),
+            "before_next": _saved(before_next),
+            "generators": self._generators,
+            "generators_now": [each.get_state() for each in _generators(loader)],
+            "samplers": self._sampler_states,
+            "samplers_now": self._states_of_samplers(),
+            "seeds": [each.seed for each in _distributed(loader)],
+            "num_workers": loader.num_workers,
+            "last_worker": last,
+            "workers": {
+                number: {"random": _saved(each.random), "data": each.data}
+                for number, each in reports.items()
+            },
+            "data": None if loader.num_workers else state_of(loader.dataset),
+        }
+
+    @staticmethod
+    def of_any_rank(saved: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a `state_dict` holds for ranks that are not those that saved it."""
+        if "created" not in saved:
+            return dict(saved)
+        own: dict[str, Any] = {
+            "created": None,
+            "drawn": None,
+            "before_next": None,
+            "workers": {},
+            "data": None,
+        }
+        return {**saved, **own, "generators": [], "generators_now": [], "num_workers": None}
+
+    def load_state_dict(self, saved: Mapping[str, Any], *, within_epoch: bool) -> None:
+        """Have the next iterator go on from a `state_dict`.
+
+        Args:
+            saved: What that returned.
+            within_epoch: Whether the epoch goes on; else another one begins, in which nothing but
+                workers that stay (`persistent_workers`) goes on.
+        """
+        self._saved = saved if within_epoch or self.loader.persistent_workers else None
+        self._is_within = within_epoch
+        for sampler, seed in zip(_distributed(self.loader), saved["seeds"], strict=False):
+            sampler.seed = seed  # of the run that goes on, whatever this one was given
+        if not within_epoch:
+            self._set_generators(saved["generators_now"])
+            self._load_own(saved["samplers_now"], saved["data"])
+
+    def make_iterator(self) -> Iterator[Any]:
+        """What `DataLoader._get_iterator` returns, which counts, and goes on if it is to."""
+        saved, self._saved = self._saved, None
+        if saved is None:
+            self._begin()
+            return self._make(Plan())
+        now = host_random.take()
+        self._take_up(saved)
+        if not self._is_within:
+            # The workers are as they were; the order is drawn as it would have been with them.
+            host_random.put(self.created or now)
+            return self._make(Plan(before_epoch=lambda: self._renew(now)))
+        try:
+            self._rewind(saved)
+            plan = Plan(
+                num_passed=saved["taken"] if self.has_order else 0,
+                first_worker=(self._last_worker + 1) % max(1, self.loader.num_workers),
+                before_epoch=self._undo_seed if self._is_renewed else None,
+            )
+            iterator = self._make(plan)
+            if isinstance(iterator, Single):
+                iterator.begin()
+        finally:
+            # Lightning takes a batch ahead where it does not know how many there are.
+            host_random.put(_loaded(saved["before_next"]) or now)
+        self._set_generators(saved["generators_now"])
+        return iterator
+
+    def note(self, report: Report | None, before: HostRandom | None = None) -> None:
+        """Count a batch that is being taken.
+
+        Args:
+            report: Of the worker that made it, if one did.
+            before: The random states before it was made, if it was made here.
+        """
+        if report is None:
+            report = Report(_NO_WORKER, None, None if self.has_order else self._state_of_data())
+        known = self._reports.get(report.worker)
+        self._steps.append(_Step(self._last_worker, report.worker, known, before))
+        if report.random is None and known is not None:
+            report = report._replace(random=known.random)
+        self._reports[report.worker] = report
+        self._last_worker = report.worker
+        self.taken += 1
+
+    def renew(self) -> None:
+        """Note that workers that stay begin another epoch."""
+        self._is_renewed = True
+        self._begin_epoch()
+
+    def _begin(self) -> None:
+        self._reports, self._is_renewed = {}, False
+        self.created = host_random.take()
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.taken, self._last_worker, self.drawn = 0, _NO_WORKER, None
+        self._steps.clear()
+        loader = self.loader
+        self._generators = [each.get_state() for each in _generators(loader)]
+        self._sampler_states = self._states_of_samplers()
+
+    def _renew(self, now: HostRandom) -> None:
+        host_random.put(now)
+        self.renew()
+
+    def _take_up(self, saved: Mapping[str, Any]) -> None:
+        self._steps.clear()
+        self.taken, self._last_worker = saved["taken"], saved["last_worker"]
+        self._is_renewed = saved["renewed"]
+        self.created, self.drawn = _loaded(saved["created"]), _loaded(saved["drawn"])
+        self._generators, self._sampler_states = saved["generators"], saved["samplers"]
+        self._reports = {}
+        if saved["num_workers"] == self.loader.num_workers:
+            self._reports = {
+                number: Report(number, _loaded(each["random"]), each["data"])
+                for number, each in saved["workers"].items()
+            }
+
+    def _rewind(self, saved: Mapping[str, Any]) -> None:
+        """Go back to when the iterator was made, for as long as it is made again."""
+        if self.created is not None:
+            host_random.put(self.created)
+        self._set_generators(self._generators)
+        own = saved["workers"].get(_NO_WORKER)
+        data = saved["data"] if own is None or own["data"] is None else own["data"]
+        self._load_own(self._sampler_states, data)
+
+    def _load_own(self, samplers: list[Any], data: Any) -> None:
+        """Load what samplers and data set have saved of themselves, where they do that."""
+        loader = self.loader
+        for thing, state in zip(
+            (*_samplers(loader), loader.dataset), (*samplers, data), strict=False
+        ):
+            if state is not None and hasattr(thing, "load_state_dict"):
+                thing.load_state_dict(state)
+
+    def _make(self, plan: Plan) -> Single | Multiple:
+        loader = self.loader
+        watched = copy.copy(loader)
+        index = "batch_sampler" if loader.batch_sampler is not None else "sampler"
+        # Past DataLoader's own check: it is a copy, and gives the same.
+        watched.__dict__[index] = Indices(getattr(loader, index), self, plan.num_passed)
+        if not loader.num_workers:
+            return Single(watched, self)
+        watched.collate_fn = Reporting(loader.collate_fn)
+        watched.worker_init_fn = Beginning(loader.worker_init_fn, dict(self._reports))
+        return Multiple(watched, self, plan)
+
+    def _undo_seed(self) -> None:
+        """The epoch began with workers that had their seeds: none was drawn before its order."""
+        self._set_generators(self._generators)
+
+    def _set_generators(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(_generators(self.loader), states, strict=False):
+            generator.set_state(state)
+
+    def _states_of_samplers(self) -> list[Any]:
+        return [state_of(each) for each in _samplers(self.loader)]
+
+    def _state_of_data(self) -> Any:
+        return state_of(self.loader.dataset)
+
+    def _before(self, behind: int) -> tuple[int, int, dict[int, Report], HostRandom | None]:
+        """Batches taken, the last worker, reports and random states, some batches ago."""
+        last, reports, states = self._last_worker, dict(self._reports), None
+        undone = list(self._steps)[-behind:] if behind else []
+        for step in reversed(undone):
+            last, states = step.last_worker, step.before
+            if step.known is not None:
+                reports[step.worker] = step.known
+            else:
+                reports.pop(step.worker, None)
+        return self.taken - len(undone), last, reports, states
+
+
+class _Step(NamedTuple):
+    """How things were before a batch was taken."""
+
+    last_worker: int
+    worker: int
+    """Which one made the batch."""
+    known: Report | None
+    """Its report before it."""
+    before: HostRandom | None
+
+
+def _samplers(loader: DataLoader[Any]) -> list[Any]:
+    found: dict[int, Any] = {}
+    for each in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
+        found[id(each)] = each
+    found[id(loader.sampler)] = loader.sampler
+    return [each for each in found.values() if each is not None]
+
+
+def _distributed(loader: DataLoader[Any]) -> list[DistributedSampler[Any]]:
+    return [each for each in _samplers(loader) if isinstance(each, DistributedSampler)]
+
+
+def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """Those of the user's own that an epoch's order and the workers' seed are drawn from."""
+    found: dict[int, torch.Generator] = {}
+    for owner in (loader, *_samplers(loader)):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            found[id(generator)] = generator
+    return list(found.values())
+
+
+def _saved(states: HostRandom | None) -> dict[str, torch.Tensor] | None:
+    return None if states is None else host_random.to_tensors(states)
+
+
+def _loaded(saved: Mapping[str, torch.Tensor] | None) -> HostRandom | None:
+    return None if saved is None else host_random.from_tensors(saved)

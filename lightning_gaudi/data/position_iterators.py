@@ -1,0 +1,112 @@
+"""Iterators of an ordinary DataLoader that tell a `LoaderPosition` what is drawn and taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.utils.data.dataloader import (
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from lightning_gaudi._core import host_random
+
+if TYPE_CHECKING:
+    from lightning_gaudi.data.position import LoaderPosition
+
+
+class Plan(NamedTuple):
+    """How an iterator is made that goes on."""
+
+    num_passed: int | None = None
+    """How many batches of indices were taken before; None for an epoch that begins."""
+    first_worker: int = 0
+    before_epoch: Callable[[], None] | None = None
+    """Called when workers have their seeds, before the order is drawn."""
+
+
+class Indices:
+    """A sampler that has the position know when an epoch's order is drawn."""
+
+    def __init__(self, indices: Any, position: LoaderPosition, num_passed: int | None) -> None:
+        self.indices, self.position, self.num_passed = indices, position, num_passed
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> _Drawn:
+        return _Drawn(self)
+
+
+class _Drawn(Iterator[Any]):
+    """The indices of an epoch; drawn when they are first asked for, as a sampler's are."""
+
+    def __init__(self, sampler: Indices) -> None:
+        self._sampler = sampler
+        self._iterator = iter(sampler.indices)
+        self._has_begun = False
+
+    def __next__(self) -> Any:
+        if not self._has_begun:
+            self.begin()
+        return next(self._iterator)
+
+    def begin(self) -> None:
+        """Draw the order, and pass over what was taken before."""
+        self._has_begun = True
+        position = self._sampler.position
+        num_passed, self._sampler.num_passed = self._sampler.num_passed, None
+        if num_passed is None:
+            position.drawn = host_random.take()
+            return
+        if position.drawn is not None:
+            host_random.put(position.drawn)
+        for _ in range(num_passed):
+            next(self._iterator, None)
+
+
+class Single(_SingleProcessDataLoaderIter):
+    """Torch's iterator without workers, which counts."""
+
+    def __init__(self, loader: Any, position: LoaderPosition) -> None:
+        self._position = position
+        super().__init__(loader)
+
+    def begin(self) -> None:
+        """Draw the order now."""
+        self._sampler_iter.begin()
+
+    def _next_data(self) -> Any:
+        # Where batches have an order none is taken ahead.
+        before = None if self._position.has_order else host_random.take()
+        data = super()._next_data()  # type: ignore[no-untyped-call]
+        self._position.note(None, before)
+        return data
+
+
+class Multiple(_MultiProcessingDataLoaderIter):
+    """Torch's iterator with workers, which counts, and may begin with another than the first."""
+
+    def __init__(self, loader: Any, position: LoaderPosition, plan: Plan) -> None:
+        self._position, self._plan = position, plan
+        super().__init__(loader)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self._plan = Plan()
+            self._position.renew()
+        elif self._plan.before_epoch is not None:
+            self._plan.before_epoch()
+        super()._reset(loader, first_iter)
+
+    def _try_put_index(self) -> None:
+        for _ in range(self._plan.first_worker):
+            next(self._worker_queue_idx_cycle)
+        self._plan = Plan()
+        super()._try_put_index()
+
+    def _next_data(self) -> Any:
+        batch, report = super()._next_data()  # type: ignore[no-untyped-call]
+        self._position.note(report)
+        return batch

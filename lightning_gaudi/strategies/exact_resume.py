@@ -1,0 +1,270 @@
+"""`ExactResume`: a fit that resumes goes on as if it had never ended.
+
+A checkpoint has, of each rank, the random states of its host and where each of its loaders is; the
+strategies add the device's. Lightning counts steps and epochs itself. What it leaves out where a
+checkpoint was saved in the middle of its loops is made up for here: the validation that was due,
+the schedulers that wait for it, the end of an epoch.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lightning_gaudi._core import host_random
+from lightning_gaudi._patches.apply import replace
+from lightning_gaudi.data.position import LoaderPosition
+
+from .fit_place import Place, go_to_next_epoch, go_to_step_end, place_of
+from .resume_checks import check_order, describe, warn_of_ranks
+
+KEY = "exact_resume"
+"""The checkpoint's key for what is kept here: plain data and CPU tensors."""
+
+_PATCH = "exact-resume"
+_NOT_RESUMABLE = "You're resuming from a checkpoint that ended before the epoch ended"
+
+
+class ExactResume:
+    """What one Trainer needs to go on where a checkpoint was saved.
+
+    Args:
+        trainer: Its loops are patched, and the loaders that it iterates; see `_patches.register`.
+        has_whole_gradients: Whether each rank has its own of all parameters, to be saved in the
+            middle of an accumulation.
+    """
+
+    def __init__(self, trainer: pl.Trainer, *, has_whole_gradients: bool) -> None:
+        self.trainer = trainer
+        self._has_whole_gradients = has_whole_gradients
+        self._pending: Mapping[str, Any] | None = None
+        self._num_saved = 1
+        self._unfinished: Place | None = None
+        self._random: host_random.HostRandom | None = None
+        self._accumulated: Mapping[str, Tensor] = {}
+        self._warned: set[str] = set()
+        self._positions: weakref.WeakKeyDictionary[Any, LoaderPosition] = (
+            weakref.WeakKeyDictionary()
+        )
+        loop = trainer.fit_loop
+        for owner, name, ours in (
+            (loop, "reset", self._reset),
+            (loop.epoch_loop, "reset", self._reset_epoch),
+            (loop.epoch_loop, "advance", self._advance),
+        ):
+            replace(_PATCH, owner, name, partial(ours, getattr(owner, name)))
+
+    def watch(self, loader: Any) -> None:
+        """Count what is taken from a loader, unless it has a state of its own or is no DataLoader.
+
+        Args:
+            loader: What the Trainer is about to iterate.
+        """
+        if not isinstance(loader, DataLoader) or hasattr(loader, "state_dict"):
+            return
+        if type(loader)._get_iterator is DataLoader._get_iterator and loader not in self._positions:
+            position = LoaderPosition(loader)
+            self._positions[loader] = position
+            replace(_PATCH, loader, "_get_iterator", partial(self._iterate, position))
+
+    def release(self) -> None:
+        """Leave the loaders as they were."""
+        for loader in self._positions:
+            vars(loader).pop("_get_iterator", None)
+        self._positions.clear()
+        self._pending = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this rank."""
+        loop = self.trainer.fit_loop
+        place = place_of(self.trainer)
+        behind = len(getattr(loop._data_fetcher, "batches", ())) + (place is Place.IN_STEP)
+        loaders = [] if loop._combined_loader is None else loop._combined_loader.flattened
+        metrics = self.trainer._logger_connector._callback_metrics
+        return {
+            "place": place.value,
+            "random": host_random.to_tensors(host_random.take()),
+            "gradients": self._gradients(place),
+            "loaders": [self._state_of(loader, behind) for loader in loaders],
+            "metrics": {
+                name: value.detach().cpu()
+                for name, value in metrics.items()
+                if isinstance(value, Tensor)
+            },
+        }
+
+    def load(self, saved: list[Mapping[str, Any]]) -> None:
+        """Go on from a checkpoint as the fit begins.
+
+        Args:
+            saved: What `state` returned on each rank, by rank.
+        """
+        rank, num_ranks = self.trainer.global_rank, self.trainer.world_size
+        self._num_saved = len(saved)
+        if len(saved) == num_ranks:
+            self._pending = saved[rank]
+            return
+        # Where each rank is in the data is the same for all; what it draws is its own.
+        loaders = [LoaderPosition.of_any_rank(each) for each in saved[0]["loaders"]]
+        self._pending = {**saved[0], "random": None, "loaders": loaders, "gradients": {}}
+
+    def on_train_start(self) -> None:
+        """Have the fit begin with what was saved, whatever was drawn since."""
+        states, self._random = self._random, None
+        if states is not None:
+            host_random.put(states)
+        gradients, self._accumulated = self._accumulated, {}
+        for name, parameter in self.trainer.lightning_module.named_parameters():
+            if name in gradients:
+                parameter.grad = gradients[name].to(parameter.device)
+
+    def _gradients(self, place: Place) -> dict[str, Tensor]:
+        """What this rank has accumulated since the last step of the optimizer, on the CPU."""
+        loop = self.trainer.fit_loop.epoch_loop
+        num_batches = loop.batch_progress.current.ready % self.trainer.accumulate_grad_batches
+        if not place.is_within_epoch or not num_batches or not loop._should_accumulate():
+            return {}
+        if self._has_whole_gradients:
+            named = self.trainer.lightning_module.named_parameters()
+            return {name: each.grad.cpu() for name, each in named if each.grad is not None}
+        rank_zero_warn(
+            f"A checkpoint is saved after {num_batches} of {self.trainer.accumulate_grad_batches} "
+            f"batches that are accumulated, and {type(self.trainer.strategy).__name__} cannot save "
+            "their gradients: a fit that resumes takes its next step without these. Save after a "
+            "step of the optimizer, as ModelCheckpoint(every_n_train_steps=...) does."
+        )
+        return {}
+
+    def _state_of(self, loader: Any, behind: int) -> dict[str, Any]:
+        position = self._positions.get(loader) if isinstance(loader, DataLoader) else None
+        if position is None:
+            return {"taken": self.trainer.fit_loop.epoch_loop.batch_progress.current.completed}
+        return {**position.state_dict(behind), "order": describe(loader)}
+
+    def _iterate(self, position: LoaderPosition) -> Any:
+        # Lightning makes an iterator before it is known where the fit goes on; `_reset` makes it.
+        return iter(()) if self._pending is not None else position.make_iterator()
+
+    def _reset(self, original: Any) -> None:
+        saved, self._pending = self._pending, None
+        if saved is not None:
+            self._go_on(saved)
+        original()
+
+    def _go_on(self, saved: Mapping[str, Any]) -> None:
+        loop = self.trainer.fit_loop
+        place = Place(saved["place"])
+        states = None
+        if saved["random"] is not None:
+            states = host_random.from_tensors(saved["random"])
+            host_random.put(states)
+        device = self.trainer.strategy.root_device
+        self.trainer._logger_connector._callback_metrics.update(
+            {name: value.to(device) for name, value in saved["metrics"].items()}
+        )
+        self._check(saved["loaders"], place)
+        self._load_positions(saved["loaders"], within_epoch=place.is_within_epoch)
+        if place.is_within_epoch:
+            self._unfinished = go_to_step_end(self.trainer, place)
+            self._iterate_again()
+            self._random, self._accumulated = states, saved["gradients"]
+        else:
+            go_to_next_epoch(self.trainer, place)
+            assert loop._combined_loader is not None
+            loop._combined_loader.reset()
+            if self.trainer.current_epoch == 0:  # Lightning makes one for those that follow
+                _iterate(loop)
+            self._random = host_random.take()
+
+    def _check(self, saved: list[Any], place: Place) -> None:
+        """See `check_order`; another number of ranks is said where it is possible."""
+        combined = self.trainer.fit_loop._combined_loader
+        assert combined is not None
+        if len(combined.flattened) != len(saved):
+            raise ValueError(
+                f"The checkpoint was saved with {len(saved)} loaders for training, and this fit "
+                f"has {len(combined.flattened)}. Pass as many, in the same order."
+            )
+        ranks = self._num_saved, self.trainer.world_size
+        if place.is_within_epoch:
+            # Loaders with a state of their own check it.
+            pairs = [
+                (state["order"], describe(loader))
+                for loader, state in zip(combined.flattened, saved, strict=True)
+                if "created" in state
+            ]
+            check_order([then for then, _ in pairs], [now for _, now in pairs], ranks)
+        if ranks[0] != ranks[1]:
+            warn_of_ranks(
+                ranks,
+                "the samples come in the order that they would have had, and random numbers, such "
+                "as dropout, go on from the current seed."
+                if place.is_within_epoch
+                else "the next epoch begins anew with the current seed and these ranks' batches.",
+            )
+
+    def _load_positions(self, saved: list[Any], *, within_epoch: bool) -> None:
+        loop: Any = self.trainer.fit_loop
+        loaders = loop._combined_loader.flattened
+        for loader, state in zip(loaders, saved, strict=True):
+            position = self._positions.get(loader) if isinstance(loader, DataLoader) else None
+            if position is None or "created" not in state:
+                continue
+            if within_epoch:
+                _set_sampler_epoch(loader, loop.epoch_progress.current.processed)
+                self._warn_of(position, state["taken"])
+            position.load_state_dict(state, within_epoch=within_epoch)
+
+    def _iterate_again(self) -> None:
+        """Make the iterators of the epoch that goes on."""
+        loop = self.trainer.fit_loop
+        loop._load_combined_loader_states()  # late, where configure_optimizers asked for loaders
+        combined = loop._combined_loader
+        assert combined is not None
+        combined.reset()
+        _iterate(loop)
+
+    def _warn_of(self, position: LoaderPosition, taken: int) -> None:
+        reason = position.reason_against
+        if reason is not None and taken and reason not in self._warned:
+            self._warned.add(reason)
+            rank_zero_warn(
+                f"The fit resumes after {taken} batches of an epoch, and a DataLoader cannot go on "
+                f"exactly there: {reason}."
+            )
+
+    def _reset_epoch(self, original: Any) -> None:
+        with warnings.catch_warnings():
+            # Lightning knows loaders with a state_dict only.
+            if self._unfinished is not None:
+                warnings.filterwarnings("ignore", message=_NOT_RESUMABLE)
+            original()
+
+    def _advance(self, original: Any, fetcher: Any) -> None:
+        place, self._unfinished = self._unfinished, None
+        if place is None:
+            original(fetcher)
+            return
+        loop = self.trainer.fit_loop
+        # From here on it is a fit like any other: nothing is left out for it is resumed.
+        loop._restarting = False
+        loop.epoch_loop.restarting = False
+        if place is not Place.BETWEEN_STEPS:
+            loop.epoch_loop._skip_next_val = place is Place.VALIDATED
+        elif loop.epoch_loop._num_ready_batches_reached():
+            raise StopIteration
+        else:
+            original(fetcher)
+
+
+def _iterate(loop: Any) -> None:
+    iter(loop._data_fetcher)
