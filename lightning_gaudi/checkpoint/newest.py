@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,11 +39,16 @@ def newest_valid(folders: Iterable[Path]) -> Path | None:
         folders: Local ones; those that are not there have none.
     """
     damaged: list[str] = []
-    found = candidates(folders, damaged)
-    valid = next((each.path for each in found if _is_valid(each.path, damaged)), None)
-    for problem in damaged:
-        rank_zero_warn(f"{problem} It is left out.")
-    return valid
+    return _first_valid((each.path for each in candidates(folders, damaged)), damaged)
+
+
+def last_valid(checkpoints: Sequence[Path]) -> Path | None:
+    """The last of some checkpoints that is still there and is what was saved.
+
+    Args:
+        checkpoints: Files or folders, in the order in which they were saved.
+    """
+    return _first_valid((path for path in reversed(checkpoints) if path.exists()), [])
 
 
 def candidates(folders: Iterable[Path], damaged: list[str] | None = None) -> list[Candidate]:
@@ -123,6 +128,13 @@ def _candidate(path: Path) -> Candidate | None:
     if manifest is not None:
         return Candidate(path, manifest.age, manifest.run) if manifest.resumes else None
     return Candidate(path, (0.0, -1, path.stat().st_mtime), None) if is_checkpoint else None
+
+
+def _first_valid(paths: Iterable[Path], damaged: list[str]) -> Path | None:
+    valid = next((path for path in paths if _is_valid(path, damaged)), None)
+    for problem in damaged:
+        rank_zero_warn(f"{problem} It is left out.")
+    return valid
 
 
 def _is_valid(path: Path, damaged: list[str]) -> bool:

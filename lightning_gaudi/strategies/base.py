@@ -26,6 +26,7 @@ from ..checkpoint.io import HPUCheckpointIO
 from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
 from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
+from .auto_resume import AutoResume
 from .compiled_steps import CompiledSteps
 from .exact_resume import KEY as EXACT_RESUME, ExactResume
 from .resume_checks import warn_of_ranks
@@ -33,7 +34,7 @@ from .resume_checks import warn_of_ranks
 _Value = TypeVar("_Value")
 
 
-class HPUStrategy(HPUMixin):
+class HPUStrategy(AutoResume, HPUMixin):
     """The base of the Trainer's strategies, beside the one of Lightning's that each extends.
 
     Beside a training step, each step of an evaluation is a graph in the vendor's lazy mode.
