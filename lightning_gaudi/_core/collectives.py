@@ -125,20 +125,24 @@ class StopAgreement:
         self._votes = torch.zeros(1, dtype=torch.int32)
         self._work: Any = None
 
-    def agree(self, *, wants_to_stop: bool) -> bool:
-        """Whether a rank wanted to stop at the last step; all ranks call this at each step."""
-        if self.finish():
-            return True
-        self._votes = torch.tensor([int(wants_to_stop)], dtype=torch.int32)
+    def agree(self, reason: int) -> int:
+        """The largest reason to stop that a rank had at the last step; all ranks call this at each.
+
+        Args:
+            reason: This rank's, or 0 to go on.
+        """
+        if (found := self.finish()) > 0:
+            return found
+        self._votes = torch.tensor([reason], dtype=torch.int32)
         self._work = dist.all_reduce(
             self._votes, dist.ReduceOp.MAX, group=cpu_group(), async_op=True
         )
-        return False
+        return 0
 
-    def finish(self) -> bool:
-        """Wait for the reduction on its way; whether a rank wanted to stop."""
+    def finish(self) -> int:
+        """Wait for the reduction on its way; the largest reason to stop that a rank had."""
         if self._work is None:
-            return False
+            return 0
         self._work.wait()
         self._work = None
-        return bool(self._votes.item())
+        return int(self._votes.item())

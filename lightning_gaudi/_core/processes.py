@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -132,7 +133,7 @@ def rank(number: int) -> Iterator[None]:
 
 
 def _is_normal_exit(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and error.code in (None, 0)
+    return isinstance(error, SystemExit) and error.code in (None, 0, rank_monitor.STOPPED)
 
 
 @contextlib.contextmanager
@@ -140,21 +141,52 @@ def joined(processes: Callable[[], Sequence[Process]]) -> Iterator[None]:
     """Have the processes, all local ranks, end together and before this context does.
 
     Whoever is in it waits for them, and raises and says so when one has failed; the others are
-    killed if they do not end then.
+    killed if they do not end then. A SIGTERM is theirs, too, and the exit status then 143.
 
     Args:
         processes: Those that have been started so far.
+
+    Raises:
+        SystemExit: They were ended by a SIGTERM.
     """
     ranks = RankMonitor(processes, first_rank=0, is_quiet=True)
     ranks.watch(lambda: None)
     try:
-        yield
-    except BaseException:
-        ranks.wait(rank_monitor.GRACE_S)
+        with _passing_on(signal.SIGTERM, processes) as received:
+            yield
+    except BaseException as error:
+        was_stopped = bool(received) or ranks.were_stopped()
+        ranks.wait(rank_monitor.STOP_S if was_stopped else rank_monitor.GRACE_S)
         ranks.kill()
+        if was_stopped:
+            raise SystemExit(rank_monitor.STOPPED) from error
         raise
     finally:
         ranks.unwatch()
+
+
+@contextlib.contextmanager
+def _passing_on(
+    signum: signal.Signals, processes: Callable[[], Sequence[Process]]
+) -> Iterator[list[int]]:
+    """Send a signal on to processes, which decide; the list has it once it came."""
+    received: list[int] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        received.append(number)
+        for process in processes():
+            if process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = signal.signal(signum, pass_on)
+    try:
+        yield received
+    finally:
+        signal.signal(signum, before)
 
 
 def _exit_now() -> None:

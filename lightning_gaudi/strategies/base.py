@@ -10,6 +10,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from torch.nn import Module
@@ -25,6 +26,7 @@ from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
 from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
 from .compiled_steps import CompiledSteps
+from .ending import Ending
 
 
 class HPUStrategy(HPUMixin):
@@ -43,14 +45,16 @@ class HPUStrategy(HPUMixin):
     _rng_state_at_start: Tensor | list[Tensor] | None = None
     _rng_state_before_check: Tensor | None = None
     _has_remains = False
+    _ending: Ending | None = None
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Set up the model, and compile what is to be compiled of it."""
+        """Set up the model, compile what is to be compiled of it, and be ready for signals."""
         assert self.lightning_module is not None
         self._uncompile()
         super().setup(trainer)
         self._compile(self.lightning_module, with_root=False)
+        self._ending = Ending(trainer, saves=self.reliability.save_on_exit)
 
     def _compile_whole(self, module: Module, compilation: Compilation) -> Any:
         return CompiledSteps(module, compilation)
@@ -142,6 +146,8 @@ class HPUStrategy(HPUMixin):
         if self._has_remains or batch_idx == 0:
             self._has_remains = False
             self._end_of_graph()
+        if self._ending is not None:
+            self._ending.before_step()
 
     @override
     def on_train_start(self) -> None:
@@ -151,6 +157,13 @@ class HPUStrategy(HPUMixin):
         if state is not None:
             trainer = self.lightning_module.trainer
             restore_rng_state(state, rank=trainer.global_rank, world_size=trainer.world_size)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        """Save the state of a fit that a signal ends; the exit status is 143."""
+        super().on_exception(exception)
+        if self._ending is not None and isinstance(exception, SIGTERMException):
+            self._ending.end(exception)
 
     @override
     def teardown(self) -> None:
