@@ -20,6 +20,7 @@ from lightning_gaudi._core import vendor
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.compilation.settings import Compilation
+from lightning_gaudi.reliability.finite import MAX_STEPS
 
 from ..checkpoint.io import HPUCheckpointIO
 from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
@@ -54,6 +55,8 @@ class HPUStrategy(HPUMixin):
         self._uncompile()
         super().setup(trainer)
         self._compile(self.lightning_module, with_root=False)
+        self._losses = None
+        self.__dict__.pop("_watches_losses", None)
         self._ending = Ending(trainer, saves=self.reliability.save_on_exit)
 
     def _compile_whole(self, module: Module, compilation: Compilation) -> Any:
@@ -77,6 +80,7 @@ class HPUStrategy(HPUMixin):
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run backward."""
+        self._note_loss(args[0] if args else kwargs["closure_loss"])
         with explained():
             loss: Tensor = super().backward(*args, **kwargs)
         return loss
@@ -85,6 +89,17 @@ class HPUStrategy(HPUMixin):
     def post_backward(self, closure_loss: Tensor) -> None:
         """Cut the graph after backward."""
         self._end_of_graph()
+
+    @override
+    def _note_step(self) -> None:
+        self._num_steps = self.lightning_module.trainer.global_step
+        super()._note_step()
+
+    @override
+    def _reads_losses(self) -> bool:
+        # Where Lightning reads metrics anyway, but not much later.
+        every = self.lightning_module.trainer.log_every_n_steps
+        return bool(self._num_steps % min(every or MAX_STEPS, MAX_STEPS) == 0)
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -112,6 +127,7 @@ class HPUStrategy(HPUMixin):
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
         """Save the checkpoint, with the state of the device's generator."""
+        self._check_losses()
         checkpoint[RNG_STATE] = self._rng_state()
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
@@ -153,10 +169,17 @@ class HPUStrategy(HPUMixin):
     def on_train_start(self) -> None:
         """Go on with the random numbers that a checkpoint interrupted."""
         super().on_train_start()
+        self._num_steps = self.lightning_module.trainer.global_step
         state, self._rng_state_at_start = self._rng_state_at_start, None
         if state is not None:
             trainer = self.lightning_module.trainer
             restore_rng_state(state, rank=trainer.global_rank, world_size=trainer.world_size)
+
+    @override
+    def on_train_end(self) -> None:
+        """Look at the losses since the last log step."""
+        super().on_train_end()
+        self._check_losses()
 
     @override
     def on_exception(self, exception: BaseException) -> None:

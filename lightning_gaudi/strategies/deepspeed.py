@@ -158,6 +158,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             raise TypeError(
                 f"DeepSpeed has no use for storage_options={storage_options!r}. Leave them out."
             )
+        self._check_losses()
         states = ("state_dict", "optimizer_states")
         if "optimizer_states" not in checkpoint:
             rank_zero_warn(

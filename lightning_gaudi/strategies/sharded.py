@@ -72,6 +72,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             IsADirectoryError: `filepath` is a folder with something else in it.
             OSError: It cannot be written.
         """
+        self._check_losses()
         refuse_options(storage_options)
         checkpoint[RNG_STATE] = self._rng_state()
         path = self.broadcast(filepath)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,9 +20,9 @@ LONG = {"num_batches": 4000, "enable_checkpointing": True}
 END_S = 15.0
 
 
-def _training(folder: Path, run: Started, num_ranks: int) -> None:
+def _training(run: Started, num_ranks: int) -> None:
     for rank in range(num_ranks):
-        run.wait_for(f"step3-{rank}")
+        run.wait_for(f"step3-{rank}", timeout=300)
 
 
 def _settings(folder: Path, num_ranks: int, **more: object) -> dict[str, object]:
@@ -59,7 +60,7 @@ def test_sigterm_saves_and_ends_with_143(
 ) -> None:
     command = program(tmp_path, **_settings(tmp_path, num_ranks, strategy=strategy))
     with started(command, tmp_path, {"SLOW": "1", "LOCAL_RANK": None}) as run:
-        _training(tmp_path, run, num_ranks)
+        _training(run, num_ranks)
         took = _end(run, run.process.pid if rank == 0 else run.rank(rank))
         assert run.process.returncode == 143, run.output
         _check_saved(tmp_path, run)
@@ -69,7 +70,7 @@ def test_sigterm_saves_and_ends_with_143(
 def test_gradients_that_are_being_accumulated_are_not_lost(tmp_path: Path) -> None:
     settings = _settings(tmp_path, 1, accumulate_grad_batches=8)
     with started(program(tmp_path, **settings), tmp_path, {"SLOW": "1"}) as run:
-        _training(tmp_path, run, 1)
+        _training(run, 1)
         _end(run, run.process.pid)
         assert _check_saved(tmp_path, run) >= 1
         (path,) = tmp_path.rglob("*.ckpt")
@@ -84,24 +85,29 @@ def test_under_torchrun_the_ranks_save_and_end_with_143(
     run_module = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command = [*run_module, "--standalone", *program(tmp_path, **_settings(tmp_path, 2))[1:]]
     with started(command, tmp_path, {"SLOW": "1"}) as run:
-        _training(tmp_path, run, 2)
-        pid = next(int(line.partition(":")[0]) for line in run.left() if _is_rank(line, 1))
-        took = _end(run, pid)
+        _training(run, 2)
+        took = _end(run, _rank(tmp_path, 1))
         assert run.process.returncode != 0
         _check_saved(tmp_path, run)
         assert re.search(r"exitcode\s*: 143", run.output), run.output
     measured(f"under torchrun: saved, 143, {took:.1f} s")
 
 
-def _is_rank(line: str, rank: int) -> bool:
-    variables = Path(f"/proc/{line.partition(':')[0]}/environ").read_text().split("\0")
-    return f"RANK={rank}" in variables and f"LOCAL_RANK={rank}" in variables
+def _rank(folder: Path, rank: int) -> int:
+    """The process of a rank, wherever torchrun has put it: each is in a session of its own."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_text()
+            variables = (process / "environ").read_text().split("\0")
+            if str(folder) in command and f"RANK={rank}" in variables:
+                return int(process.name)
+    raise AssertionError(f"there is no rank {rank}")
 
 
 def test_without_checkpoints_nothing_is_written_and_it_says_so(tmp_path: Path) -> None:
     settings = _settings(tmp_path, 1, enable_checkpointing=False)
     with started(program(tmp_path, **settings), tmp_path, {"SLOW": "1"}) as run:
-        _training(tmp_path, run, 1)
+        _training(run, 1)
         _end(run, run.process.pid)
         assert run.process.returncode == 143
         assert "No state was saved, since Trainer(enable_checkpointing=False)" in run.output
@@ -137,7 +143,7 @@ def test_slurms_signal_saves_requeues_and_ends(
         ]
         tasks = [run, *(other.__enter__() for other in others)]
         try:
-            _training(tmp_path, run, num_ranks)
+            _training(run, num_ranks)
             began = time.monotonic()
             for task in tasks:  # as `--signal=SIGUSR1@90` does
                 os.kill(task.process.pid, signal.SIGUSR1)

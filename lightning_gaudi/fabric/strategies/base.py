@@ -63,6 +63,7 @@ class HPUStrategy(HPUMixin):
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Run backward, then cut the graph."""
+        self._note_loss(tensor)
         with explained():
             super().backward(tensor, module, *args, **kwargs)
         self._end_of_graph()
@@ -70,6 +71,12 @@ class HPUStrategy(HPUMixin):
     # So that Fabric takes it for Lightning's own. It demands that any other is called, by
     # `Fabric.backward`, but a plain `loss.backward()` does too: with one graph instead of two.
     functools.update_wrapper(backward, Strategy.backward)
+
+    @override
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Save objects, unless a loss since the last look was not finite."""
+        self._check_losses()
+        super().save_checkpoint(*args, **kwargs)
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:

@@ -196,6 +196,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             storage_options: Not supported.
             filter: Not supported.
         """
+        self._check_losses()
         fabric_state.save(
             self.broadcast(path),
             state,

@@ -60,6 +60,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             IsADirectoryError: `path` is a folder with something else in it.
             OSError: It cannot be written.
         """
+        self._check_losses()
         refuse_options(storage_options)
         path = self.broadcast(path)
         key, model = _only_model(state)
