@@ -97,6 +97,10 @@ class _Started:
         atexit.unregister(self._at_exit)
         atexit.register(self._at_exit)
 
+    def kill(self) -> None:
+        """End what this process has started."""
+        self._ranks.kill()
+
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a fork of it
@@ -113,19 +117,38 @@ class _Started:
             self._ranks.kill()
 
 
+_has_failed = False
+_before_failing: Callable[[], None] = lambda: None  # noqa: E731 - there is nothing to do
+
+
+def has_failed() -> bool:
+    """Whether this rank's last task, or the program, ended with an error."""
+    return _has_failed or hasattr(sys, "last_value")
+
+
+def before_failing(function: Callable[[], None]) -> None:
+    """Have a function called when a rank's task ends with an error, to say what it knows."""
+    global _before_failing
+    _before_failing = function
+
+
 @contextlib.contextmanager
 def rank(number: int) -> Iterator[None]:
     """Say of an error which rank it is on, and end the ranks that this process has started.
 
     They end when the process does: a caller may still catch the error, on all ranks alike.
     """
+    global _has_failed
+    _has_failed = False
     try:
         yield
     except BaseException as error:
+        _has_failed = not _is_normal_exit(error)
         if isinstance(error, Exception):
             text = str(error).strip().split("\n")[0]
             say(f"[rank: {number}] {type(error).__name__}: {text}")
-        if _started is not None and not _is_normal_exit(error):
+            _before_failing()
+        if _started is not None and _has_failed:
             _started.fail()
         raise
     if _started is not None:
@@ -187,6 +210,13 @@ def _passing_on(
         yield received
     finally:
         signal.signal(signum, before)
+
+
+def end_now() -> None:
+    """End this process and the ranks that it has started, at once, with exit status 1."""
+    if _started is not None:
+        _started.kill()
+    _exit_now()
 
 
 def _exit_now() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from lightning_gaudi._core import collectives, vendor
+from lightning_gaudi._core import collectives, vendor, whereabouts
 from lightning_gaudi.compilation import model as compiled_model, settings
 from lightning_gaudi.compilation.foreach import stepping_at_once
 from lightning_gaudi.compilation.launches import LaunchAdvice
@@ -26,6 +25,7 @@ from lightning_gaudi.reliability import settings as reliability_settings
 from lightning_gaudi.reliability.finite import BadLoss, FiniteLosses, not_finite
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 
+from . import watching
 from .devices import DEVICE, select_card
 from .launchers import check_start_method
 from .loaders import start_workers_safely
@@ -72,7 +72,9 @@ class HPUMixin(_Base):  # type: ignore[misc]
     _compiled: tuple[Any, ...] = ()
     _advice: LaunchAdvice | None = None
     _losses: FiniteLosses | None = None
+    _watches_losses = False
     _num_steps = 0
+    _first_step = 0
 
     def __init__(
         self, *args: Any, compile: Any = None, reliability: Any = None, **kwargs: Any
@@ -190,8 +192,14 @@ class HPUMixin(_Base):  # type: ignore[misc]
         if choice.compilation.mode == "none" and not is_compiled:
             self._advice = LaunchAdvice(rank_zero_info)
 
+    def _note_place(self, place: str, step: int | None = None, *, new_batch: bool = False) -> None:
+        """Note for the watchdog where this rank is; its first step may compile for long."""
+        is_training = self._num_steps > self._first_step
+        whereabouts.enter(place, step, is_training=is_training, new_batch=new_batch)
+
     def _note_step(self) -> None:
         self._num_steps += 1
+        self._note_place("between two steps", self._num_steps)
         if self._advice is not None:
             self._advice.note_step()
         if self._losses is not None and self._reads_losses():
@@ -199,14 +207,10 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     def _note_loss(self, loss: Tensor) -> None:
         """Remember a loss, before backward, to be looked at later."""
-        if self._losses is None and self._watches_losses:
-            self._losses = FiniteLosses()
-        if self._losses is not None:
+        if self._losses is None:
+            self._losses, self._watches_losses = FiniteLosses(), self.reliability.stop_on_nan
+        if self._watches_losses:
             self._losses.note(loss, self._num_steps + 1)
-
-    @cached_property
-    def _watches_losses(self) -> bool:
-        return self.reliability.stop_on_nan
 
     def _reads_losses(self) -> bool:
         """Whether the step that ends is one after which losses are looked at."""
@@ -221,7 +225,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
         Raises:
             LossNotFiniteError: One was not.
         """
-        if not self._watches_losses:
+        if not self.reliability.stop_on_nan:
             return
         losses = self._losses or FiniteLosses()
         found = self._of_all(losses.first_bad(at_once=is_regular or not vendor.is_lazy()))
@@ -325,6 +329,7 @@ class RankedMixin(HPUMixin):
         # As a user may have made it, and used it without the Trainer's checks.
         self._process_group_backend = checked_backend(self._process_group_backend)
         init_process_group(self.cluster_environment, self._process_group_backend, self._timeout)
+        watching.watch_ranks(self.reliability, self._timeout)
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:

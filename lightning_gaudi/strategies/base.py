@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import vendor, whereabouts
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.compilation.settings import Compilation
@@ -55,8 +55,7 @@ class HPUStrategy(HPUMixin):
         self._uncompile()
         super().setup(trainer)
         self._compile(self.lightning_module, with_root=False)
-        self._losses = None
-        self.__dict__.pop("_watches_losses", None)
+        self._losses, self._first_step = None, self._num_steps
         self._ending = Ending(trainer, saves=self.reliability.save_on_exit)
 
     def _compile_whole(self, module: Module, compilation: Compilation) -> Any:
@@ -81,6 +80,7 @@ class HPUStrategy(HPUMixin):
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run backward."""
         self._note_loss(args[0] if args else kwargs["closure_loss"])
+        self._note_place("backward")
         with explained():
             loss: Tensor = super().backward(*args, **kwargs)
         return loss
@@ -89,6 +89,7 @@ class HPUStrategy(HPUMixin):
     def post_backward(self, closure_loss: Tensor) -> None:
         """Cut the graph after backward."""
         self._end_of_graph()
+        self._note_place("optimizer step")
 
     @override
     def _note_step(self) -> None:
@@ -123,6 +124,7 @@ class HPUStrategy(HPUMixin):
         return output
 
     @override
+    @whereabouts.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
@@ -140,6 +142,7 @@ class HPUStrategy(HPUMixin):
     @override
     def on_validation_start(self) -> None:
         """Keep the random state: as on other devices, the sanity check leaves no trace in it."""
+        whereabouts.enter("validation", is_training=False)
         super().on_validation_start()
         module = self.lightning_module
         if module is not None and module.trainer.sanity_checking:
@@ -149,6 +152,7 @@ class HPUStrategy(HPUMixin):
     def on_validation_end(self) -> None:
         """Undo the sanity check's draws; the metrics of any validation leave operations behind."""
         super().on_validation_end()
+        self._note_place("after a validation")
         self._has_remains = True
         # Here and not when training starts: what a user's hook seeds there has to stay.
         state, self._rng_state_before_check = self._rng_state_before_check, None
@@ -164,12 +168,14 @@ class HPUStrategy(HPUMixin):
             self._end_of_graph()
         if self._ending is not None:
             self._ending.before_step()
+        step = self.lightning_module.trainer.global_step + 1
+        self._note_place("forward", step, new_batch=True)
 
     @override
     def on_train_start(self) -> None:
         """Go on with the random numbers that a checkpoint interrupted."""
         super().on_train_start()
-        self._num_steps = self.lightning_module.trainer.global_step
+        self._num_steps = self._first_step = self.lightning_module.trainer.global_step
         state, self._rng_state_at_start = self._rng_state_at_start, None
         if state is not None:
             trainer = self.lightning_module.trainer
@@ -178,6 +184,7 @@ class HPUStrategy(HPUMixin):
     @override
     def on_train_end(self) -> None:
         """Look at the losses since the last log step."""
+        whereabouts.enter("the end of the fit", is_training=False)
         super().on_train_end()
         self._check_losses()
 

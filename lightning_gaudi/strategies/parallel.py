@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.fabric.utilities.seed import reset_seed
 from torch import Tensor
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core import collectives
 
+from ..distributed import watching
 from ..distributed.strategy import RankedMixin
 from .base import HPUStrategy
 from .launchers import HPUScriptLauncher, HPUSpawnLauncher
@@ -29,6 +31,12 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
         reset_seed()
         self.set_world_ranks()
         super()._connect()
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Set up the model, and have the watchdog do what a callback asks for."""
+        watching.adapt(self.reliability, self._timeout)
+        super().setup(trainer)
 
     @override
     def reduce(

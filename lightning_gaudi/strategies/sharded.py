@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_gaudi._core import whereabouts
 from lightning_gaudi._core.error_sync import on_rank_zero
 
 from ..checkpoint.folders import recover
@@ -57,6 +58,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         """Nothing: `load_checkpoint` has loaded it."""
 
     @override
+    @whereabouts.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:

@@ -17,7 +17,7 @@ import torch
 from tests.launch.started import Started, program, started
 
 LONG = {"num_batches": 4000, "enable_checkpointing": True}
-END_S = 15.0
+END_S = 60.0
 
 
 def _training(run: Started, num_ranks: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 
 def trouble(place: str) -> float:
-    """What the test wants to happen here: raise, hang, spin, a signal, or none but to say when.
+    """What the test wants to happen here: raise, hang, be late, a signal, or none.
 
     Returns:
         What a loss is to be multiplied by: 1, unless it is to be nan or inf.
@@ -32,6 +32,8 @@ def trouble(place: str) -> float:
                 raise ValueError(f"trouble at {place} on purpose")
             if what == "hang":
                 time.sleep(600)
+            elif what == "late":
+                time.sleep(float(os.environ["LATE_S"]))
             elif what == "spin":
                 _hold_the_interpreter()
             elif what in ("nan", "inf"):
@@ -51,6 +53,7 @@ GIVEN = set(os.environ)
 
 import lightning.pytorch as pl  # noqa: E402
 import torch  # noqa: E402
+from lightning.pytorch.plugins.io import TorchCheckpointIO  # noqa: E402
 from lightning.pytorch.utilities.exceptions import SIGTERMException  # noqa: E402
 
 from tests.helpers.tiny import QUIET, TinyModule, batches  # noqa: E402
@@ -78,6 +81,19 @@ class Model(TinyModule):
             time.sleep(0.05)
         loss = super().training_step(batch, batch_idx)
         return loss * trouble("loss") if batch_idx == 5 else loss
+
+
+class ValidatedModel(Model):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        trouble("validation")
+
+
+class SlowIO(TorchCheckpointIO):
+    """Takes long to write, if a test wants that."""
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        trouble("save")
+        super().save_checkpoint(*args, **kwargs)
 
 
 class Found(pl.Callback):
@@ -122,11 +138,17 @@ def main() -> None:
     if (every := settings.pop("save_every", None)) is not None:
         callbacks += [pl.callbacks.ModelCheckpoint(every_n_train_steps=every, save_top_k=-1)]
         settings["enable_checkpointing"] = True
+    if validates := settings.pop("validates", False):
+        settings["plugins"] = [SlowIO()]
     options = {"accelerator": "hpu", "max_epochs": 1, **QUIET, **settings}
     trainer = pl.Trainer(callbacks=callbacks, **options)
     assert not CHOSEN & os.environ.keys() - GIVEN
     trouble("fit")
-    trainer.fit(Model(), batches(num_batches))
+    trainer.fit(
+        ValidatedModel() if validates else Model(),
+        batches(num_batches),
+        batches(1) if validates else None,
+    )
     trouble("end")
 
 

@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import vendor, whereabouts
 
 from ...deepspeed.checkpoint import fabric_state
 from ...deepspeed.checkpoint.load import is_deepspeed_folder
@@ -181,6 +181,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         return super().module_init_context(empty_init)
 
     @override
+    @whereabouts.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self,
         path: _PATH,
