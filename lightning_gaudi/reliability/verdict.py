@@ -71,9 +71,15 @@ def judge(
     running = {rank: beat for rank, beat in beats.items() if beat.state == RUNS}
     still = {rank: beat.still_s + silent_s[rank] for rank, beat in running.items()}
     waiting = [rank for rank in running if _waits(running[rank], silent_s[rank])]
+    # Of a silent rank nobody knows where it has come to since: as far as the others, at most.
+    is_training = any(beat.is_training for beat in running.values())
+    at = {
+        rank: beat._replace(is_training=is_training) if silent_s[rank] > SILENT_S else beat
+        for rank, beat in running.items()
+    }
     late = [
         rank
-        for rank, beat in running.items()
+        for rank, beat in at.items()
         if rank not in waiting and still[rank] > _limit(beat, limits)
     ]
     hung = [rank for rank in late if _is_behind(rank, running, waiting)]
@@ -99,8 +105,7 @@ def _limit(beat: Beat, limits: Limits) -> float:
 def _is_behind(rank: int, running: Mapping[int, Beat], waiting: list[int]) -> bool:
     beat = running[rank]
     return any(
-        other in waiting
-        or (found.is_training and beat.is_training and found.position > beat.position)
+        other in waiting or (found.is_training and found.position > beat.position)
         for other, found in running.items()
         if other != rank
     )
@@ -134,8 +139,11 @@ def _each(
     lines = []
     for rank in ranks:
         beat = running[rank]
-        silent = f", silent for {silent_s[rank]:.0f} s" if silent_s[rank] > SILENT_S else ""
-        lines.append(f"rank {rank} hangs in {_where(beat)}, for {still[rank]:.0f} s{silent}")
+        if silent_s[rank] > SILENT_S:
+            told = f"is silent for {silent_s[rank]:.0f} s, last heard of in {_where(beat)}"
+        else:
+            told = f"is for {still[rank]:.0f} s in {_where(beat)}"
+        lines.append(f"rank {rank} hangs: it {told}")
     return "; ".join(lines)
 
 

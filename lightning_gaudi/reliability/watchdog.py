@@ -207,7 +207,8 @@ class Watchdog:
             stack = self._board.stacks.get(rank, "").rstrip() or "  not to be had"
             say(f"the Python stack of rank {rank}:\n{stack}\n")
         say(f"[rank: {self._rank}] ends: {verdict.reason}")
-        self._board.say_seen()
+        if self._rank not in verdict.ranks:
+            self._board.say_seen()
         self._linger(verdict)
         for rank in verdict.ranks:
             if rank in self._local and self._is_helper(verdict):

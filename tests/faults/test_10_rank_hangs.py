@@ -50,7 +50,8 @@ def test_a_rank_that_hangs_is_named_with_its_stack(
         run.wait_for_all_to_end(FOUND_S + LOAD_S - (time.time() - began))
         took = time.time() - began
         assert run.process.returncode != 0, run.output
-        named = rf"\[rank: (\d+)\] ends: rank {rank} hangs in step 4, forward, for \d+ s"
+        where = r"silent for \d+ s" if how != "hang" else r"for \d+ s in step 4, forward"
+        named = rf"\[rank: (\d+)\] ends: rank {rank} hangs: it is {where}"
         tellers = {int(each) for each in re.findall(named, run.output)}
         assert tellers >= set(range(num_ranks)) - {rank}, run.output
         stack = run.output.partition(f"the Python stack of rank {rank}:")[2]
@@ -68,7 +69,7 @@ def test_under_torchrun_a_rank_that_hangs_is_named(
         run.wait_for_all_to_end(FOUND_S + LOAD_S - (time.time() - began))
         took = time.time() - began
         assert run.process.returncode != 0
-        assert "[rank: 1] ends: rank 0 hangs in step 4, forward" in run.output, run.output
+        assert "[rank: 1] ends: rank 0 hangs: it is silent" in run.output, run.output
     measured(f"rank 0 of 2, SIGSTOP, torchrun: named, all gone in {took:.1f} s")
 
 
