@@ -67,16 +67,16 @@ def of_main_thread() -> str:
 
 def of_other(process: Process) -> str:
     """The stack of another process on this host, be it stopped or busy; "" if it gives none."""
-    path = Path(process.stack)
     end = time.monotonic() + _WRITING_S
-    with contextlib.suppress(OSError):
-        before = path.stat().st_size
+    with contextlib.suppress(OSError), Path(process.stack).open() as file:
+        file.seek(0, os.SEEK_END)
         os.kill(process.pid, _SIGNAL)
         os.kill(process.pid, signal.SIGCONT)
-        while path.stat().st_size == before and time.monotonic() < end:
-            time.sleep(0.05)
-        time.sleep(0.1)
-        return path.read_text()[before:]
+        found = ""
+        while time.monotonic() < end and not (found and found.endswith("\n")):
+            time.sleep(0.1)
+            found += file.read()
+        return found
     return ""
 
 

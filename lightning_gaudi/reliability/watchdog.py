@@ -217,14 +217,15 @@ class Watchdog:
         processes.end_now()
 
     def _collect(self, wanted: list[int]) -> None:
-        """Wait for stacks; of a rank beside this one that gives none, take it."""
-        end, taken = time.monotonic() + _STACKS_S, time.monotonic() + _STACKS_S / 2
-        while time.monotonic() < end and set(wanted) - self._board.stacks.keys():
-            for rank in set(wanted) - self._board.stacks.keys():
-                is_due = time.monotonic() > taken or not self._board.answers
-                if rank in self._local and is_due:
-                    self._board.stacks[rank] = stacks.of_other(self._local[rank])
-                    self._board.tell_stack(rank, self._board.stacks[rank])
+        """Wait for stacks; from a rank beside this one that gives none, take it."""
+        begun, found, asked = time.monotonic(), self._board.stacks, set[int]()
+        while time.monotonic() - begun < _STACKS_S and (missing := set(wanted) - found.keys()):
+            is_due = time.monotonic() - begun > _STACKS_S / 2 or not self._board.answers
+            for rank in missing & self._local.keys() - asked if is_due else ():
+                asked.add(rank)
+                if stack := stacks.of_other(self._local[rank]):
+                    found.setdefault(rank, stack)
+                    self._board.tell_stack(rank, stack)
             time.sleep(_POLL_S / 10)
 
     def _is_helper(self, verdict: Verdict) -> bool:

@@ -18,7 +18,9 @@ def _judge(*beats, silent_s=None):
 def test_a_rank_that_others_wait_for_hangs():
     found = _judge(_beat(31, collective="all_reduce"), _beat(31))
     assert found.ranks == (1,)
-    assert "rank 1 hangs: it is for 31 s in step 4, forward (last collective: barrier)" in str(found)
+    assert "rank 1 hangs: it is for 31 s in step 4, forward (last collective: barrier)" in str(
+        found
+    )
 
 
 def test_a_rank_that_is_behind_hangs_though_nobody_waits_in_a_known_collective():
