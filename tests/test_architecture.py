@@ -44,7 +44,7 @@ ROOMS: dict[str, set[str]] = {
     "attention": {"_core"},
     "compilation": {"_core"},
     "inference": {"_core"},
-    "reliability": set(),
+    "reliability": {"_core"},
     "_patches": {"_core", "attention", "reliability", "simulator"},
     "data": {"_core"},
     "callbacks": {"_core", "compilation", "reliability"},

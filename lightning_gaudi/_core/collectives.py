@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .whereabouts import waiting
+
 _has_been_connected = False
 """Whether this process has been one of several that speak with each other."""
 
@@ -59,7 +61,8 @@ def forget_cpu_group() -> None:
 def barrier() -> None:
     """Wait until all ranks are here; the devices work on."""
     if is_connected():
-        dist.barrier(group=cpu_group())
+        with waiting("barrier"):
+            dist.barrier(group=cpu_group())
 
 
 def broadcast_object(value: Any, src: int = 0) -> Any:
@@ -67,7 +70,8 @@ def broadcast_object(value: Any, src: int = 0) -> Any:
     if not is_connected():
         return value
     values = [value]
-    dist.broadcast_object_list(values, src, group=cpu_group())
+    with waiting("broadcast_object"):
+        dist.broadcast_object_list(values, src, group=cpu_group())
     return values[0]
 
 
@@ -76,7 +80,8 @@ def gather_objects(value: Any) -> list[Any]:
     if not is_connected():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group=cpu_group())
+    with waiting("gather_objects"):
+        dist.all_gather_object(values, value, group=cpu_group())
     return values
 
 
@@ -85,7 +90,8 @@ def decide(decision: bool, *, all_ranks: bool) -> bool:
     if not is_connected():
         return decision
     votes = torch.tensor(int(decision))
-    dist.all_reduce(votes, dist.ReduceOp.SUM, group=cpu_group())
+    with waiting("all_reduce of a decision"):
+        dist.all_reduce(votes, dist.ReduceOp.SUM, group=cpu_group())
     return int(votes) == dist.get_world_size() if all_ranks else int(votes) > 0
 
 
@@ -109,9 +115,9 @@ def reduce(
     is_mean = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
     # Gaudi's HCCL has no average.
     op = "sum" if is_mean or reduce_op is None else reduce_op
-    dist.all_reduce(
-        tensor, getattr(dist.ReduceOp, op.upper()) if isinstance(op, str) else op, group=group
-    )
+    op = getattr(dist.ReduceOp, op.upper()) if isinstance(op, str) else op
+    with waiting("all_reduce"):
+        dist.all_reduce(tensor, op, group=group)
     return tensor.copy_(tensor / dist.get_world_size(group)) if is_mean else tensor
 
 
@@ -125,20 +131,25 @@ class StopAgreement:
         self._votes = torch.zeros(1, dtype=torch.int32)
         self._work: Any = None
 
-    def agree(self, *, wants_to_stop: bool) -> bool:
-        """Whether a rank wanted to stop at the last step; all ranks call this at each step."""
-        if self.finish():
-            return True
-        self._votes = torch.tensor([int(wants_to_stop)], dtype=torch.int32)
+    def agree(self, reason: int) -> int:
+        """The largest reason to stop that a rank had at the last step; all ranks call this at each.
+
+        Args:
+            reason: This rank's, or 0 to go on.
+        """
+        if (found := self.finish()) > 0:
+            return found
+        self._votes = torch.tensor([reason], dtype=torch.int32)
         self._work = dist.all_reduce(
             self._votes, dist.ReduceOp.MAX, group=cpu_group(), async_op=True
         )
-        return False
+        return 0
 
-    def finish(self) -> bool:
-        """Wait for the reduction on its way; whether a rank wanted to stop."""
+    def finish(self) -> int:
+        """Wait for the reduction on its way; the largest reason to stop that a rank had."""
         if self._work is None:
-            return False
-        self._work.wait()
+            return 0
+        with waiting("all_reduce of signals"):
+            self._work.wait()
         self._work = None
-        return bool(self._votes.item())
+        return int(self._votes.item())

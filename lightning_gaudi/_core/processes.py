@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -96,6 +97,10 @@ class _Started:
         atexit.unregister(self._at_exit)
         atexit.register(self._at_exit)
 
+    def kill(self) -> None:
+        """End what this process has started."""
+        self._ranks.kill()
+
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a fork of it
@@ -112,19 +117,38 @@ class _Started:
             self._ranks.kill()
 
 
+_has_failed = False
+_before_failing: Callable[[], None] = lambda: None  # noqa: E731 - there is nothing to do
+
+
+def has_failed() -> bool:
+    """Whether this rank's last task, or the program, ended with an error."""
+    return _has_failed or hasattr(sys, "last_value")
+
+
+def before_failing(function: Callable[[], None]) -> None:
+    """Have a function called when a rank's task ends with an error, to say what it knows."""
+    global _before_failing
+    _before_failing = function
+
+
 @contextlib.contextmanager
 def rank(number: int) -> Iterator[None]:
     """Say of an error which rank it is on, and end the ranks that this process has started.
 
     They end when the process does: a caller may still catch the error, on all ranks alike.
     """
+    global _has_failed
+    _has_failed = False
     try:
         yield
     except BaseException as error:
+        _has_failed = not _is_normal_exit(error)
         if isinstance(error, Exception):
             text = str(error).strip().split("\n")[0]
             say(f"[rank: {number}] {type(error).__name__}: {text}")
-        if _started is not None and not _is_normal_exit(error):
+            _before_failing()
+        if _started is not None and _has_failed:
             _started.fail()
         raise
     if _started is not None:
@@ -132,7 +156,7 @@ def rank(number: int) -> Iterator[None]:
 
 
 def _is_normal_exit(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and error.code in (None, 0)
+    return isinstance(error, SystemExit) and error.code in (None, 0, rank_monitor.STOPPED)
 
 
 @contextlib.contextmanager
@@ -140,21 +164,59 @@ def joined(processes: Callable[[], Sequence[Process]]) -> Iterator[None]:
     """Have the processes, all local ranks, end together and before this context does.
 
     Whoever is in it waits for them, and raises and says so when one has failed; the others are
-    killed if they do not end then.
+    killed if they do not end then. A SIGTERM is theirs, too, and the exit status then 143.
 
     Args:
         processes: Those that have been started so far.
+
+    Raises:
+        SystemExit: They were ended by a SIGTERM.
     """
     ranks = RankMonitor(processes, first_rank=0, is_quiet=True)
     ranks.watch(lambda: None)
     try:
-        yield
-    except BaseException:
-        ranks.wait(rank_monitor.GRACE_S)
+        with _passing_on(signal.SIGTERM, processes) as received:
+            yield
+    except BaseException as error:
+        was_stopped = bool(received) or ranks.were_stopped()
+        ranks.wait(rank_monitor.STOP_S if was_stopped else rank_monitor.GRACE_S)
         ranks.kill()
+        if was_stopped:
+            raise SystemExit(rank_monitor.STOPPED) from error
         raise
     finally:
         ranks.unwatch()
+
+
+@contextlib.contextmanager
+def _passing_on(
+    signum: signal.Signals, processes: Callable[[], Sequence[Process]]
+) -> Iterator[list[int]]:
+    """Send a signal on to processes, which decide; the list has it once it came."""
+    received: list[int] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        received.append(number)
+        for process in processes():
+            if process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = signal.signal(signum, pass_on)
+    try:
+        yield received
+    finally:
+        signal.signal(signum, before)
+
+
+def end_now() -> None:
+    """End this process and the ranks that it has started, at once, with exit status 1."""
+    if _started is not None:
+        _started.kill()
+    _exit_now()
 
 
 def _exit_now() -> None:

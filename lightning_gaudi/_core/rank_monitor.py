@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 GRACE_S = 5.0
 """How long the other ranks may still run when one has failed."""
 
+STOPPED = 128 + signal.SIGTERM
+"""The exit status of a rank that SIGTERM has ended, as a shell has it; all ranks agree on that."""
+
+STOP_S = 30.0
+"""How long the other ranks may still run when one has ended so."""
+
 POLL_S = 0.25
 """How often to look."""
 
@@ -107,8 +113,13 @@ class RankMonitor:
             how = f"failed with exit status {status}" if status > 0 else _killed_by(-status)
             say(f"local rank {rank} (process {pid}) {how}; the other ranks end too")
 
+    def were_stopped(self) -> bool:
+        """Whether a rank was ended by SIGTERM, in good order."""
+        return STOPPED in self._statuses().values()
+
     def _failed(self) -> dict[int, int]:
-        return {rank: status for rank, status in self._statuses().items() if status}
+        statuses = self._statuses().items()
+        return {rank: status for rank, status in statuses if status and status != STOPPED}
 
     def _statuses(self) -> dict[int, int | None]:
         ranks = enumerate(self._processes(), self._first_rank)

@@ -290,13 +290,15 @@ REGISTER = (
         checked=_LIGHTNING,
         targets=(
             "a Trainer's _SignalConnector:_sigterm_notifier_fn",
+            "a Trainer's _SignalConnector:_slurm_sigusr_handler_fn",
             "a Trainer's _TrainingEpochLoop:_broadcast_sigterm_tensor",
         ),
         why=(
             "Before each step it asks the device of every rank whether rank 0 got a SIGTERM, for "
-            "which the host waits. The ranks agree over a group on the CPU instead."
+            "which the host waits. At SLURM's signal it saves in the middle of a step, and trains "
+            "on. The ranks agree over a group on the CPU instead, and end between two steps."
         ),
-        without="ranks will wait for their devices at each step",
+        without="ranks will wait for their devices at each step, and SLURM's signal ends no fit",
         undone="with the Trainer",
     ),
     Patch(

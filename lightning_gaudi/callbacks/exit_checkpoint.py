@@ -98,6 +98,8 @@ class OnExitCheckpoint(Callback):
             rank_zero_warn(f"The last state could not be saved: {error}")
         finally:
             self._restore_handlers()
+        if self.signal is not None and isinstance(exception, SIGTERMException):
+            exception.code = 128 + self.signal  # as a shell has it
         if trainer.is_global_zero:
             print(self._summary(trainer), flush=True)
 

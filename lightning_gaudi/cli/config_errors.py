@@ -17,12 +17,12 @@ from .catalog import nearest
 _args: ContextVar[Sequence[str] | None] = ContextVar("_args", default=None)
 
 # What jsonargparse says, from 4.35 to 4.53: on the command line; in a file.
-_UNKNOWN = (r"nrecognized arguments: (?:\S+ )*?--([^\s=]+)",)
-_UNKNOWN += (
+_UNKNOWN = (
+    r"nrecognized arguments: (?:\S+ )*?--([^\s=]+)",
     r"does not accept (?:option|nested key) '([^']+)'",
     r"^Option '([^']+)' is not accepted",
+    r"^(?:Validation failed: )?[Kk]ey [\"']([^\"']+)[\"'] (?:is not expected|to check)",
 )
-_UNKNOWN += (r"^(?:Validation failed: )?[Kk]ey [\"']([^\"']+)[\"'] (?:is not expected|to check)",)
 _SYNTAX = "Problems parsing config"
 _VALUE = re.compile(r"[Kk]ey \"([^\"]+)\"")
 _CLASS = re.compile(

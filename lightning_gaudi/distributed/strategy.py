@@ -15,22 +15,28 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from lightning_gaudi._core import collectives, vendor
+from lightning_gaudi._core import collectives, vendor, whereabouts
 from lightning_gaudi.compilation import model as compiled_model, settings
 from lightning_gaudi.compilation.foreach import stepping_at_once
 from lightning_gaudi.compilation.launches import LaunchAdvice
 from lightning_gaudi.compilation.regions import declared_regions, has_compiled_parts
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability import settings as reliability_settings
+from lightning_gaudi.reliability.finite import BadLoss, FiniteLosses, not_finite
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 from lightning_gaudi.reliability.trust import as_told
 
+from . import watching
 from .devices import DEVICE, select_card
 from .launchers import check_start_method
 from .loaders import start_workers_safely
 from .process_group import BACKEND, checked_backend, init_process_group
 
 _Value = TypeVar("_Value")
+
+_STEPS_PER_LOOK = 50
+"""After how many steps losses are looked at where nobody says; in the Trainer it is when it logs,
+by default as often."""
 
 # Beside each of these mixins stands a strategy of Lightning's, the Trainer's or Fabric's, and an
 # instance of that may become one of ours: Python allows it if both extend ABC, and not if a mixin
@@ -66,6 +72,10 @@ class HPUMixin(_Base):  # type: ignore[misc]
     _reliability_argument: ReliabilitySettings | None = None
     _compiled: tuple[Any, ...] = ()
     _advice: LaunchAdvice | None = None
+    _losses: FiniteLosses | None = None
+    _watches_losses = False
+    _num_steps = 0
+    _first_step = 0
 
     def __init__(
         self, *args: Any, compile: Any = None, reliability: Any = None, **kwargs: Any
@@ -189,9 +199,49 @@ class HPUMixin(_Base):  # type: ignore[misc]
         if choice.compilation.mode == "none" and not is_compiled:
             self._advice = LaunchAdvice(rank_zero_info)
 
+    def _note_place(self, place: str, step: int | None = None, *, new_batch: bool = False) -> None:
+        """Note for the watchdog where this rank is; its first step may compile for long."""
+        is_training = self._num_steps > self._first_step
+        whereabouts.enter(place, step, is_training=is_training, new_batch=new_batch)
+
     def _note_step(self) -> None:
+        self._num_steps += 1
+        self._note_place("between two steps", self._num_steps)
         if self._advice is not None:
             self._advice.note_step()
+        if self._losses is not None and self._reads_losses():
+            self._check_losses(is_regular=True)
+
+    def _note_loss(self, loss: Tensor) -> None:
+        """Remember a loss, before backward, to be looked at later."""
+        if self._losses is None:
+            self._losses, self._watches_losses = FiniteLosses(), self.reliability.stop_on_nan
+        if self._watches_losses:
+            self._losses.note(loss, self._num_steps + 1)
+
+    def _reads_losses(self) -> bool:
+        """Whether the step that ends is one after which losses are looked at."""
+        return self._num_steps % _STEPS_PER_LOOK == 0
+
+    def _check_losses(self, *, is_regular: bool = False) -> None:
+        """Raise on all ranks if a loss of any was not finite; waits for the device.
+
+        Args:
+            is_regular: Whether there are as many losses as at other times.
+
+        Raises:
+            LossNotFiniteError: One was not.
+        """
+        if not self.reliability.stop_on_nan:
+            return
+        losses = self._losses or FiniteLosses()
+        found = self._of_all(losses.first_bad(at_once=is_regular or not vendor.is_lazy()))
+        if any(found):
+            raise not_finite(found, self._num_steps)
+
+    def _of_all(self, bad: BadLoss | None) -> list[BadLoss | None]:
+        """What each rank has found."""
+        return [bad]
 
     def _stepping(self, optimizer: Any) -> AbstractContextManager[None]:
         compilation = self._choice().compilation
@@ -286,6 +336,7 @@ class RankedMixin(HPUMixin):
         # As a user may have made it, and used it without the Trainer's checks.
         self._process_group_backend = checked_backend(self._process_group_backend)
         init_process_group(self.cluster_environment, self._process_group_backend, self._timeout)
+        watching.watch_ranks(self.reliability, self._timeout)
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -302,6 +353,12 @@ class RankedMixin(HPUMixin):
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """What all ranks (or any of them) decided; the devices work on."""
         return collectives.decide(decision, all_ranks=all)
+
+    @override
+    def _of_all(self, bad: BadLoss | None) -> list[BadLoss | None]:
+        if collectives.decide(bad is not None, all_ranks=False):
+            return collectives.gather_objects(bad)
+        return [None]
 
     @staticmethod
     def _reduce(tensor: Any, group: Any, reduce_op: dist.ReduceOp | str | None) -> Any:

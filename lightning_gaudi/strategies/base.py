@@ -12,15 +12,17 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import vendor, whereabouts
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.compilation.settings import Compilation
+from lightning_gaudi.reliability.finite import MAX_STEPS
 
 from ..checkpoint.io import HPUCheckpointIO
 from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
@@ -28,6 +30,7 @@ from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
 from .auto_resume import AutoResume
 from .compiled_steps import CompiledSteps
+from .ending import Ending
 from .exact_resume import KEY as EXACT_RESUME, ExactResume
 from .resume_checks import warn_of_ranks
 
@@ -54,18 +57,21 @@ class HPUStrategy(AutoResume, HPUMixin):
     _rng_state_before_check: Tensor | None = None
     _has_remains = False
     _exact_resume: ExactResume | None = None
+    _ending: Ending | None = None
 
     takes_async_save = True
     """Whether checkpoints can be written while training goes on."""
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Set up the model, and compile what is to be compiled of it."""
+        """Set up the model, compile what is to be compiled of it, and be ready for signals."""
         assert self.lightning_module is not None
         self._uncompile()
         self._to_resume()  # before the loops run
         super().setup(trainer)
         self._compile(self.lightning_module, with_root=False)
+        self._losses, self._first_step = None, self._num_steps
+        self._ending = Ending(trainer, saves=self.reliability.save_on_exit)
 
     def _compile_whole(self, module: Module, compilation: Compilation) -> Any:
         return CompiledSteps(module, compilation)
@@ -115,14 +121,10 @@ class HPUStrategy(AutoResume, HPUMixin):
             self._checkpoint_io.stop_background()
 
     @override
-    def on_train_end(self) -> None:
-        """Wait until the last checkpoint is on disk."""
-        super().on_train_end()
-        self._end_async_save()
-
-    @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run backward."""
+        self._note_loss(args[0] if args else kwargs["closure_loss"])
+        self._note_place("backward")
         with explained():
             loss: Tensor = super().backward(*args, **kwargs)
         return loss
@@ -131,6 +133,18 @@ class HPUStrategy(AutoResume, HPUMixin):
     def post_backward(self, closure_loss: Tensor) -> None:
         """Cut the graph after backward."""
         self._end_of_graph()
+        self._note_place("optimizer step")
+
+    @override
+    def _note_step(self) -> None:
+        self._num_steps = self.lightning_module.trainer.global_step
+        super()._note_step()
+
+    @override
+    def _reads_losses(self) -> bool:
+        # Where Lightning reads metrics anyway, but not much later.
+        every = self.lightning_module.trainer.log_every_n_steps
+        return bool(self._num_steps % min(every or MAX_STEPS, MAX_STEPS) == 0)
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -154,10 +168,12 @@ class HPUStrategy(AutoResume, HPUMixin):
         return output
 
     @override
+    @whereabouts.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Save the checkpoint, with what an exact resume needs."""
+        """Save the checkpoint, with what an exact resume needs, unless a loss is not finite."""
+        self._check_losses()
         self._add_resume_state(checkpoint)
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
@@ -179,6 +195,7 @@ class HPUStrategy(AutoResume, HPUMixin):
     @override
     def on_validation_start(self) -> None:
         """Keep the random state: as on other devices, the sanity check leaves no trace in it."""
+        whereabouts.enter("validation", is_training=False)
         super().on_validation_start()
         module = self.lightning_module
         if module is not None and module.trainer.sanity_checking:
@@ -188,6 +205,7 @@ class HPUStrategy(AutoResume, HPUMixin):
     def on_validation_end(self) -> None:
         """Undo the sanity check's draws; the metrics of any validation leave operations behind."""
         super().on_validation_end()
+        self._note_place("after a validation")
         self._has_remains = True
         # Here and not when training starts: what a user's hook seeds there has to stay.
         state, self._rng_state_before_check = self._rng_state_before_check, None
@@ -203,11 +221,16 @@ class HPUStrategy(AutoResume, HPUMixin):
         if self._has_remains or batch_idx == 0:
             self._has_remains = False
             self._end_of_graph()
+        if self._ending is not None:
+            self._ending.before_step()
+        step = self.lightning_module.trainer.global_step + 1
+        self._note_place("forward", step, new_batch=True)
 
     @override
     def on_train_start(self) -> None:
         """Go on with the random numbers that a checkpoint interrupted."""
         super().on_train_start()
+        self._num_steps = self._first_step = self.lightning_module.trainer.global_step
         state, self._rng_state_at_start = self._rng_state_at_start, None
         if state is not None:
             trainer = self.lightning_module.trainer
@@ -215,6 +238,21 @@ class HPUStrategy(AutoResume, HPUMixin):
         resume = self._to_resume()
         if resume is not None:
             resume.on_train_start()
+
+    @override
+    def on_train_end(self) -> None:
+        """Look at the losses since the last log step; wait until the last checkpoint is on disk."""
+        whereabouts.enter("the end of the fit", is_training=False)
+        super().on_train_end()
+        self._check_losses()
+        self._end_async_save()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        """Save the state of a fit that a signal ends; the exit status is 143."""
+        super().on_exception(exception)
+        if self._ending is not None and isinstance(exception, SIGTERMException):
+            self._ending.end(exception)
 
     @override
     def teardown(self) -> None:

@@ -17,6 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_gaudi._core import whereabouts
 from lightning_gaudi._patches.apply import add
 from lightning_gaudi._patches.deepspeed import unset_variables
 from lightning_gaudi.reliability.trust import as_told
@@ -154,6 +155,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         configure_checkpointing(self.deepspeed_config)
 
     @override
+    @whereabouts.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
@@ -162,6 +164,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             raise TypeError(
                 f"DeepSpeed has no use for storage_options={storage_options!r}. Leave them out."
             )
+        self._check_losses()
         states = ("state_dict", "optimizer_states")
         if "optimizer_states" not in checkpoint:
             rank_zero_warn(

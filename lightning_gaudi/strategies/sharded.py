@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_gaudi._core import whereabouts
 from lightning_gaudi._core.error_sync import on_rank_zero
 from lightning_gaudi.reliability.trust import as_told
 
@@ -65,6 +66,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         """Nothing: `load_checkpoint` has loaded it."""
 
     @override
+    @whereabouts.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
@@ -80,6 +82,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             IsADirectoryError: `filepath` is a folder with something else in it.
             OSError: It cannot be written.
         """
+        self._check_losses()
         refuse_options(storage_options)
         self._add_resume_state(checkpoint)
         path = self.broadcast(filepath)

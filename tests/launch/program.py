@@ -8,6 +8,7 @@ Each rank writes what it found to FOLDER. The trouble is in the variable TROUBLE
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -17,8 +18,12 @@ from pathlib import Path
 from typing import Any
 
 
-def trouble(place: str) -> None:
-    """What the test wants to happen here: raise, hang, a signal, or none but to say when."""
+def trouble(place: str) -> float:
+    """What the test wants to happen here: raise, hang, be late, a signal, or none.
+
+    Returns:
+        What a loss is to be multiplied by: 1, unless it is to be nan or inf.
+    """
     for word in os.environ.get("TROUBLE", "").split():
         where, rank, what = word.split(":")
         if where == place and rank == os.environ.get("LOCAL_RANK", "0"):
@@ -27,8 +32,20 @@ def trouble(place: str) -> None:
                 raise ValueError(f"trouble at {place} on purpose")
             if what == "hang":
                 time.sleep(600)
+            elif what == "late":
+                time.sleep(float(os.environ["LATE_S"]))
+            elif what == "spin":
+                _hold_the_interpreter()
+            elif what in ("nan", "inf"):
+                return float(what)
             elif what != "none":
                 os.kill(os.getpid(), signal.Signals[what])
+    return 1.0
+
+
+def _hold_the_interpreter() -> None:
+    """Sleep without letting other threads of Python run, as bad native code does."""
+    ctypes.PyDLL(None).sleep(600)
 
 
 trouble("import")
@@ -36,6 +53,7 @@ GIVEN = set(os.environ)
 
 import lightning.pytorch as pl  # noqa: E402
 import torch  # noqa: E402
+from lightning.pytorch.plugins.io import TorchCheckpointIO  # noqa: E402
 from lightning.pytorch.utilities.exceptions import SIGTERMException  # noqa: E402
 
 from tests.helpers.tiny import QUIET, TinyModule, batches  # noqa: E402
@@ -56,12 +74,26 @@ class Model(TinyModule):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         folder = Path(sys.argv[1])
         if batch_idx == 3:
-            (folder / f"step3-{os.environ['LOCAL_RANK']}").touch()
+            (folder / f"step3-{os.environ.get('LOCAL_RANK', '0')}").touch()
             trouble("step")
         # Where a test sends signals, training goes on until they come.
         if "SLOW" in os.environ:
             time.sleep(0.05)
-        return super().training_step(batch, batch_idx)
+        loss = super().training_step(batch, batch_idx)
+        return loss * trouble("loss") if batch_idx == 5 else loss
+
+
+class ValidatedModel(Model):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        trouble("validation")
+
+
+class SlowIO(TorchCheckpointIO):
+    """Takes long to write, if a test wants that."""
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        trouble("save")
+        super().save_checkpoint(*args, **kwargs)
 
 
 class Found(pl.Callback):
@@ -102,13 +134,21 @@ def main() -> None:
         from datetime import timedelta
 
         settings["strategy"] = pl.strategies.DDPStrategy(timeout=timedelta(seconds=timeout_s))
-    num_batches = settings.pop("num_batches", 16)
-    trainer = pl.Trainer(
-        **{"accelerator": "hpu", "max_epochs": 1, "callbacks": Found(), **QUIET, **settings}
-    )
+    num_batches, callbacks = settings.pop("num_batches", 16), [Found()]
+    if (every := settings.pop("save_every", None)) is not None:
+        callbacks += [pl.callbacks.ModelCheckpoint(every_n_train_steps=every, save_top_k=-1)]
+        settings["enable_checkpointing"] = True
+    if validates := settings.pop("validates", False):
+        settings["plugins"] = [SlowIO()]
+    options = {"accelerator": "hpu", "max_epochs": 1, **QUIET, **settings}
+    trainer = pl.Trainer(callbacks=callbacks, **options)
     assert not CHOSEN & os.environ.keys() - GIVEN
     trouble("fit")
-    trainer.fit(Model(), batches(num_batches))
+    trainer.fit(
+        ValidatedModel() if validates else Model(),
+        batches(num_batches),
+        batches(1) if validates else None,
+    )
     trouble("end")
 
 

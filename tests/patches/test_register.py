@@ -253,6 +253,7 @@ OWN = {
     # Settings, which Lightning's methods, or a user, set just so.
     "callbacks/exit_checkpoint.py": {
         "checkpoint.save_last",
+        "exception.code",
         "trainer._signal_connector.received_sigterm",
     },
     "compilation/model.py": {
@@ -265,7 +266,11 @@ OWN = {
     "strategies/base.py": {"self._checkpoint_io.checkpoint_io"},
     "strategies/deepspeed.py": {"self.precision_plugin.gradient_clipping"},
     "strategies/fsdp.py": {"plugin.model"},
-    "strategies/parallel.py": {"self._trainer._signal_connector.received_sigterm"},
+    "strategies/ending.py": {
+        "exception.code",
+        "found.save_last",
+        "self._trainer._signal_connector.received_sigterm",
+    },
     # A note to the compiler on a function of our own.
     "attention/switch.py": {"_warn_once._dynamo_marked_constant"},
     # A user's model while it trains: compiled in place, and given back as it was.

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import vendor, whereabouts
 from lightning_gaudi._core.fused_clipping import clip_norm
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
@@ -81,6 +81,7 @@ class HPUStrategy(HPUMixin):
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Run backward, then cut the graph."""
+        self._note_loss(tensor)
         with explained():
             super().backward(tensor, module, *args, **kwargs)
         self._end_of_graph()
@@ -88,6 +89,13 @@ class HPUStrategy(HPUMixin):
     # So that Fabric takes it for Lightning's own. It demands that any other is called, by
     # `Fabric.backward`, but a plain `loss.backward()` does too: with one graph instead of two.
     functools.update_wrapper(backward, Strategy.backward)
+
+    @override
+    @whereabouts.elsewhere("saving a checkpoint")
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Save objects, unless a loss since the last look was not finite."""
+        self._check_losses()
+        super().save_checkpoint(*args, **kwargs)
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:

@@ -1,0 +1,45 @@
+"""Having the ranks of a process group watched; see `reliability.watchdog`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from lightning_gaudi._core import collectives
+from lightning_gaudi.reliability import stacks, watchdog
+from lightning_gaudi.reliability.board import Board
+from lightning_gaudi.reliability.settings import ReliabilitySettings
+from lightning_gaudi.reliability.verdict import Limits
+
+_watched: object = None
+"""The process group whose ranks are watched, or were."""
+
+
+def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> None:
+    """Begin to watch the ranks of the process group, once for each; all ranks do this.
+
+    Args:
+        settings: What the user wants.
+        timeout: The process group's; None for torch's.
+    """
+    global _watched
+    if not settings.watchdog or dist.get_world_size() == 1 or _watched is dist.group.WORLD:
+        return
+    _watched = dist.group.WORLD
+    rank = dist.get_rank()
+    board = Board(_get_default_store(), rank)
+    board.write_first(watchdog.FIRST_BEAT)
+    others = collectives.gather_objects(stacks.prepare())
+    watchdog.start(board, rank, others, _limits(settings, timeout))
+
+
+def adapt(settings: ReliabilitySettings, timeout: timedelta | None) -> None:
+    """Have the watchdog, if there is one, do what a callback asks for; all ranks do this."""
+    watchdog.change(_limits(settings, timeout) if settings.watchdog else None)
+
+
+def _limits(settings: ReliabilitySettings, timeout: timedelta | None) -> Limits:
+    timeout = timeout or dist.distributed_c10d.default_pg_timeout
+    return watchdog.limits(timeout, settings.watchdog_timeout_s)

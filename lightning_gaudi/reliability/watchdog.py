@@ -1,0 +1,242 @@
+"""The watchdog: a rank that hangs or has died is named, with its stack, and all ranks end.
+
+HCCL waits for a rank for ever. So each rank says once a second, from a thread, where it is (see
+`_core.whereabouts`); rank 0 judges all, everybody judges rank 0, and the ranks of a host see which
+of them have died. The thread that trains takes no part: it asks no store and waits for no device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from lightning_gaudi._core import processes, whereabouts
+from lightning_gaudi._core.rank_monitor import STOPPED, say
+
+from . import stacks
+from .board import BEAT_S, Board
+from .stacks import Process
+from .verdict import FAILED, LEFT, LEFT_S, RUNS, SILENT_S, Beat, Limits, Verdict, judge
+
+_POLL_S = 0.5
+_STACKS_S = 3.0
+_MAX_STACKS = 8
+_MARGIN_S = 5.0
+
+FIRST_BEAT = Beat(0, RUNS, 0, "the start", False, (0, 0), None, None, 0.0)
+"""What a rank writes before the others listen."""
+
+_current: Watchdog | None = None
+
+
+def limits(timeout: timedelta, wanted_s: float | None) -> Limits:
+    """How long a rank may stand still.
+
+    The process group's own timeout raises in those that wait, and knows no names: the watchdog
+    comes a moment before it.
+
+    Args:
+        timeout: The process group's.
+        wanted_s: The user's, for training.
+    """
+    group_s = timeout.total_seconds()
+    other_s = group_s - min(_MARGIN_S, group_s / 10)
+    return Limits(min(wanted_s or other_s, other_s), other_s)
+
+
+def start(board: Board, rank: int, others: Sequence[Process], found: Limits) -> None:
+    """Watch the ranks of a process group, all of which have written on their boards.
+
+    Args:
+        board: This rank's.
+        rank: This one.
+        others: The processes of all ranks, by rank.
+        found: How long they may stand still.
+    """
+    global _current
+    stop()
+    _current = Watchdog(board, rank, others, found)
+    processes.before_failing(_current.explain)
+
+
+def change(found: Limits | None) -> None:
+    """Take other limits, or watch no longer (None)."""
+    if found is None:
+        stop()
+    elif _current is not None:
+        _current.limits = found
+
+
+@atexit.register
+def stop() -> None:
+    """Watch no longer; the others are told that this rank leaves."""
+    global _current
+    watchdog, _current = _current, None
+    if watchdog is not None:
+        watchdog.stop()
+
+
+class Watchdog:
+    """Watches the other ranks for this one; see `start`."""
+
+    def __init__(self, board: Board, rank: int, others: Sequence[Process], found: Limits) -> None:
+        self.limits = found
+        self._board, self._rank = board, rank
+        self._size = len(others)
+        self._pid = os.getpid()
+        self._local = {
+            other: process
+            for other, process in enumerate(others)
+            if process.host == others[rank].host and other != rank
+        }
+        self._number = 0
+        self._state = RUNS
+        self._is_over = threading.Event()
+        listens_to = range(self._size) if rank == 0 else sorted({0, *self._local} - {rank})
+        board.start(self._beat, [each for each in listens_to if each != rank])
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say that this rank leaves, and end the threads."""
+        if os.getpid() != self._pid:
+            return  # a fork, which has no threads
+        self._state = FAILED if processes.has_failed() else LEFT
+        self._is_over.set()
+        self._board.close(2 * BEAT_S)
+        stacks.close()
+
+    def explain(self) -> None:
+        """Say which rank of this host was killed, which may be why this one fails."""
+        end, rounds = time.monotonic() + 2 * BEAT_S, self._board.num_rounds
+        while time.monotonic() < end and not self._is_over.is_set():
+            is_fresh = self._board.num_rounds > rounds + 1 or not self._board.answers
+            dead = self._dead()
+            if dead is not None and is_fresh:
+                say(f"[rank: {self._rank}] fails because {dead.reason}")
+                return
+            time.sleep(_POLL_S / 2)
+
+    def _beat(self) -> Beat:
+        self._number += 1
+        now = whereabouts.now()
+        return Beat(
+            self._number,
+            self._state,
+            now.step,
+            now.place,
+            now.is_training,
+            now.position,
+            now.collective,
+            now.last_collective,
+            time.monotonic() - now.since,
+        )
+
+    def _run(self) -> None:
+        proposed_at, own = 0.0, None
+        while not self._is_over.wait(_POLL_S if own is None else _POLL_S / 10):
+            if self._board.verdict is not None:
+                found = self._board.verdict
+                self._end(Verdict(tuple(found["ranks"]), found["reason"]), found["stacks"])
+            elif own is None and (own := self._judge()) is not None:
+                proposed_at = time.monotonic()
+                self._board.propose({**own._asdict(), "stacks": self._whose_stacks(own)})
+            elif own is not None and time.monotonic() - proposed_at > 2 * BEAT_S:
+                self._end(own, self._whose_stacks(own))  # the store does not answer
+
+    def _judge(self) -> Verdict | None:
+        now, me = time.monotonic(), self._beat()
+        beats, silent_s = {self._rank: me}, {self._rank: 0.0}
+        for rank, (found, heard_at) in [*self._board.beats.items()]:
+            beats[rank] = Beat.read(found)
+            silent_s[rank] = now - heard_at if now - heard_at > 2 * BEAT_S else 0.0
+        if (me.is_training or me.collective) and (dead := self._dead()) is not None:
+            return dead
+        if self._board.is_lost:
+            return self._without_store(me)
+        if self._rank != 0:
+            if silent_s.get(0, 0.0) < SILENT_S:
+                return None  # rank 0 judges
+            beats = {rank: beats[rank] for rank in (0, self._rank)}
+        return judge(beats, silent_s, self.limits)
+
+    def _without_store(self, me: Beat) -> Verdict | None:
+        """The store went with the process that held it, which matters to who needs the others."""
+        if me.still_s < LEFT_S or not (me.is_training or me.collective):
+            return None
+        return Verdict((0,), "the process that holds the store, as a rule rank 0's, is gone")
+
+    def _dead(self) -> Verdict | None:
+        """A rank of this host that has ended without a word."""
+        for rank, process in self._local.items():
+            how = stacks.how(process)
+            if how is None or how == "is stopped" or not self._is_unexpected(rank, how):
+                continue
+            found = self._board.beats.get(rank)
+            beat = None if found is None else Beat.read(found[0])
+            where = "" if beat is None else f" in step {beat.step}, {beat.place}"
+            last = "" if beat is None else f" (last collective: {beat.last_collective or 'none'})"
+            return Verdict((rank,), f"rank {rank} (process {process.pid}) {how}{where}{last}")
+        return None
+
+    def _is_unexpected(self, rank: int, how: str) -> bool:
+        found = self._board.beats.get(rank)
+        if found is not None and Beat.read(found[0]).state != RUNS:
+            return False
+        return how not in ("ended with exit status 0", f"ended with exit status {STOPPED}")
+
+    def _whose_stacks(self, verdict: Verdict) -> list[int]:
+        living = [rank for rank in verdict.ranks or range(self._size) if not self._has_ended(rank)]
+        return living[:_MAX_STACKS]
+
+    def _has_ended(self, rank: int) -> bool:
+        process = self._local.get(rank)
+        return process is not None and stacks.how(process) not in (None, "is stopped")
+
+    def _end(self, verdict: Verdict, wanted: list[int]) -> None:
+        """Say why, with the stacks of those who are to blame, and end this process."""
+        if self._rank in wanted:
+            self._board.tell_stack(self._rank, stacks.of_main_thread())
+            self._board.stacks[self._rank] = stacks.of_main_thread()
+        self._collect(wanted)
+        for rank in wanted:
+            stack = self._board.stacks.get(rank, "").rstrip() or "  not to be had"
+            say(f"the Python stack of rank {rank}:\n{stack}\n")
+        say(f"[rank: {self._rank}] ends: {verdict.reason}")
+        if self._rank not in verdict.ranks:
+            self._board.say_seen()
+        self._linger(verdict)
+        for rank in verdict.ranks:
+            if rank in self._local and self._is_helper(verdict):
+                stacks.kill(self._local[rank])
+        stacks.close()
+        processes.end_now()
+
+    def _collect(self, wanted: list[int]) -> None:
+        """Wait for stacks; from a rank beside this one that gives none, take it."""
+        begun, found, asked = time.monotonic(), self._board.stacks, set[int]()
+        while time.monotonic() - begun < _STACKS_S and (missing := set(wanted) - found.keys()):
+            is_due = time.monotonic() - begun > _STACKS_S / 2 or not self._board.answers
+            for rank in missing & self._local.keys() - asked if is_due else ():
+                asked.add(rank)
+                if stack := stacks.of_other(self._local[rank]):
+                    found.setdefault(rank, stack)
+                    self._board.tell_stack(rank, stack)
+            time.sleep(_POLL_S / 10)
+
+    def _is_helper(self, verdict: Verdict) -> bool:
+        """Whether this is the first rank of its host that is not to blame."""
+        ours = sorted({self._rank, *self._local} - set(verdict.ranks))
+        return bool(ours) and ours[0] == self._rank
+
+    def _linger(self, verdict: Verdict) -> None:
+        """Leave the store to the others until they have read it, and ranks to end by themselves."""
+        expected = self._size - len(verdict.ranks)
+        waits_s = _STACKS_S if self._rank == 0 else 2 * BEAT_S
+        end = time.monotonic() + waits_s
+        while time.monotonic() < end and self._board.answers and self._board.num_seen < expected:
+            time.sleep(_POLL_S / 10)

@@ -1,0 +1,163 @@
+"""`Ending`: a fit that a signal ends does so between two steps, on all ranks, with its state saved.
+
+SIGTERM saves and ends with the exit status 143. The signal by which SLURM announces the end of a
+job's time saves, asks SLURM to run the job again, and ends likewise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning_utilities.core.rank_zero import rank_prefixed_message
+
+from lightning_gaudi._core import collectives
+from lightning_gaudi._core.rank_monitor import STOPPED, say
+from lightning_gaudi._patches.apply import replace
+
+log = logging.getLogger(__name__)
+
+_SIGTERM, _REQUEUE = 1, 2
+
+
+class Ending:
+    """All ranks stop before the same step, whichever of them got a signal.
+
+    Lightning asks the device of every rank before each step whether rank 0 got a SIGTERM, and its
+    handler takes part in that broadcast; for SLURM it saves in the middle of a step, and trains
+    on. They are replaced, in this Trainer alone.
+
+    Args:
+        trainer: Whose strategy is one of ours, about to run.
+        saves: Whether a state is to be saved; otherwise SLURM's signal is left to Lightning.
+    """
+
+    def __init__(self, trainer: pl.Trainer, *, saves: bool) -> None:
+        self._trainer = trainer
+        self._saves = saves
+        self._asked = 0
+        self._agreed = 0
+        self._agreement = collectives.StopAgreement()
+        connector, loop = trainer._signal_connector, trainer.fit_loop.epoch_loop
+        replace("sigterm", connector, "_sigterm_notifier_fn", self._note_sigterm)
+        replace("sigterm", loop, "_broadcast_sigterm_tensor", self._agree)
+        if saves:
+            replace("sigterm", connector, "_slurm_sigusr_handler_fn", self._note_requeue)
+
+    def before_step(self) -> None:
+        """End after the step to come, on one card, unless that would lose gradients."""
+        if self._trainer.world_size > 1 or not self._asked:
+            return
+        if not self._trainer.fit_loop._should_accumulate():
+            self._stop(self._asked)
+
+    def finish(self) -> None:
+        """Wait for the agreement on its way."""
+        self._agreement.finish()
+
+    def end(self, exception: SIGTERMException) -> None:
+        """Save the state, and give the program its exit status, which a callback may have done.
+
+        Args:
+            exception: What ends the fit.
+        """
+        is_settled, exception.code = exception.code is not None, exception.code or STOPPED
+        if self._trainer.state.fn != TrainerFn.FITTING or not self._saves:
+            return
+        try:
+            if self._agreed == _REQUEUE:
+                self._requeue()
+            elif not is_settled:
+                self._tell(_save(self._trainer))
+        except Exception as error:
+            say(f"the last state could not be saved: {type(error).__name__}: {error}")
+
+    def _note_sigterm(self, signum: Any, frame: Any) -> None:
+        trainer = self._trainer
+        log.info(rank_prefixed_message(f"Received SIGTERM: {signum}", trainer.global_rank))
+        launcher = trainer.strategy.launcher
+        if launcher is not None and not self._asked:
+            launcher.kill(signum)
+        self._asked = self._asked or _SIGTERM
+        if trainer.state.fn != TrainerFn.FITTING:
+            raise SIGTERMException(STOPPED)  # there is nothing to save
+        if trainer.world_size == 1 and not trainer.training:
+            self._stop(self._asked)
+
+    def _note_requeue(self, signum: Any, frame: Any) -> None:
+        if self._trainer.state.fn != TrainerFn.FITTING:
+            self._let_lightning_requeue(signum, frame)
+            return
+        log.info(rank_prefixed_message(f"Received {signum}", self._trainer.global_rank))
+        self._asked = _REQUEUE
+        if self._trainer.world_size == 1 and not self._trainer.training:
+            self._stop(self._asked)
+
+    def _agree(self) -> None:
+        if self._trainer.fit_loop._should_accumulate():
+            return  # to stop here would lose gradients
+        if reason := self._agreement.agree(self._asked):
+            self._stop(reason)
+            raise SIGTERMException
+
+    def _stop(self, reason: int) -> None:
+        self._agreed = reason
+        self._trainer._signal_connector.received_sigterm = True
+
+    def _requeue(self) -> None:
+        """Save where Lightning's next run of the job looks, and have SLURM run it again."""
+        self._let_lightning_requeue(signal.SIGUSR1, None)
+        if self._trainer.is_global_zero:
+            say(
+                f"SLURM's signal ended the fit after step {self._trainer.global_step}: its state "
+                f"is saved in {self._trainer.default_root_dir}, and the job is to run again"
+            )
+
+    def _let_lightning_requeue(self, signum: Any, frame: Any) -> None:
+        connector = self._trainer._signal_connector
+        type(connector)._slurm_sigusr_handler_fn(connector, signum, frame)
+
+    def _tell(self, path: str | None) -> None:
+        if not self._trainer.is_global_zero:
+            return
+        ended = f"SIGTERM ended the fit after step {self._trainer.global_step}"
+        if path is not None:
+            say(f'{ended}. {path} has its state; go on with trainer.fit(..., ckpt_path="{path}")')
+        elif not self._trainer.checkpoint_callbacks:
+            say(f"{ended}. No state was saved, since Trainer(enable_checkpointing=False) says so")
+        else:
+            say(f"{ended}. There was nothing to save")
+
+
+def _save(trainer: pl.Trainer) -> str | None:
+    """Save the state as the last of the Trainer's `ModelCheckpoint`; all ranks do this.
+
+    Where that saves weights alone, or another kind of callback is there, a whole state is saved as
+    `last.ckpt`, in its folder or in `default_root_dir`.
+
+    Returns:
+        Where it is, or None if there is nothing to save, or nothing shall be.
+    """
+    is_rehearsal = trainer.fast_dev_run or trainer.sanity_checking  # type: ignore[attr-defined]
+    if not trainer.checkpoint_callbacks or is_rehearsal or not trainer.global_step:
+        return None
+    found = trainer.checkpoint_callback
+    if not isinstance(found, ModelCheckpoint) or found.save_weights_only:
+        folder = getattr(found, "dirpath", None) or trainer.default_root_dir
+        path = os.path.join(folder, "last.ckpt")  # noqa: PTH118 - may be a URL
+        trainer.save_checkpoint(path)
+        return path
+    if found._last_global_step_saved != trainer.global_step:
+        wanted, found.save_last = found.save_last, True
+        try:
+            # Its own method keeps the names apart, removes the one before and knows what it saved.
+            found._save_last_checkpoint(trainer, found._monitor_candidates(trainer))
+        finally:
+            found.save_last = wanted
+    return found._last_checkpoint_saved
