@@ -178,7 +178,7 @@ class LoaderPosition:
             before: The random states before it was made, if it was made here.
         """
         if report is None:
-            report = Report(_NO_WORKER, None, None if self.has_order else self._state_of_data())
+            report = Report(_NO_WORKER, None, self._state_of_data())
         known = self._reports.get(report.worker)
         self._steps.append(_Step(self._last_worker, report.worker, known, before))
         if report.random is None and known is not None:
@@ -275,7 +275,7 @@ class LoaderPosition:
                 reports[step.worker] = step.known
             else:
                 reports.pop(step.worker, None)
-        return self.taken - len(undone), last, reports, states
+        return max(0, self.taken - behind), last, reports, states
 
 
 class _Step(NamedTuple):

@@ -70,7 +70,7 @@ class Single(_SingleProcessDataLoaderIter):
     """Torch's iterator without workers, which counts."""
 
     def __init__(self, loader: Any, position: LoaderPosition) -> None:
-        self._position = position
+        self._position, self._has_order = position, position.has_order
         super().__init__(loader)
 
     def begin(self) -> None:
@@ -78,8 +78,11 @@ class Single(_SingleProcessDataLoaderIter):
         self._sampler_iter.begin()
 
     def _next_data(self) -> Any:
-        # Where batches have an order none is taken ahead.
-        before = None if self._position.has_order else host_random.take()
+        if self._has_order:  # then none is taken ahead
+            data = super()._next_data()  # type: ignore[no-untyped-call]
+            self._position.taken += 1
+            return data
+        before = host_random.take()
         data = super()._next_data()  # type: ignore[no-untyped-call]
         self._position.note(None, before)
         return data

@@ -31,6 +31,7 @@ KEY = "exact_resume"
 """The checkpoint's key for what is kept here: plain data and CPU tensors."""
 
 _PATCH = "exact-resume"
+_HAS_NO_POSITION = "{} iterates in a way of its own, and has no state_dict: it begins anew"
 _NOT_RESUMABLE = "You're resuming from a checkpoint that ended before the epoch ended"
 
 
@@ -147,7 +148,8 @@ class ExactResume:
     def _state_of(self, loader: Any, behind: int) -> dict[str, Any]:
         position = self._positions.get(loader) if isinstance(loader, DataLoader) else None
         if position is None:
-            return {"taken": self.trainer.fit_loop.epoch_loop.batch_progress.current.completed}
+            progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+            return {"taken": progress.processed}
         return {**position.state_dict(behind), "order": describe(loader)}
 
     def _iterate(self, position: LoaderPosition) -> Any:
@@ -218,10 +220,12 @@ class ExactResume:
         for loader, state in zip(loaders, saved, strict=True):
             position = self._positions.get(loader) if isinstance(loader, DataLoader) else None
             if position is None or "created" not in state:
+                if within_epoch and not hasattr(loader, "state_dict"):
+                    self._warn_of(_HAS_NO_POSITION.format(type(loader).__name__), state["taken"])
                 continue
             if within_epoch:
                 _set_sampler_epoch(loader, loop.epoch_progress.current.processed)
-                self._warn_of(position, state["taken"])
+                self._warn_of(position.reason_against, state["taken"])
             position.load_state_dict(state, within_epoch=within_epoch)
 
     def _iterate_again(self) -> None:
@@ -233,12 +237,11 @@ class ExactResume:
         combined.reset()
         _iterate(loop)
 
-    def _warn_of(self, position: LoaderPosition, taken: int) -> None:
-        reason = position.reason_against
+    def _warn_of(self, reason: str | None, taken: int) -> None:
         if reason is not None and taken and reason not in self._warned:
             self._warned.add(reason)
             rank_zero_warn(
-                f"The fit resumes after {taken} batches of an epoch, and a DataLoader cannot go on "
+                f"The fit resumes after {taken} batches of an epoch, and a loader cannot go on "
                 f"exactly there: {reason}."
             )
 

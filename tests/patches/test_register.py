@@ -308,7 +308,11 @@ OWN = {
         "watched.collate_fn",
         "watched.worker_init_fn",
     },
-    "data/position_iterators.py": {"position.drawn", "self._sampler.num_passed"},
+    "data/position_iterators.py": {
+        "position.drawn",
+        "self._position.taken",
+        "self._sampler.num_passed",
+    },
     # What Lightning itself sets as a fit goes on.
     "strategies/exact_resume.py": {
         "loop._restarting",

@@ -57,6 +57,13 @@ class _StreamWithoutState(IterableDataset[Tensor]):
         yield from torch.rand(NUM_SAMPLES, 4)
 
 
+class _Batches:
+    """Iterable, and no DataLoader."""
+
+    def __iter__(self) -> Any:
+        yield from torch.rand(4, BATCH_SIZE, 4)
+
+
 class _Module(pl.LightningModule):
     """Notes each step: epoch, batch, global step, learning rate and the loss in hexadecimal."""
 
@@ -221,6 +228,12 @@ def test_data_that_cannot_go_on_are_named(tmp_path: Path) -> None:
     _fit(make, callbacks=[saving := _SaveAlways(tmp_path)], max_epochs=1)
     with pytest.warns(UserWarning, match=r"after 2 batches.*_StreamWithoutState is iterable"):
         _fit(make, path=list(saving.saved)[1], max_epochs=1)
+
+
+def test_a_loader_that_is_none_is_named(tmp_path: Path) -> None:
+    _fit(_Batches, callbacks=[saving := _SaveAlways(tmp_path)], max_epochs=1)
+    with pytest.warns(UserWarning, match="after 2 batches.*_Batches iterates in a way of its own"):
+        _fit(_Batches, path=list(saving.saved)[1], max_epochs=1)
 
 
 @pytest.mark.parametrize(
