@@ -63,7 +63,7 @@ def explain(message: str, parser: Any) -> str:
 
 def syntax_error(files: Iterable[Path] | None = None) -> str:
     """What is wrong in the first file that is no YAML, and where; nothing if all are."""
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     for path in _files() if files is None else files:
         try:
