@@ -227,6 +227,7 @@ OWN = {
         "report.seconds",
     },
     "callbacks/compile.py": {"strategy.compile_callback"},
+    "callbacks/reliability.py": {"strategy.reliability_callback"},
     "distributed/device_mesh.py": {"plugin.scaler.spans_ranks"},
     "data/describe.py": {
         "report.num_batches",
