@@ -19,9 +19,11 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core import vendor, whereabouts
+from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.compilation.settings import Compilation
+from lightning_gaudi.reliability import memory
 from lightning_gaudi.reliability.finite import MAX_STEPS
 
 from ..checkpoint.io import HPUCheckpointIO
@@ -249,8 +251,11 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        """Save the state of a fit that a signal ends; the exit status is 143."""
+        """Save the state of a fit that a signal ends; say what fills the card that is full."""
         super().on_exception(exception)
+        if memory.is_out_of_memory(exception):
+            found = memory.report(self.model, self.optimizers)
+            say(f"[rank: {self.global_rank}] out of memory: {found}")
         if self._ending is not None and isinstance(exception, SIGTERMException):
             self._ending.end(exception)
 

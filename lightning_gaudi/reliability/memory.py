@@ -1,0 +1,98 @@
+"""What holds a card's memory when there is no more: a report for the error, by category.
+
+The vendor's driver says that an allocation failed, and a simulated card also what was asked, used
+and the limit; neither knows what the memory is for.
+Source: Intel Gaudi documentation, "Memory Stats APIs"; PyTorch bridge 1.24.0, whose allocator
+raises "Allocation failed for size".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gaudi._core import vendor
+
+_MESSAGES = re.compile(r"out of memory|allocation failed|cannot allocate|OUT_OF_MEMORY", re.I)
+_BUCKETS = re.compile(r"bucket|ipg_buffer|reduce_tmp|contiguous_grad", re.I)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _MESSAGES.search(str(error)) is not None
+
+
+def report(module: Any, optimizers: Sequence[Any]) -> str:
+    """What is on the card now: weights, gradients, optimizer state, buckets, and the rest.
+
+    Args:
+        module: The model, wrapped or not; None where there is none.
+        optimizers: Of torch or DeepSpeed.
+    """
+    seen: set[int] = set()
+    parameters = [] if module is None else list(module.parameters())
+    buffers = [] if module is None else list(module.buffers())
+    sizes = {
+        "weights": _size([*parameters, *buffers], seen),
+        "gradients": _size((each.grad for each in parameters), seen),
+        "optimizer state": _size(_states(optimizers), seen),
+        "communication buckets": _size(_buckets([module, *optimizers]), seen),
+    }
+    stats = vendor.memory_stats()
+    used, limit = stats["InUse"], stats["Limit"]
+    sizes["activations and the rest"] = max(0, used - sum(sizes.values()))
+    parts = ", ".join(f"{name} {_gib(size)}" for name, size in sizes.items())
+    peak = _gib(stats["MaxInUse"])
+    return f"the card held {_gib(used)} of {_gib(limit)} (at most {peak} before): {parts}"
+
+
+def _size(tensors: Iterable[Any], seen: set[int]) -> int:
+    """The bytes on the card of what has not been counted; what shares memory counts once."""
+    total = 0
+    for tensor in tensors:
+        for local in _locals(tensor):
+            storage = local.untyped_storage()
+            if local.device.type == "hpu" and storage.data_ptr() not in seen and storage.nbytes():
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
+    return total
+
+
+def _locals(value: Any) -> Iterator[Tensor]:
+    """The tensors that a value has on this rank."""
+    if isinstance(value, Tensor):
+        yield value.to_local() if hasattr(value, "to_local") else value
+        shard = getattr(value, "ds_tensor", None)  # of ZeRO-3
+        if isinstance(shard, Tensor):
+            yield shard
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _locals(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _locals(each)
+
+
+def _states(optimizers: Sequence[Any]) -> Iterator[Any]:
+    """What optimizers hold beside the weights; DeepSpeed's also have masters of them."""
+    for optimizer in optimizers:
+        yield getattr(optimizer, "state", {})
+        for group in getattr(optimizer, "param_groups", []):
+            yield group["params"]  # masters; weights have been counted
+
+
+def _buckets(owners: Sequence[Any]) -> Iterator[Any]:
+    for owner in owners:
+        for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
+            if _BUCKETS.search(name):
+                yield value
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**27 else f"{num_bytes / 2**20:.2f} MiB"

@@ -1,0 +1,71 @@
+"""A card that is full says what was asked, used and the limit, and what holds the memory."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.process import run
+
+NUM_WEIGHTS = 1024 * 1024  # 4 MiB in fp32; Adam holds twice as much
+
+SOURCE = f"""
+import lightning.pytorch as pl, torch
+from torch.utils.data import DataLoader
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1024, {NUM_WEIGHTS // 1024}, bias=False)
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 2:
+            held = torch.empty(32 * 2**20, dtype=torch.uint8, device="hpu")
+            torch.empty(200 * 2**30, dtype=torch.uint8, device="hpu")
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+if __name__ == "__main__":
+    trainer = pl.Trainer(accelerator="hpu", devices=DEVICES, max_epochs=1, logger=False,
+                         enable_checkpointing=False, enable_progress_bar=False, strategy=STRATEGY)
+    trainer.fit(Model(), DataLoader(torch.randn(64, 1024), batch_size=4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "state_mib"), [(1, "auto", 8), (2, "ddp", 8), (2, "fsdp", 4)]
+)
+def test_the_error_says_what_holds_the_memory(
+    devices: int, strategy: str, state_mib: int, tmp_path: Path, measured: Callable[[str], None]
+) -> None:
+    script = tmp_path / "script.py"
+    text = SOURCE.replace("DEVICES", str(devices)).replace("STRATEGY", repr(strategy))
+    script.write_text(text)
+    env = {"LIGHTNING_GAUDI_SIMULATE": "2"}
+    result = run([sys.executable, str(script)], env=env, timeout=300, check=False)
+    assert result.returncode == 1, result.stderr
+    asked = r"tried to allocate 200\.00 GiB; [\d.]+ MiB of 96\.00 GiB in use"
+    assert re.search(asked, result.stderr), result.stderr
+    held = re.search(
+        r"out of memory: the card held ([\d.]+) MiB of 96\.00 GiB \(at most .*?\): "
+        r"weights ([\d.]+) MiB, gradients ([\d.]+) MiB, optimizer state ([\d.]+) MiB, "
+        r"communication buckets ([\d.]+) MiB, activations and the rest ([\d.]+) MiB",
+        result.stderr,
+    )
+    assert held is not None, result.stderr
+    used, weights, gradients, state, buckets, rest = map(float, held.groups())
+    # In FSDP's forward the weights are gathered; gradients and Adam's state are in shards.
+    assert weights == pytest.approx(4, rel=0.1)
+    assert state == pytest.approx(state_mib, rel=0.1)
+    assert gradients <= state_mib / 2 * 1.1
+    assert rest >= 32
+    assert used == pytest.approx(weights + gradients + state + buckets + rest, abs=0.1)
+    measured(f"{devices} cards, {strategy}: {held[0].partition('): ')[2]}")
