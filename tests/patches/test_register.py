@@ -228,6 +228,7 @@ OWN = {
     },
     "callbacks/compile.py": {"strategy.compile_callback"},
     "callbacks/reliability.py": {"strategy.reliability_callback"},
+    "reliability/watchdog.py": {"_current.limits"},
     "distributed/device_mesh.py": {"plugin.scaler.spans_ranks"},
     "data/describe.py": {
         "report.num_batches",
