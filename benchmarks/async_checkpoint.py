@@ -19,7 +19,7 @@ import torch
 
 from lightning_gaudi import HPUCheckpointIO
 
-NUM_ROUNDS = 5
+NUM_ROUNDS = 3
 HIDDEN, LAYERS, VOCABULARY = 768, 12, 30522
 
 

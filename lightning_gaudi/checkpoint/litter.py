@@ -115,7 +115,9 @@ def _sweep(path: Path) -> None:
         with path.open("r+b") as left:
             if _lock(left):
                 boot, name, version = [*left.read().decode().split("\n"), "", "", ""][:3]
-                if boot == _boot() or _is_old(path, path.with_suffix(".tmp"), path.with_name(name)):
+                # Without a name it was killed before it wrote that, and anything else.
+                places = (path, path.with_suffix(".tmp"), path.with_name(name or path.name))
+                if not name or boot == _boot() or _is_old(*places):
                     _clear(path, name, version)
                     path.unlink(missing_ok=True)
     elif path.suffix == ".tmp" and not path.with_suffix(".lock").exists() and _is_old(path):

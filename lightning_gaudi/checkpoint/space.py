@@ -18,6 +18,10 @@ _SLACK = 1 / 256
 """What a file has beside its tensors: names, settings, paddings, the manifest."""
 
 
+_SHARDED = ("latest", ".metadata", "meta.pt")
+"""What only a folder has that is a checkpoint, DeepSpeed's or torch's."""
+
+
 def needed_bytes(*states: Any) -> int:
     """About how many bytes the file of some objects will have, a little more rather than less.
 
@@ -66,7 +70,8 @@ def check_space(target: Path, num_bytes: int, largest_file_bytes: int | None = N
 
 def kept(target: Path) -> str:
     """A sentence on what stays at the target after a failure, if there is something."""
-    return " The checkpoint that was there before is intact." if target.exists() else ""
+    has_one = target.is_file() or any((target / name).is_file() for name in _SHARDED)
+    return " The checkpoint that was there before is intact." if has_one else ""
 
 
 def mib(num_bytes: int) -> str:

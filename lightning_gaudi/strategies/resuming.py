@@ -37,9 +37,20 @@ def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
 def newest_checkpoint(trainer: pl.Trainer) -> Path | None:
     """What `ckpt_path="last"` means: the newest checkpoint by what they say of themselves.
 
-    It is compared with its checksums when it is loaded; see `begin`.
+    Its checksums are compared when it is loaded; see `begin`. What is damaged as far as the ends of
+    the files tell is warned of here.
+
+    Raises:
+        DamagedCheckpointError: All that there are are damaged.
     """
-    found = candidates(checkpoint_folders(trainer))
+    damaged: list[str] = []
+    found = candidates(checkpoint_folders(trainer), damaged)
+    if damaged and not found:
+        raise DamagedCheckpointError(
+            f"ckpt_path='last': there is no checkpoint that is whole. {' '.join(damaged)}"
+        )
+    for problem in damaged:
+        rank_zero_warn(f"{problem}\nckpt_path='last' means {found[0].path} instead.")
     return found[0].path if found else None
 
 
@@ -92,7 +103,7 @@ def _load_valid(
             others = [each for each in found if each != chosen] if is_newest else fallbacks(chosen)
         problem = error
     for other in trainer.strategy.broadcast(others):
-        rank_zero_warn(f"{problem}\nThe fit goes on from {other} instead, an earlier one.")
+        rank_zero_warn(f"{problem}\nThe fit goes on from {other} instead.")
         try:
             load(str(other))
             return other

@@ -10,6 +10,7 @@ from typing import IO
 
 import pytest
 
+from lightning_gaudi.checkpoint import litter
 from lightning_gaudi.checkpoint.atomic import write_atomically
 from tests.helpers.ranks import call_forked
 
@@ -44,7 +45,7 @@ def test_failed_write_is_explained_even_if_the_writer_hides_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
-    monkeypatch.setattr(Path, "open", lambda *_: os.fdopen(full, "wb", buffering=0))
+    monkeypatch.setattr(litter, "create_locked", lambda _: os.fdopen(full, "wb", buffering=0))
 
     def write(file: IO[bytes]) -> None:
         try:
@@ -127,3 +128,9 @@ def test_what_another_process_begins_to_write_is_left_alone(tmp_path: Path) -> N
     _age(begun)
     write_atomically(tmp_path / "x", lambda file: None)
     assert not begun.exists()
+
+
+def test_lock_that_says_nothing_yet_is_swept(tmp_path: Path) -> None:
+    (tmp_path / ".saving-0.lock").touch()
+    litter.sweep(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -153,3 +153,12 @@ def test_nothing_takes_the_place_of_the_only_one_or_of_one_that_is_tested(folder
         _fit(folder, 5, str(damaged))
     with pytest.raises(DamagedCheckpointError, match="is damaged"):
         hpu_trainer().validate(ValidatedModule(), batches(1), ckpt_path=str(damaged))
+
+
+def test_last_is_not_taken_for_none_where_all_are_damaged(folder: Path) -> None:
+    for path in folder.iterdir():
+        os.truncate(path, 100)
+    with pytest.raises(
+        DamagedCheckpointError, match=r"there is no checkpoint that is whole\..*cut"
+    ):
+        _fit(folder, 5, "last")

@@ -50,7 +50,9 @@ def read_unsharded(
     if _is_local_file_protocol(path) and local_folder(path).is_dir():
         files = HPUCheckpointIO()
     options = {} if weights_only is None else {"weights_only": weights_only}
-    return files.load_checkpoint(path, **options)
+    with damage_on_all_ranks():
+        checkpoint: dict[str, Any] = files.load_checkpoint(path, **options)
+    return checkpoint
 
 
 def begin_anew(engine: Any, path: _PATH, checkpoint: Mapping[str, Any]) -> None:
