@@ -19,6 +19,7 @@ from lightning_gaudi._core import vendor
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.compilation.settings import Compilation
+from lightning_gaudi.reliability import missing_data
 
 from ..checkpoint.io import HPUCheckpointIO
 from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
@@ -151,6 +152,14 @@ class HPUStrategy(HPUMixin):
         if state is not None:
             trainer = self.lightning_module.trainer
             restore_rng_state(state, rank=trainer.global_rank, world_size=trainer.world_size)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        """Say of data that are missing who looked for them."""
+        super().on_exception(exception)
+        said = missing_data.explain(exception, holds_card=vendor.is_initialized())
+        if said is not None and hasattr(exception, "add_note"):  # since Python 3.11
+            exception.add_note(said)
 
     @override
     def teardown(self) -> None:
