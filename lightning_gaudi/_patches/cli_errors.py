@@ -27,7 +27,7 @@ def patch_parser(module: ModuleType, family: Any) -> None:
     def parse_args(
         original: Callable[..., Any], self: Any, args: Any = None, *rest: Any, **options: Any
     ) -> Any:
-        with importlib.import_module(_ERRORS).parsing(args):
+        with importlib.import_module(_ERRORS).parsing(self, args):
             return original(self, args, *rest, **options)
 
     @wrap("cli-errors", parser, "error")

@@ -14,7 +14,10 @@ from typing import Any
 
 from .catalog import nearest
 
-_args: ContextVar[Sequence[str] | None] = ContextVar("_args", default=None)
+_parsing: ContextVar[tuple[Any, Sequence[str] | None]] = ContextVar(
+    "_parsing", default=(None, None)
+)
+"""The parser that the user has called, and what it was given; None for the program's arguments."""
 
 # What jsonargparse says, from 4.35 to 4.53: on the command line; in a file.
 _UNKNOWN = (
@@ -32,13 +35,21 @@ _PARAMETER = re.compile(r"'([^']+)' is not (?:accepted|expected)")
 
 
 @contextmanager
-def parsing(args: Any) -> Iterator[None]:
-    """Note what a parser was given while it parses; None for the program's own arguments."""
-    token = _args.set(args if isinstance(args, (list, tuple)) else None)
+def parsing(parser: Any, args: Any) -> Iterator[None]:
+    """Note what a parser was given while it parses, unless that is for another one.
+
+    Args:
+        parser: LightningCLI's.
+        args: As for `parse_args`.
+    """
+    if _parsing.get()[0] is not None:
+        yield
+        return
+    token = _parsing.set((parser, args if isinstance(args, (list, tuple)) else None))
     try:
         yield
     finally:
-        _args.reset(token)
+        _parsing.reset(token)
 
 
 def explain(message: str, parser: Any) -> str:
@@ -49,8 +60,10 @@ def explain(message: str, parser: Any) -> str:
         parser: The one that raises it.
 
     Returns:
-        A sentence or two, or nothing where nothing is known.
+        A sentence or two, or nothing where nothing is known, or another parser asks this one.
     """
+    if parser is not _parsing.get()[0] and not parser.exit_on_error:
+        return ""
     files = _files()
     if _SYNTAX in message:
         return syntax_error(files)
@@ -90,12 +103,12 @@ def unknown_setting(message: str, known: Sequence[str]) -> str:
     found = next(filter(None, (re.search(each, message) for each in _UNKNOWN)), None)
     if found is None:
         return ""
-    name = _first_wrong(found[1], known)
-    depth = name.count(".") + 1
-    close = nearest(name, {".".join(each.split(".")[:depth]) for each in known})
-    return f"There is no setting {name}{_where(name, _files())}." + (
-        f" Did you mean {close}?" if close else ""
-    )
+    name, files = found[1], _files()
+    wrong = _first_wrong(name, known)
+    sections = {".".join(each.split(".")[: wrong.count(".") + 1]) for each in known}
+    close = nearest(name, known) or nearest(wrong, sections)
+    where = _where(wrong, files) or _where(name, files)
+    return f"There is no setting {name}{where}." + (f" Did you mean {close}?" if close else "")
 
 
 def instead(path: str, problem: str) -> str:
@@ -179,7 +192,7 @@ def _first_wrong(name: str, known: Sequence[str]) -> str:
 
 
 def _given() -> Sequence[str]:
-    args = _args.get()
+    _, args = _parsing.get()
     return sys.argv[1:] if args is None else [str(each) for each in args]
 
 

@@ -23,7 +23,7 @@ from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.compilation.settings import Compilation
-from lightning_gaudi.reliability import memory
+from lightning_gaudi.reliability import memory, missing_data
 from lightning_gaudi.reliability.finite import MAX_STEPS
 
 from ..checkpoint.io import HPUCheckpointIO
@@ -251,11 +251,14 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        """Save the state of a fit that a signal ends; say what fills the card that is full."""
+        """Save a fit that a signal ends; say what fills a card, and who looked for missing data."""
         super().on_exception(exception)
         if memory.is_out_of_memory(exception):
             found = memory.report(self.model, self.optimizers)
             say(f"[rank: {self.global_rank}] out of memory: {found}")
+        said = missing_data.explain(exception, holds_card=vendor.is_initialized())
+        if said is not None and hasattr(exception, "add_note"):  # since Python 3.11
+            exception.add_note(said)
         if self._ending is not None and isinstance(exception, SIGTERMException):
             self._ending.end(exception)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
+import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.types import _DEVICE
 from lightning.pytorch.accelerators import Accelerator
@@ -11,6 +14,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from typing_extensions import override
 
+from lightning_gaudi._core import vendor
 from lightning_gaudi._core.tied_weights import kept_tied
 
 from ..distributed.devices import select_card, to_hpu_device
@@ -21,6 +25,9 @@ from .base import HPUStrategy
 
 class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
     """Training on one card: `Trainer(strategy="hpu_single")`, and what `"auto"` gives on one."""
+
+    # A class attribute, since an instance of Lightning's own strategy may have become one of ours.
+    _is_card_due = False
 
     def __init__(
         self,
@@ -55,10 +62,30 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
 
     @override
     def setup_environment(self) -> None:
-        """Choose the card, then prepare it."""
+        """Choose the card. It is acquired after the hooks that look for data, which may not be."""
         check_alone(self.cluster_environment)
         select_card([self.card], local_rank=0)
-        super().setup_environment()
+        self._is_card_due = True
+        vendor.seed_if_due()
+
+    @contextmanager
+    @override
+    def tensor_init_context(self, empty_init: bool | None = None) -> Generator[None, None, None]:
+        """New tensors are on the card, which they start."""
+        self._start_card()
+        with super().tensor_init_context(empty_init):
+            yield
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Start the card, and set up the model on it."""
+        self._start_card()
+        super().setup(trainer)
+
+    def _start_card(self) -> None:
+        if self._is_card_due:
+            self._is_card_due = False
+            super().setup_environment()
 
     @override
     def model_to_device(self) -> None:

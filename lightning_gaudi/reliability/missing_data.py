@@ -1,0 +1,49 @@
+"""What to add to an error of data that are not there: which hook looked for them, and what now."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+_HOOKS = (
+    "prepare_data",
+    "setup",
+    "train_dataloader",
+    "val_dataloader",
+    "test_dataloader",
+    "predict_dataloader",
+)
+
+
+def explain(error: BaseException, *, holds_card: bool) -> str | None:
+    """What a file that is missing means for the run; None of another error.
+
+    Args:
+        error: What ended the run.
+        holds_card: Whether this process has acquired its card.
+    """
+    if not isinstance(error, FileNotFoundError):
+        return None
+    hook = _hook(error.__traceback__)
+    if hook is None:
+        return None
+    path = f"{error.filename}" if error.filename else "what it looked for"
+    holds = "The card is released as this process ends."
+    card = holds if holds_card else "The Trainer has acquired no card yet."
+    return (
+        f"{hook} did not find {path}. Check the path, or have prepare_data download it: Lightning "
+        f"calls that once on each node, before all else. {card}"
+    )
+
+
+def _hook(traceback: TracebackType | None) -> str | None:
+    """The hook of the user's that was called, with its class."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        owner, name = frame.f_locals.get("self"), frame.f_code.co_name
+        is_lightnings = frame.f_globals.get("__name__", "").startswith(
+            ("lightning", "pytorch_lightning")
+        )
+        if name in _HOOKS and owner is not None and not is_lightnings:
+            return f"{type(owner).__name__}.{name}"
+        traceback = traceback.tb_next
+    return None
