@@ -21,6 +21,8 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
+from .meeting import uses_agent_store
+
 _SIZE, _RANK = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
 _LOCAL_SIZE, _LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
 
@@ -227,7 +229,7 @@ def check_port(environment: ClusterEnvironment) -> None:
     Raises:
         MisconfigurationException: Another program listens there, or nobody may.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if uses_agent_store():
         return  # torchrun listens
     port = environment.main_port
     try:

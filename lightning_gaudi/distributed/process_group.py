@@ -15,6 +15,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_gaudi._core import collectives, vendor
 
 from .cluster import check_not_alone, check_port
+from .meeting import own_store
 
 BACKEND = "hccl"
 """The backend for tensors on an HPU; never another."""
@@ -51,6 +52,7 @@ def init_process_group(
     Raises:
         MisconfigurationException: There is a process group without HCCL or of other processes, rank
             0 cannot listen, or several processes drive the same card.
+        TimeoutError: A rank that torchrun has started did not come.
     """
     is_new = not dist.is_initialized()
     if is_new:
@@ -60,7 +62,8 @@ def init_process_group(
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
     vendor.init_hccl(environment.world_size(), environment.global_rank(), environment.local_rank())
-    _init_dist_connection(environment, backend, timeout=timeout)
+    store = own_store(environment, timeout) if is_new else None
+    _init_dist_connection(environment, backend, timeout=timeout, store=store)
     _check_group(environment.world_size())
     collectives.note_connected()
     if is_new:

@@ -1,0 +1,122 @@
+"""Where the ranks that torchrun has started meet: a part of its store that no rank used before.
+
+torchrun (torch 2.13) holds one store for all its attempts, and the ranks put their addresses into
+it under the same names each time. A rank that is started again may so read where one that has died
+had listened: gloo gives up ("Connection refused"), and with HCCL the id of the communicator of the
+attempt before is taken for this one's, and all wait. A number of the attempt would serve, but on
+several nodes they differ: the agent of a node counts the failures of its own ranks alone
+(TORCHELASTIC_RESTART_COUNT). So the ranks agree on a name, in a way that what is left of an earlier
+attempt cannot disturb.
+
+Source: torch 2.13, `distributed/rendezvous.py` (`_create_c10d_store`), `distributed/elastic`
+(`rendezvous/dynamic_rendezvous.py`, `rendezvous/static_tcp_rendezvous.py`, `agent/server/api.py`);
+Intel Gaudi PyTorch bridge 1.19, `distributed/hccl/ProcessGroupHCCL.cpp` (`broadcastUniqueHCCLID`),
+`process_group_hccl_base.cpp` (`hostBarrier`, `destroyHandshake`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from datetime import timedelta
+from typing import Any
+
+from lightning.fabric.plugins import ClusterEnvironment
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.constants import default_pg_timeout
+
+_PREFIX = "lightning_gaudi"
+_POLL_S = 0.02
+
+
+def uses_agent_store() -> bool:
+    """Whether torchrun holds the store, for this attempt and those before."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any:
+    """A part of torchrun's store for the ranks of this attempt alone.
+
+    Args:
+        environment: Tells ranks, world size and where the store is.
+        timeout: How long to wait for the other ranks; None for torch's default.
+
+    Returns:
+        What `init_process_group` takes as `store`; None if torchrun holds none.
+
+    Raises:
+        TimeoutError: A rank did not come.
+    """
+    if not uses_agent_store():
+        return None
+    timeout = default_pg_timeout if timeout is None else timeout
+    address, port = environment.main_address, environment.main_port
+    store = TCPStore(address, port, is_master=False, timeout=timeout)
+    name = agree_on_name(store, environment.global_rank(), environment.world_size())
+    return PrefixStore(f"{_PREFIX}/{name}", store)
+
+
+def agree_on_name(store: Any, rank: int, world_size: int) -> str:
+    """A name that all ranks of this attempt have, and none of an earlier one had.
+
+    Each rank says hello with a number of its own; rank 0 answers each with that number and the
+    name. An answer to somebody else, who said hello as this rank before, is not taken, and rank 0
+    answers again whoever says hello anew, until all have taken the name.
+
+    Args:
+        store: What the ranks share, whatever is left in it; its timeout is how long to wait.
+        rank: Of this process.
+        world_size: How many there are.
+
+    Raises:
+        TimeoutError: A rank did not come.
+    """
+    own, deadline = uuid.uuid4().hex, time.monotonic() + store.timeout.total_seconds()
+    if rank == 0:
+        _answer(store, own, list(range(1, world_size)), deadline)
+        return own
+    store.set(_key("hello", rank), own)
+    while (name := _answer_to(store, rank, own)) is None:
+        _wait(store, [0], deadline)
+    store.set(_key(name, rank), "")
+    return name
+
+
+def _answer(store: Any, name: str, missing: list[int], deadline: float) -> None:
+    answered: dict[int, bytes] = {}
+    while missing:
+        for rank in missing:
+            hello = _get(store, _key("hello", rank))
+            if hello is not None and answered.get(rank) != hello:
+                answered[rank] = hello
+                store.set(_key("answer", rank), hello + b" " + name.encode())
+        missing = [rank for rank in missing if not store.check([_key(name, rank)])]
+        if missing:
+            _wait(store, missing, deadline)
+
+
+def _answer_to(store: Any, rank: int, own: str) -> str | None:
+    """The name, if rank 0 has answered this rank."""
+    answer = _get(store, _key("answer", rank))
+    to, name = ("", "") if answer is None else answer.decode().split()
+    return name if to == own else None
+
+
+def _wait(store: Any, missing: list[int], deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise TimeoutError(
+            f"Timed out after {store.timeout.total_seconds():.0f} s: rank "
+            f"{', '.join(map(str, missing))} did not come to the store of torchrun, where this "
+            "one has waited. Look for what was said there, or raise the timeout of the strategy."
+        )
+    time.sleep(_POLL_S)
+
+
+def _get(store: Any, key: str) -> bytes | None:
+    value: bytes | None = store.get(key) if store.check([key]) else None
+    return value
+
+
+def _key(what: str, rank: int) -> str:
+    return f"{_PREFIX}/{what}/{rank}"

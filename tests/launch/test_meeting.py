@@ -1,0 +1,65 @@
+"""Ranks agree on a name for their part of a store, whatever is left in it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from lightning_gaudi.distributed.meeting import agree_on_name
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def _agree(store: dist.Store, world_size: int) -> set[str]:
+    with ThreadPoolExecutor(world_size) as pool:
+        ranks = range(world_size)
+        return set(pool.map(lambda rank: agree_on_name(store, rank, world_size), ranks))
+
+
+def _store() -> dist.Store:
+    store = dist.HashStore()
+    store.set_timeout(TIMEOUT)
+    return store
+
+
+def test_each_attempt_has_a_name_of_its_own() -> None:
+    store = _store()
+    first, second, third = (_agree(store, 4) for _ in range(3))
+    assert len(first) == len(second) == len(third) == 1
+    assert len(first | second | third) == 3
+
+
+def test_another_number_of_ranks_agrees_in_the_same_store() -> None:
+    store = _store()
+    assert len({name for size in (4, 1, 2, 6) for name in _agree(store, size)}) == 4
+
+
+def test_a_rank_that_died_while_it_met_leaves_nothing_that_counts() -> None:
+    """Ranks 1 and 2 said hello; rank 0 answered, and all died before they took the name."""
+    store = _store()
+    for rank in (1, 2):
+        store.set(f"lightning_gaudi/hello/{rank}", f"dead{rank}")
+        store.set(f"lightning_gaudi/answer/{rank}", f"dead{rank} old")
+    names = _agree(store, 3)
+    assert len(names) == 1
+    assert "old" not in names
+
+
+def test_rank_0_names_who_did_not_come() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=2))
+    with ThreadPoolExecutor() as pool:
+        came = pool.submit(agree_on_name, store, 2, 4)
+        with pytest.raises(TimeoutError, match=r"Timed out after 2 s: rank 1, 3 did not come"):
+            agree_on_name(store, 0, 4)
+        assert came.result()
+
+
+def test_another_rank_says_that_rank_0_did_not_come() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(TimeoutError, match=r"rank 0 did not come to the store of torchrun"):
+        agree_on_name(store, 1, 2)
