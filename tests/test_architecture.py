@@ -72,6 +72,7 @@ ROOMS: dict[str, set[str]] = {
         "distributed",
         "fabric",
         "precision",
+        "reliability",
     },
     "cli": {"_core", "_version", "checkpoint", "deepspeed", "simulator"},
 }

@@ -218,6 +218,35 @@ REGISTER = (
         undone="with the Trainer",
     ),
     Patch(
+        name="auto-resume",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            "{trainer}.trainer.connectors.checkpoint_connector:"
+            "_CheckpointConnector._restore_modules_and_callbacks",
+        ),
+        why=(
+            "A fit that torchrun or SLURM has started again begins as at its first start. It goes "
+            "on from the newest checkpoint that it has saved, unless `auto_resume` is off."
+        ),
+        without="a fit that is started again will not go on by itself; pass ckpt_path",
+        trigger="{trainer}.trainer.connectors.checkpoint_connector",
+        apply="auto_resume:patch_loading",
+    ),
+    Patch(
+        name="auto-resume-saving",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=("{trainer}.trainer.trainer:Trainer.save_checkpoint",),
+        why=(
+            "What a fit has saved is written down, so that a further start of the same job finds "
+            "it, and not what another run has saved in the same folder."
+        ),
+        without="a fit that is started again will not go on by itself; pass ckpt_path",
+        trigger="{trainer}.trainer.trainer",
+        apply="auto_resume:patch_saving",
+    ),
+    Patch(
         name="shard-clipping",
         library="lightning",
         checked=_LIGHTNING,

@@ -24,10 +24,11 @@ from ..checkpoint.io import HPUCheckpointIO
 from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
 from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
+from .auto_resume import AutoResume
 from .compiled_steps import CompiledSteps
 
 
-class HPUStrategy(HPUMixin):
+class HPUStrategy(AutoResume, HPUMixin):
     """The base of the Trainer's strategies, beside the one of Lightning's that each extends.
 
     Beside a training step, each step of an evaluation is a graph in the vendor's lazy mode.

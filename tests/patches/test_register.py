@@ -41,6 +41,10 @@ SOURCES = {
         "_check_strategy_and_fallback": ["6dce32242bd8"],
         "_check_and_init_precision": ["d0c28a357381"],
     },
+    "{trainer}.trainer.connectors.checkpoint_connector:_CheckpointConnector.": {
+        "_restore_modules_and_callbacks": ["df5f067c0573", "8a1e9a756740"],
+    },
+    "{trainer}.trainer.trainer:Trainer.": {"save_checkpoint": ["a8379985281c", "9230d5981224"]},
     "{fabric}.cli:": {"_get_num_processes": ["6b2ad2ac303e"]},
 }
 FUNCTIONS = [

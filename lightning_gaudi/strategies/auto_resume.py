@@ -1,0 +1,138 @@
+"""A fit that torchrun or SLURM has started again goes on from the newest checkpoint it has saved.
+
+Which one is decided where Lightning is about to load what `ckpt_path` says; the patch
+"auto-resume" asks here. The rule:
+
+- At the first start of a job `ckpt_path` counts, and none means from the beginning.
+- At a further start the fit's own newest valid checkpoint counts, if it has saved one: a fit that
+  began with `ckpt_path=X` has since gone on from X. Otherwise it begins as at the first start.
+- But where the program passes another `ckpt_path` than at the first start, one that this fit has
+  not saved, it has looked for itself, and that counts.
+
+A fit is known again by its job, the command, the model's class and how many fits of that class
+came before it in the program.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_gaudi._core.rank_monitor import say
+from lightning_gaudi.reliability.jobs import Job, count_fit, find_job
+
+from ..checkpoint.job_record import JobRecord
+from ..checkpoint.newest import newest_valid
+
+# Beside it stands the rest of a strategy; why it is over ABC says `distributed.strategy`.
+_Base: Any = ABC
+
+
+class AutoResume(_Base):  # type: ignore[misc]
+    """What a strategy of the Trainer decides and writes down for the case of a further start."""
+
+    # A class attribute, since an instance of Lightning's own strategy may have become one of ours.
+    _record: JobRecord | None = None
+    """What rank 0 writes down of the fit that runs."""
+
+    def choose_checkpoint(self, trainer: pl.Trainer, given: Any) -> Any:
+        """What the Trainer begins with; all ranks call this when they are connected.
+
+        Args:
+            trainer: The one of this strategy, about to load a checkpoint.
+            given: What `ckpt_path` has come to; None for nothing.
+
+        Returns:
+            A path, the same on all ranks, or `given`.
+        """
+        self._record = None
+        if trainer.state.fn != TrainerFn.FITTING:
+            return given
+        model = type(trainer.lightning_module).__qualname__
+        fit, job = (*sys.argv, model, str(count_fit(model))), find_job()
+        if job is None or not self._can_note(trainer):
+            return given
+        is_restarted = self.reduce_boolean_decision(job.num_restarts > 0, all=False)
+        chosen = None
+        if self.is_global_zero:
+            record = JobRecord(trainer.default_root_dir, job.name, job.agent, fit)
+            try:
+                chosen = _choose(record, job, _asked_for(trainer, given), is_restarted=is_restarted)
+                self._record = record
+            except (OSError, ValueError, LookupError) as error:
+                _warn(record, error)
+        chosen = self.broadcast(chosen)
+        return given if chosen is None else chosen
+
+    def _can_note(self, trainer: pl.Trainer) -> bool:
+        is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        is_remote = "://" in str(trainer.default_root_dir)
+        return self.reliability.auto_resume and not is_trial and not is_remote
+
+    @contextmanager
+    def noting(self, path: Any, *, weights_only: bool) -> Iterator[None]:
+        """Write down what is saved in this context, if the fit may have to find it again.
+
+        Args:
+            path: Where to.
+            weights_only: Whether a fit could not go on from there.
+        """
+        record = self._record
+        if record is None or weights_only or "://" in str(path):
+            yield
+            return
+        absolute = str(Path(path).absolute())
+        try:
+            record.is_about_to_save(absolute)
+        except OSError as error:
+            _warn(record, error)
+        yield
+        is_async = isinstance(self.checkpoint_io, AsyncCheckpointIO) or self.reliability.async_save
+        try:
+            record.has_saved(absolute, is_written=not is_async)
+        except OSError as error:
+            _warn(record, error)
+
+
+def _choose(record: JobRecord, job: Job, given: str | None, *, is_restarted: bool) -> str | None:
+    """The fit's own newest checkpoint, or None for what was given."""
+    agent, again = record.read(), f"{job.scheduler} has started this again; "
+    if agent is None or not job.is_restart_of(agent, is_restarted=is_restarted):
+        record.begin(given)
+        if is_restarted:
+            say(f"{again}nothing that it saved is known, so it begins as at first")
+        return None
+    saved = record.saved()
+    if given not in (None, record.first_path, *map(str, saved)):
+        record.begin(given)
+        say(f"{again}it goes on from ckpt_path={given!r}")
+        return None
+    newest = newest_valid(saved)
+    if newest is None:
+        say(f"{again}it had saved no checkpoint that is whole, so it begins as at first")
+        return None
+    say(f"{again}it goes on from {newest}")
+    return str(newest)
+
+
+def _asked_for(trainer: pl.Trainer, given: Any) -> str | None:
+    """The path that the program asks for; what Lightning finds for a job of SLURM is none."""
+    if given is None or given == trainer._checkpoint_connector._hpc_resume_path:
+        return None
+    return str(given if "://" in str(given) else Path(given).absolute())
+
+
+def _warn(record: JobRecord, error: Exception) -> None:
+    rank_zero_warn(
+        f"{record.path} cannot be used ({error}): if torchrun or SLURM starts this run again, it "
+        "may begin anew. Pass another default_root_dir to the Trainer, or auto_resume=off."
+    )

@@ -1,0 +1,96 @@
+"""What a fit has saved is found again, and nothing that another run has saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning_gaudi.checkpoint.job_record import FOLDER, JobRecord
+
+
+def _record(folder: Path, job: str = "torchrun-a", fit: str = "0") -> JobRecord:
+    return JobRecord(folder, job, "agent", ("train.py", fit))
+
+
+def _save(record: JobRecord, path: Path, *, is_written: bool = True) -> None:
+    record.is_about_to_save(str(path))
+    path.with_name("temporary").write_text("ours")
+    path.with_name("temporary").replace(path)
+    record.has_saved(str(path), is_written=is_written)
+
+
+def _read(folder: Path, **settings: str) -> list[Path]:
+    record = _record(folder, **settings)
+    assert record.read() == "agent"
+    return record.saved()
+
+
+def test_nothing_is_written_before_something_is_saved(tmp_path: Path) -> None:
+    record = _record(tmp_path)
+    record.begin(None)
+    assert not (tmp_path / FOLDER).exists()
+    assert _record(tmp_path).read() is None
+
+
+def test_what_was_saved_is_found_the_newest_last(tmp_path: Path) -> None:
+    record, paths = _record(tmp_path), [tmp_path / name for name in ("a", "last", "b")]
+    record.begin("X")
+    for path in (*paths, paths[1]):
+        _save(record, path)
+    assert _read(tmp_path) == [paths[0], paths[2], paths[1]]
+
+
+def test_what_has_been_removed_is_forgotten(tmp_path: Path) -> None:
+    record, paths = _record(tmp_path), [tmp_path / str(number) for number in range(20)]
+    for path in paths:
+        _save(record, path)
+        path.unlink()
+    assert _read(tmp_path) == []
+    assert record.path.stat().st_size < 500
+
+
+def test_what_another_run_has_left_counts_only_when_this_one_has_replaced_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "last.ckpt"
+    path.write_text("another run's")
+    record = _record(tmp_path)
+    record.is_about_to_save(str(path))
+    assert _read(tmp_path) == []
+    _save(record, path, is_written=False)
+    assert _read(tmp_path) == [path]
+
+
+def test_a_folder_that_another_run_has_left_counts_when_it_is_saved(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    path.mkdir()
+    record = _record(tmp_path)
+    record.is_about_to_save(str(path))
+    assert _read(tmp_path) == []
+    record.has_saved(str(path), is_written=True)
+    assert _read(tmp_path) == [path]
+
+
+def test_a_save_that_was_cut_off_leaves_the_newest_as_it_was(tmp_path: Path) -> None:
+    record, last, step = _record(tmp_path), tmp_path / "last", tmp_path / "step"
+    _save(record, last)
+    _save(record, step)
+    record.is_about_to_save(str(last))
+    record.is_about_to_save(str(tmp_path / "next"))
+    assert _read(tmp_path) == [last, step]
+
+
+def test_each_job_and_each_fit_has_its_own(tmp_path: Path) -> None:
+    for number, settings in enumerate(({}, {"job": "slurm/17"}, {"fit": "1"})):
+        _save(_record(tmp_path, **settings), tmp_path / str(number))
+    assert _read(tmp_path, job="slurm/17") == [tmp_path / "1"]
+    assert _read(tmp_path, fit="1") == [tmp_path / "2"]
+    assert len(list((tmp_path / FOLDER).iterdir())) == 3
+
+
+def test_a_new_job_of_the_same_name_begins_with_nothing(tmp_path: Path) -> None:
+    _save(_record(tmp_path), tmp_path / "old")
+    record = _record(tmp_path)
+    record.read()
+    record.begin(None)
+    assert record.saved() == []
+    assert _record(tmp_path).read() is None

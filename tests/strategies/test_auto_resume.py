@@ -1,0 +1,221 @@
+"""What a fit begins with when torchrun or SLURM starts it again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_gaudi.checkpoint.job_record import FOLDER
+from lightning_gaudi.reliability import jobs
+from tests.helpers.tiny import QUIET, TinyModule, batches
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The dirpath has changed from"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
+]
+
+JOB = {
+    "TORCHELASTIC_RUN_ID": "job",
+    "TORCHELASTIC_ERROR_FILE": "/tmp/elastic/job_a/attempt_0/0/error.json",
+}
+
+
+class Begin(pl.Callback):
+    step = -1
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.step = trainer.global_step
+
+
+@pytest.fixture
+def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Call it as if a process were started: it has not fitted before, and the environment is so."""
+
+    def start(env: dict[str, str]) -> None:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        jobs._num_fits.clear()
+
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    return start
+
+
+def _fit(
+    root: Path,
+    max_steps: int = 4,
+    ckpt_path: Any = None,
+    model: pl.LightningModule | None = None,
+    folder: str = "checkpoints",
+    accelerator: str = "hpu",
+    saves: pl.Callback | None = None,
+) -> int:
+    """Fit, with a checkpoint each two steps unless told otherwise; the step at which it began."""
+    begin = Begin()
+    if saves is None:
+        saves = ModelCheckpoint(root / folder, every_n_train_steps=2, save_top_k=-1)
+    trainer = pl.Trainer(
+        accelerator=accelerator,
+        devices=1,
+        max_steps=max_steps,
+        max_epochs=-1,
+        default_root_dir=root,
+        callbacks=[saves, begin],
+        **QUIET | {"enable_checkpointing": True},
+    )
+    trainer.fit(model or TinyModule(), batches(16), ckpt_path=ckpt_path)
+    return begin.step
+
+
+def _restarted(count: int = 1) -> dict[str, str]:
+    return JOB | {"TORCHELASTIC_RESTART_COUNT": str(count)}
+
+
+def test_it_goes_on_from_its_newest_checkpoint(
+    starts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starts(JOB)
+    assert _fit(tmp_path, folder="version_0") == 0
+    starts(_restarted(1))
+    assert _fit(tmp_path, 6, folder="version_1") == 4
+    assert "lightning-gaudi: torchrun has started this again; it goes on from" in (
+        capfd.readouterr().err
+    )
+    starts(_restarted(2))
+    assert _fit(tmp_path, 8, folder="version_2") == 6
+
+
+def test_a_checkpoint_of_an_older_run_in_the_same_folder_is_not_taken(
+    starts: Any, tmp_path: Path
+) -> None:
+    assert _fit(tmp_path, 10) == 0  # no job
+    starts(JOB | {"TORCHELASTIC_RUN_ID": "older"})
+    assert _fit(tmp_path, 8) == 0
+    starts(JOB)
+    assert _fit(tmp_path, 4, folder="other") == 0
+    starts(_restarted())
+    assert _fit(tmp_path, 6) == 4
+
+
+def test_a_job_that_is_not_restarted_begins_anew(starts: Any, tmp_path: Path) -> None:
+    starts(JOB)
+    assert _fit(tmp_path) == 0
+    starts({**JOB, "TORCHELASTIC_ERROR_FILE": "/tmp/elastic/job_b/attempt_0/0/error.json"})
+    assert _fit(tmp_path) == 0
+
+
+def test_a_fine_tune_does_not_begin_again_from_where_it_first_began(
+    starts: Any, tmp_path: Path
+) -> None:
+    _fit(tmp_path, 2, folder="pretrained")
+    first = tmp_path / "pretrained" / "epoch=0-step=2.ckpt"
+    starts(JOB)
+    assert _fit(tmp_path, 3, first, folder="short") == 2  # saves nothing
+    starts(_restarted(1))
+    assert _fit(tmp_path, 6, first) == 2
+    starts(_restarted(2))
+    assert _fit(tmp_path, 8, first) == 6
+
+
+def test_another_ckpt_path_than_at_first_is_the_programs_choice(
+    starts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _fit(tmp_path, 2, folder="elsewhere")
+    other = tmp_path / "elsewhere" / "epoch=0-step=2.ckpt"
+    starts(JOB)
+    assert _fit(tmp_path, 4) == 0
+    starts(_restarted(1))
+    assert _fit(tmp_path, 6, other) == 2
+    assert f"it goes on from ckpt_path='{other}'" in capfd.readouterr().err
+    starts(_restarted(2))
+    assert _fit(tmp_path, 8, other) == 6
+    starts(_restarted(3))
+    own = tmp_path / "checkpoints" / "epoch=0-step=6.ckpt"
+    assert _fit(tmp_path, 10, own) == 8
+
+
+def test_a_checkpoint_that_is_damaged_is_left_out(starts: Any, tmp_path: Path) -> None:
+    starts(JOB)
+    _fit(tmp_path)
+    newest = tmp_path / "checkpoints" / "epoch=0-step=4.ckpt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    starts(_restarted())
+    assert _fit(tmp_path) == 2
+
+
+def test_weights_alone_do_not_count(
+    starts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starts(JOB)
+    saves = ModelCheckpoint(tmp_path / "weights", every_n_train_steps=2, save_weights_only=True)
+    _fit(tmp_path, 3, saves=saves)
+    starts(_restarted())
+    assert _fit(tmp_path) == 0
+    assert "started this again; nothing that it saved is known" in capfd.readouterr().err
+
+
+def test_each_fit_of_a_program_goes_on_from_its_own(starts: Any, tmp_path: Path) -> None:
+    class Other(TinyModule):
+        """A second model."""
+
+    starts(JOB)
+    _fit(tmp_path, 8, folder="first")
+    _fit(tmp_path, 4, folder="second")
+    _fit(tmp_path, 2, model=Other(), folder="third")
+    starts(_restarted())
+    assert _fit(tmp_path, 10, folder="first") == 8
+    assert _fit(tmp_path, 6, folder="second") == 4
+    assert _fit(tmp_path, 4, model=Other(), folder="third") == 2
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
+def test_a_job_that_slurm_requeues_goes_on_from_its_newest_and_not_from_an_older_hpc_one(
+    starts: Any, tmp_path: Path
+) -> None:
+    class Signalled(ModelCheckpoint):
+        """Saves what Lightning saves when SLURM is about to requeue."""
+
+        def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            if trainer.global_step == 3:
+                trainer.save_checkpoint(
+                    trainer._checkpoint_connector.hpc_save_path(str(trainer.default_root_dir))
+                )
+
+    job = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "train"}
+    job |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    starts(job)
+    _fit(tmp_path, 3, saves=Signalled(every_n_epochs=0))
+    starts(job | {"SLURM_RESTART_COUNT": "1"})
+    assert _fit(tmp_path, 6) == 3
+    starts(job | {"SLURM_RESTART_COUNT": "2"})
+    assert _fit(tmp_path, 8) == 6
+
+
+def test_it_can_be_switched_off(
+    starts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts(JOB)
+    _fit(tmp_path)
+    starts(_restarted())
+    monkeypatch.setenv("LIGHTNING_GAUDI_RELIABILITY", "auto_resume=off")
+    assert _fit(tmp_path) == 0
+
+
+def test_a_record_that_cannot_be_used_is_said_and_stops_nothing(
+    starts: Any, tmp_path: Path
+) -> None:
+    starts(JOB)
+    (tmp_path / FOLDER).write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match=r"json cannot be used .* may begin anew"):
+        assert _fit(tmp_path) == 0
+
+
+def test_a_cpu_fit_is_left_alone(starts: Any, tmp_path: Path) -> None:
+    starts(JOB)
+    _fit(tmp_path, accelerator="cpu")
+    assert not (tmp_path / FOLDER).exists()
