@@ -70,7 +70,7 @@ def main() -> None:
         callbacks=[ModelCheckpoint(every_n_train_steps=3, save_top_k=-1), Found()],
         **SETTINGS,
     )
-    trainer.fit(Model(), batches(64))
+    trainer.fit(Model(), batches(64), ckpt_path=os.environ.get("CKPT_PATH"))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ PROGRAM = str(ROOT / "tests" / "faults" / "restartable.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 LIMIT_S = 400
 
+pytestmark = pytest.mark.timeout(1200)
+
 
 def _run(
     folder: Path, torchruns: Sequence[Sequence[str]], faults: str, **settings: Any
