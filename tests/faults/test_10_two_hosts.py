@@ -14,9 +14,13 @@ import pytest
 from tests.helpers.network import INTERFACE, TwoHosts, two_hosts
 from tests.launch.started import Started, found, program, started
 
-TIMEOUT_S = 20
-MARGIN_S = 15.0
-"""How much later than the timeout all processes of a host have ended."""
+GROUP_TIMEOUT_S = 90
+"""Longer than the ranks of a busy machine need to come."""
+
+WATCHDOG_S = 20
+
+LIMIT_S = WATCHDOG_S + 5.0
+"""After which all processes of a host have ended."""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -24,7 +28,7 @@ pytestmark = pytest.mark.timeout(900)
 @contextlib.contextmanager
 def _running(folder: Path, hosts: TwoHosts, **settings: object) -> Iterator[list[Started]]:
     """One job on both hosts, each with two ranks that Lightning starts."""
-    command = program(folder, devices=2, num_nodes=2, timeout_s=TIMEOUT_S, **settings)
+    command = program(folder, devices=2, num_nodes=2, timeout_s=GROUP_TIMEOUT_S, **settings)
     with contextlib.ExitStack() as stack:
         runs = []
         for host in range(2):
@@ -33,7 +37,7 @@ def _running(folder: Path, hosts: TwoHosts, **settings: object) -> Iterator[list
                 "MASTER_PORT": "29500",
                 "NODE_RANK": str(host),
                 "GLOO_SOCKET_IFNAME": INTERFACE,
-                "LIGHTNING_GAUDI_RELIABILITY": f"watchdog_timeout_s={TIMEOUT_S}",
+                "LIGHTNING_GAUDI_RELIABILITY": f"watchdog_timeout_s={WATCHDOG_S}",
                 "SLOW": "1",
             }
             own = folder / str(host)
@@ -54,7 +58,7 @@ def _wait_until_training(folder: Path, runs: list[Started]) -> None:
 def _end(runs: list[Started], began: float) -> float:
     """Wait until each of some hosts has ended with a failure; how long it took."""
     for run in runs:
-        run.wait_for_all_to_end(TIMEOUT_S + MARGIN_S - (time.time() - began))
+        run.wait_for_all_to_end(LIMIT_S - (time.time() - began))
         assert run.process.returncode != 0, run.output
     return time.time() - began
 
@@ -66,7 +70,7 @@ def test_both_hosts_end_when_the_cable_is_cut(
         _wait_until_training(tmp_path, runs)
         hosts.cut(1)
         took = _end(runs, time.time())
-    measured(f"cable cut, timeout {TIMEOUT_S} s: both hosts ended after {took:.0f} s")
+    measured(f"cable cut, watchdog {WATCHDOG_S} s: both hosts ended after {took:.0f} s")
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -78,7 +82,7 @@ def test_the_other_host_ends_when_one_vanishes(
         hosts.cut(lost)
         os.killpg(runs[lost].process.pid, signal.SIGKILL)
         took = _end([runs[1 - lost]], time.time())
-    measured(f"host {lost} vanished, timeout {TIMEOUT_S} s: the other ended after {took:.0f} s")
+    measured(f"host {lost} vanished, watchdog {WATCHDOG_S} s: the other ended after {took:.0f} s")
 
 
 def test_a_slow_cable_changes_nothing_but_time(
@@ -86,7 +90,7 @@ def test_a_slow_cable_changes_nothing_but_time(
 ) -> None:
     with two_hosts() as hosts:
         for host in range(2):
-            hosts.slow_down(host, "delay", "50ms", "10ms", "rate", "10mbit")
+            hosts.slow_down(host, "2mbit")
         began = time.monotonic()
         with _running(tmp_path, hosts) as runs:
             for run in runs:
@@ -95,4 +99,4 @@ def test_a_slow_cable_changes_nothing_but_time(
     ranks = found(tmp_path)
     assert [rank["world_size"] for rank in ranks] == [4] * 4
     assert {str(rank["weights"]) for rank in ranks} == {str(ranks[0]["weights"])}
-    measured(f"a cable of 10 Mbit/s and 50 ms: 4 ranks of 2 hosts agree, {took:.0f} s")
+    measured(f"a cable of 2 Mbit/s: 4 ranks of 2 hosts agree, {took:.0f} s")

@@ -29,12 +29,13 @@ class TwoHosts:
         """Pull the cable out of a host: nothing comes through any more, and nobody is told."""
         _ip("-n", self.names[host], "link", "set", INTERFACE, "down")
 
-    def slow_down(self, host: int, *limits: str) -> None:
-        """Have what a host sends come late, as `tc-netem` says; skip where the kernel cannot."""
-        limited = ["tc", "qdisc", "add", "dev", INTERFACE, "root", "netem", *limits]
-        result = subprocess.run([*self.command(host), *limited], capture_output=True, check=False)
+    def slow_down(self, host: int, rate: str) -> None:
+        """Let a host send this much a second, such as `"2mbit"`; skip where the kernel cannot."""
+        limit = ["tc", "qdisc", "add", "dev", INTERFACE, "root", "tbf", "rate", rate]
+        limit += ["burst", "16kbit", "latency", "2s"]
+        result = subprocess.run([*self.command(host), *limit], capture_output=True, check=False)
         if result.returncode != 0:
-            pytest.skip(f"needs a kernel with netem (sch_netem): {result.stderr.decode().strip()}")
+            pytest.skip(f"needs a kernel with tbf (sch_tbf): {result.stderr.decode().strip()}")
 
 
 @contextlib.contextmanager
