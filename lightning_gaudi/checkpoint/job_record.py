@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from .atomic import write_atomically
+from .torch_dcp.layout import is_sharded_folder
 
 FOLDER = ".lightning_gaudi"
 
@@ -84,6 +86,10 @@ class JobRecord:
         self._before[path] = None if is_written else before
         self._write(path)
 
+    def newest(self) -> Path | None:
+        """The newest checkpoint of the fit that is whole, as far as can be seen from outside."""
+        return next((path for path in reversed(self.saved()) if _is_whole(path)), None)
+
     def saved(self) -> list[Path]:
         """The checkpoints of the fit that are there, the newest last."""
         found = {path: _state(path) for path in self._before}
@@ -106,6 +112,13 @@ class JobRecord:
     def _dump(self, file: IO[bytes]) -> None:
         found = {"agent": self._agent, "first_path": self.first_path}
         file.write(json.dumps({**found, "saved": list(self._before.items())}).encode())
+
+
+def _is_whole(path: Path) -> bool:
+    if path.is_dir():
+        # DeepSpeed names its newest version in a file that it writes last.
+        return is_sharded_folder(path) or (path / "latest").is_file()
+    return zipfile.is_zipfile(path)
 
 
 def _state(path: str) -> list[int] | None:

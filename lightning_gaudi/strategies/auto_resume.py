@@ -31,7 +31,6 @@ from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi.reliability.jobs import Job, count_fit, find_job
 
 from ..checkpoint.job_record import JobRecord
-from ..checkpoint.newest import newest_valid
 
 # Beside it stands the rest of a strategy; why it is over ABC says `distributed.strategy`.
 _Base: Any = ABC
@@ -111,12 +110,11 @@ def _choose(record: JobRecord, job: Job, given: str | None, *, is_restarted: boo
         if is_restarted:
             say(f"{again}nothing that it saved is known, so it begins as at first")
         return None
-    saved = record.saved()
-    if given not in (None, record.first_path, *map(str, saved)):
+    if given not in (None, record.first_path, *map(str, record.saved())):
         record.begin(given)
         say(f"{again}it goes on from ckpt_path={given!r}")
         return None
-    newest = newest_valid(saved)
+    newest = record.newest()
     if newest is None:
         say(f"{again}it had saved no checkpoint that is whole, so it begins as at first")
         return None
