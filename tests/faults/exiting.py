@@ -50,6 +50,10 @@ class Waiting:
             tell.write(f"{json.dumps(environ)}\n")
         return self
 
+    def send_signal(self, signum: int) -> None:
+        """As `Popen` does."""
+        os.kill(self.pid, signum)
+
 
 def _become_ranks(num_ranks: int) -> None:
     """Fork the other ranks, and have Lightning's launcher take them for those that it starts."""

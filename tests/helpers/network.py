@@ -22,7 +22,12 @@ class TwoHosts:
         self.addresses = ["10.77.0.1", "10.77.0.2"]
 
     def command(self, host: int) -> list[str]:
-        """What runs the command after it on a host."""
+        """What runs the command after it on a host, which sees processes of its own alone."""
+        own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        named = ["sh", "-c", 'hostname "$0" && exec "$@"', self.names[host]]
+        return [*self._within(host), *own, *named]
+
+    def _within(self, host: int) -> list[str]:
         return ["ip", "netns", "exec", self.names[host]]
 
     def cut(self, host: int) -> None:
@@ -33,7 +38,7 @@ class TwoHosts:
         """Let a host send this much a second, such as `"2mbit"`; skip where the kernel cannot."""
         limit = ["tc", "qdisc", "add", "dev", INTERFACE, "root", "tbf", "rate", rate]
         limit += ["burst", "16kbit", "latency", "2s"]
-        result = subprocess.run([*self.command(host), *limit], capture_output=True, check=False)
+        result = subprocess.run([*self._within(host), *limit], capture_output=True, check=False)
         if result.returncode != 0:
             pytest.skip(f"needs a kernel with tbf (sch_tbf): {result.stderr.decode().strip()}")
 
@@ -41,8 +46,8 @@ class TwoHosts:
 @contextlib.contextmanager
 def two_hosts() -> Iterator[TwoHosts]:
     """Make them, and remove them at the end; skip the test where we may not."""
-    if shutil.which("ip") is None:
-        pytest.skip("needs `ip` (apt-get install iproute2)")
+    if missing := [name for name in ("ip", "tc", "unshare") if shutil.which(name) is None]:
+        pytest.skip(f"needs {', '.join(missing)} (apt-get install iproute2 util-linux)")
     hosts = TwoHosts(f"lg{os.getpid()}")
     with contextlib.ExitStack() as stack:
         for name in hosts.names:
