@@ -301,8 +301,6 @@ OWN = {
         "config.num_key_value_heads",
         "setattr(model.get_submodule(owner), attribute, layer)",
     },
-    # What a strategy of ours is told by our callback.
-    "callbacks/reliability.py": {"strategy.reliability_callback"},
     # A note on a user's model.
     "distributed/fsdp.py": {"vars(model)[_ROOT]"},
     # A copy of a user's loader; and what two classes of ours tell each other.
