@@ -120,7 +120,7 @@ def test_a_run_goes_on_with_the_scale_and_the_bits_it_had(tmp_path: Path) -> Non
     first.save_checkpoint(tmp_path / "half.ckpt")
     rest = Model()
     second = hpu_trainer(max_epochs=2, precision="16-mixed")
-    second.fit(rest, batches(2 * NUM_STEPS), ckpt_path=tmp_path / "half.ckpt", weights_only=False)
+    second.fit(rest, batches(2 * NUM_STEPS), ckpt_path=tmp_path / "half.ckpt")
     assert second.precision_plugin.state_dict() == trainer.precision_plugin.state_dict()
     for mine, other in zip(rest.parameters(), whole.parameters(), strict=True):
         assert torch.equal(mine, other)
@@ -131,11 +131,11 @@ def test_a_run_goes_on_with_the_scale_of_another_device(tmp_path: Path) -> None:
     """As Lightning saves it on GPUs, under the name of its own plugin."""
     _, trainer = _fit(max_epochs=1, max_steps=-1)
     trainer.save_checkpoint(tmp_path / "hpu.ckpt")
-    checkpoint = torch.load(tmp_path / "hpu.ckpt", weights_only=False)
+    checkpoint = torch.load(tmp_path / "hpu.ckpt")
     checkpoint["MixedPrecision"] = checkpoint.pop("HPUPrecisionPlugin") | {"scale": 64.0}
     torch.save(checkpoint, tmp_path / "gpu.ckpt")
     second = hpu_trainer(max_epochs=1, precision="16-mixed")
-    second.fit(Model(), batches(2 * NUM_STEPS), ckpt_path=tmp_path / "gpu.ckpt", weights_only=False)
+    second.fit(Model(), batches(2 * NUM_STEPS), ckpt_path=tmp_path / "gpu.ckpt")
     assert second.precision_plugin.state_dict()["scale"] == 64.0
 
 
