@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -55,13 +55,21 @@ def patch_instantiator(saving: ModuleType, family: Family) -> None:
 
         if trust.trusted_by() is None:
             for key in (cls.CHECKPOINT_HYPER_PARAMS_KEY, *_OLD_KEYS):
-                _check(checkpoint.get(key), cls, trust.ADVICE)
+                _check(_as_dict(checkpoint.get(key)), cls, trust.ADVICE)
         return original(cls, checkpoint, *args, **kwargs)
 
 
-def _check(hparams: Any, cls: type, advice: str) -> None:
+def _as_dict(hparams: Any) -> dict[Any, Any]:
+    """What `dict.update` makes of them, which takes pairs too; of what it does not take, nothing."""
+    try:
+        return dict(hparams)
+    except (TypeError, ValueError):
+        return {}
+
+
+def _check(hparams: dict[Any, Any], cls: type, advice: str) -> None:
     """Refuse hyperparameters that have something else called than LightningCLI's, for `cls`."""
-    name = hparams.get("_instantiator") if isinstance(hparams, Mapping) else None
+    name = hparams.get("_instantiator")
     if name is None:
         return
     if name not in (

@@ -63,6 +63,10 @@ def poisoned(folder: Path, good: dict[str, Any]) -> dict[str, tuple[Any, Path]]:
             path = folder / f"{place}-{name}.ckpt".replace(" ", "-")
             torch.save({**good, place: {**good.get(place, {}), **evil}}, path)
             found[f"{name} in {place}"] = (kind, path)
+    # Lightning takes pairs as well.
+    path = folder / "pairs.ckpt"
+    torch.save({**good, "hparams": [*NAMES["a function"].items()]}, path)
+    found["a function in pairs"] = (Model, path)
     return found
 
 
