@@ -60,7 +60,7 @@ def patch_instantiator(saving: ModuleType, family: Family) -> None:
 
 
 def _as_dict(hparams: Any) -> dict[Any, Any]:
-    """What `dict.update` makes of them, which takes pairs too; of what it does not take, nothing."""
+    """What `dict.update` makes of them, which takes pairs too; nothing of what it does not."""
     try:
         return dict(hparams)
     except (TypeError, ValueError):
