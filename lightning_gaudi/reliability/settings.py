@@ -32,7 +32,8 @@ class ReliabilitySettings:
     save_on_exit: bool = True
     """A fit that a signal ends saves its state first; after SIGTERM the exit status is 143."""
     auto_resume: bool = True
-    """A fit that torchrun or SLURM has started again goes on from the newest valid checkpoint."""
+    """A fit that torchrun or SLURM has started again goes on from the newest valid checkpoint that
+    it has saved itself, unless the program passes another `ckpt_path` than at the first start."""
     stop_on_nan: bool = True
     """A loss that is not finite ends the run within one log interval, and is in no checkpoint."""
     watchdog: bool = True

@@ -68,7 +68,7 @@ class AutoResume(_Base):  # type: ignore[misc]
             try:
                 chosen = _choose(record, job, _asked_for(trainer, given), is_restarted=is_restarted)
                 self._record = record
-            except (OSError, ValueError, LookupError) as error:
+            except (OSError, ValueError, LookupError, TypeError) as error:
                 _warn(record, error)
         chosen = self.broadcast(chosen)
         return given if chosen is None else chosen

@@ -70,6 +70,8 @@ def test_both_hosts_end_when_the_cable_is_cut(
         _wait_until_training(tmp_path, runs)
         hosts.cut(1)
         took = _end(runs, time.time())
+        for host, run in enumerate(runs):
+            assert f"ends: rank {2 * (1 - host)} hangs" in run.output
     measured(f"cable cut, watchdog {WATCHDOG_S} s: both hosts ended after {took:.0f} s")
 
 
@@ -82,6 +84,7 @@ def test_the_other_host_ends_when_one_vanishes(
         hosts.cut(lost)
         os.killpg(runs[lost].process.pid, signal.SIGKILL)
         took = _end([runs[1 - lost]], time.time())
+        assert f"ends: rank {2 * lost} hangs" in runs[1 - lost].output
     measured(f"host {lost} vanished, watchdog {WATCHDOG_S} s: the other ended after {took:.0f} s")
 
 
