@@ -13,9 +13,6 @@ from lightning_gaudi.reliability.board import Board
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 from lightning_gaudi.reliability.verdict import Limits
 
-_watched: object = None
-"""The process group whose ranks are watched, or were."""
-
 
 def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> None:
     """Begin to watch the ranks of the process group, once for each; all ranks do this.
@@ -24,15 +21,14 @@ def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> Non
         settings: What the user wants.
         timeout: The process group's; None for torch's.
     """
-    global _watched
-    if not settings.watchdog or dist.get_world_size() == 1 or _watched is dist.group.WORLD:
+    group = dist.group.WORLD
+    if not settings.watchdog or dist.get_world_size() == 1 or watchdog.knows(group):
         return
-    _watched = dist.group.WORLD
     rank = dist.get_rank()
     board = Board(_get_default_store(), rank)
     board.write_first(watchdog.FIRST_BEAT)
     others = collectives.gather_objects(stacks.prepare())
-    watchdog.start(board, rank, others, _limits(settings, timeout))
+    watchdog.start(group, board, rank, others, _limits(settings, timeout))
 
 
 def adapt(settings: ReliabilitySettings, timeout: timedelta | None) -> None:

@@ -31,6 +31,8 @@ FIRST_BEAT = Beat(0, RUNS, 0, "the start", False, (0, 0), None, None, 0.0)
 """What a rank writes before the others listen."""
 
 _current: Watchdog | None = None
+_group: object = None
+"""The process group whose ranks are watched, or were."""
 
 
 def limits(timeout: timedelta, wanted_s: float | None) -> Limits:
@@ -48,17 +50,24 @@ def limits(timeout: timedelta, wanted_s: float | None) -> Limits:
     return Limits(min(wanted_s or other_s, other_s), other_s)
 
 
-def start(board: Board, rank: int, others: Sequence[Process], found: Limits) -> None:
+def knows(group: object) -> bool:
+    """Whether this process group was the last whose ranks were watched."""
+    return _group is group
+
+
+def start(group: object, board: Board, rank: int, others: Sequence[Process], found: Limits) -> None:
     """Watch the ranks of a process group, all of which have written on their boards.
 
     Args:
+        group: Whose ranks they are.
         board: This rank's.
         rank: This one.
         others: The processes of all ranks, by rank.
         found: How long they may stand still.
     """
-    global _current
+    global _current, _group
     stop()
+    _group = group
     _current = Watchdog(board, rank, others, found)
     processes.before_failing(_current.explain)
 
