@@ -8,9 +8,6 @@ from tests.helpers.forked import fork_module, fork_python
 from tests.inference.agreement import NUM_TOKENS, observe, waits
 from tests.inference.tiny_models import FUSED_KINDS, KINDS
 
-# Of Bloom's GELU, as torch's compiler traces it.
-pytestmark = pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated")
-
 LAZY = {"PT_HPU_LAZY_MODE": "1"}
 FEW = 16
 
