@@ -37,9 +37,9 @@ class _Dtypes(TinyModule):
         return super().training_step(batch, batch_idx)
 
 
-def _seen(precision: str) -> tuple[dict[str, torch.dtype], _Dtypes]:
+def _seen(precision: str, max_steps: int = 2) -> tuple[dict[str, torch.dtype], _Dtypes]:
     model = _Dtypes()
-    hpu_trainer(precision=precision, max_steps=2).fit(model, batches(2))
+    hpu_trainer(precision=precision, max_steps=max_steps).fit(model, batches(2))
     return model.seen, model
 
 
@@ -73,7 +73,7 @@ def test_16_mixed_computes_in_float16_where_bf16_mixed_does_in_bf16() -> None:
 
 
 def test_16_true_holds_weights_and_inputs_in_float16() -> None:
-    seen, model = _seen("16-true")
+    seen, model = _seen("16-true", max_steps=1)  # Adam's epsilon is 0 in float16
     assert {seen[name] for name in ("input", "weight", "matmul", "new")} == {torch.float16}
     assert model.trainer.precision_plugin.scaler is None
 

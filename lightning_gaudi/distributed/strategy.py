@@ -210,7 +210,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
         if self._advice is not None:
             self._advice.note_step()
         if self._losses is not None and self._reads_losses():
-            self._check_losses(is_regular=True)
+            self._check_losses(ends_interval=True)
 
     def _note_loss(self, loss: Tensor) -> None:
         """Remember a loss, before backward, to be looked at later."""
@@ -223,11 +223,11 @@ class HPUMixin(_Base):  # type: ignore[misc]
         """Whether the step that ends is one after which losses are looked at."""
         return self._num_steps % _STEPS_PER_LOOK == 0
 
-    def _check_losses(self, *, is_regular: bool = False) -> None:
+    def _check_losses(self, *, ends_interval: bool = False) -> None:
         """Raise on all ranks if a loss of any was not finite; waits for the device.
 
         Args:
-            is_regular: Whether there are as many losses as at other times.
+            ends_interval: Whether this is where they are always looked at.
 
         Raises:
             LossNotFiniteError: One was not.
@@ -235,7 +235,8 @@ class HPUMixin(_Base):  # type: ignore[misc]
         if not self.reliability.stop_on_nan:
             return
         losses = self._losses or FiniteLosses()
-        found = self._of_all(losses.first_bad(at_once=is_regular or not vendor.is_lazy()))
+        bad = losses.first_bad(ends_interval=ends_interval, is_lazy=vendor.is_lazy())
+        found = self._of_all(bad)
         if any(found):
             raise not_finite(found, self._num_steps)
 

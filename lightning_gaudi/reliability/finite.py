@@ -26,11 +26,13 @@ class BadLoss(NamedTuple):
 
 
 class FiniteLosses:
-    """The losses since somebody last looked at them, on the device, for which nobody waits."""
+    """The losses of an interval of steps, on the device, for which nobody waits."""
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
         self._steps: list[int] = []
+        self._num_seen = 0
+        self._usual_num: int | None = None
 
     def note(self, loss: Tensor, step: int) -> None:
         """Remember a loss; it stays where it is, and nothing is computed.
@@ -45,23 +47,36 @@ class FiniteLosses:
         self._losses.append(loss if loss.numel() == 1 else loss.sum())
         self._steps.append(step)
 
-    def first_bad(self, *, at_once: bool) -> BadLoss | None:
-        """The first loss that is not finite, and forget all; waits for the device.
+    def first_bad(self, *, ends_interval: bool, is_lazy: bool) -> BadLoss | None:
+        """The first loss that is not finite of those that nobody has looked at; waits for all.
 
         Args:
-            at_once: Whether to copy them together, which is a graph for each number of them in
-                lazy mode; otherwise one after the other.
+            ends_interval: Whether another interval begins; else a checkpoint is due within one.
+            is_lazy: In lazy mode to copy losses together is a graph for each number of them. So it
+                is done for the number that an interval usually has, and others come one by one.
         """
-        losses, steps = self._losses, self._steps
-        self._losses, self._steps = [], []
+        losses, steps = self._losses[self._num_seen :], self._steps[self._num_seen :]
+        num_losses = len(self._losses)
+        if ends_interval and self._usual_num is None:
+            self._usual_num = num_losses
         if not losses:
-            return None
-        if at_once:
-            values = torch.cat([loss.reshape(1) for loss in losses]).tolist()
+            values = []
+        elif not is_lazy:
+            values = _together(losses)
+        elif ends_interval and num_losses == self._usual_num:
+            values = _together(self._losses)[self._num_seen :]
         else:
             values = [float(loss.cpu()) for loss in losses]
+        self._num_seen = num_losses
+        if ends_interval:
+            self._losses, self._steps, self._num_seen = [], [], 0
         pairs = zip(steps, values, strict=True)
         return next((BadLoss(*pair) for pair in pairs if not math.isfinite(pair[1])), None)
+
+
+def _together(losses: Sequence[Tensor]) -> list[float]:
+    values: list[float] = torch.cat([loss.reshape(1) for loss in losses]).tolist()
+    return values
 
 
 def not_finite(found: Sequence[BadLoss | None], ended_after: int) -> LossNotFiniteError:

@@ -173,8 +173,9 @@ class ExactResume:
         self.trainer._logger_connector._callback_metrics.update(
             {name: value.to(device) for name, value in saved["metrics"].items()}
         )
-        self._check(saved["loaders"], place)
-        self._load_positions(saved["loaders"], within_epoch=place.is_within_epoch)
+        if saved["loaders"]:  # Lightning's Tuner saves before there are any
+            self._check(saved["loaders"], place)
+            self._load_positions(saved["loaders"], within_epoch=place.is_within_epoch)
         if place.is_within_epoch:
             self._unfinished = go_to_step_end(self.trainer, place)
             self._iterate_again()

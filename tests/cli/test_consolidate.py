@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_leaves_the_output_as_it_was(
     output = tmp_path / "model.ckpt"
     output.write_text("mine")
     assert main(["consolidate", str(home), str(output)]) == 2
-    assert f"lacks checkpoint/{lost.name}" in capsys.readouterr().err
+    assert f"{lost.name} is missing" in capsys.readouterr().err
     assert output.read_text() == "mine"
 
 

@@ -3,23 +3,45 @@ import math
 import pytest
 import torch
 
+from lightning_gaudi.reliability import finite
 from lightning_gaudi.reliability.finite import BadLoss, FiniteLosses, not_finite
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_the_first_loss_that_is_not_finite_is_found(at_once):
+@pytest.mark.parametrize("is_lazy", [True, False])
+@pytest.mark.parametrize("ends_interval", [True, False])
+def test_the_first_loss_that_is_not_finite_is_found(ends_interval, is_lazy):
     losses = FiniteLosses()
     for step, value in enumerate([1.0, 2.0, math.inf, math.nan], 1):
         losses.note(torch.tensor(value, dtype=torch.bfloat16), step)
-    assert losses.first_bad(at_once=at_once) == BadLoss(3, math.inf)
-    assert losses.first_bad(at_once=at_once) is None
+    bad = losses.first_bad(ends_interval=ends_interval, is_lazy=is_lazy)
+    assert bad == BadLoss(3, math.inf)
+    assert losses.first_bad(ends_interval=True, is_lazy=is_lazy) is None
+
+
+@pytest.mark.parametrize("is_lazy", [True, False])
+def test_a_look_within_an_interval_leaves_the_next_one_its_number(is_lazy, monkeypatch):
+    """In lazy mode another number of losses would be another graph."""
+    numbers = []
+    together = finite._together
+    monkeypatch.setattr(
+        finite, "_together", lambda each: numbers.append(len(each)) or together(each)
+    )
+    losses = FiniteLosses()
+    for step in range(1, 14):
+        losses.note(torch.tensor(math.nan if step == 13 else 1.0), step)
+        if step == 6:
+            assert losses.first_bad(ends_interval=False, is_lazy=is_lazy) is None
+        if step % 4 == 0:
+            assert losses.first_bad(ends_interval=True, is_lazy=is_lazy) is None
+    assert losses.first_bad(ends_interval=True, is_lazy=is_lazy).step == 13
+    assert numbers == ([4, 4, 4] if is_lazy else [4, 2, 2, 4, 1])
 
 
 def test_losses_of_any_shape_and_dtype_are_looked_at_together():
     losses = FiniteLosses()
     losses.note(torch.ones(1, requires_grad=True), 1)
     losses.note(torch.tensor([1.0, -math.inf], dtype=torch.float16), 1)
-    assert losses.first_bad(at_once=True) == BadLoss(1, -math.inf)
+    assert losses.first_bad(ends_interval=True, is_lazy=False) == BadLoss(1, -math.inf)
 
 
 def test_the_error_names_the_first_step_and_its_rank():

@@ -289,6 +289,6 @@ def test_a_lazy_run_compiles_two_graphs_a_phase_and_bucket_and_never_waits(tmp_p
     assert training <= 2 * train + 2  # forward and backward of each bucket; first and later steps
     assert validating <= 2 * validation
     assert syncs == 0
-    assert log_syncs == 1
+    assert log_syncs == 2  # for what is logged, and for losses that might not be finite
     assert log_steps > 5
     assert waits == 3  # one for each validation
