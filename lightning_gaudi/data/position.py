@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader
 
 from lightning_gaudi._core import host_random
 from lightning_gaudi._core.host_random import HostRandom
 from lightning_gaudi._core.worker_reports import Beginning, Report, Reporting, state_of
+from lightning_gaudi.data import loader_parts as parts
 from lightning_gaudi.data.position_iterators import Indices, Multiple, Plan, Single
 
 __all__ = ["LoaderPosition"]
@@ -64,25 +65,12 @@ class LoaderPosition:
     @property
     def has_order(self) -> bool:
         """Whether what comes next is known without loading it; an iterable has no indices."""
-        return not isinstance(self.loader.dataset, IterableDataset)
+        return parts.has_order(self.loader)
 
     @property
     def reason_against(self) -> str | None:
         """Why this loader cannot go on exactly, in words for a user; None if it can."""
-        loader = self.loader
-        if not self.has_order and not hasattr(loader.dataset, "load_state_dict"):
-            return (
-                f"its data set {type(loader.dataset).__name__} is iterable, and has no state_dict "
-                "and load_state_dict that could tell and take up its position: it begins anew"
-            )
-        if not self.has_order and loader.num_workers:
-            return (
-                "its data set is iterable, and a worker that was through with its part may begin "
-                "anew; torchdata's StatefulDataLoader knows which were"
-            )
-        if loader.num_workers and not getattr(loader, "in_order", True):
-            return "in_order=False gives the batches of workers in the order of their arrival"
-        return None
+        return parts.reason_against(self.loader)
 
     def state_dict(self, behind: int = 0) -> dict[str, Any]:
         """Plain data and CPU tensors: where this process's loader is.
@@ -99,10 +87,10 @@ class LoaderPosition:
             "drawn": _saved(self.drawn),
             "before_next": _saved(before_next),
             "generators": self._generators,
-            "generators_now": [each.get_state() for each in _generators(loader)],
+            "generators_now": [each.get_state() for each in parts.generators(loader)],
             "samplers": self._sampler_states,
             "samplers_now": self._states_of_samplers(),
-            "seeds": [each.seed for each in _distributed(loader)],
+            "seeds": [each.seed for each in parts.distributed(loader)],
             "num_workers": loader.num_workers,
             "last_worker": last,
             "workers": {
@@ -136,7 +124,7 @@ class LoaderPosition:
         """
         self._saved = saved if within_epoch or self.loader.persistent_workers else None
         self._is_within = within_epoch
-        for sampler, seed in zip(_distributed(self.loader), saved["seeds"], strict=False):
+        for sampler, seed in zip(parts.distributed(self.loader), saved["seeds"], strict=False):
             sampler.seed = seed  # of the run that goes on, whatever this one was given
         if not within_epoch:
             self._set_generators(saved["generators_now"])
@@ -201,7 +189,7 @@ class LoaderPosition:
         self.taken, self._last_worker, self.drawn = 0, _NO_WORKER, None
         self._steps.clear()
         loader = self.loader
-        self._generators = [each.get_state() for each in _generators(loader)]
+        self._generators = [each.get_state() for each in parts.generators(loader)]
         self._sampler_states = self._states_of_samplers()
 
     def _renew(self, now: HostRandom) -> None:
@@ -234,7 +222,7 @@ class LoaderPosition:
         """Load what samplers and data set have saved of themselves, where they do that."""
         loader = self.loader
         for thing, state in zip(
-            (*_samplers(loader), loader.dataset), (*samplers, data), strict=False
+            (*parts.samplers(loader), loader.dataset), (*samplers, data), strict=False
         ):
             if state is not None and hasattr(thing, "load_state_dict"):
                 thing.load_state_dict(state)
@@ -256,11 +244,11 @@ class LoaderPosition:
         self._set_generators(self._generators)
 
     def _set_generators(self, states: list[torch.Tensor]) -> None:
-        for generator, state in zip(_generators(self.loader), states, strict=False):
+        for generator, state in zip(parts.generators(self.loader), states, strict=False):
             generator.set_state(state)
 
     def _states_of_samplers(self) -> list[Any]:
-        return [state_of(each) for each in _samplers(self.loader)]
+        return [state_of(each) for each in parts.samplers(self.loader)]
 
     def _state_of_data(self) -> Any:
         return state_of(self.loader.dataset)
@@ -287,28 +275,6 @@ class _Step(NamedTuple):
     known: Report | None
     """Its report before it."""
     before: HostRandom | None
-
-
-def _samplers(loader: DataLoader[Any]) -> list[Any]:
-    found: dict[int, Any] = {}
-    for each in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
-        found[id(each)] = each
-    found[id(loader.sampler)] = loader.sampler
-    return [each for each in found.values() if each is not None]
-
-
-def _distributed(loader: DataLoader[Any]) -> list[DistributedSampler[Any]]:
-    return [each for each in _samplers(loader) if isinstance(each, DistributedSampler)]
-
-
-def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """Those of the user's own that an epoch's order and the workers' seed are drawn from."""
-    found: dict[int, torch.Generator] = {}
-    for owner in (loader, *_samplers(loader)):
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator):
-            found[id(generator)] = generator
-    return list(found.values())
 
 
 def _saved(states: HostRandom | None) -> dict[str, torch.Tensor] | None:

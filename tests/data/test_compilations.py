@@ -52,6 +52,6 @@ def test_each_shape_is_compiled_once_in_training_and_once_in_validation():
     lazy = {"PT_HPU_LAZY_MODE": "1"}
     lines = fork_python(_SOURCE, env=lazy).stdout.splitlines()[-2:]
     training, validation = ([int(number) for number in line.split()] for line in lines)
-    # And the optimizer's, which depends on no batch; and that of 50 losses, which may not be finite.
+    # And the optimizer's, which depends on no batch; and that of 50 losses, looked at for NaN.
     assert training == [3, 3 + 1 + 1]
     assert validation == [3, 3]
