@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -63,3 +65,91 @@ def sync_buffers_before_evaluation(wrapped: DistributedDataParallel) -> None:
 
     if any(True for _ in wrapped.buffers()):
         wrapped.register_forward_pre_hook(before_forward)
+
+
+class GradientOrder:
+    """In which order the gradients of a module come in its first backward.
+
+    After that one DistributedDataParallel has them in its buckets in this order. Where a gradient
+    lies in a bucket decides in which order ranks are summed up, and so its last bits with more than
+    two of them: a run that goes on has to begin with these buckets.
+
+    Source: torch 2.13, `csrc/distributed/c10d/reducer.cpp` (`autograd_hook`, `rebuild_buckets`).
+
+    Args:
+        wrapped: The module, before its first backward.
+        names: The order, where it is known.
+    """
+
+    def __init__(
+        self, wrapped: DistributedDataParallel, names: Sequence[str] | None = None
+    ) -> None:
+        self.names = None if names is None else [*names]
+        """Of the parameters; None until they are known."""
+        self._wrapped = wrapped
+        self._seen: list[str] = []
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._note, name))
+            for name, parameter in _trained(wrapped).items()
+            if names is None
+        ]
+
+    def end_of_backward(self) -> None:
+        """Note that a backward has ended."""
+        if self._wrapped.require_backward_grad_sync and self._handles:
+            is_whole = sorted(self._seen) == sorted(_trained(self._wrapped))
+            self.names = self._seen if is_whole else None
+            self.release()
+        self._seen = []
+
+    def release(self) -> None:
+        """Note nothing any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _note(self, name: str, parameter: Any) -> None:
+        self._seen.append(name)
+
+
+def rebuilds_buckets(wrapped: DistributedDataParallel) -> bool:
+    """Whether it makes other buckets after its first backward."""
+    return not wrapped.find_unused_parameters and not wrapped.static_graph
+
+
+def begin_with_order(
+    wrapped: DistributedDataParallel, names: Sequence[str]
+) -> GradientOrder | None:
+    """Have it begin with the buckets that it would have after its first backward.
+
+    Args:
+        wrapped: It has had none; all ranks do this.
+        names: What `GradientOrder` found.
+
+    Returns:
+        That order; None if its parameters are others.
+    """
+    trained = _trained(wrapped)
+    if sorted(names) != sorted(trained):
+        return None
+    number = {id(trained[name]): index for index, name in enumerate(names)}
+    ddp: Any = wrapped
+    pairs = [*zip(*ddp._build_params_for_reducer(), strict=True)]
+    pairs.sort(key=lambda pair: number[id(pair[0])])
+    parameters, is_sparse = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    ddp.reducer._remove_autograd_hooks()
+    shown = ddp._build_debug_param_to_name_mapping(parameters)
+    ddp._ddp_init_helper(parameters, is_sparse, shown, ddp.static_graph)
+    ddp.reducer._push_all_rebuilt_params()
+    ddp.reducer._rebuild_buckets()
+    return GradientOrder(wrapped, names)
+
+
+def _trained(wrapped: DistributedDataParallel) -> dict[str, Any]:
+    """The parameters whose gradients it averages, by name."""
+    ignored = wrapped.parameters_to_ignore
+    return {
+        name: parameter
+        for name, parameter in wrapped.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
