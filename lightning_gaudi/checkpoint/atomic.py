@@ -31,7 +31,8 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
             write(file)  # type: ignore[arg-type]
             raw.flush()
             os.fsync(raw.fileno())
-        put_in_place(temporary, target)
+            # Locked until it has its name: another rank that saves here sweeps what nobody locks.
+            put_in_place(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         # torch's writer reports a failed write as a RuntimeError of its own.

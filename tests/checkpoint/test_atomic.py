@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import IO
@@ -39,6 +40,16 @@ def test_failure_of_the_writer_leaves_nothing(tmp_path: Path, error: BaseExcepti
     with pytest.raises(type(error)):
         write_atomically(tmp_path / "x", write)
     assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_save_beside_each_other_sweep_nothing_of_each_other(tmp_path: Path) -> None:
+    def save(rank: int) -> None:
+        for number in range(100):
+            write_atomically(tmp_path / f"{rank}-{number}", lambda file: file.write(b"x"))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(save, range(4))) == [None] * 4
+    assert len(list(tmp_path.iterdir())) == 400
 
 
 def test_failed_write_is_explained_even_if_the_writer_hides_it(
