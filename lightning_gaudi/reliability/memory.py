@@ -39,7 +39,7 @@ def report(module: Any, optimizers: Sequence[Any]) -> str:
     parameters = [] if module is None else list(module.parameters())
     buffers = [] if module is None else list(module.buffers())
     sizes = {
-        "weights": _size([*parameters, *buffers], seen),
+        "weights": _size([*parameters, *buffers, *_shards(optimizers)], seen),
         "gradients": _size((each.grad for each in parameters), seen),
         "optimizer state": _size(_states(optimizers), seen),
         "communication buckets": _size(_buckets([module, *optimizers]), seen),
@@ -77,6 +77,14 @@ def _locals(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _locals(each)
+
+
+def _shards(optimizers: Sequence[Any]) -> Iterator[Any]:
+    """The weights that torch's optimizers step: FSDP's model has others while it gathers them."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            for group in optimizer.param_groups:
+                yield from group["params"]
 
 
 def _states(optimizers: Sequence[Any]) -> Iterator[Any]:

@@ -41,10 +41,16 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("devices", "strategy", "state_mib"), [(1, "auto", 8), (2, "ddp", 8), (2, "fsdp", 4)]
+    ("devices", "strategy", "weights_mib", "state_mib"),
+    [(1, "auto", 4, 8), (2, "ddp", 4, 8), (2, "fsdp", 4 + 2, 4)],
 )
 def test_the_error_says_what_holds_the_memory(
-    devices: int, strategy: str, state_mib: int, tmp_path: Path, measured: Callable[[str], None]
+    devices: int,
+    strategy: str,
+    weights_mib: int,
+    state_mib: int,
+    tmp_path: Path,
+    measured: Callable[[str], None],
 ) -> None:
     script = tmp_path / "script.py"
     text = SOURCE.replace("DEVICES", str(devices)).replace("STRATEGY", repr(strategy))
@@ -62,8 +68,8 @@ def test_the_error_says_what_holds_the_memory(
     )
     assert held is not None, result.stderr
     used, weights, gradients, state, buckets, rest = map(float, held.groups())
-    # In FSDP's forward the weights are gathered; gradients and Adam's state are in shards.
-    assert weights == pytest.approx(4, rel=0.1)
+    # In FSDP's forward the weights are gathered beside the shard; all else is in shards.
+    assert weights == pytest.approx(weights_mib, rel=0.1)
     assert state == pytest.approx(state_mib, rel=0.1)
     assert gradients <= state_mib / 2 * 1.1
     assert rest >= 32
