@@ -29,7 +29,7 @@ from lightning_gaudi import HPUCheckpointIO, vendor
 from lightning_gaudi.checkpoint.io import open_mapped
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
 from lightning_gaudi.cli.consolidate import consolidate
-from tests.helpers.malicious import FORMS, OBJECTS, STREAMS, Canaries
+from tests.helpers.malicious import FORMS, OBJECTS, STREAMS, Canaries, forge_manifest
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
 Entry = Callable[[Path], Any]
@@ -214,6 +214,7 @@ def attack_deepspeed(attack: Attack, stage: int) -> None:
     for label, folder, file, evil in copies(attack, good, names, KINDS[: 5 if stage == 2 else 2]):
         content = torch.load(file, weights_only=False)
         torch.save({**content, "evil": evil}, file)
+        forge_manifest(folder)
         poisoned[label] = folder
     output = attack.folder / "out.ckpt"
     attack.run(
@@ -249,9 +250,11 @@ def attack_shards(attack: Attack) -> None:
         else:
             metadata = pickle.loads(file.read_bytes())
             file.write_bytes(pickle.dumps(replace(metadata, version=evil)))
+        forge_manifest(folder)
         poisoned[label] = folder
     for label, folder, file, evil in copies(attack, good, [".metadata"], KINDS, "-value"):
         _poison_value(file, evil)
+        forge_manifest(folder)
         poisoned[f"{label}'s value"] = folder
     entries: dict[str, Entry] = {
         "shards, consolidate": lambda path: consolidate(path, attack.folder / "out.ckpt"),

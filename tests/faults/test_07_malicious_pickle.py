@@ -10,7 +10,7 @@ import torch
 
 from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
 from tests.faults.attack_programs import OLDEST, attack, oldest_lightning
-from tests.helpers.malicious import OBJECTS, Canaries
+from tests.helpers.malicious import OBJECTS, Canaries, forge_manifest
 from tests.helpers.tiny import TinyModule, batches
 from tests.helpers.trainers import run_trainers
 from tests.strategies.deepspeed_checkpoint_cases import trainer, zero
@@ -48,6 +48,7 @@ def _resume_poisoned(rank: int, folder: Path) -> str:
         (file,) = (folder / "zero.ckpt").glob("*/*zero_pp_rank_1_*optim_states.pt")
         evil = OBJECTS["os.system"](Canaries(folder / "ran").path("1"))
         torch.save({**torch.load(file, weights_only=False), "evil": evil}, file)
+        forge_manifest(folder / "zero.ckpt")
     torch.distributed.barrier()
     try:
         trainer(2, max_epochs=2, **zero(2)).fit(

@@ -15,6 +15,15 @@ from typing import Any
 
 import torch
 
+from lightning_gaudi.checkpoint.checksum import checksum_of
+from lightning_gaudi.checkpoint.manifest import (
+    FOLDER_MANIFEST,
+    FileEntry,
+    read_folder_manifest,
+    with_files,
+    write_folder_manifest,
+)
+
 
 class Canaries:
     """A folder in which each file is code that has run."""
@@ -154,3 +163,17 @@ def write_tar(stream: bytes, file: Path) -> None:
 
 FORMS = {"zip": write_stream, "legacy": write_legacy, "tar": write_tar}
 """How a file holds a pickle."""
+
+
+def forge_manifest(folder: Path) -> None:
+    """Have the checksums of a folder of shards be those of the files that are there now."""
+    if (folder / "latest").is_file():
+        folder = folder / (folder / "latest").read_text()
+    manifest = read_folder_manifest(folder)
+    assert manifest is not None
+    files = {}
+    for name in manifest.files:
+        num_bytes = (folder / name).stat().st_size
+        files[name] = FileEntry(num_bytes, checksum_of(folder / name, num_bytes))
+    (folder / FOLDER_MANIFEST).unlink()
+    write_folder_manifest(folder, with_files(manifest, files))
