@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -25,7 +26,8 @@ def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> Non
     if not settings.watchdog or dist.get_world_size() == 1 or watchdog.knows(group):
         return
     rank = dist.get_rank()
-    board = Board(_get_default_store(), rank)
+    name = collectives.broadcast_object(uuid.uuid4().hex, 0)
+    board = Board(_get_default_store(), name, rank)
     board.write_first(watchdog.FIRST_BEAT)
     others = collectives.gather_objects(stacks.prepare())
     watchdog.start(group, board, rank, others, _limits(settings, timeout))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 BEAT_S = 1.0
 """How often a rank says that it is there."""
@@ -24,16 +24,35 @@ STUCK_S = 5.0
 _PREFIX = "lightning_gaudi_watchdog"
 
 
+def own_connection(store: Any) -> Any:
+    """A store with the same content that another thread may wait for.
+
+    Where torch cannot make one (before 2.8), its names may lack the prefixes of the one given.
+
+    Args:
+        store: Of any kind that torch's process groups have.
+    """
+    if hasattr(store, "clone"):
+        return store.clone()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
+    path = getattr(store, "path", None)
+    return FileStore(path) if isinstance(store, FileStore) and path else store
+
+
 class Board:
     """This rank's side of what the ranks write.
 
     Args:
         store: The process group's.
+        name: What the boards of its ranks have in common, and those of no other.
         rank: This one.
     """
 
-    def __init__(self, store: Any, rank: int) -> None:
-        self._store: Any = PrefixStore(_PREFIX, store.clone())
+    def __init__(self, store: Any, name: str, rank: int) -> None:
+        self._store: Any = PrefixStore(f"{_PREFIX}/{name}", own_connection(store))
         self._store.set_timeout(timedelta(seconds=2 * STUCK_S))
         self._rank = rank
         self._readers: Sequence[int] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
@@ -70,7 +71,7 @@ def of_other(process: Process) -> str:
     end = time.monotonic() + _WRITING_S
     with contextlib.suppress(OSError), Path(process.stack).open() as file:
         file.seek(0, os.SEEK_END)
-        os.kill(process.pid, _SIGNAL)
+        _signal_main_thread(process.pid)
         os.kill(process.pid, signal.SIGCONT)
         found = ""
         while time.monotonic() < end and not (found and found.endswith("\n")):
@@ -78,6 +79,19 @@ def of_other(process: Process) -> str:
             found += file.read()
         return found
     return ""
+
+
+def _signal_main_thread(pid: int) -> None:
+    """Ask the thread that trains, which writes its stack before it does anything else.
+
+    Of a process that was stopped any thread might take the signal otherwise, while that one runs
+    on. Source: tgkill(2); glibc has it since 2.30.
+    """
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
+    if tgkill is None:
+        os.kill(pid, _SIGNAL)
+    else:
+        tgkill(pid, pid, int(_SIGNAL))
 
 
 def kill(process: Process) -> None:
