@@ -96,12 +96,15 @@ class Watchdog:
         self.limits = found
         self._board, self._rank = board, rank
         self._size = len(others)
+        self._hosts = [process.host for process in others]
         self._pid = os.getpid()
         self._local = {
             other: process
             for other, process in enumerate(others)
             if process.host == others[rank].host and other != rank
         }
+        self._cut_off = set[str]()
+        """Hosts of which nobody has been heard of for a while."""
         self._number = 0
         self._state = RUNS
         self._is_over = threading.Event()
@@ -163,6 +166,12 @@ class Watchdog:
         for rank, (found, heard_at) in [*self._board.beats.items()]:
             beats[rank] = Beat.read(found)
             silent_s[rank] = now - heard_at if now - heard_at > 2 * BEAT_S else 0.0
+        hosts = {rank: self._hosts[rank] for rank in beats}
+        self._cut_off = {
+            host
+            for host in hosts.values()
+            if all(silent_s[rank] > SILENT_S for rank in hosts if hosts[rank] == host)
+        }
         if (me.is_training or me.collective) and (dead := self._dead()) is not None:
             return dead
         if self._board.is_lost:
@@ -199,8 +208,11 @@ class Watchdog:
         return how not in ("ended with exit status 0", f"ended with exit status {STOPPED}")
 
     def _whose_stacks(self, verdict: Verdict) -> list[int]:
-        living = [rank for rank in verdict.ranks or range(self._size) if not self._has_ended(rank)]
-        return living[:_MAX_STACKS]
+        found = [rank for rank in verdict.ranks or range(self._size) if self._may_answer(rank)]
+        return found[:_MAX_STACKS]
+
+    def _may_answer(self, rank: int) -> bool:
+        return not self._has_ended(rank) and self._hosts[rank] not in self._cut_off
 
     def _has_ended(self, rank: int) -> bool:
         process = self._local.get(rank)
@@ -244,7 +256,8 @@ class Watchdog:
 
     def _linger(self, verdict: Verdict) -> None:
         """Leave the store to the others until they have read it, and ranks to end by themselves."""
-        expected = self._size - len(verdict.ranks)
+        others = set(range(self._size)) - set(verdict.ranks)
+        expected = sum(self._may_answer(rank) for rank in others)
         waits_s = _STACKS_S if self._rank == 0 else 2 * BEAT_S
         end = time.monotonic() + waits_s
         while time.monotonic() < end and self._board.answers and self._board.num_seen < expected:
