@@ -11,6 +11,7 @@ from lightning.pytorch.strategies.launchers import (
     _MultiProcessingLauncher,
     _SubprocessScriptLauncher,
 )
+from lightning.pytorch.trainer.call import _interrupt
 from typing_extensions import override
 
 from lightning_gaudi._core import processes
@@ -48,3 +49,27 @@ class HPUSpawnLauncher(SpawnMixin, _MultiProcessingLauncher):
         check_spawn(self._strategy)
         with processes.joined(lambda: self.procs):
             return super().launch(function, *args, trainer=trainer, **kwargs)
+
+    @override
+    def _wrapping_function(
+        self,
+        process_idx: int,
+        trainer: pl.Trainer | None,
+        function: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        # Lightning tells of an exception in the process that waits, which has no model to save.
+        if trainer is not None:
+            function = functools.partial(_telling_of_exceptions, trainer, function)
+        super()._wrapping_function(process_idx, trainer, function, *args, **kwargs)
+
+
+def _telling_of_exceptions(
+    trainer: pl.Trainer, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except BaseException as exception:
+        _interrupt(trainer, exception)
+        raise

@@ -302,6 +302,7 @@ KNOWN: dict[str, list[str]] = {
     "trainer.strategies.strategy.Strategy.test_step": ["4a01abe13a51"],
     "trainer.strategies.strategy.Strategy.training_step": ["9bdce2650d30"],
     "trainer.strategies.strategy.Strategy.validation_step": ["90be782bf3c4"],
+    "trainer.trainer.call._interrupt": ["876ceb1f4ca0"],
     "trainer.trainer.connectors.signal_connector._SignalConnector._sigterm_notifier_fn": [
         "5f73424dfc7e"
     ],
