@@ -163,7 +163,11 @@ def load(
 
 
 def _weights(cls: Any, name: str, part: str, **options: Any) -> Any:
-    model, info = read_part(cls.from_pretrained, name, part, output_loading_info=True, **options)
+    # Lightning has the card be torch's device here, for which transformers would need accelerate.
+    with torch.device("cpu"):
+        model, info = read_part(
+            cls.from_pretrained, name, part, output_loading_info=True, **options
+        )
     if missing := sorted(info["missing_keys"]):
         raise UserError(
             f"model.name={name}: its {part} has no weight {missing[0]}, nor {len(missing) - 1} "

@@ -151,6 +151,17 @@ def test_two_cards_paint_the_pictures_of_one(folders, tmp_path):
     assert (two / "grid.png").is_file()
 
 
+@pytest.mark.parametrize("place", ["integrations.accelerate", "modeling_utils"])
+def test_the_card_needs_no_package_that_is_not_declared(
+    place, folders, make_cli, tmp_path, monkeypatch
+):
+    """transformers would need accelerate to load while the card is torch's device."""
+    monkeypatch.setattr(f"transformers.{place}.is_accelerate_available", lambda: False)
+    card = "--trainer.accelerator=hpu", "--trainer.devices=1"
+    predict(make_cli, f"--model.name={folders['sd1']}", f"--model.pictures={tmp_path / 'x'}", *card)
+    assert list((tmp_path / "x").iterdir())
+
+
 def test_a_published_model_is_for_prediction(folders, make_cli):
     cli = make_cli(f"--model.name={folders['sd1']}", *FEW)
     with pytest.raises(UserError, match="is for `predict`: `fit` trains a new model"):
