@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tests.helpers.process import environment
 
 OLDEST = "2.5.6"
 """The first Lightning that we support."""
+
+MODES = ("eager", "lazy")
 
 _ROOT = Path(__file__).parents[2]
 
@@ -33,8 +36,22 @@ def oldest_lightning(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def attack(program: str, folder: Path, mode: str, lightning: Path | None) -> dict[str, Any]:
-    """What a program of attacks found."""
+@pytest.fixture(params=[f"{mode}-{version}" for version in ("installed", OLDEST) for mode in MODES])
+def attack(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """Runs a program of attacks and returns what it found: in each mode, beside each Lightning."""
+    mode, version = request.param.split("-")
+    lightning = request.getfixturevalue("oldest_lightning") if version == OLDEST else None
+
+    def run(program: str) -> dict[str, Any]:
+        found = _run(program, tmp_path, mode, lightning)
+        assert found["is_lazy"] == (mode == "lazy")
+        assert version in ("installed", found["lightning"])
+        return found | {"mode": mode, "is_oldest": version == OLDEST}
+
+    return run
+
+
+def _run(program: str, folder: Path, mode: str, lightning: Path | None) -> dict[str, Any]:
     paths = [str(path) for path in (lightning, _ROOT) if path]
     env = environment(
         {"PYTHONPATH": os.pathsep.join(paths), "PT_HPU_LAZY_MODE": str(int(mode == "lazy"))}

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.attack_programs import attack, oldest_lightning
 from tests.faults.rows import FAULTS, Table
+
+__all__ = ["attack", "oldest_lightning"]
 
 _FOLDER = Path(__file__).parent
 

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 
 from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
-from tests.faults.attack_programs import OLDEST, attack, oldest_lightning
 from tests.helpers.malicious import OBJECTS, Canaries, forge_manifest
 from tests.helpers.tiny import TinyModule, batches
 from tests.helpers.trainers import run_trainers
 from tests.strategies.deepspeed_checkpoint_cases import trainer, zero
 
-__all__ = ["oldest_lightning"]
 
-
-@pytest.mark.parametrize("mode", ["eager", "lazy"])
-@pytest.mark.parametrize("version", ["installed", OLDEST])
 def test_nothing_of_a_malicious_checkpoint_runs(
-    version: str,
-    mode: str,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    measured: Callable[[str], None],
+    attack: Callable[[str], dict[str, Any]], measured: Callable[[str], None]
 ) -> None:
-    lightning = request.getfixturevalue("oldest_lightning") if version == OLDEST else None
-    found = attack("tests.faults.attack", tmp_path, mode, lightning)
-    assert found["is_lazy"] == (mode == "lazy")
-    assert version in ("installed", found["lightning"])
+    found = attack("tests.faults.attack")
     assert found["executed"] == 0
     assert found["faults"] == []
     assert found["executed_if_trusted"] > 0
     measured(
-        f"Lightning {found['lightning']}, {mode}: {len(found['entries'])} entry points, "
+        f"Lightning {found['lightning']}, {found['mode']}: {len(found['entries'])} entry points, "
         f"{found['files']} files, {found['attempts']} attempts: 0 executed"
     )
 
