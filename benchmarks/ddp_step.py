@@ -8,14 +8,11 @@ asked what the host waits for in a step.
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -26,6 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from interleaved import Result, exit_code, table
 from lightning.pytorch import Callback, LightningModule, Trainer
+from ranks import become_rank, free_ports
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -214,17 +212,7 @@ def count_waits(side: str, *, logs: bool, ports: Iterator[int]) -> dict[str, flo
 
 def run_rank(rank: int, ports: list[int], results: Any) -> None:
     """Measure everything as one of the ranks; the first one reports."""
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "WORLD_SIZE": str(NUM_RANKS),
-        "LOCAL_RANK": str(rank),
-        "NODE_RANK": "0",
-        # Lightning shares the cores among the processes of a node only where this is missing.
-        "OMP_NUM_THREADS": "1",
-    }
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
+    become_rank(rank, NUM_RANKS)
     left = iter(ports)
     found = [
         compare("DDP, tiny MLP, one step", TinyMlp, left),
@@ -237,15 +225,6 @@ def run_rank(rank: int, ports: list[int], results: Any) -> None:
     }
     if rank == 0:
         results.put((found, waits))
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    with ExitStack() as stack:
-        servers = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for server in servers:
-            server.bind(("127.0.0.1", 0))
-        return [server.getsockname()[1] for server in servers]
 
 
 def main() -> int:

@@ -1,129 +1,139 @@
-"""What exact resume costs a training step of a tiny BERT, with it and without it, in turns.
+"""What exact resume, the watchdog and the look at losses cost a training step of a tiny BERT.
 
-Run with `lightning-gaudi simulate --cards 1 -- python benchmarks/reliability_cost.py`. It also
-counts how often the host waits for the device in these steps. Times are this process's on the CPU,
-where all that is kept is done, so that what else the machine does counts less.
+Run with `lightning-gaudi simulate --cards 2 -- python benchmarks/reliability_cost.py`. The same two
+processes train with all that is on by default and with nothing of it, in turns, with one thread
+each, on their two cards; they part and connect anew between the turns. The last part counts in how
+many steps the host waited for its card.
 """
 
 from __future__ import annotations
 
-import logging
+import os
 import sys
-import warnings
+from collections.abc import Iterator
 from statistics import median
-from time import process_time
+from time import perf_counter, process_time
+from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing
 from interleaved import Result, exit_code, table
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.utils.data import DataLoader, TensorDataset
-from transformers import BertConfig, BertForSequenceClassification
+from ranks import become_rank, free_ports
+from torch.utils.data import DataLoader
+from transformers import BertConfig, BertForMaskedLM
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi.strategies import SingleHPUStrategy
+from lightning_gaudi.strategies import HPUDDPStrategy
 
-NUM_WARMUP_STEPS, NUM_STEPS, NUM_ROUNDS = 5, 40, 11
-BATCH_SIZE, NUM_TOKENS, VOCABULARY = 8, 32, 128
+NUM_RANKS, NUM_WARMUP_STEPS, NUM_STEPS, NUM_ROUNDS = 2, 10, 50, 15
+BATCH_SIZE, NUM_TOKENS, VOCABULARY = 8, 64, 1000
+LOG_EVERY = 25
 SIDES = ("on", "off")
 LIMIT = 1.02
 
 
 class TinyBert(LightningModule):
-    """Two layers of 32."""
+    """Two layers of 128."""
 
     def __init__(self) -> None:
         super().__init__()
-        config = BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-        )
-        self.model = BertForSequenceClassification(config)
+        sizes = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2}
+        self.bert = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, num_hidden_layers=2, **sizes))
 
-    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        tokens, labels = batch
-        loss: torch.Tensor = self.model(input_ids=tokens, labels=labels).loss
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.bert(input_ids=batch, labels=batch).loss
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
 class Stopwatch(Callback):
-    """Times the steps after the warm-up, and counts how often the host waits in them."""
+    """Times the steps after the warm-up, and notes after which the host had waited."""
 
     def __init__(self) -> None:
-        self.start = self.end = 0.0
-        self.num_syncs = 0
+        self.wall, self.cpu = 0.0, 0.0
+        self.waited_in: list[int] = []
+        self._num_waits = 0
 
     def on_train_batch_start(
         self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
     ) -> None:
+        waits = _num_waits()
         if batch_idx == NUM_WARMUP_STEPS:
-            self.num_syncs, self.start = -_num_syncs(), process_time()
-
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
-        if batch_idx == NUM_WARMUP_STEPS + NUM_STEPS - 1:
-            self.end = process_time()
-            self.num_syncs += _num_syncs()
+            self.wall, self.cpu = -perf_counter(), -process_time()
+        elif batch_idx > NUM_WARMUP_STEPS and waits > self._num_waits:
+            self.waited_in.append(batch_idx)  # counted from 1 on: the step before this one
+        if batch_idx == NUM_WARMUP_STEPS + NUM_STEPS:
+            self.wall += perf_counter()
+            self.cpu += process_time()
+        self._num_waits = waits
 
 
-def _num_syncs() -> int:
+def _num_waits() -> int:
     return int(vendor.metric("host_sync")["TotalNumber"])  # type: ignore[index]
 
 
-def time_steps(side: str) -> Stopwatch:
-    """Train anew, with exact resume on or off."""
+def train(side: str, port: int) -> Stopwatch:
+    """Train anew as one of the ranks; they part afterwards."""
+    os.environ["MASTER_PORT"] = str(port)
     torch.manual_seed(0)
-    num_samples = BATCH_SIZE * (NUM_WARMUP_STEPS + NUM_STEPS)
-    tokens = torch.randint(VOCABULARY, (num_samples, NUM_TOKENS))
+    num_steps = NUM_WARMUP_STEPS + NUM_STEPS + 1
+    samples = torch.randint(VOCABULARY, (BATCH_SIZE * NUM_RANKS * num_steps, NUM_TOKENS))
     stopwatch = Stopwatch()
     trainer = Trainer(
         accelerator="hpu",
-        devices=1,
-        strategy=SingleHPUStrategy(reliability=f"exact_resume={side}"),
+        devices=NUM_RANKS,
+        strategy=HPUDDPStrategy(reliability=side),
         max_epochs=1,
+        log_every_n_steps=LOG_EVERY,
         logger=False,
         callbacks=[stopwatch],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    data = TensorDataset(tokens, tokens[:, 0] % 2)
-    trainer.fit(TinyBert(), DataLoader(data, batch_size=BATCH_SIZE, shuffle=True))
+    trainer.fit(TinyBert(), DataLoader(samples, batch_size=BATCH_SIZE, shuffle=True))
+    dist.destroy_process_group()
     return stopwatch
 
 
-def main() -> int:
-    """Measure, print a table, and return 1 if the ratio is above its limit or the host waits."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
+def compare(ports: Iterator[int]) -> tuple[list[Result], set[int]]:
+    """Time both sides in turns; also the steps in which the host waited with all on."""
     for side in SIDES:
-        time_steps(side)
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
-    num_syncs = 0
+        train(side, next(ports))
+    found: dict[str, list[Stopwatch]] = {side: [] for side in SIDES}
     for index in range(NUM_ROUNDS):
-        for side in SIDES if index % 2 else SIDES[::-1]:
-            watch = time_steps(side)
-            times[side].append((watch.end - watch.start) / NUM_STEPS)
-            num_syncs += watch.num_syncs if side == "on" else 0
-    ratio = median(on / off for on, off in zip(times["on"], times["off"], strict=True))
-    result = Result(
-        "tiny BERT, one step", median(times["on"]), median(times["off"]), ratio, limit=LIMIT
-    )
-    print(table([result], "on", "off"))
-    print(f"The host waited {num_syncs} times in {NUM_ROUNDS * NUM_STEPS} steps.")
-    return exit_code([result]) or int(num_syncs > 0)
+        for side in SIDES if index % 2 else reversed(SIDES):
+            found[side].append(train(side, next(ports)))
+    results = []
+    for name, kind in (("tiny BERT, 2 cards, a step", "wall"), ("the same, CPU time", "cpu")):
+        on, off = ([getattr(each, kind) / NUM_STEPS for each in found[side]] for side in SIDES)
+        ratio = median(mine / theirs for mine, theirs in zip(on, off, strict=True))
+        results.append(Result(name, median(on), median(off), ratio, LIMIT))
+    return results, {step for each in found["on"] for step in each.waited_in}
+
+
+def run_rank(rank: int, ports: list[int], results: Any) -> None:
+    """Measure as one of the ranks; the first one reports."""
+    become_rank(rank, NUM_RANKS)
+    found = compare(iter(ports))
+    if rank == 0:
+        results.put(found)
+
+
+def main() -> int:
+    """Measure, print a table; 1 if it costs too much, or the host waits in another step."""
+    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    ports = free_ports(2 * NUM_ROUNDS + 2)
+    torch.multiprocessing.spawn(run_rank, (ports, results), NUM_RANKS)
+    found, waited_in = results.get()
+    print(table(found, "on", "off"))
+    others = {step for step in waited_in if step % LOG_EVERY}
+    print(f"The host waited in the steps {sorted(waited_in)}; it logs each {LOG_EVERY}.")
+    return exit_code(found) or int(bool(others))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ no activation is left. Each strategy trains in processes of its own.
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +16,7 @@ import torch
 import torch.multiprocessing
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from ranks import become_rank, free_ports
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
@@ -111,16 +109,8 @@ class Watch(Callback):
 
 def run_rank(rank: int, name: str, precision: str, num_ranks: int, port: int, results: Any) -> None:
     """Train as one of the ranks; the first one reports."""
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_RANK": str(rank),
-        "NODE_RANK": "0",
-    }
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
+    become_rank(rank, num_ranks)
+    os.environ["MASTER_PORT"] = str(port)
     watch = Watch()
     trainer = Trainer(
         accelerator="hpu",
@@ -142,9 +132,7 @@ def run_rank(rank: int, name: str, precision: str, num_ranks: int, port: int, re
 
 def measure(name: str, precision: str, num_ranks: int) -> Memory:
     """Train with a strategy on so many cards."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
+    [port] = free_ports(1)
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
         run_rank, (name, precision, num_ranks, port, results), num_ranks, start_method="spawn"
