@@ -7,6 +7,9 @@ because of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
@@ -14,13 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .whereabouts import waiting
+from . import whereabouts
 
 _has_been_connected = False
 """Whether this process has been one of several that speak with each other."""
 
 _cpu_group: tuple[Any, Any] = (None, None)
 """The process group of all ranks, and the one on the CPU beside it."""
+
+_apart: ContextVar[Any] = ContextVar("_apart", default=None)
+"""The group of a thread that speaks with those of other ranks by itself; None for all others."""
 
 
 def is_connected() -> bool:
@@ -46,6 +52,8 @@ def cpu_group(timeout: timedelta | None = None) -> Any:
         timeout: How long the first call lets an operation in it take.
     """
     global _cpu_group
+    if (own := _apart.get()) is not None:
+        return own
     world = dist.group.WORLD
     if _cpu_group[0] is not world:
         _cpu_group = (world, dist.new_group(timeout=timeout, backend="gloo"))
@@ -56,6 +64,42 @@ def forget_cpu_group() -> None:
     """Let go of ranks that are no more: rank 0 listens as long as somebody holds their group."""
     global _cpu_group
     _cpu_group = (None, None)
+
+
+def group_apart(timeout: timedelta | None = None) -> Any:
+    """One more group of all ranks on the CPU, which all make together; None for a rank alone.
+
+    Args:
+        timeout: How long an operation in it may take; None for torch's.
+    """
+    return dist.new_group(timeout=timeout, backend="gloo") if is_connected() else None
+
+
+def leave(group: Any) -> None:
+    """Let go of a group of `group_apart`, in which nobody waits any more."""
+    if group is not None and is_connected():
+        dist.destroy_process_group(group)
+
+
+@contextmanager
+def apart(group: Any) -> Iterator[None]:
+    """Have this thread speak over a group of its own while the one that trains uses the others.
+
+    The watchdog watches the one that trains: what happens here is not noted.
+
+    Args:
+        group: Of `group_apart`.
+    """
+    token = _apart.set(group)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
+def waiting(collective: str) -> AbstractContextManager[None]:
+    """Note that a block waits for other ranks, in the thread that trains."""
+    return whereabouts.waiting(collective) if _apart.get() is None else nullcontext()
 
 
 def barrier() -> None:

@@ -18,13 +18,15 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_fil
 from lightning.fabric.utilities.types import _PATH
 from typing_extensions import override
 
+from lightning_gaudi._core import collectives
+
 from . import restricted
 from .atomic import write_atomically
 from .background import BackgroundWriter
 from .cpu_tensors import save_as_cpu_tensors
 from .folders import make_folder, remove_at_once
 from .manifest import DamagedCheckpointError, describe
-from .snapshot import HostMemory, Snapshot
+from .snapshot import HostMemory, keep
 from .space import check_space, needed_bytes
 from .torch_dcp.layout import check_replaceable, is_sharded_folder
 from .verify import check_file, checking, read_remote
@@ -43,16 +45,27 @@ class HPUCheckpointIO(TorchCheckpointIO):
         self.verify = verify
         self._background: BackgroundWriter | None = None
         self._memory = HostMemory()
+        self._group: Any = None
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is being written in a thread."""
         return self._background is None or self._background.is_idle
 
-    def start_background(self) -> None:
-        """From now on write local files in a thread, from a copy of what is saved."""
+    @property
+    def is_background(self) -> bool:
+        """Whether what is saved is copied now and written later."""
+        return self._background is not None
+
+    def start_background(self, group: Any = None) -> None:
+        """From now on write what is local in a thread, from a copy of what is saved.
+
+        Args:
+            group: Over which the threads of all ranks write together, if they do; see
+                `_core.collectives.group_apart`. It is left when this ends.
+        """
         if self._background is None:
-            self._background = BackgroundWriter()
+            self._background, self._group = BackgroundWriter(), group
 
     def check_background(self) -> None:
         """Raise what has gone wrong in the thread, if anything."""
@@ -66,9 +79,13 @@ class HPUCheckpointIO(TorchCheckpointIO):
             OSError: It could not be written.
         """
         background, self._background = self._background, None
+        group, self._group = self._group, None
         if background is not None:
             self._memory = HostMemory()
-            background.close()
+            try:
+                background.close()
+            finally:
+                collectives.leave(group)
 
     def switch_verify(self, is_on: bool) -> None:
         """Verify from now on, or no more."""
@@ -102,14 +119,36 @@ class HPUCheckpointIO(TorchCheckpointIO):
         with system.transaction, system.open(str(path), "wb") as file:
             _write(checkpoint, file, with_manifest=self.verify)
 
-    def _save_file(self, checkpoint: dict[str, Any], target: Path) -> None:
-        verify = self.verify
+    def write(self, prepare: Callable[[HostMemory | None], Callable[[], None]]) -> None:
+        """Have something written: at once, or in the thread.
+
+        Args:
+            prepare: Returns what writes it. If it gets memory, it copies there what it writes.
+
+        Raises:
+            OSError: What was to be written in the thread before could not be.
+        """
         if self._background is None:
-            save_file(checkpoint, target, with_manifest=verify)
+            prepare(None)()
             return
         self._background.wait()  # so that there are never two copies
-        copy = Snapshot(checkpoint, self._memory)
-        self._background.save(lambda: save_file(copy.state(), target, with_manifest=verify))
+        self._memory.begin()
+        write, group = prepare(self._memory), self._group
+
+        def write_apart() -> None:
+            with collectives.apart(group):
+                write()
+
+        self._background.save(write_apart)
+
+    def _save_file(self, checkpoint: dict[str, Any], target: Path) -> None:
+        verify = self.verify
+
+        def prepare(memory: HostMemory | None) -> Callable[[], None]:
+            state = keep(checkpoint, memory)
+            return lambda: save_file(state(), target, with_manifest=verify)
+
+        self.write(prepare)
 
     @override
     def load_checkpoint(

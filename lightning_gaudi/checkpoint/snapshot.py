@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from typing_extensions import override
 
 
 class Snapshot:
-    """The state of any objects, with their tensors on the CPU.
+    """The state of any objects, with their tensors on the CPU; of those in shards this rank's part.
 
     Tied tensors stay tied. All else is copied as pickle does it, so that what cannot be saved is
     said here.
 
     Args:
         state: What shall be saved.
-        memory: What to copy into, tensors that are on the CPU already, too, until the next
-            snapshot; None for new memory, and then those must not change until it is written.
+        memory: What to copy into, tensors that are on the CPU already, too, until it begins anew;
+            None for new memory, and then those must not change until it is written.
     """
 
     def __init__(self, state: Any, memory: HostMemory | None = None) -> None:
         buffer = io.BytesIO()
-        if memory is not None:
-            memory.begin()
         pickler = _Pickler(buffer, memory)
         pickler.dump(state)
         self.tensors = pickler.tensors
@@ -40,6 +40,11 @@ class Snapshot:
     def num_pickled_bytes(self) -> int:
         """How much there is beside the tensors."""
         return len(self._pickled)
+
+
+def keep(state: Any, memory: HostMemory | None) -> Callable[[], Any]:
+    """A function that returns a state: a copy of it as it is now, if there is memory for one."""
+    return (lambda: state) if memory is None else Snapshot(state, memory).state
 
 
 class HostMemory:
@@ -81,18 +86,43 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._memory = memory
         self._numbers: dict[Any, int] = {}
-        self.tensors: list[Tensor] = []
+        self._sources: list[Any] = []  # held, so that no other object gets their identity
+        self.tensors: list[Any] = []
 
     @override
     def persistent_id(self, obj: Any) -> Any:
         # A parameter reduces to its data, a tensor that comes by here next.
-        if type(obj) is not Tensor:
+        if type(obj) is Tensor:
+            key, copy = _key(obj), self._copy
+        elif isinstance(obj, Tensor) and is_traceable_wrapper_subclass(obj):  # as DTensor is
+            key, copy = id(obj), self._copy_inner
+        elif hasattr(obj, "local_shards"):  # a ShardedTensor
+            key, copy = id(obj), self._copy_shards
+        else:
             return None
-        key = _key(obj)
         if key not in self._numbers:
             self._numbers[key] = len(self.tensors)
-            self.tensors.append(self._copy(obj))
+            self.tensors.append(copy(obj))
+            self._sources.append(obj)
         return self._numbers[key]
+
+    def _copy_inner(self, tensor: Any) -> Any:
+        names, context = tensor.__tensor_flatten__()
+        inner = {name: getattr(tensor, name) for name in names}  # since torch 2.13 its mesh, too
+        inner = {
+            name: self._copy(each) if isinstance(each, Tensor) else each
+            for name, each in inner.items()
+        }
+        return type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
+
+    def _copy_shards(self, tensor: Any) -> Any:
+        """A ShardedTensor of what FSDP has moved to the CPU."""
+        shards = tensor.local_shards()
+        return type(tensor)._init_from_local_shards_and_global_metadata(
+            [type(each)(self._copy(each.tensor), each.metadata) for each in shards],
+            sharded_tensor_metadata=tensor.metadata(),
+            process_group=tensor._process_group,
+        )
 
     def _copy(self, tensor: Tensor) -> Tensor:
         is_here = tensor.device.type == "cpu"
@@ -109,7 +139,7 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Reads what this process has just pickled."""
 
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: list[Any]) -> None:
         super().__init__(file)
         self._tensors = tensors
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
@@ -28,6 +28,7 @@ from lightning_gaudi.reliability.finite import MAX_STEPS
 
 from ..checkpoint.io import HPUCheckpointIO
 from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
+from ..checkpoint.snapshot import HostMemory
 from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
 from .auto_resume import AutoResume
@@ -60,9 +61,6 @@ class HPUStrategy(AutoResume, HPUMixin):
     _has_remains = False
     _exact_resume: ExactResume | None = None
     _ending: Ending | None = None
-
-    takes_async_save = True
-    """Whether checkpoints can be written while training goes on."""
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -105,18 +103,30 @@ class HPUStrategy(AutoResume, HPUMixin):
         """
         if not self.reliability.async_save:
             return
-        if not self.takes_async_save:
-            raise MisconfigurationException(
-                f"async_save=True cannot be honoured by {type(self).__name__}, whose ranks write a "
-                "checkpoint in shards together. Leave it out; FSDP and model parallel can save "
-                "whole files instead."
-            )
         if not isinstance(self.checkpoint_io, HPUCheckpointIO):
             raise MisconfigurationException(
                 f"async_save=True is for HPUCheckpointIO, and Trainer(plugins=...) has "
                 f"{type(self.checkpoint_io).__name__}. Leave out one of them."
             )
-        self.checkpoint_io.start_background()
+        self.checkpoint_io.start_background(self._group_for_saving())
+
+    def _group_for_saving(self) -> Any:
+        """Over which the ranks write checkpoints together while they train; None where none do."""
+        return None
+
+    def _write(self, prepare: Callable[[HostMemory | None], Callable[[], None]]) -> None:
+        """Have what all ranks write together be written; see `HPUCheckpointIO.write`."""
+        if isinstance(self.checkpoint_io, HPUCheckpointIO):
+            self.checkpoint_io.write(prepare)
+        else:
+            prepare(None)()
+
+    @property
+    def _copies_to_save(self) -> bool:
+        """Whether what is saved is copied to be written later."""
+        return (
+            isinstance(self._checkpoint_io, HPUCheckpointIO) and self._checkpoint_io.is_background
+        )
 
     def _end_async_save(self) -> None:
         if isinstance(self._checkpoint_io, HPUCheckpointIO):

@@ -48,9 +48,9 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
     has_whole_gradients = False
 
-    lightning_strategy = DeepSpeedStrategy
+    writes_together = True
 
-    takes_async_save = False
+    lightning_strategy = DeepSpeedStrategy
 
     precision_kind = HPUDeepSpeedPrecision
 
@@ -179,6 +179,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             extras,
             exclude_frozen=self.exclude_frozen_parameters,
             with_manifest=self.reliability.verify_checkpoints,
+            write=self._write,
         )
 
     @override

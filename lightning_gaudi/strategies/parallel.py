@@ -63,6 +63,13 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
         if self._ending is not None:
             self._ending.finish()
 
+    writes_together = False
+    """Whether all ranks write a checkpoint, and not the first one alone."""
+
+    @override
+    def _group_for_saving(self) -> Any:
+        return collectives.group_apart(self._timeout) if self.writes_together else None
+
     def _rng_state(self) -> Tensor | list[Tensor]:
         return collectives.gather_objects(super()._rng_state())
 

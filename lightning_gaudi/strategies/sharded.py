@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lightning_gaudi.reliability.trust import as_told
 
 from ..checkpoint.folders import recover
 from ..checkpoint.io import open_mapped
+from ..checkpoint.snapshot import HostMemory, keep
 from ..checkpoint.torch_dcp import sharded_state_dict
 from ..checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
 from ..checkpoint.torch_dcp.load import read_metadata, saved_names
@@ -36,15 +37,18 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
     """The name of the model in a folder of shards; Lightning has one for each strategy."""
 
     @property
-    def takes_async_save(self) -> bool:  # type: ignore[override]
-        """Whether it saves whole files."""
-        return not self.saves_shards
+    @override
+    def writes_together(self) -> bool:  # type: ignore[override]
+        """Whether a checkpoint is a folder of shards."""
+        return self.saves_shards
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The model's shards on this rank, or all of it on rank 0; see `saves_shards`."""
         assert self.model is not None
-        return sharded_state_dict.model_state(self.model, full=not self.saves_shards)
+        return sharded_state_dict.model_state(
+            self.model, full=not self.saves_shards, offload=not self._copies_to_save
+        )
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -53,7 +57,10 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer.optimizer
         state = sharded_state_dict.optimizer_state(
-            self.model, optimizer, full=not self.saves_shards
+            self.model,
+            optimizer,
+            full=not self.saves_shards,
+            offload=not self._copies_to_save,
         )
         return state if self.saves_shards else sharded_state_dict.numbered(state)
 
@@ -90,9 +97,13 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             optimizers = checkpoint.pop("optimizer_states", [])
             shards = {self.model_key: checkpoint.pop("state_dict")}
             shards |= {_name(number): state for number, state in enumerate(optimizers)}
-            save_sharded(
-                path, shards, checkpoint, with_manifest=self.reliability.verify_checkpoints
-            )
+            verify = self.reliability.verify_checkpoints
+
+            def prepare(memory: HostMemory | None) -> Callable[[], None]:
+                states = keep((shards, checkpoint), memory)
+                return lambda: save_sharded(path, *states(), with_manifest=verify)
+
+            self._write(prepare)
         elif self.is_global_zero:
             self.checkpoint_io.save_checkpoint(checkpoint, path)
 

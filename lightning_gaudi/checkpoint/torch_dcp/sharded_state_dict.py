@@ -49,23 +49,27 @@ _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What FSDP and activation checkpointing put into the names of modules."""
 
 
-def model_state(model: Module, *, full: bool) -> State:
+def model_state(model: Module, *, full: bool, offload: bool = True) -> State:
     """The state of a model, by the names that its parts have without any wrapper.
 
     Args:
         model: In shards.
         full: Whether to put the shards together, on rank 0; other ranks then get nothing.
+        offload: Whether to move the shards to the CPU. Those of FullyShardedDataParallel come
+            there in any case: it makes new tensors of them, for which a card may have no room.
 
     Returns:
-        Tensors on the CPU.
+        Tensors on the CPU; without `offload` those of the model itself.
     """
     if _is_wrapped(model):
         with _offloading(model, full):
             return dict(model.state_dict())
-    return get_model_state_dict(model, options=_options(full))
+    return get_model_state_dict(model, options=_options(full, offload=offload))
 
 
-def optimizer_state(model: Module, optimizer: Optimizer, *, full: bool) -> State:
+def optimizer_state(
+    model: Module, optimizer: Optimizer, *, full: bool, offload: bool = True
+) -> State:
     """The state of an optimizer, by the names of its parameters; see `model_state`."""
     state: State
     if _is_wrapped(model):
@@ -75,7 +79,8 @@ def optimizer_state(model: Module, optimizer: Optimizer, *, full: bool) -> State
     # torch lets an optimizer without states make some by a step with zeros: the next real step
     # would be its second. `get_optimizer_state_dict` of torch 2.13; delete once it leaves no trace.
     has_stepped = bool(optimizer.state)
-    state = dict(get_optimizer_state_dict(model, optimizer, options=_options(full)))
+    options = _options(full, offload=offload)
+    state = dict(get_optimizer_state_dict(model, optimizer, options=options))
     if not has_stepped:
         optimizer.state.clear()
         if state:
@@ -255,5 +260,6 @@ def _is_numbered(state: Mapping[str, Any]) -> bool:
     return any(isinstance(name, int) for group in state["param_groups"] for name in group["params"])
 
 
-def _options(full: bool) -> StateDictOptions:
-    return StateDictOptions(full_state_dict=full, cpu_offload=True)
+def _options(full: bool, *, offload: bool) -> StateDictOptions:
+    # Whole ones are for rank 0 alone only where they are moved.
+    return StateDictOptions(full_state_dict=full, cpu_offload=full or offload)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -18,10 +19,12 @@ from lightning_gaudi._patches.apply import replaced, require
 from ...checkpoint.atomic import write_atomically
 from ...checkpoint.checksum import ChecksumFile
 from ...checkpoint.cpu_tensors import save_as_cpu_tensors
-from ...checkpoint.manifest import FileEntry, describe, with_files
-from ...checkpoint.snapshot import Snapshot
+from ...checkpoint.manifest import FileEntry, Manifest, describe, with_files
+from ...checkpoint.snapshot import HostMemory, Snapshot
 from ...checkpoint.space import check_space, needed_bytes
 from . import consolidate, versions
+
+Prepare = Callable[[HostMemory | None], Callable[[], None]]
 
 
 def save(
@@ -31,6 +34,7 @@ def save(
     *,
     exclude_frozen: bool,
     with_manifest: bool = True,
+    write: Callable[[Prepare], None] = lambda prepare: prepare(None)(),
 ) -> None:
     """Save a checkpoint; until it is complete on all ranks, `path` has the one that it had.
 
@@ -42,6 +46,7 @@ def save(
         extras: What to save beside the model and the optimizer.
         exclude_frozen: Leave out the parameters that are not trained.
         with_manifest: Whether to save a manifest of checksums, too.
+        write: Has what is recorded be written, now or later; see `HPUCheckpointIO.write`.
 
     Raises:
         MisconfigurationException: DeepSpeed's settings have it save in another way than this one.
@@ -56,32 +61,42 @@ def save(
             f"A checkpoint of DeepSpeed's has something of its own under the name {names[0]!r}, "
             "which is in your state, too. Save yours under another name."
         )
-    claims: list[versions.Claim] = []
-    try:
-        tag = on_rank_zero(lambda: _claim(folder, claims))
-        with _recording(engine) as record:
-            engine.save_checkpoint(
-                str(folder),
-                tag=tag,
-                client_state=dict(extras),
-                save_latest=False,
-                exclude_frozen_parameters=exclude_frozen,
-            )
+    manifest = describe(extras) if with_manifest else None
+
+    def prepare(memory: HostMemory | None) -> Callable[[], None]:
+        with contextlib.ExitStack() as claims:
+            tag = on_rank_zero(lambda: _claim(folder, claims))
+            with _recording(engine, memory) as record:
+                engine.save_checkpoint(
+                    str(folder),
+                    tag=tag,
+                    client_state=dict(extras),
+                    save_latest=False,
+                    exclude_frozen_parameters=exclude_frozen,
+                )
+            return partial(_publish, record, folder, tag, manifest, claims.pop_all())
+
+    write(prepare)
+
+
+def _publish(
+    record: _Record, folder: Path, tag: str, manifest: Manifest | None, claims: contextlib.ExitStack
+) -> None:
+    """Write what is recorded, and make it the version that is loaded."""
+    with claims:
         try:
             files = _write_together(record, folder)
         except BaseException:
             versions.discard(folder, tag)
             raise
-        manifest = with_files(describe(extras), files) if with_manifest else None
-        on_rank_zero(lambda: versions.publish(folder, tag, manifest))
-    finally:
-        for claim in claims:
-            claim.release()
+        complete = None if manifest is None else with_files(manifest, files)
+        on_rank_zero(lambda: versions.publish(folder, tag, complete))
 
 
-def _claim(folder: Path, claims: list[versions.Claim]) -> str:
-    claims.append(versions.Claim(folder))
-    return claims[0].tag
+def _claim(folder: Path, claims: contextlib.ExitStack) -> str:
+    claim = versions.Claim(folder)
+    claims.callback(claim.release)
+    return claim.tag
 
 
 def _write_together(record: _Record, folder: Path) -> dict[str, FileEntry]:
@@ -153,13 +168,13 @@ class _Record:
     A rank that raises at once would leave the others waiting for it.
     """
 
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
+    def __init__(self, writer: Any, memory: HostMemory | None) -> None:
+        self._writer, self._memory = writer, memory
         self.error: Exception | None = None
         self.files: list[tuple[Snapshot, Path]] = []
 
     def save(self, state_dict: Any, path: str) -> None:
-        self.keep(lambda: self.files.append((Snapshot(state_dict), Path(path))))
+        self.keep(lambda: self.files.append((Snapshot(state_dict, self._memory), Path(path))))
 
     def keep(self, do: Callable[[], Any]) -> None:
         try:
@@ -171,10 +186,10 @@ class _Record:
         return getattr(self._writer, name)
 
 
-@contextmanager
-def _recording(engine: Any) -> Iterator[_Record]:
+@contextlib.contextmanager
+def _recording(engine: Any, memory: HostMemory | None) -> Iterator[_Record]:
     """Have the engine write as `_Record` does."""
-    record = _Record(engine.checkpoint_engine)
+    record = _Record(engine.checkpoint_engine, memory)
     require("deepspeed-saving", engine, "_copy_recovery_script")
     copy_tool = engine._copy_recovery_script
 
