@@ -69,6 +69,8 @@ benchmarks: setup
 	$(simulate) --cards 1 -- $(python) benchmarks/pictures.py
 	$(simulate) --cards 2 -- $(python) benchmarks/ddp_step.py
 	$(simulate) --cards 4 -- $(python) benchmarks/sharded_memory.py
+	$(simulate) --cards 2 -- $(python) benchmarks/reliability_cost.py
+	$(simulate) --cards 1 -- $(python) benchmarks/async_checkpoint.py
 	$(python) benchmarks/import_cost.py
 	$(python) benchmarks/recipe_throughput.py
 
