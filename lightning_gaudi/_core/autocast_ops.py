@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 VARIABLES = ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
@@ -53,14 +54,17 @@ def is_read_from(path: Path) -> bool:
     return not parts or parts[0] not in _UNREAD_BELOW
 
 
-def check_op_lists() -> None:
+def check_op_lists(environment: Mapping[str, str] = os.environ) -> None:
     """Check the files that the environment names.
+
+    Args:
+        environment: Where the variables are looked up.
 
     Raises:
         ValueError: A file cannot be read, or has a line that autocast would silently pass over.
     """
     for variable in VARIABLES:
-        if path := os.environ.get(variable):
+        if path := environment.get(variable):
             _check_file(variable, Path(path))
 
 

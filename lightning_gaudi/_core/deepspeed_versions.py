@@ -6,9 +6,6 @@ import functools
 import importlib.metadata
 from typing import NamedTuple
 
-import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
-
 
 class Pair(NamedTuple):
     """A DeepSpeed with a torch, and where they were run together."""
@@ -60,6 +57,9 @@ def is_tested(deepspeed: str, torch_version: str) -> bool:
 @functools.cache
 def warn_if_untested() -> None:
     """Say once, on rank 0, that nobody is known to have run these versions on a Gaudi."""
+    import torch
+    from lightning_utilities.core.rank_zero import rank_zero_warn
+
     installed = importlib.metadata.version("deepspeed")
     deepspeed, found = (_minor(version) for version in (installed, torch.__version__))
     if is_tested(deepspeed, found):

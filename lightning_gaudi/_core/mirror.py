@@ -7,8 +7,8 @@ does when it is built. The classes have importable names, so they pickle and sta
 `class_path: lightning_gaudi.pytorch_lightning.HPUAccelerator`.
 
 The rule for rooms: all are mirrored but those whose names begin with an underscore, and
-`attention`, `cli`, `compilation`, `data`, `inference`, `reliability` and `simulator`, which a
-process has once.
+`attention`, `cli`, `compilation`, `data`, `doctor`, `inference`, `reliability` and `simulator`,
+which a process has once.
 The rule for the sources: a relative import stays in the family (`from .precision import ...`); an
 absolute one leaves it (`from lightning_gaudi._core import vendor`) and is shared by both.
 """
@@ -25,7 +25,10 @@ from typing import Any, NamedTuple
 
 _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
-_SHARED = ("attention", "cli", "compilation", "data", "inference", "reliability", "simulator")
+_SHARED = (
+    *("attention", "cli", "compilation", "data", "doctor", "inference", "reliability"),
+    "simulator",
+)
 
 
 class Family(NamedTuple):

@@ -106,14 +106,20 @@ def module_id(index: int) -> str:
 
 
 def _visible_modules() -> list[str] | None:
-    """What the variable names, None where it is not set.
+    """What the variable names, None where it is not set."""
+    value = os.environ.get(_VISIBLE_MODULES)
+    return None if value is None else parse_modules(value)
+
+
+def parse_modules(value: str) -> list[str]:
+    """The modules that a value of HABANA_VISIBLE_MODULES names.
 
     The vendor's package takes it apart into integers, and would hand anything else to the driver as
     a module's number (1.24.0, `hpu/_utils.py` and `distributed/hccl/__init__.py`).
+
+    Raises:
+        ValueError: It is no list of modules.
     """
-    value = os.environ.get(_VISIBLE_MODULES)
-    if value is None:
-        return None
     modules = [module.strip() for module in value.split(",")]
     wrong = [m for m in modules if not (m.isdecimal() and int(m) < _NUM_MODULES)]
     if wrong or len(set(modules)) < len(modules):

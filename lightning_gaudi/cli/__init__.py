@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from lightning_gaudi._version import __version__
-from lightning_gaudi.cli import catalog, consolidate, copy, recipes, run, simulate
+from lightning_gaudi.cli import catalog, consolidate, copy, doctor, recipes, run, simulate
 
 __all__ = ["main"]
 
@@ -19,6 +19,7 @@ COMMANDS = {
     "copy": copy,
     "simulate": simulate,
     "consolidate": consolidate,
+    "doctor": doctor,
 }
 """By name, the module that adds the command."""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from lightning_gaudi._core import autocast_ops
 from lightning_gaudi.cli import catalog
+from lightning_gaudi.simulator import vendor_names
 
 KEY = "environment"
 """The key of a YAML file, and the option of a recipe's command line."""
@@ -26,8 +27,6 @@ _PREFIXES = (
     *("DEEPSPEED_", "ENABLE_", "FUSER_", "GC_", "HABANA_", "HCCL_", "HCL_", "HF_", "HLS_"),
     *("LIGHTNING_GAUDI_", "LOG_LEVEL_", "MKL_", "OMP_", "PT_", "PYTORCH_", "TOKENIZERS_", "TORCH"),
 )
-_NEAR = 0.93
-"""How alike a name and one of the vendor's are that is taken for it, misspelt."""
 
 
 def set_environment(arguments: Sequence[str]) -> list[str]:
@@ -122,7 +121,7 @@ def _check(name: str, value: Any, origin: str) -> None:
             f"{where} is no variable of torch's, Gaudi's or this package's. Name one such as "
             "PT_HPU_LAZY_MODE, or set it where you start the program."
         )
-    if meant := _misspelt(name):
+    if meant := vendor_names.misspelt_flag(name):
         raise catalog.UsageError(f"{where} is not read by anything. Did you mean {meant}?")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise catalog.UsageError(
@@ -133,18 +132,6 @@ def _check(name: str, value: Any, origin: str) -> None:
             f"{where}={value} does not exist. Name a file of operators, one a line; a path is "
             "relative to the YAML file that it stands in."
         )
-
-
-def _misspelt(name: str) -> str | None:
-    """The switch of the vendor's that was probably meant."""
-    import difflib
-
-    from lightning_gaudi.simulator import vendor_names
-
-    known = vendor_names.flags()
-    if not name.startswith("PT_") or name in known:
-        return None
-    return next(iter(difflib.get_close_matches(name, known, 1, _NEAR)), None)
 
 
 def _set(name: str, value: str) -> None:

@@ -7,9 +7,7 @@ each train alone.
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 import zlib
 from collections.abc import Mapping
 
@@ -20,6 +18,8 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
+
+from lightning_gaudi._core.ports import why_not_listen
 
 from .meeting import uses_agent_store
 
@@ -232,17 +232,9 @@ def check_port(environment: ClusterEnvironment) -> None:
     if uses_agent_store():
         return  # torchrun listens
     port = environment.main_port
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
-            # As torch does: a port whose last connections linger is free.
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(("", port))
-            server.listen()
-    except (OSError, OverflowError) as error:
-        is_used = getattr(error, "errno", None) == errno.EADDRINUSE
-        reason = "is in use by another program" if is_used else f"cannot be listened on ({error})"
+    if reason := why_not_listen(port):
         raise MisconfigurationException(
             f"MASTER_PORT={port}, where rank 0 would wait for the others, {reason}. Set "
             "MASTER_PORT to a free port; where Lightning starts the processes of one node, it "
             "finds one if you unset it."
-        ) from error
+        )

@@ -63,14 +63,11 @@ def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
     Raises:
         SimulatorError: It cannot be built.
     """
-    if sys.platform != "linux":
-        raise SimulatorError(f"The simulated HPU runs on Linux; this is {sys.platform}.")
+    if found := find_built(sources, name):
+        return found
     torch = toolchain.find_torch()
     flags = toolchain.compile_flags(torch, name)
-    prefix = f"torch-{torch.version}-{_key(torch, flags, sources)}-"
-    compiler = toolchain.find_compiler()
-    if found := _find(prefix, compiler, name):
-        return found
+    prefix = _prefix(torch, flags, sources)
     compiler = toolchain.require_compiler()
     target = _folder(prefix, compiler) / f"{name}.so"
     with _explain_os_errors():
@@ -79,6 +76,24 @@ def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
             if not target.exists():  # else the process we waited for has built it
                 _build(sources, target, flags, torch, compiler)
     return target
+
+
+def find_built(sources: Path = SOURCES, name: str = MODULE) -> Path | None:
+    """The built extension in the cache, if it is there.
+
+    Raises:
+        SimulatorError: None can be here: the system or the torch is none that it serves.
+    """
+    if sys.platform != "linux":
+        raise SimulatorError(f"The simulated HPU runs on Linux; this is {sys.platform}.")
+    torch = toolchain.find_torch()
+    prefix = _prefix(torch, toolchain.compile_flags(torch, name), sources)
+    return _find(prefix, toolchain.find_compiler(), name)
+
+
+def _prefix(torch: toolchain.Torch, flags: Sequence[str], sources: Path) -> str:
+    """What the folder of a build begins with, whichever compiler made it."""
+    return f"torch-{torch.version}-{_key(torch, flags, sources)}-"
 
 
 def _find(prefix: str, compiler: toolchain.Compiler | None, name: str) -> Path | None:

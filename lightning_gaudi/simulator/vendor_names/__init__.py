@@ -13,6 +13,7 @@ could not be read: what 1.19 has is taken for 1.20, and what the copy of 2025 ha
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from lightning_gaudi.simulator.settings import RELEASES, Release
 
 PACKAGE = "habana_frameworks"
 _FOLDER = Path(__file__).parent
+_NEAR = 0.93
+"""How alike a name and one of the vendor's are that is taken for it, misspelt."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,13 @@ def flags() -> dict[str, Flag]:
         )
         for name, entry in _read("flags.json").items()
     }
+
+
+def misspelt_flag(name: str) -> str | None:
+    """The switch of the vendor's that was probably meant by a variable that is none of them."""
+    if not name.startswith("PT_") or name in flags():
+        return None
+    return next(iter(difflib.get_close_matches(name, flags(), 1, _NEAR)), None)
 
 
 def find_module(address: str) -> Module | None:

@@ -1,0 +1,143 @@
+"""What a check finds, and how it is shown: a table to read and paste, or JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+_WIDTH = 100
+
+
+class Level(str, Enum):
+    """How bad a finding is, the worst first."""
+
+    ERROR = "error"
+    """A run fails, or is silently wrong."""
+    WARNING = "warning"
+    """A run may fail, or is slower than it could be."""
+    NOTE = "note"
+    """Nothing is wrong; it is good to know."""
+    OK = "ok"
+
+
+_ORDER = list(Level)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check says of one thing."""
+
+    level: Level
+    area: str
+    """A word or two: what was looked at."""
+    found: str
+    fix: str = ""
+    """What to do; of an error or a warning always."""
+    where: tuple[str, ...] = ()
+    """The hosts that it was found on, where there are several."""
+
+
+@dataclass
+class Report:
+    """What was found on a machine."""
+
+    findings: list[Finding]
+    facts: dict[str, str] = field(default_factory=dict)
+    """What must be the same on all servers: versions and settings, by name."""
+
+    @property
+    def status(self) -> int:
+        """The exit status: 1 if there is an error."""
+        return int(any(each.level is Level.ERROR for each in self.findings))
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, in types that JSON knows; the worst first."""
+        findings = [
+            {key: value for key, value in asdict(each).items() if value}
+            | {"level": each.level.value}
+            for each in worst_first(self.findings)
+        ]
+        return {"status": self.status, "findings": findings, "facts": self.facts}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Report:
+        """What `as_json` gave."""
+        findings = [
+            Finding(**each | {"level": Level(each["level"]), "where": tuple(each.get("where", ()))})
+            for each in data["findings"]
+        ]
+        return cls(findings, dict(data["facts"]))
+
+
+def error(area: str, found: str, fix: str) -> Finding:
+    """A run fails, or is silently wrong."""
+    return Finding(Level.ERROR, area, found, fix)
+
+
+def warning(area: str, found: str, fix: str) -> Finding:
+    """A run may fail, or is slower than it could be."""
+    return Finding(Level.WARNING, area, found, fix)
+
+
+def note(area: str, found: str, fix: str = "") -> Finding:
+    """Nothing is wrong; it is good to know."""
+    return Finding(Level.NOTE, area, found, fix)
+
+
+def ok(area: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(Level.OK, area, found)
+
+
+def worst_first(findings: Sequence[Finding]) -> list[Finding]:
+    """In the order of their levels, and else as they came."""
+    return sorted(findings, key=lambda each: _ORDER.index(each.level))
+
+
+def table(report: Report) -> str:
+    """Plain text: findings, the worst first, each with its fix; how many; the variables."""
+    rows = worst_first(report.findings)
+    width = max((len(each.area) for each in rows), default=0)
+    lines = [line for each in rows for line in _row(each, width)]
+    return "\n".join([*lines, "", _counts(rows), *_settings(report.facts)])
+
+
+def _settings(facts: Mapping[str, str]) -> list[str]:
+    """The variables that are set, for who reads a report that was sent."""
+    prefix = "variable "
+    found = {name.removeprefix(prefix): facts[name] for name in facts if name.startswith(prefix)}
+    return ["", *(f"{name}={value}" for name, value in found.items())] if found else []
+
+
+def _row(finding: Finding, width: int) -> list[str]:
+    start = f"{finding.level.value:<8} {finding.area:<{width}}  "
+    where = f" ({', '.join(finding.where)})" if finding.where else ""
+    lines = _wrap(f"{finding.found}{where}", start, " " * len(start))
+    if finding.fix:
+        indent = " " * len(start)
+        lines += _wrap(finding.fix, f"{indent}-> ", f"{indent}   ")
+    return lines
+
+
+def _wrap(text: str, first: str, following: str) -> list[str]:
+    # Commands and paths are pasted: they are broken at spaces alone.
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=following,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _counts(findings: Sequence[Finding]) -> str:
+    count = Counter(each.level for each in findings)
+    words = [
+        f"{count[level]} {level.value}{'' if count[level] == 1 else 's'}" for level in _ORDER[:-1]
+    ]
+    return f"{', '.join(words)}; {count[Level.OK]} ok"

@@ -1,0 +1,222 @@
+"""The same checks on all servers, over what the user starts ranks with, and what differs there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from lightning_gaudi.doctor.comparison import Process, merge
+from lightning_gaudi.doctor.diagnosis import Options, diagnose, facts
+from lightning_gaudi.doctor.findings import Finding, Report, error, warning
+from lightning_gaudi.doctor.launchers import named_hosts, place
+from lightning_gaudi.doctor.machine import Machine, end, python
+from lightning_gaudi.doctor.pieces import Joiner, cut
+
+PLACEHOLDER = "{}"
+"""Stands in the launcher's words for what each rank is to run; without it that comes last."""
+_ENDING_S = 5
+
+
+@dataclass
+class _Answers:
+    """What has come back."""
+
+    begun: dict[str, Process] = field(default_factory=dict)
+    """Those that have said that they are there, and have not reported yet."""
+    done: dict[str, Process] = field(default_factory=dict)
+    status: int | None = None
+    """The launcher's exit status; None while it runs."""
+    said: str = ""
+    """On its standard error."""
+
+    def is_complete(self) -> bool:
+        sizes = {process.size for process in self.done.values()}
+        return sizes == {len(self.done)} and not self.begun
+
+    def take(self, message: dict[str, Any]) -> None:
+        sender, report = message.pop("sender"), message.pop("report")
+        if report is None:
+            self.begun[sender] = Process(**message, report=Report([]))
+        else:
+            self.begun.pop(sender, None)
+            self.done[sender] = Process(**message, report=Report.from_json(report))
+
+
+def answer(token: str, options: Options) -> None:
+    """Write this process's report for the one that has started the launcher; its status is 0.
+
+    The first process of each host looks at the machine, the others at versions and settings.
+
+    Args:
+        token: Of the run.
+        options: What to look at.
+    """
+    found = place(os.environ)
+    host = socket.gethostname()
+    # A rank is one of a kind; without ranks, hosts are, or processes.
+    sender = f"{host}-{os.getpid() if found.rank is None else found.rank}"
+    about = {
+        "sender": sender,
+        "host": host,
+        "rank": found.rank,
+        "size": found.size,
+        "is_first": not found.local_rank,
+    }
+    _write(token, f"{sender}-hello", about | {"report": None})
+    machine = Machine()
+    report = Report([], facts(machine)) if found.local_rank else diagnose(options, machine)
+    _write(token, sender, about | {"report": report.as_json()})
+
+
+def _write(token: str, name: str, message: dict[str, Any]) -> None:
+    for line in cut(token, name, message):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+def diagnose_hosts(launcher: Sequence[str], arguments: Sequence[str], timeout_s: float) -> Report:
+    """Look at all machines that a launcher starts processes on.
+
+    Args:
+        launcher: Its words, such as `["mpirun", "-np", "2", "--host", "a,b"]`; `{}` among them
+            stands for what is to be run, which else comes last.
+        arguments: Of `lightning-gaudi doctor`, for each process.
+        timeout_s: How long to wait for all of them.
+
+    Raises:
+        OSError: There is no such launcher, or it does not start.
+    """
+    token = secrets.token_hex(8)
+    command = _command(launcher, token, arguments)
+    answers = _ask(command, token, timeout_s)
+    silent = list(_silent(answers, launcher, timeout_s))
+    if silent and answers.said:
+        print(answers.said, file=sys.stderr)
+    if not answers.done:
+        return Report(silent)
+    report = merge(sorted(answers.done.values(), key=lambda each: (each.rank or 0, each.host)))
+    return Report([*silent, *report.findings], report.facts)
+
+
+def _command(launcher: Sequence[str], token: str, arguments: Sequence[str]) -> list[str]:
+    words = [python(), "-m", "lightning_gaudi.cli", "doctor", "--answer", token, *arguments]
+    if any(PLACEHOLDER in word for word in launcher):
+        # Alone it is the command; within a word it is one of a shell's.
+        whole = {PLACEHOLDER: words}
+        parts = (
+            whole.get(each, [each.replace(PLACEHOLDER, shlex.join(words))]) for each in launcher
+        )
+        return [word for part in parts for word in part]
+    return [*launcher, *words]
+
+
+def _ask(command: Sequence[str], token: str, timeout_s: float) -> _Answers:
+    """Start the launcher and gather what comes, until all have answered or the time is over."""
+    answers, joiner, deadline = _Answers(), Joiner(token), time.monotonic() + timeout_s
+    with tempfile.TemporaryFile("w+", errors="replace") as said, _started(command, said) as process:
+        for line in _lines(process, deadline):
+            message = joiner.add(line)
+            if message is not None:
+                answers.take(message)
+            if answers.is_complete():
+                break
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            answers.status = process.wait(_ENDING_S if answers.is_complete() else 0)
+        said.seek(0)
+        answers.said = said.read().strip()
+    return answers
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], said: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """The launcher, which is asked to end its processes before it is killed."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=said,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDING_S)
+        end(process)
+
+
+def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
+    """What it prints, until it has ended or the time is over."""
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            line = lines.get(timeout=left)
+        except queue.Empty:
+            return
+        if line is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDING_S)
+            return
+        yield line
+
+
+def _silent(answers: _Answers, launcher: Sequence[str], timeout_s: float) -> Iterator[Finding]:
+    """Who has not answered, and what was tried."""
+    tried = shlex.join(launcher)
+    when = f"within {timeout_s:.0f} s of `{tried}`"
+    if answers.status is not None:
+        when = f"before `{tried}` ended with status {answers.status}"
+    words = [line for line in answers.said.splitlines() if re.search(r"\w", line)]
+    last = f" ({words[-1].strip()})" if words else ""
+    fix = "Run `lightning-gaudi doctor` there by hand, and `hostname` over the same launcher."
+    for process in answers.begun.values():
+        yield error("hosts", f"{process} began, and did not answer {when}{last}", fix)
+    if missing := _missing(answers, launcher):
+        yield error("hosts", f"{missing} did not answer {when}{last}", fix)
+    elif not answers.begun and not answers.done:
+        yield error("hosts", f"nobody answered {when}{last}", fix)
+    elif answers.status and not answers.begun:
+        failed = f"all answered, but `{tried}` ended with status {answers.status}{last}"
+        yield warning("hosts", failed, fix)
+
+
+def _missing(answers: _Answers, launcher: Sequence[str]) -> str:
+    """The hosts that the launcher's options name, and the ranks, of which nothing was heard."""
+    processes = [*answers.begun.values(), *answers.done.values()]
+    known = {_short(process.host) for process in processes}
+    hosts = [host for host in named_hosts(launcher) if _short(host) not in known]
+    size = max((process.size or 0 for process in processes), default=0)
+    ranks = {str(rank) for rank in range(size)} - {str(process.rank) for process in processes}
+    words = [f"host {', '.join(hosts)}"] if hosts else []
+    words += [f"rank {', '.join(sorted(ranks, key=int))} of {size}"] if ranks else []
+    return " and ".join(words)
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]

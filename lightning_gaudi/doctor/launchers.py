@@ -1,0 +1,77 @@
+"""What launchers tell those that they start, and the hosts that their options name."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_VARIABLES = (
+    # torchrun's before those of what it may run under.
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+_HOSTS = ("--host", "-host", "-H", "--hosts", "-hosts", "--nodelist", "-w")
+_FILES = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f")
+
+
+class Place(NamedTuple):
+    """A process among those of its job; None where it was not told."""
+
+    rank: int | None
+    size: int | None
+    local_rank: int | None
+
+
+def place(environment: Mapping[str, str]) -> Place:
+    """What a launcher has told a process."""
+    for names in _VARIABLES:
+        if environment.get(names[0], "").isdecimal():
+            found = (environment.get(name, "") for name in names)
+            return Place(*(int(value) if value.isdecimal() else None for value in found))
+    return Place(None, None, None)
+
+
+def named_hosts(launcher: Sequence[str]) -> list[str]:
+    """The hosts that a launcher's options name, as far as names can be compared with hosts' own."""
+    found = [host for text in _texts(launcher) for host in _split(text)]
+    return [host for host in dict.fromkeys(found) if _is_name(host)]
+
+
+def _texts(launcher: Sequence[str]) -> Iterator[str]:
+    for index, word in enumerate(launcher):
+        option, equals, value = word.partition("=")
+        text = value if equals else " ".join(launcher[index + 1 : index + 2])
+        if option in _HOSTS:
+            yield text
+        elif option in _FILES and Path(text).is_file():
+            lines = (line.partition("#")[0].split() for line in Path(text).read_text().splitlines())
+            yield ",".join(words[0] for words in lines if words)
+
+
+def _split(text: str) -> Iterator[str]:
+    """The hosts of a list such as `a:2,b` or `gaudi[1-3,5]`."""
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)?", text):
+        pattern = re.fullmatch(r"(.*?)\[(.*)\](.*)", part)
+        if pattern is None:
+            yield part.partition(":")[0]
+            continue
+        for item in pattern[2].split(","):
+            first, _, last = item.partition("-")
+            if first.isdecimal() and (last or first).isdecimal():
+                for number in range(int(first), int(last or first) + 1):
+                    yield f"{pattern[1]}{number:0{len(first)}d}{pattern[3]}"
+
+
+def _is_name(host: str) -> bool:
+    """Whether it is a name, and not this machine's for itself."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return bool(host) and host not in ("localhost", socket.gethostname())
+    return False

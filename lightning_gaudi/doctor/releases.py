@@ -1,0 +1,51 @@
+"""Releases of the Gaudi software, the torch that each is built for, and what changed with one."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+OLDEST = "1.20"
+"""The first release with a torch that this package runs with."""
+LAST_WITH_FIRST_GAUDI = (1, 21)
+EVEN_MODULES_SINCE = (1, 24)
+"""From when on a Gaudi 3 wants one visible module or an even number."""
+
+
+class Release(NamedTuple):
+    """A release of the Gaudi software."""
+
+    software: str
+    torch: str
+
+
+RELEASES = (
+    Release("1.20", "2.6.0"),
+    Release("1.21", "2.6.0"),
+    Release("1.22", "2.7.1"),
+    Release("1.23", "2.9.0"),
+    Release("1.24.0", "2.10.0"),
+    Release("1.24.1", "2.11.0"),
+)
+"""All that are known, the oldest first; docs/on-a-gaudi.md has them too.
+
+Source: Intel Gaudi documentation, "Support matrix"; the vendor's images of these releases.
+"""
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: (1, 24, 0) of "1.24.0-2eae87a" and "1.24.0.695"."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def minor(version: str) -> str:
+    """Major and minor: "1.24" of "1.24.0.695"."""
+    return ".".join(str(number) for number in numbers(version)[:2])
+
+
+def find_release(software: str) -> Release | None:
+    """The release that a version belongs to; a patch that is not known counts as the one before."""
+    found = [each for each in RELEASES if minor(each.software) == minor(software)]
+    before = [each for each in found if numbers(each.software) <= numbers(software)[:3]]
+    return next(iter([*reversed(before), *found]), None)
