@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import re
 import secrets
+import selectors
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -165,25 +164,19 @@ def _started(command: Sequence[str], said: IO[str]) -> Iterator[subprocess.Popen
 
 def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
     """What it prints, until it has ended or the time is over."""
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            line = lines.get(timeout=left)
-        except queue.Empty:
-            return
-        if line is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_ENDING_S)
-            return
-        yield line
+    assert process.stdout is not None
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0 and selector.select(left):
+            # Not by the file itself, which may keep lines that select does not see.
+            data = os.read(process.stdout.fileno(), 2**16)
+            if not data:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_ENDING_S)
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
 
 
 def _silent(answers: _Answers, launcher: Sequence[str], timeout_s: float) -> Iterator[Finding]:
@@ -192,18 +185,23 @@ def _silent(answers: _Answers, launcher: Sequence[str], timeout_s: float) -> Ite
     when = f"within {timeout_s:.0f} s of `{tried}`"
     if answers.status is not None:
         when = f"before `{tried}` ended with status {answers.status}"
-    words = [line for line in answers.said.splitlines() if re.search(r"\w", line)]
-    last = f" ({words[-1].strip()})" if words else ""
+    said = f" ({_first_words(answers.said)})" if answers.said else ""
     fix = "Run `lightning-gaudi doctor` there by hand, and `hostname` over the same launcher."
     for process in answers.begun.values():
-        yield error("hosts", f"{process} began, and did not answer {when}{last}", fix)
+        yield error("hosts", f"{process} began, and did not answer {when}{said}", fix)
     if missing := _missing(answers, launcher):
-        yield error("hosts", f"{missing} did not answer {when}{last}", fix)
+        yield error("hosts", f"{missing} did not answer {when}{said}", fix)
     elif not answers.begun and not answers.done:
-        yield error("hosts", f"nobody answered {when}{last}", fix)
+        yield error("hosts", f"nobody answered {when}{said}", fix)
     elif answers.status and not answers.begun:
-        failed = f"all answered, but `{tried}` ended with status {answers.status}{last}"
+        failed = f"all answered, but `{tried}` ended with status {answers.status}{said}"
         yield warning("hosts", failed, fix)
+
+
+def _first_words(said: str) -> str:
+    """The first line that says what is wrong; all of it is on standard error."""
+    lines = (line.strip() for line in said.splitlines() if not line.startswith((" ", "Traceback")))
+    return next((line for line in lines if re.search(r"\w", line)), "no message")
 
 
 def _missing(answers: _Answers, launcher: Sequence[str]) -> str:

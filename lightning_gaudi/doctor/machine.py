@@ -124,6 +124,9 @@ def end(process: subprocess.Popen[str]) -> None:
     # A driver that hangs keeps a process in the kernel, whom no signal ends: nobody waits for it.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
 
 
 def python() -> str:
