@@ -41,10 +41,6 @@ _PACKAGES = (
     *("lightning", "pytorch-lightning", "lightning-gaudi", "lightning-habana", "torchmetrics"),
     *("transformers", "accelerate", "trl", "numpy", "deepspeed", "pytest"),
 )
-_VARIABLES = re.compile(
-    "(HABANA|HLS|PT|HCCL|HCL|GC|FI|GLOO|LIGHTNING_GAUDI)_|SLURM_NTASKS|OMP_NUM_THREADS|ID$"
-)
-_SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 _TIMEOUT_S = 900  # of one test; the first use of an operation compiles it
 
 _Say = Callable[[str], None]
@@ -148,7 +144,7 @@ def _sayer(report: TextIO) -> _Say:
 
 
 def _describe(env: dict[str, str], say: _Say) -> None:
-    """Versions, cards and the environment's settings."""
+    """Versions, and what the doctor says of cards, software and settings."""
     say(f"lightning-gaudi contract tests, {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC")
     say(f"python {platform.python_version()}, {platform.platform()}")
     for name in _PACKAGES:
@@ -158,12 +154,8 @@ def _describe(env: dict[str, str], say: _Say) -> None:
             continue
     if shutil.which("git"):
         say(f"commit {_output(['git', 'rev-parse', 'HEAD'], env)}")
-    if shutil.which("hl-smi"):
-        columns = "name,module_id,driver_version,memory.total"
-        say(_output(["hl-smi", "-Q", columns, "-f", "csv"], env))
-    for name in sorted(env):
-        if _VARIABLES.match(name):
-            say(f"{name}={'<not shown>' if _SECRET.search(name) else env[name]}")
+    # It ends with the settings, without secrets.
+    say(_output([sys.executable, "-m", "lightning_gaudi.cli", "doctor"], env))
 
 
 def _modes(asked: str, say: _Say, *, is_simulated: bool) -> list[str]:

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from lightning_gaudi._core.vendor import parse_modules
 from lightning_gaudi.doctor import hl_smi, software
-from lightning_gaudi.doctor.findings import Finding, error, note, ok, warning
+from lightning_gaudi.doctor.findings import (
+    Finding,
+    Level,
+    error,
+    from_message,
+    note,
+    ok,
+    warning,
+)
 from lightning_gaudi.doctor.machine import Machine
 from lightning_gaudi.doctor.releases import (
     EVEN_MODULES_SINCE,
@@ -182,7 +190,7 @@ def check_visible_modules(machine: Machine) -> Iterator[Finding]:
     try:
         modules = parse_modules(value)
     except ValueError as failure:
-        yield error("modules", str(failure), f"unset {_VISIBLE}, or correct it as it says.")
+        yield from_message(Level.ERROR, "modules", str(failure))
         return
     cards = hl_smi.read_cards(machine)
     here = _modules_here(machine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_gaudi.doctor import hl_smi, software
-from lightning_gaudi.doctor.findings import Finding, Level, note, ok
+from lightning_gaudi.doctor.findings import Finding, Level, from_message, note, ok
 from lightning_gaudi.doctor.machine import Machine
 from lightning_gaudi.simulator import activation, build, settings, toolchain
 from lightning_gaudi.simulator.settings import SimulatorError
@@ -26,10 +26,7 @@ def check_compiler(machine: Machine) -> Iterator[Finding]:
         built = build.find_built()
         compiler = None if built else toolchain.require_compiler()
     except SimulatorError as failure:
-        # Its message says what to do, in its last sentence.
-        found, _, fix = str(failure).rstrip(".").rpartition(". ")
-        level = Level.ERROR if asked else Level.NOTE
-        yield Finding(level, "simulator", found or fix, f"{fix}." if found else "")
+        yield from_message(Level.ERROR if asked else Level.NOTE, "simulator", str(failure))
         return
     if compiler is None:
         yield ok("simulator", "compiled for this torch")

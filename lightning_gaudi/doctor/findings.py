@@ -93,6 +93,12 @@ def ok(area: str, found: str) -> Finding:
     return Finding(Level.OK, area, found)
 
 
+def from_message(level: Level, area: str, message: str) -> Finding:
+    """What an error of this package says: what is wrong in its first sentence, then what to do."""
+    found, _, fix = message.partition(". ")
+    return Finding(level, area, found.removesuffix("."), fix)
+
+
 def worst_first(findings: Sequence[Finding]) -> list[Finding]:
     """In the order of their levels, and else as they came."""
     return sorted(findings, key=lambda each: _ORDER.index(each.level))

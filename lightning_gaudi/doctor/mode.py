@@ -12,7 +12,7 @@ from typing import Any
 from lightning_gaudi.doctor import hl_smi, software
 from lightning_gaudi.doctor.findings import Finding, error, ok, warning
 from lightning_gaudi.doctor.machine import Machine, python
-from lightning_gaudi.simulator import build
+from lightning_gaudi.simulator import build, settings
 from lightning_gaudi.simulator.settings import SimulatorError
 
 _SOURCE = """
@@ -63,6 +63,7 @@ def _is_worth_asking(machine: Machine) -> bool:
     if not software.is_simulated(machine):
         return machine.version(software.PLUGIN) is not None
     try:
+        settings.read_settings()
         return build.find_built() is not None
     except SimulatorError:
         return False  # what the check of the compiler says

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 
 from lightning_gaudi._core.ports import why_not_listen
+from lightning_gaudi.doctor import hl_smi
 from lightning_gaudi.doctor.findings import Finding, error, note, ok, warning
 from lightning_gaudi.doctor.machine import Machine
 
@@ -111,7 +112,7 @@ def check_interfaces(machine: Machine, interface: str | None) -> Iterator[Findin
                 yield error("interface", f"{name}={value}: {word} is down", "Bring it up.")
             else:
                 yield ok("interface", f"{name}={value}")
-    if not asked:
+    if not asked and (hl_smi.read_cards(machine) or machine.environment.get("MASTER_ADDR")):
         yield from _check_host_name(machine)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from lightning_gaudi._core import autocast_ops
 from lightning_gaudi.doctor import hl_smi, software
 from lightning_gaudi.doctor.files import file_system, is_remote
-from lightning_gaudi.doctor.findings import Finding, error, note, ok, warning
+from lightning_gaudi.doctor.findings import Finding, Level, error, from_message, note, ok, warning
 from lightning_gaudi.doctor.machine import Machine
 from lightning_gaudi.simulator import vendor_names
 from lightning_gaudi.simulator.settings import is_switched_on
@@ -99,18 +99,19 @@ def check_mode(machine: Machine) -> Iterator[Finding]:
     environment = machine.environment
     lazy, asked = environment.get(_LAZY), environment.get("LIGHTNING_GAUDI_COMPILE")
     if lazy not in (None, "", "0", "1"):
-        yield warning(_LAZY, f"is {lazy!r}", "Set it to 1 for lazy or 0 for eager mode.")
+        fix = "Set it to 1 for lazy or 0 for eager mode."
+        yield warning("mode", f"{_LAZY}={lazy} is neither", fix)
     if lazy == "1" and asked not in (None, "", "none"):
         yield warning(
-            _LAZY,
-            f"=1 is lazy mode, where torch compiles nothing, but LIGHTNING_GAUDI_COMPILE={asked}",
+            "mode",
+            f"{_LAZY}=1 is lazy mode, where torch compiles nothing, but LIGHTNING_GAUDI_COMPILE="
+            f"{asked}",
             f"Set {_LAZY}=0 for torch.compile, or leave LIGHTNING_GAUDI_COMPILE out.",
         )
     collectives = "PT_HPU_ENABLE_LAZY_COLLECTIVES"
     if lazy == "0" and is_switched_on(environment.get(collectives, "")):
-        yield note(
-            collectives, f"has no meaning in eager mode ({_LAZY}=0)", f"Unset it, or {_LAZY}=1."
-        )
+        found = f"{collectives} has no meaning in eager mode ({_LAZY}=0)"
+        yield note("mode", found, f"Unset it, or set {_LAZY}=1.")
 
 
 def check_harm(machine: Machine) -> Iterator[Finding]:
@@ -141,7 +142,7 @@ def check_harm(machine: Machine) -> Iterator[Finding]:
     try:
         autocast_ops.check_op_lists(environment)
     except ValueError as failure:
-        yield error("autocast", str(failure), "As it says.")
+        yield from_message(Level.ERROR, "autocast", str(failure))
 
 
 def check_recipe_cache(machine: Machine) -> Iterator[Finding]:
@@ -158,18 +159,18 @@ def check_recipe_cache(machine: Machine) -> Iterator[Finding]:
     kind = file_system(machine, path)
     if not 2 <= len(rest) <= 3 or rest[0].lower() not in ("true", "false") or not rest[1].isdigit():
         yield error(
-            name,
-            f"={value} is not understood",
+            "recipe cache",
+            f"{name}={value} is not understood",
             f"As in {name}=/tmp/recipes,false,1024: path, whether to clear it at the start, MB.",
         )
     elif path and is_remote(kind):
         yield warning(
-            name,
-            f"{path} is on {kind}, where the vendor warns of unpredictable behavior",
+            "recipe cache",
+            f"{name}: {path} is on {kind}, where the vendor warns of unpredictable behavior",
             "Name a folder on a disk of this server.",
         )
     else:
-        yield ok(name, value)
+        yield ok("recipe cache", f"{name}={value}")
 
 
 def check_scale_out(machine: Machine) -> Iterator[Finding]:

@@ -211,6 +211,7 @@ def test_visible_modules_must_be_a_list_of_modules(value: str, words: str) -> No
     found = _one(cards.check_visible_modules, machine)
     assert found.level is Level.ERROR
     assert words in found.found
+    assert found.fix.startswith("Write the numbers of the modules")
 
 
 def test_visible_modules_must_be_here() -> None:

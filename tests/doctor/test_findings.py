@@ -13,6 +13,7 @@ from lightning_gaudi.doctor.findings import (
     Level,
     Report,
     error,
+    from_message,
     note,
     ok,
     table,
@@ -61,6 +62,12 @@ def test_a_report_survives_json() -> None:
     again = Report.from_json(data)
     assert again.facts == report.facts
     assert set(again.findings) == set(report.findings)
+
+
+def test_an_error_of_this_package_is_taken_apart() -> None:
+    message = "X=3 is no card. Set it to 1 or 2. Unset it for all."
+    found = from_message(Level.ERROR, "cards", message)
+    assert (found.found, found.fix) == ("X=3 is no card", "Set it to 1 or 2. Unset it for all.")
 
 
 def test_only_an_error_makes_the_status_1() -> None:

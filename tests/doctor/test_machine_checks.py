@@ -163,6 +163,15 @@ def test_interfaces_must_be_there_and_up() -> None:
     assert levels == [Level.ERROR, Level.OK]  # gloo's must be whole
 
 
+def test_a_host_whose_name_leads_nowhere_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    for address, level in {"127.0.1.1": Level.NOTE, "10.0.0.7": Level.OK}.items():
+        monkeypatch.setattr(socket, "gethostbyname", lambda name, found=address: found)
+        (found,) = network.check_interfaces(gaudi2_server(), None)
+        assert found.level is level
+        assert level is Level.OK or "GLOO_SOCKET_IFNAME to one of eth0" in found.fix
+    assert not list(network.check_interfaces(laptop(), None))
+
+
 def test_the_vendors_package_is_asked_for_mode_and_cards() -> None:
     machine = gaudi2_server()
     (found,) = mode.check_mode(machine)
