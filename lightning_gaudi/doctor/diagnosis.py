@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_gaudi.doctor import (
     cards,
@@ -71,7 +71,7 @@ def diagnose(options: Options | None = None, machine: Machine | None = None) -> 
 def _run(check: Check, machine: Machine) -> list[Finding]:
     """What a check finds; that it failed, if it does: the others are worth more than that."""
     try:
-        return list(check(machine))
+        return [replace(each, found=machine.without_home(each.found)) for each in check(machine)]
     except Exception as failure:
         name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
         return [

@@ -211,9 +211,13 @@ def _missing(answers: _Answers, launcher: Sequence[str]) -> str:
     hosts = [host for host in named_hosts(launcher) if _short(host) not in known]
     size = max((process.size or 0 for process in processes), default=0)
     ranks = {str(rank) for rank in range(size)} - {str(process.rank) for process in processes}
-    words = [f"host {', '.join(hosts)}"] if hosts else []
-    words += [f"rank {', '.join(sorted(ranks, key=int))} of {size}"] if ranks else []
+    words = [_named("host", hosts)] if hosts else []
+    words += [f"{_named('rank', sorted(ranks, key=int))} of {size}"] if ranks else []
     return " and ".join(words)
+
+
+def _named(kind: str, names: Sequence[str]) -> str:
+    return f"{kind}{'' if len(names) == 1 else 's'} {', '.join(names)}"
 
 
 def _short(host: str) -> str:

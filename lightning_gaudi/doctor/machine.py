@@ -33,6 +33,11 @@ class Machine:
         self.environment = environment
         self._answers: dict[tuple[str, ...], Answer] = {}
 
+    def without_home(self, text: str) -> str:
+        """A text in which the folder of this user is `~`: reports are sent to others."""
+        home = self.environment.get("HOME", "").rstrip("/")
+        return text.replace(home, "~") if len(home) > 3 else text
+
     def run(self, *command: str, timeout_s: float = _TIMEOUT_S) -> Answer:
         """What a command says."""
         if command not in self._answers:

@@ -44,11 +44,10 @@ _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 def settings(machine: Machine) -> dict[str, str]:
     """The variables that a report shows, without secrets and without the name of this user."""
-    home = machine.environment.get("HOME", "")
     found = {}
     for name in sorted(filter(_SHOWN.match, machine.environment)):
         value = "<not shown>" if _SECRET.search(name) else machine.environment[name]
-        found[name] = value.replace(home, "~") if len(home) > 3 else value
+        found[name] = machine.without_home(value)
     return found
 
 
