@@ -91,8 +91,8 @@ def _why_no_card(machine: Machine) -> Finding:
 def check_driver(machine: Machine) -> Iterator[Finding]:
     """Whether the driver is of the release of the Gaudi software.
 
-    Source: `synStatus=8 Device acquire failed` is what an older driver ends in
-    (huggingface/tgi-gaudi, pull request 182); optimum-habana compares major and minor, too.
+    Source: `Device acquire failed` is what an older driver ends in (huggingface/tgi-gaudi, pull
+    request 182: software 1.16 on driver 1.15); software 1.23 was run on driver 1.24.
     """
     driver, installed = hl_smi.driver(machine), software.gaudi_software(machine)
     if driver is None or machine.environment.get(settings.SIMULATE):
@@ -109,10 +109,10 @@ def check_driver(machine: Machine) -> Iterator[Finding]:
             f"of {minor(driver)}.",
         )
     elif minor(driver) != minor(installed):
-        yield warning(
+        yield note(
             "driver",
-            f"{found} are of two releases",
-            f"Take an image of {minor(driver)}: its name begins with the release.",
+            f"{found}: the driver is newer, which was seen to work",
+            f"If a card is not acquired, take an image of {minor(driver)}.",
         )
     else:
         yield ok("driver", f"{driver}, as the Gaudi software")
@@ -156,12 +156,16 @@ def check_health(machine: Machine) -> Iterator[Finding]:
     """Whether the kernel calls each card operational, and whether another program has one."""
     states = hl_smi.status(machine)
     wrong = {name: text for name, text in states.items() if text.lower() != "operational"}
+    broken = any(text.lower() in ("disabled", "needs reset") for text in wrong.values())
     if wrong:
-        yield error(
+        level = error if broken else warning
+        yield level(
             "cards",
             ", ".join(f"{name} is {text!r}" for name, text in wrong.items()),
             "See `dmesg | grep habanalabs`; `hl-smi -r -i <pci address>` resets a card, as root, "
-            "with no job on it.",
+            "with no job on it."
+            if broken
+            else "It should pass within minutes: look again.",
         )
     cards = hl_smi.read_cards(machine)
     if busy := [card for card in cards if card.used_mib > _IDLE_MIB]:

@@ -37,7 +37,7 @@ class Card:
     name: str
     """Such as HL-225."""
     driver: str
-    """The driver's version, with the commit: 1.24.0-2eae87a."""
+    """The driver's version, with the commit: 1.23.0-2eae87a."""
     total_mib: int
     used_mib: int
 
@@ -72,7 +72,7 @@ def has_driver(machine: Machine) -> bool:
 
 
 def firmware(machine: Machine) -> dict[str, list[str]]:
-    """Versions such as 1.24.0-fw-63.1.1-sec-9, by part (SPI, OS), of each card in turn.
+    """Versions such as 1.20.0-fw-58.0.0-sec-9, by part (SPI, OS), of each card in turn.
 
     SPI is what lies in a card's flash; the driver loads the others when it starts.
     """
@@ -84,6 +84,8 @@ def firmware(machine: Machine) -> dict[str, list[str]]:
 
 def status(machine: Machine) -> dict[str, str]:
     """What the kernel says of each card, by its name there: "operational" if all is well."""
+    if not has_driver(machine):
+        return {}  # others make accelerators, too
     paths = {name: f"{_CARDS}/{name}/device/status" for name in machine.names(_CARDS)}
     found = {name: machine.read(path) for name, path in paths.items()}
     return {name: text for name, text in found.items() if text}

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 def _server() -> Report:
     """Seven faults of a server that does not train."""
     machine = gaudi2_server()
-    machine.commands[hl_smi.QUERY] = smi_csv("1.23.0-2eae87a", used={"5": 42940})
+    machine.commands[hl_smi.QUERY] = smi_csv("1.22.2-5c9d282", used={"5": 42940})
     machine.files["/proc/meminfo"] = MEMINFO.format(pages=1024)
     machine.packages |= {"torch": "2.13.0", "lightning": "2.6.5"}
     machine.environment = ENVIRONMENT | {"PT_HPU_LAZYMODE": "1", "GC_KERNEL_PATH": ""}

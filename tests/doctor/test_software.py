@@ -20,7 +20,7 @@ def _one(check: Callable[[Recorded], Iterator[Finding]], machine: Recorded) -> F
     return found
 
 
-def _torch(version: str, software: str = "1.24.0.695", **environment: str) -> Finding:
+def _torch(version: str, software: str = "1.23.0.695", **environment: str) -> Finding:
     machine = gaudi2_server()
     machine.packages |= {"torch": version, "habana-torch-plugin": software}
     machine.environment = environment
@@ -41,7 +41,7 @@ def test_the_table_of_releases_is_the_one_of_the_documentation() -> None:
     ("version", "release"),
     [
         ("1.24.0.695", "1.24.0"),
-        ("1.24.1.12", "1.24.1"),
+        ("1.24.1.482", "1.24.1"),
         ("1.24.2", "1.24.1"),  # a patch that came later
         ("1.23.3-2eae87a", "1.23"),
         ("1.19.2", None),
@@ -54,7 +54,7 @@ def test_a_version_is_of_a_release(version: str, release: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "version", ["2.10.0+hpu.1.24.0.695", "2.10.0a0+git4952fce", "2.10.0+cpu", "2.10.0"]
+    "version", ["2.9.0+hpu.1.23.0.695", "2.9.0a0+git4952fce", "2.9.0+cpu", "2.9.0"]
 )
 def test_both_builds_of_the_releases_torch_are_fine(version: str) -> None:
     assert _torch(version).level is Level.OK
@@ -63,19 +63,19 @@ def test_both_builds_of_the_releases_torch_are_fine(version: str) -> None:
 def test_another_torch_than_the_releases_is_an_error_with_both() -> None:
     found = _torch("2.13.0+cpu")
     assert found.level is Level.ERROR
-    assert "torch 2.13.0+cpu with Gaudi software 1.24.0.695" in found.found
-    assert "built for torch 2.10.0" in found.found
+    assert "torch 2.13.0+cpu with Gaudi software 1.23.0.695" in found.found
+    assert "built for torch 2.9.0" in found.found
 
 
 def test_a_torch_for_gpus_is_an_error_with_the_one_to_install() -> None:
-    found = _torch("2.10.0+cu128")
+    found = _torch("2.9.0+cu128")
     assert found.level is Level.ERROR
-    assert "torch==2.10.0 --index-url https://download.pytorch.org/whl/cpu" in found.fix
+    assert "torch==2.9.0 --index-url https://download.pytorch.org/whl/cpu" in found.fix
 
 
 def test_lazy_mode_refuses_stock_torch() -> None:
-    assert "lazy mode" in _torch("2.10.0+cpu", PT_HPU_LAZY_MODE="1").found
-    assert _torch("2.10.0+hpu.1.24.0.695", PT_HPU_LAZY_MODE="1").level is Level.OK
+    assert "lazy mode" in _torch("2.9.0+cpu", PT_HPU_LAZY_MODE="1").found
+    assert _torch("2.9.0+hpu.1.23.0.695", PT_HPU_LAZY_MODE="1").level is Level.OK
 
 
 def test_torch_and_software_older_than_what_is_supported() -> None:

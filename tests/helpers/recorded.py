@@ -1,6 +1,6 @@
 """Machines as `hl-smi`, the kernel and pip describe them, for the checks of the doctor.
 
-The formats of hl-smi are those of outputs published for 1.12 to 1.23; the versions are of 1.24.
+Formats and versions are those of published outputs, of 1.12 to 1.23.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from lightning_gaudi.doctor import hl_smi, mode
 from lightning_gaudi.doctor.machine import Answer, Machine
 
-RELEASE = "1.24.0"
+RELEASE = "1.23.0"
 DRIVER = f"{RELEASE}-2eae87a"
-FIRMWARE = f"{RELEASE}-fw-63.1.1-sec-9"
+FIRMWARE = f"{RELEASE}-fw-62.2.1-sec-9"
 MEMINFO = """\
 MemTotal:       1056428516 kB
 HugePages_Total:   {pages}
@@ -31,8 +31,8 @@ REQUIREMENTS = (
 PACKAGES = {
     "lightning-gaudi": "0.1.0",
     "lightning": "2.6.6",
-    "torch": "2.10.0+hpu.1.24.0.695",
-    "habana-torch-plugin": "1.24.0.695",
+    "torch": "2.9.0+hpu.1.23.0.695",
+    "habana-torch-plugin": "1.23.0.695",
 }
 ENVIRONMENT = {
     "HOME": "/home/ann",
@@ -127,7 +127,7 @@ def probe(**found: object) -> Answer:
 
 
 def gaudi2_server() -> Recorded:
-    """Eight cards of a healthy server of release 1.24.0, in a container of the vendor's."""
+    """Eight cards of a healthy server of release 1.23.0, in a container of the vendor's."""
     cards = {f"/sys/class/accel/accel{index}/device/status": "operational" for index in range(8)}
     installed = {
         path: "" for name, path in ENVIRONMENT.items() if name not in ("HOME", "HABANA_LOGS")
