@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from lightning_gaudi.cli import main
 from tests.helpers.process import run
+from tests.helpers.recorded import DRIVER, FIRMWARE, smi_csv, smi_list
 
 DOCTOR = [sys.executable, "-m", "lightning_gaudi.cli", "doctor"]
 
@@ -71,3 +74,30 @@ def test_what_cannot_be_meant_is_status_2(
 def test_a_launcher_that_is_not_there_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--hosts", "--", "no-such-launcher", "-np", "2"]) == 2
     assert "no-such-launcher does not start: No such file" in capsys.readouterr().err
+
+
+def test_hl_smi_is_asked_as_it_is_documented(tmp_path: Path) -> None:
+    # It answers the words of the vendor's page alone.
+    smi = tmp_path / "hl-smi"
+    query = "-Q index,module_id,name,driver_version,memory.total,memory.used -f csv,noheader"
+    smi.write_text(
+        f"""#!/bin/sh
+        case "$*" in
+        "{query}") cat <<'END'
+{smi_csv().text}END
+        ;;
+        -L) cat <<'END'
+{smi_list().text}END
+        ;;
+        *) echo "unknown option: $*" >&2; exit 1 ;;
+        esac
+        """
+    )
+    smi.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    env = {"LIGHTNING_GAUDI_SIMULATE": None, "PATH": path}
+    report = json.loads(run([*DOCTOR, "--json"], env=env, check=False).stdout)
+    found = {each["area"]: each["found"] for each in report["findings"]}
+    assert found["cards"] == "8 x HL-225, 96 GiB"
+    assert found["firmware"].startswith(f"one on all cards: SPI {FIRMWARE}")
+    assert report["facts"]["driver"] == DRIVER
