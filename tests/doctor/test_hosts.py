@@ -15,6 +15,7 @@ import pytest
 from lightning_gaudi.doctor.findings import Report, ok
 from lightning_gaudi.doctor.pieces import cut
 from tests.helpers.process import run
+from tests.helpers.slurm import running_slurm
 
 DOCTOR = [sys.executable, "-m", "lightning_gaudi.cli", "doctor"]
 UNSET = {"LIGHTNING_GAUDI_SIMULATE": None, "MASTER_PORT": None, "GC_KERNEL_PATH": None}
@@ -149,3 +150,14 @@ def test_a_launcher_that_starts_nothing_and_one_that_fails_in_the_end(tmp_path: 
     assert found["level"] == "warning"
     assert "all answered, but " in found["found"]
     assert "ended with status 7" in found["found"]
+
+
+@pytest.mark.slow
+def test_tasks_of_srun_are_compared(tmp_path: Path) -> None:
+    with running_slurm(tmp_path) as slurm:
+        launcher = ["srun", "--nodes=1", "--ntasks=2", "--overcommit", "--label", "--export=ALL"]
+        command = [*DOCTOR, "--json", "--hosts", "--timeout", TIMEOUT_S, "--", *launcher]
+        result = run(command, env=UNSET | slurm.env, check=False)
+    report = json.loads(result.stdout)
+    (found,) = _of_hosts(report)
+    assert found["found"].startswith("2 processes on "), result.stderr

@@ -13,7 +13,7 @@ from lightning_gaudi.doctor import compiler, files, memory, mode, network
 from lightning_gaudi.doctor.findings import Finding, Level
 from lightning_gaudi.doctor.machine import Answer, Machine
 from lightning_gaudi.simulator import settings
-from tests.helpers.recorded import MEMINFO, Recorded, gaudi2_server, laptop, probe, smi_csv
+from tests.helpers.recorded import MEMINFO, Recorded, gaudi2_server, laptop, probe
 
 NFS = "/dev/sda1 / ext4 rw 0 0\nnas:/x /shared nfs4 rw 0 0\n/dev/sdb /shared/fast xfs rw 0 0\n"
 
@@ -144,11 +144,17 @@ def test_ports_that_are_none_and_the_one_that_is_guessed() -> None:
     assert "two jobs" in next(network.check_port(guessed, None)).found
 
 
-def test_the_address_of_rank_0_must_be_found() -> None:
+def test_the_address_of_rank_0_must_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(network.check_address(_machine()))
     assert next(network.check_address(_machine(MASTER_ADDR="127.0.0.1"))).level is Level.OK
-    (found,) = network.check_address(_machine(MASTER_ADDR="no.such.host.invalid"))
+
+    def nowhere(*args: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nowhere)
+    (found,) = network.check_address(_machine(MASTER_ADDR="gaudi1"))
     assert found.level is Level.ERROR
+    assert found.found == "MASTER_ADDR=gaudi1 is not found (Name or service not known)"
 
 
 def test_interfaces_must_be_there_and_up() -> None:
@@ -239,7 +245,7 @@ def test_commands_that_are_missing_fail_or_hang_are_told_apart() -> None:
     assert machine.run("echo", "8 cards") == Answer("8 cards\n")
 
 
-def test_smi_without_memory_sizes_is_no_error() -> None:
+def test_a_kernel_without_huge_pages_is_no_error() -> None:
     machine = gaudi2_server()
-    machine.commands[("hl-smi",)] = smi_csv()
-    assert not list(memory.check_huge_pages(Recorded(files={"/proc/meminfo": "MemTotal: 1 kB"})))
+    machine.files["/proc/meminfo"] = "MemTotal: 1056428516 kB"
+    assert not list(memory.check_huge_pages(machine))
