@@ -95,7 +95,7 @@ def check_driver(machine: Machine) -> Iterator[Finding]:
     request 182: software 1.16 on driver 1.15); software 1.23 was run on driver 1.24.
     """
     driver, installed = hl_smi.driver(machine), software.gaudi_software(machine)
-    if driver is None or machine.environment.get(settings.SIMULATE):
+    if driver is None or software.is_simulated(machine):
         return
     if installed is None:
         yield note("driver", f"{driver}; no Gaudi software for Python is installed beside it")

@@ -208,7 +208,9 @@ def _missing(answers: _Answers, launcher: Sequence[str]) -> str:
     """The hosts that the launcher's options name, and the ranks, of which nothing was heard."""
     processes = [*answers.begun.values(), *answers.done.values()]
     known = {_short(process.host) for process in processes}
-    hosts = [host for host in named_hosts(launcher) if _short(host) not in known]
+    named = named_hosts(launcher)
+    # A launcher may know a host by another name than its own: as many are enough.
+    hosts = [host for host in named if _short(host) not in known and len(known) < len(named)]
     size = max((process.size or 0 for process in processes), default=0)
     ranks = {str(rank) for rank in range(size)} - {str(process.rank) for process in processes}
     words = [_named("host", hosts)] if hosts else []

@@ -102,6 +102,16 @@ def test_ranks_that_hang_are_named_with_what_was_tried(tmp_path: Path) -> None:
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
+def test_hosts_may_have_other_names_for_a_launcher(tmp_path: Path) -> None:
+    done = Report([ok("python", "3.11")], {"python": "3.11"})
+    messages = [_message(rank, done) | {"size": 2} for rank in range(2)]
+    launcher = _answers(tmp_path, *messages)
+    status, report, _ = _hosts([launcher, "-H", "ib-gaudi0,ib-gaudi1"])
+    (found,) = _of_hosts(report)
+    assert (status, found["level"]) == (0, "ok")
+    assert found["found"].startswith("2 processes on gaudi0, gaudi1 have the same")
+
+
 @pytest.mark.slow
 def test_a_real_rank_answers_and_one_that_hangs_is_named(tmp_path: Path) -> None:
     launcher = _script(
