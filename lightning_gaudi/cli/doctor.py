@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,7 +92,22 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
 
 
+@contextmanager
+def _ending_what_it_starts() -> Iterator[None]:
+    """Have SIGTERM unwind this process as Ctrl-C does: a driver that hangs leaves no hl-smi."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    with _ending_what_it_starts():
+        return _examine(options, command)
+
+
+def _examine(options: argparse.Namespace, command: Sequence[str]) -> int:
     from lightning_gaudi.doctor import Options, diagnose, hosts
 
     wanted = Options(options.checkpoints, options.port, options.interface)

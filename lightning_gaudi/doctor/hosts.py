@@ -155,11 +155,20 @@ def _started(command: Sequence[str], said: IO[str]) -> Iterator[subprocess.Popen
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_ENDING_S)
+        _ask_to_end(process)
         end(process)
+
+
+def _ask_to_end(process: subprocess.Popen[str]) -> None:
+    """Have the launcher, and all in its session here, end what they have started elsewhere."""
+    deadline = time.monotonic() + _ENDING_S
+    with contextlib.suppress(ProcessLookupError):  # all have ended
+        # A shell passes no signal on.
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            process.poll()  # until then it would count
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
 
 
 def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:

@@ -130,16 +130,18 @@ def test_a_real_rank_answers_and_one_that_hangs_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_driver_that_hangs_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shell", ["exec", ""])
+def test_a_driver_that_hangs_is_named_and_nothing_is_left(tmp_path: Path, shell: str) -> None:
     smi = tmp_path / "bin" / "hl-smi"
     smi.parent.mkdir()
-    smi.write_text("#!/bin/bash\nexec sleep 1000\n")
+    smi.write_text(f"#!/bin/bash\necho $$ > {tmp_path}/pid\nexec sleep 1000\n")
     smi.chmod(0o755)
-    launcher = _script(tmp_path, f'PATH={smi.parent}:$PATH exec "$@"')
-    status, report, _ = _hosts([launcher], timeout_s="40")
+    launcher = _script(tmp_path, f'export PATH={smi.parent}:$PATH; {shell} "$@"; exit')
+    status, report, _ = _hosts([launcher], timeout_s="20")
     (found,) = report["findings"]
     assert status == 1
-    assert found["found"].startswith(f"{os.uname().nodename} began, and did not answer within 40")
+    assert found["found"].startswith(f"{os.uname().nodename} began, and did not answer within 20")
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
 def test_a_host_that_the_launcher_does_not_reach_is_named(tmp_path: Path) -> None:

@@ -32,6 +32,14 @@ GRAPHS_PAGE = (
     "https://docs.habana.ai/en/latest/PyTorch/Inference_on_PyTorch/Inference_Using_HPU_Graphs.html"
 )
 """Run Inference Using HPU Graphs."""
+INSTALLATION_PAGE = "https://docs.habana.ai/en/latest/Installation_Guide/Driver_Installation.html"
+"""Driver and Software Installation, Set Environment Variables."""
+RUNTIME_PAGE = "https://docs.habana.ai/en/latest/PyTorch/Reference/Runtime_Flags.html"
+"""Runtime Environment Variables."""
+SCALE_OUT_PAGE = (
+    "https://docs.habana.ai/en/latest/API_Reference_Guides/HCCL_APIs/Scale_Out_via_Host_NIC.html"
+)
+"""Scale-out via Host NIC."""
 PROFILING_PAGE = "https://docs.habana.ai/en/latest/Profiling/Profiling_with_PyTorch.html"
 """Profiling with PyTorch."""
 
@@ -143,6 +151,29 @@ CALLABLES = (
 """What `vendor.py` calls or hands on."""
 
 VARIABLES = (
+    *(
+        Variable(name, "the doctor looks whether the installation has set it", INSTALLATION_PAGE)
+        for name in (
+            *("GC_KERNEL_PATH", "HABANA_LOGS", "HABANA_PLUGINS_LIB_PATH"),
+            "HABANA_SCAL_BIN_PATH",
+        )
+    ),
+    *(
+        Variable(name, "the doctor says what it does to a run", RUNTIME_PAGE)
+        for name in (
+            *("PT_COMPILE_ONLY_MODE", "PT_HPU_GPU_MIGRATION", "PT_HPU_LAZY_MODE"),
+            "PT_HPU_RECIPE_CACHE_CONFIG",
+        )
+    ),
+    *(
+        Variable(name, "the doctor looks at how servers are connected", SCALE_OUT_PAGE)
+        for name in ("HCCL_OVER_OFI", "HCCL_SOCKET_IFNAME")
+    ),
+    Variable(
+        "HABANA_VISIBLE_DEVICES",
+        "the doctor knows that it is each server's own",
+        ASSIGNMENT_PAGE,
+    ),
     Variable(
         "HABANA_PROFILE",
         "a profiler of the vendor's that ours cannot run beside is refused; its import sets one",
