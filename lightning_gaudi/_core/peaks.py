@@ -28,6 +28,24 @@ Source: Intel, "Intel Gaudi 3 AI Accelerator", Hot Chips 2024.
 
 
 def available_flops(dtype: torch.dtype | str) -> int | None:
-    """The peak of this process's card in `dtype`, in FLOP/s; None where none is published."""
-    is_bf16 = dtype in (torch.bfloat16, "bfloat16", "bf16")
-    return BF16_PEAKS.get(vendor.device_name()) if is_bf16 else None
+    """The peak of this process's card in `dtype`, in FLOP/s; None where `why_no_peak` says why."""
+    return None if why_no_peak(dtype) else BF16_PEAKS[vendor.device_name()]
+
+
+def why_no_peak(dtype: torch.dtype | str) -> str | None:
+    """Why there is no peak to compare this process's card with; None where there is one."""
+    simulation = vendor.metric("simulation")
+    if simulation is not None:
+        return (
+            f"No MFU is reported: this {vendor.device_name()} is simulated and computes on "
+            f"{simulation['ComputesOn']}, whose speed is no Gaudi's."
+        )
+    if vendor.device_name() not in BF16_PEAKS:
+        known = ", ".join(BF16_PEAKS)
+        return f"No MFU is reported: no peak is known of {vendor.device_name()!r}, but of {known}."
+    if dtype not in (torch.bfloat16, "bfloat16", "bf16"):
+        return (
+            f"No MFU is reported: of a {vendor.device_name()} the peak in bfloat16 is known, and "
+            f"this trains in {str(dtype).removeprefix('torch.')}."
+        )
+    return None

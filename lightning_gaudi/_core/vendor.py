@@ -274,7 +274,8 @@ def metric(name: str) -> dict[str, Any] | None:
 
     Args:
         name: `graph_compilation`, `cpu_fallback`, `memory_defragmentation`, `recipe_cache`; or
-            `host_sync`, `launch`, `recompilation`, which a simulated device alone has.
+            `host_sync`, `launch`, `recompilation`, `simulation`, which a simulated device alone
+            has.
     """
     found = package().hpu.metrics.metric_global(name)
     return None if found is None else dict(found.stats())

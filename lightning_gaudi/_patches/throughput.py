@@ -32,8 +32,13 @@ def patch_throughput(module: ModuleType, family: Family) -> None:
         original: Callable[..., int | None], device: torch.device, dtype: torch.dtype | str
     ) -> int | None:
         if device.type == "hpu":
-            from lightning_gaudi._core.peaks import available_flops
+            from lightning_utilities.core.rank_zero import rank_zero_warn
 
+            from lightning_gaudi._core.peaks import available_flops, why_no_peak
+
+            why = why_no_peak(dtype)
+            if why is not None:
+                rank_zero_warn(why)  # as Lightning does for a GPU that it does not know
             return available_flops(dtype)
         return original(device, dtype)
 

@@ -1,17 +1,24 @@
 """Callbacks: what measures a run does not wait for the device; what ends it keeps its state."""
 
+from .alarm import CompilationAlarm, LateCompilationError
 from .compile import Compile
 from .exit_checkpoint import OnExitCheckpoint
+from .flops import FlopCounter
 from .graphs import GraphMonitor, GraphReport
 from .history import Curve, MetricHistory
+from .memory import MemoryMonitor
 from .reliability import Reliability
 from .throughput import ThroughputReport, TokenThroughput
 
 __all__ = [
+    "CompilationAlarm",
     "Compile",
     "Curve",
+    "FlopCounter",
     "GraphMonitor",
     "GraphReport",
+    "LateCompilationError",
+    "MemoryMonitor",
     "MetricHistory",
     "OnExitCheckpoint",
     "Reliability",

@@ -1,23 +1,29 @@
-"""Tokens and samples a second, and the share of tokens that is not padding."""
+"""Tokens and samples a second, what share of tokens is no padding, and of the peak is used."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import torch
+from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from ._clock import Between, TrainingClock
+from ._model_flops import FlopsFormula, ModelFlops, num_replicas
 from ._steps import is_log_step
 
 __all__ = ["ThroughputReport", "TokenThroughput"]
 
+_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
+
 
 @dataclass
 class ThroughputReport:
-    """Sums over the measured steps of all processes."""
+    """Sums over the measured steps of all processes: this one's, times the number of replicas."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -26,6 +32,11 @@ class ThroughputReport:
     """With padding: what the device computes on."""
     num_samples: int = 0
     seconds: float = 0.0
+    num_flops: int | None = None
+    """Floating-point operations of the model, padding included; None where nobody knows them."""
+    peak_flops: int | None = None
+    """What all cards can do at most, in FLOP/s; None where no peak is known of the device, and on a
+    simulated card."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -42,76 +53,133 @@ class ThroughputReport:
         """The share of the computed tokens that is not padding, 0 to 1."""
         return self.num_tokens / self.num_slots if self.num_slots else 0.0
 
+    @property
+    def flops_per_s(self) -> float | None:
+        """Floating-point operations of the model a second, of all cards."""
+        if self.num_flops is None:
+            return None
+        return self.num_flops / self.seconds if self.seconds else 0.0
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization: `flops_per_s` as a share of the peak, 0 to 1."""
+        if self.flops_per_s is None or self.peak_flops is None:
+            return None
+        return self.flops_per_s / self.peak_flops
+
 
 class TokenThroughput(Callback):
     """Measure training throughput, from counts that the host already has.
 
     A batch is a mapping with `tokens_key`, its tensor of token ids (every element is a slot), and
     may have `num_tokens` and `num_sequences`, integers made when it was collated. Without
-    `num_tokens` every slot counts as a token; without `num_sequences` every row is a sample.
+    `num_tokens` every slot counts as a token; without `num_sequences` every row is a sample. Ranks
+    that compute on the same batch, as with tensor parallel, count it once.
 
-    The clock runs from the end of one step to the end of the next, waiting for data included; it
-    stands still in warm-up (where graphs are compiled), in validation and while a checkpoint is
-    saved. The device may lag behind the host by what is queued, never by more than since the last
-    log step. Every `log_every_n_steps` the figures so far go to the loggers.
+    The time is that of steps and of waiting for data; it leaves out warm-up (where graphs are
+    compiled), logging, validation and saving. Nobody waits for the device: it may lag behind the
+    host by what is queued, never by more than since the last log step, where an HPU's strategy
+    reads the losses. With `stop_on_nan=off` the first to wait is the logging, which then counts.
+    Every `log_every_n_steps` the figures so far go to the loggers.
+
+    MFU needs the operations of a batch: of forward and backward, as far as they multiply matrices,
+    without what activation checkpointing repeats. "measured" counts those of the first step of each
+    shape of batch, up to 64; such a step is not timed. A simulated card has no MFU.
 
     Args:
         num_warmup_steps: optimizer steps to leave out at the start of a fit.
         tokens_key: name of the token ids in a batch.
+        flops_per_batch: floating-point operations of the model for a batch of one replica: a
+            number, a function of the batch, or "measured"; None takes
+            `LightningModule.flops_per_batch`, as Lightning's `ThroughputMonitor` does, and reports
+            no MFU where that is missing.
+
+    Raises:
+        ValueError: A number is negative, or the word is another.
     """
 
-    def __init__(self, num_warmup_steps: int = 10, tokens_key: str = "input_ids") -> None:
+    def __init__(
+        self,
+        num_warmup_steps: int = 10,
+        tokens_key: str = "input_ids",
+        flops_per_batch: int | FlopsFormula | Literal["measured"] | None = None,
+    ) -> None:
         if num_warmup_steps < 0:
             raise ValueError(f"num_warmup_steps must be 0 or more, but is {num_warmup_steps}.")
         self.num_warmup_steps = num_warmup_steps
         self.tokens_key = tokens_key
         self.report = ThroughputReport()
+        self._flops = ModelFlops(flops_per_batch)
+        self._clock = TrainingClock()
         self._first_step = 0
-        self._last: float | None = None
         self._logged_step = 0
         self._is_warm = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin anew: a resumed run warms up again."""
-        self.report = ThroughputReport()
+        self.report, self._clock = ThroughputReport(), TrainingClock()
         self._first_step = self._logged_step = trainer.global_step
-        self._last = None
+        if self._flops.start(trainer, pl_module):
+            dtype = _DTYPES.get(str(trainer.precision).partition("-")[0])
+            peak = get_available_flops(trainer.strategy.root_device, dtype) if dtype else None
+            self.report.peak_flops = peak and int(peak) * trainer.world_size
+            self.report.num_flops = 0
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Start the clock again after something that is not training."""
         self._is_warm = trainer.global_step >= self._first_step + self.num_warmup_steps
-        if self._last is None:
-            self._last = time.perf_counter()
+        self._clock.start_step(time.perf_counter())
+        self._flops.start_step(batch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the batch and its time; log in log steps."""
-        now = time.perf_counter()
-        if self._is_warm:
-            self._count(batch, now - (now if self._last is None else self._last), trainer)
-        self._last = now
+        counts = not self._flops.end_step() and self._is_warm
+        self._clock.end_step(time.perf_counter(), counts=counts)
+        if counts:
+            self._count(batch, trainer)
         is_new = trainer.global_step != self._logged_step
-        if is_new and self.report.num_steps and is_log_step(trainer, trainer.global_step):
-            self._logged_step = trainer.global_step
-            names = ("tokens_per_s", "samples_per_s", "token_efficiency")
-            values = {f"throughput/{name}": getattr(self.report, name) for name in names}
-            for logger in trainer.loggers:
-                logger.log_metrics(values, trainer.global_step - 1)
+        if is_new and is_log_step(trainer, trainer.global_step):
+            self._clock.note(Between.LOGGING if _has_caught_up(trainer) else Between.MORE)
+            if self.report.num_steps:
+                self._logged_step = trainer.global_step
+                self._log(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Loaders that begin again take the time of training."""
+        self._clock.note(Between.MORE)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
-        self._last = None
+        self._clock.note(Between.STANDSTILL)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Stop the clock."""
-        self._last = None
+        self._clock.note(Between.STANDSTILL)
 
-    def _count(self, batch: Any, seconds: float, trainer: Trainer) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count nothing of a step that was cut short."""
+        self._flops.end_step(is_whole=False)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Count nothing of a step that has failed."""
+        self._flops.end_step(is_whole=False)
+
+    def _log(self, trainer: Trainer) -> None:
+        names = ("tokens_per_s", "samples_per_s", "token_efficiency", "flops_per_s", "mfu")
+        values = {f"throughput/{name}": getattr(self.report, name) for name in names}
+        known = {name: value for name, value in values.items() if value is not None}
+        for logger in trainer.loggers:
+            logger.log_metrics(known, trainer.global_step - 1)
+
+    def _count(self, batch: Any, trainer: Trainer) -> None:
         if not isinstance(batch, Mapping) or not isinstance(batch.get(self.tokens_key), Tensor):
             has = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
             raise ValueError(
@@ -119,9 +187,19 @@ class TokenThroughput(Callback):
                 f"{has}. Name the token ids with tokens_key=..."
             )
         slots = batch[self.tokens_key]
-        report, ranks = self.report, trainer.world_size
+        report, replicas = self.report, num_replicas(trainer)
         report.num_steps += 1
-        report.seconds += seconds
-        report.num_slots += ranks * slots.numel()
-        report.num_tokens += ranks * int(batch.get("num_tokens", slots.numel()))
-        report.num_samples += ranks * int(batch.get("num_sequences", len(slots)))
+        report.seconds = self._clock.seconds
+        report.num_slots += replicas * slots.numel()
+        report.num_tokens += replicas * int(batch.get("num_tokens", slots.numel()))
+        report.num_samples += replicas * int(batch.get("num_sequences", len(slots)))
+        if report.num_flops is not None:
+            flops = self._flops.of(batch)
+            report.num_flops = None if flops is None else report.num_flops + replicas * flops
+
+
+def _has_caught_up(trainer: Trainer) -> bool:
+    """Whether the device has done what it was given when a log step ends."""
+    strategy: Any = trainer.strategy
+    settings = getattr(strategy, "reliability", None)
+    return strategy.root_device.type == "cpu" or bool(getattr(settings, "stop_on_nan", False))

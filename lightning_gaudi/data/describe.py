@@ -6,7 +6,7 @@ import contextlib
 import copy
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_gaudi._core.batch_shapes import named_tensors
 from lightning_gaudi.data.sampler import BucketBatchSampler
 
 __all__ = ["ShapeReport", "describe"]
@@ -132,7 +133,7 @@ def describe(
         with contextlib.suppress(TypeError):  # it has no length
             report.num_batches_total = len(dataloader)  # type: ignore[arg-type]
         for batch in islice(iter(dataloader if twin is None else twin), max_batches):
-            _add(report, dict(_tensors(batch)), pad_ids or {})
+            _add(report, dict(named_tensors(batch)), pad_ids or {})
     if not report.num_batches:
         raise ValueError("The loader gave no batch to describe: check its data set.")
     return report
@@ -167,18 +168,6 @@ def _random_state_restored() -> Iterator[None]:
         random.setstate(state[0])
         np.random.set_state(state[1])
         torch.set_rng_state(state[2])
-
-
-def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Tensors of a batch, and its numbers, by names such as "inputs.ids" or "[0]"."""
-    if isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from _tensors(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        for index, value in enumerate(batch):
-            yield from _tensors(value, f"{name}[{index}]")
-    elif isinstance(batch, (Tensor, int)):
-        yield name or "batch", batch
 
 
 def _add(report: ShapeReport, batch: dict[str, Any], pad_ids: Mapping[str, int]) -> None:

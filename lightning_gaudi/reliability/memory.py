@@ -28,8 +28,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _MESSAGES.search(str(error)) is not None
 
 
-def report(module: Any, optimizers: Sequence[Any]) -> str:
-    """What is on the card now: weights, gradients, optimizer state, buckets, and the rest.
+def by_category(module: Any, optimizers: Sequence[Any]) -> dict[str, int]:
+    """What is on the card now: weights, gradients, optimizer state and buckets, in bytes.
+
+    It is read off tensors that the host has; nobody waits for the card.
 
     Args:
         module: The model, wrapped or not; None where there is none.
@@ -38,12 +40,17 @@ def report(module: Any, optimizers: Sequence[Any]) -> str:
     seen: set[int] = set()
     parameters = [] if module is None else list(module.parameters())
     buffers = [] if module is None else list(module.buffers())
-    sizes = {
+    return {
         "weights": _size([*parameters, *buffers, *_shards(optimizers)], seen),
         "gradients": _size((each.grad for each in parameters), seen),
         "optimizer state": _size(_states(optimizers), seen),
         "communication buckets": _size(_buckets([module, *optimizers]), seen),
     }
+
+
+def report(module: Any, optimizers: Sequence[Any]) -> str:
+    """What is on the card now, in words, with the rest; arguments as `by_category`."""
+    sizes = by_category(module, optimizers)
     stats = vendor.memory_stats()
     used, limit = stats["InUse"], stats["Limit"]
     sizes["activations and the rest"] = max(0, used - sum(sizes.values()))
@@ -58,8 +65,9 @@ def _size(tensors: Iterable[Any], seen: set[int]) -> int:
     for tensor in tensors:
         for local in _locals(tensor):
             storage = local.untyped_storage()
-            if local.device.type == "hpu" and storage.data_ptr() not in seen and storage.nbytes():
-                seen.add(storage.data_ptr())
+            # By the host's object: where it is on the card is not known before lazy mode has run.
+            if local.device.type == "hpu" and storage._cdata not in seen:
+                seen.add(storage._cdata)
                 total += storage.nbytes()
     return total
 

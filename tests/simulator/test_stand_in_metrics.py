@@ -15,7 +15,7 @@ from tests.helpers.process import run_python
 LAZY = {"PT_HPU_LAZY_MODE": "1", "PT_HPU_ENABLE_CACHE_METRICS": "1"}
 OLD = {**LAZY, "LIGHTNING_GAUDI_SIMULATE_RELEASE": "1.20"}
 NAMES = ["graph_compilation", "cpu_fallback", "memory_defragmentation"]
-NAMES += ["host_sync", "launch", "recompilation"]
+NAMES += ["host_sync", "launch", "recompilation", "simulation"]
 
 
 def test_every_metric_has_the_vendors_keys():
@@ -27,6 +27,7 @@ def test_every_metric_has_the_vendors_keys():
         "host_sync": ["TotalNumber", "Reasons"],
         "launch": ["TotalNumber"],
         "recompilation": ["TotalNumber", "Causes"],
+        "simulation": ["ComputesOn"],
     }
 
 

@@ -193,13 +193,26 @@ class _Recompilation(Metric):
         return [cause for _, _, cause in C.compilations(first)[: end - first] if cause]
 
 
+class _Simulation(Metric):
+    """That there is no card, and what computes instead; only the simulated HPU has that."""
+
+    title = "simulation"
+
+    def _read(self) -> Counters:
+        return {}
+
+    def _present(self, delta: Counters) -> Stats:
+        return [("ComputesOn", "the CPU of this machine")]
+
+
 def _metric_types() -> dict[str, type[Metric]]:
     types: list[type[Metric]] = [_GraphCompilation, _CpuFallback, _MemoryDefragmentation]
     if release().number >= 122:
         types.append(_DeviceMemory)
     if bridge_config.get_pt_hpu_enable_cache_metrics():
         types.append(_RecipeCache)
-    return {metric.title: metric for metric in [*types, _HostSync, _Launch, _Recompilation]}
+    own = [_HostSync, _Launch, _Recompilation, _Simulation]
+    return {metric.title: metric for metric in [*types, *own]}
 
 
 _TYPES = _metric_types()

@@ -1,0 +1,160 @@
+"""An alarm where training steps still compile graphs when all should be there."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lightning_gaudi._core import vendor
+from lightning_gaudi._core.batch_shapes import Shapes, shapes_of
+from lightning_gaudi._core.recompilations import Recompilations
+
+from ._steps import is_log_step
+
+__all__ = ["CompilationAlarm", "LateCompilationError"]
+
+_MAX_WARNINGS = 8
+_MAX_CAUSES = 3
+
+
+class LateCompilationError(RuntimeError):
+    """A training step compiled graphs after the warm-up, and was not to."""
+
+
+class CompilationAlarm(Callback):
+    """Say which shape made a training step compile after the warm-up, once for each cause.
+
+    A step that compiles takes seconds or minutes on a card. A batch of a shape that was not there
+    before is the usual cause, and is named beside the usual shape; a device that tells which input
+    of a graph had another shape, as a simulated one, is quoted. Each rank tells its own causes, at
+    most 8.
+
+    It is the step itself that is watched, not what is between two: validation has graphs of its
+    own. So has reading the losses: the first log step may compile, whenever it comes.
+
+    Args:
+        num_warmup_steps: optimizer steps of a fit that may compile.
+        on_compilation: "warn", or "error" to end the fit at the first.
+
+    Attributes:
+        num_late: graphs that steps compiled after the warm-up; None where the device counts none.
+
+    Raises:
+        ValueError: The number is negative, or the word is another.
+        LateCompilationError: A step has compiled, and `on_compilation="error"`.
+    """
+
+    def __init__(
+        self, num_warmup_steps: int = 10, on_compilation: Literal["warn", "error"] = "warn"
+    ) -> None:
+        if num_warmup_steps < 0:
+            raise ValueError(f"num_warmup_steps must be 0 or more, but is {num_warmup_steps}.")
+        if on_compilation not in ("warn", "error"):
+            raise ValueError(f'on_compilation={on_compilation!r} is neither "warn" nor "error".')
+        self.num_warmup_steps = num_warmup_steps
+        self.on_compilation = on_compilation
+        self.num_late: int | None = None
+        self._recompilations: Recompilations | None = None
+        self._shapes: dict[Shapes, int] = {}
+        self._told: set[Shapes | tuple[str, ...]] = set()
+        self._num_before: int | None = None
+        self._first_step = self._step = 0
+        self._has_logged = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin anew: a resumed run compiles again."""
+        is_hpu = trainer.strategy.root_device.type == "hpu"
+        self.num_late = 0 if is_hpu and _num_compiled() is not None else None
+        self._recompilations = Recompilations() if is_hpu else None
+        self._shapes, self._told = {}, set()
+        self._first_step, self._has_logged = trainer.global_step, False
+        self._num_before = None
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """From here on compilations are this step's."""
+        if self.num_late is None:
+            return
+        num_compiled = _num_compiled()
+        if num_compiled != self._num_before and self._recompilations is not None:
+            self._recompilations.skip()  # of validation, or of logging
+        self._num_before, self._step = num_compiled, trainer.global_step + 1
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Say so if this step has compiled."""
+        if self.num_late is None or self._num_before is None:
+            return
+        num_new = (_num_compiled() or 0) - self._num_before
+        self._num_before += num_new
+        is_first_log = not self._has_logged and is_log_step(trainer, self._step)
+        self._has_logged |= is_first_log
+        shapes = shapes_of(batch)
+        if num_new and not is_first_log and self._step > self._first_step + self.num_warmup_steps:
+            self.num_late += num_new
+            where = f"Rank {trainer.global_rank}: step" if trainer.world_size > 1 else "Step"
+            self._alarm(f"{where} {self._step}", num_new, shapes)
+        self._shapes[shapes] = self._shapes.get(shapes, 0) + 1
+
+    def _alarm(self, where: str, num_new: int, shapes: Shapes) -> None:
+        causes = self._recompilations.new() if self._recompilations is not None else []
+        is_new = shapes not in self._shapes
+        cause = shapes if is_new else tuple(sorted(set(causes)))
+        if cause in self._told:
+            return
+        self._told.add(cause)
+        told = f" The device says: {'; '.join(causes[:_MAX_CAUSES])}." if causes else ""
+        why = self._new_shape(shapes) if is_new else _SAME_SHAPES
+        text = (
+            f"{where} compiled {num_new} {'graph' if num_new == 1 else 'graphs'}, after a warm-up "
+            f"of {self.num_warmup_steps} steps. {why}{told}"
+        )
+        if self.on_compilation == "error":
+            raise LateCompilationError(
+                f'{text} Or pass CompilationAlarm(on_compilation="warn") to go on all the same.'
+            )
+        if len(self._told) <= _MAX_WARNINGS:
+            last = " More are not told." if len(self._told) == _MAX_WARNINGS else ""
+            warnings.warn(text + last, stacklevel=2)
+
+    def _new_shape(self, shapes: Shapes) -> str:
+        """What is new in a batch, beside the most usual shapes, and what keeps it from coming."""
+        if not self._shapes:
+            return f"Its batch has {_show(shapes)}."
+        usual = dict(max(self._shapes.items(), key=lambda each: each[1])[0])
+        changed = [each for each in shapes if usual.get(each[0]) != each[1]]
+        is_part = any(_is_part(shape, usual.get(name)) for name, shape in changed)
+        names = [name for name, _ in changed]
+        before = _show(tuple((name, usual[name]) for name in names if name in usual))
+        was = f"where {before} is usual" if before else "which the usual batch has not"
+        advice = (
+            "A last batch that is not full has its own: pass DataLoader(drop_last=True)."
+            if is_part
+            else "Pad batches to a few lengths (lightning_gaudi.data.BucketDataLoader), or to one."
+        )
+        return f"Its batch has {_show(tuple(changed))}, {was}. {advice}"
+
+
+_SAME_SHAPES = (
+    "Batches of its shapes were there before, so that something within the step varies: a tensor "
+    "whose size depends on data, a number of Python's in the graph, or another branch. "
+    "Give it one shape (torch.where, padding), or keep the number in a tensor on the device."
+)
+
+
+def _is_part(shape: tuple[int, ...], usual: tuple[int, ...] | None) -> bool:
+    """Whether a tensor has fewer rows than usual, and is the same otherwise."""
+    return bool(shape and usual and shape[1:] == usual[1:] and shape[0] < usual[0])
+
+
+def _show(shapes: Shapes) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes) or "no tensor"
+
+
+def _num_compiled() -> int | None:
+    metric = vendor.metric("graph_compilation")
+    return None if metric is None else int(metric["TotalNumber"])

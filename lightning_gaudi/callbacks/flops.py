@@ -1,0 +1,119 @@
+"""The floating-point operations of what runs: those of the model, by the formulas of torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+__all__ = ["FlopCounter"]
+
+_ATTENTION = re.compile(r"^(aten::_scaled_dot_product_\w*attention|hpu::(fp8_)?sdpa)")
+_PRODUCTS = re.compile(r"attention|sdpa|matmul|linear|conv(olution|\dd)|gemm|mm_?$")
+"""Names of operators that multiply matrices: leaving out one would make any figure too small."""
+
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the products of matrices that run within it, multiplication and addition as two.
+
+    What activation checkpointing computes a second time does not count: it is the operations of the
+    model that are wanted, whatever it takes to have them. A causal mask makes attention no cheaper.
+    Torch's own `FlopCounterMode` counts both the other way in backward, and knows none of the
+    vendor's kernels. Within it, compiled modules run as they were written.
+
+    Attributes:
+        num_flops: what was counted so far.
+
+    Raises:
+        ValueError: An operator multiplies matrices, and nobody knows how many operations it takes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_flops = 0
+
+    def start(self) -> None:
+        """Count from here on, as the start of a `with` block does."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Count no more."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator, and count it."""
+        kwargs = kwargs or {}
+        count = _formula(func)
+        if count is None:
+            with self:  # of what an operator is made of, where it is no kernel of its own
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+            _check_known(func)
+        out = func(*args, **kwargs)
+        if count is not None and not _is_recomputing():
+            self.num_flops += int(count(*args, **kwargs, out_val=out))
+        return out
+
+
+def _formula(func: Any) -> Callable[..., int] | None:
+    name = func.name()
+    if _ATTENTION.match(name):
+        return _attention_backward if "backward" in name or "bwd" in name else _attention
+    found: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+    return found or _OF_CARDS.get(name)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Two products: query [..., T, D] by key [..., S, D], and that by value [..., S, V]."""
+    return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(gradient: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Four products; the probabilities may be computed again, which does not count."""
+    return 2 * _attention(*args, **kwargs)
+
+
+def _linear_backward(
+    inputs: Tensor, gradient: Tensor, weight: Tensor, wanted: Sequence[bool], **kwargs: Any
+) -> int:
+    """A product for each of the gradients of inputs and weight that is wanted."""
+    return 2 * sum(wanted[:2]) * prod(gradient.shape) * inputs.shape[-1]
+
+
+def _matmul_backward(
+    gradient: Tensor, left: Tensor, right: Tensor, wanted: Sequence[bool], **kwargs: Any
+) -> int:
+    return _linear_backward(left, gradient, right, wanted)
+
+
+_OF_CARDS: dict[str, Callable[..., int]] = {
+    "aten::linear_backward": _linear_backward,
+    "aten::matmul_backward": _matmul_backward,
+}
+"""What some devices have as one operator, and torch's formulas do not know."""
+
+
+def _check_known(func: Any) -> None:
+    if _PRODUCTS.search(func.name().partition(".")[0]):
+        raise ValueError(
+            f"flops_per_batch='measured' cannot count the operations of {func.name()}, of which "
+            "no formula is known. Give their number for a batch: flops_per_batch=<number>."
+        )
+
+
+def _is_recomputing() -> bool:
+    """Whether this is a forward within a backward: backward itself runs with gradients disabled."""
+    return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()

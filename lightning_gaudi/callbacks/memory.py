@@ -1,0 +1,59 @@
+"""What the memory of a card holds, by category, now and at its fullest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lightning_gaudi._core import vendor
+from lightning_gaudi.reliability.memory import by_category
+
+from ._steps import is_log_step
+
+__all__ = ["MemoryMonitor"]
+
+
+class MemoryMonitor(Callback):
+    """Log what holds the memory of this rank's card, in bytes, in log steps.
+
+    `memory/weights`, `gradients`, `optimizer_state` and `communication_buckets` are of the end of
+    the step, as is `rest`: what else is in use, such as the batch. `used` is their sum, `peak` the
+    most that was in use since the process began, or since the vendor's `reset_peak_memory_stats`,
+    and `limit` what the card has.
+
+    `peak_rest` is the peak without what stays from step to step: the activations, of a step that
+    trains. It counts gradients as they are now, though some are freed or new at the peak.
+
+    Nothing is computed, copied or waited for. Devices other than an HPU are left alone.
+    """
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log in log steps, after the last batch that is accumulated."""
+        strategy: Any = trainer.strategy
+        is_due = is_log_step(trainer, trainer.global_step)
+        if not is_due or strategy.root_device.type != "hpu" or not trainer.loggers:
+            return
+        if trainer.fit_loop._should_accumulate():
+            return
+        values = {f"memory/{name}": float(size) for name, size in memory_of(trainer).items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(values, trainer.global_step - 1)
+
+
+def memory_of(trainer: Trainer) -> dict[str, int]:
+    """Bytes of this rank's card by category; names as those of `MemoryMonitor`."""
+    strategy: Any = trainer.strategy
+    sizes = by_category(strategy.model, strategy.optimizers)
+    stays = sum(sizes.values())
+    stats = vendor.memory_stats()
+    return {
+        **{name.replace(" ", "_"): size for name, size in sizes.items()},
+        "rest": max(0, stats["InUse"] - stays),
+        "used": stats["InUse"],
+        "peak": stats["MaxInUse"],
+        "peak_rest": max(0, stats["MaxInUse"] - stays),
+        "limit": stats["Limit"],
+    }
