@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import csv
 import os
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -167,14 +169,42 @@ def test_device_stats_are_the_vendors_memory_figures() -> None:
     assert stats["Limit"] == 96 * 2**30
 
 
-def test_device_stats_monitor_logs_them(tmp_path: Any) -> None:
-    logger = pl.loggers.CSVLogger(str(tmp_path))
+class _Watched(TinyModule):
+    """Notes how often the host has waited when a step starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_waits: list[int] = []
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.num_waits.append(vendor.metric("host_sync")["TotalNumber"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("is_monitored", [True, False])
+def test_device_stats_monitor_logs_them_in_log_steps_without_a_wait(
+    tmp_path: Any, is_monitored: bool
+) -> None:
     trainer = hpu_trainer(
-        logger=logger, callbacks=[DeviceStatsMonitor()], max_steps=2, log_every_n_steps=1
+        logger=pl.loggers.CSVLogger(str(tmp_path)),
+        callbacks=[DeviceStatsMonitor()] if is_monitored else [],
+        max_steps=4,
+        log_every_n_steps=2,
     )
-    trainer.fit(TinyModule(), batches(2))
-    (metrics,) = tmp_path.rglob("metrics.csv")
-    assert "InUse" in metrics.read_text()
+    model = _Watched()
+    trainer.fit(model, batches(4))
+    # Lightning reads nothing here; the losses are looked at behind the second step.
+    assert [after - model.num_waits[0] for after in model.num_waits] == [0, 0, 1, 1]
+    rows = [row for file in tmp_path.rglob("metrics.csv") for row in _rows(file)]
+    assert [row["step"] for row in rows] == ["1", "1", "3", "3"] * is_monitored
+    for row in rows:
+        name = "DeviceStatsMonitor.on_train_batch_end/"
+        if row[f"{name}InUse"]:
+            assert 0 < int(row[f"{name}InUse"]) <= int(row[f"{name}MaxInUse"])
+            assert int(row[f"{name}Limit"]) == 96 * 2**30
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(file.read_text().splitlines()))
 
 
 def test_instance_and_auto_train_on_hpu() -> None:

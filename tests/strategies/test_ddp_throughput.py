@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import lightning.fabric.utilities.throughput as fabric_throughput
+import lightning_fabric.utilities.throughput
 import pytest
 import pytorch_lightning
 import torch
@@ -42,33 +44,72 @@ def _fit(rank: int, folder: Path, num_ranks: int, precision: str) -> str:
         log_every_n_steps=2,
     )
     trainer.fit(_Measured(), batches(8 * num_ranks))
-    assert monitor.available_flops == (BF16_PEAKS["GAUDI2"] if "bf16" in precision else None)
+    assert monitor.available_flops is None
     return (folder / "lightning_logs/version_0/metrics.csv").read_text() if rank == 0 else ""
 
 
 @pytest.mark.parametrize(("num_ranks", "precision"), [(1, "32-true"), (2, "bf16-mixed")])
-def test_throughput_is_logged_with_utilization_where_a_peak_is_published(
+def test_throughput_is_logged_and_of_a_simulated_card_no_utilization(
     tmp_path: Path, num_ranks: int, precision: str
 ) -> None:
     table, *_ = run_trainers(_fit, tmp_path, tmp_path, num_ranks, precision, num_ranks=num_ranks)
     columns = table.splitlines()[0].split(",")
     assert "train/device/samples_per_sec" in columns
-    assert ("train/device/mfu" in columns) is (precision == "bf16-mixed")
+    assert "train/device/flops_per_sec" in columns
+    assert "train/device/mfu" not in columns
     assert ("train/samples_per_sec" in columns) is (num_ranks > 1)
 
 
-@pytest.mark.parametrize(
-    "module", [fabric_throughput, throughput_monitor], ids=["fabric", "trainer"]
-)
+@pytest.fixture
+def _on_a_gaudi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device does not say that it is simulated."""
+    known = vendor.metric
+    monkeypatch.setattr(
+        vendor, "metric", lambda name: None if name == "simulation" else known(name)
+    )
+
+
+MODULES = [
+    fabric_throughput,
+    throughput_monitor,
+    lightning_fabric.utilities.throughput,
+    pytorch_lightning.callbacks.throughput_monitor,
+]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+@pytest.mark.usefixtures("_on_a_gaudi")
 def test_peaks_are_those_of_the_card(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     hpu = torch.device("hpu")
     for name, peak in BF16_PEAKS.items():
         monkeypatch.setattr(vendor, "device_name", lambda name=name: name)
         assert module.get_available_flops(hpu, torch.bfloat16) == peak
-        assert module.get_available_flops(hpu, torch.float32) is None
+        with pytest.warns(UserWarning, match=f"of a {name} the peak in bfloat16 .* in float32"):
+            assert module.get_available_flops(hpu, torch.float32) is None
     monkeypatch.setattr(vendor, "device_name", lambda: "GAUDI9")
-    assert module.get_available_flops(hpu, torch.bfloat16) is None
+    with pytest.warns(UserWarning, match="no peak is known of 'GAUDI9', but of GAUDI, GAUDI2"):
+        assert module.get_available_flops(hpu, torch.bfloat16) is None
     assert module.get_available_flops(torch.device("cpu"), torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_a_simulated_card_has_no_peak_and_it_says_why(module: Any) -> None:
+    with pytest.warns(UserWarning, match="this GAUDI2 is simulated and computes on the CPU"):
+        assert module.get_available_flops(torch.device("hpu"), torch.bfloat16) is None
+
+
+@pytest.mark.usefixtures("_on_a_gaudi")
+def test_on_a_gaudi_utilization_is_logged(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, version=0)
+    monitor = ThroughputMonitor(lambda batch: len(batch[0]), window_size=4)
+    trainer = hpu_trainer(
+        max_steps=8, precision="bf16-mixed", callbacks=[monitor], logger=logger, log_every_n_steps=8
+    )
+    trainer.fit(_Measured(), batches(8))
+    table = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text()
+    (row,) = csv.DictReader(table.splitlines())
+    speed = float(row["train/device/flops_per_sec"])
+    assert float(row["train/device/mfu"]) == pytest.approx(speed / BF16_PEAKS["GAUDI2"])
 
 
 @pytest.mark.parametrize(
@@ -78,12 +119,6 @@ def test_dtype_is_the_one_that_is_computed_in(module: Any) -> None:
     dtypes = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}
     for precision, dtype in dtypes.items():
         assert module._plugin_to_compute_dtype(HPUPrecisionPlugin(precision)) is dtype
-
-
-def test_pytorch_lightning_knows_the_peaks_too() -> None:
-    monitor = pytorch_lightning.callbacks.throughput_monitor
-    hpu = torch.device("hpu")
-    assert monitor.get_available_flops(hpu, torch.bfloat16) == BF16_PEAKS[vendor.device_name()]
 
 
 class _Tuned(TinyModule):

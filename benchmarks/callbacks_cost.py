@@ -1,0 +1,164 @@
+"""What the callbacks that measure add to a training step of a tiny BERT, and whether they wait.
+
+Run with `lightning-gaudi simulate --cards 1 -- python benchmarks/callbacks_cost.py`, also with
+`PT_HPU_LAZY_MODE=1`. In one fit, the callbacks are asked in every other log interval, so that both
+sides have the same model, loader and logger. The table compares the time of neighbouring intervals;
+below it stands the CPU time within the callbacks themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+from interleaved import Result, exit_code, table
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
+from lightning.pytorch.loggers import CSVLogger
+from reliability_cost import BATCH_SIZE, VOCABULARY, TinyBert
+from torch.utils.data import DataLoader
+
+from lightning_gaudi import vendor
+from lightning_gaudi.callbacks import (
+    CompilationAlarm,
+    GraphMonitor,
+    MemoryMonitor,
+    TokenThroughput,
+)
+
+NUM_TOKENS, LOG_EVERY, NUM_PAIRS, LIMIT = 64, 50, 20, 1.01
+
+
+class LoggedBert(TinyBert):
+    """Logs its loss, as most do; both sides have the wait for it."""
+
+    flops_per_batch = 6 * BATCH_SIZE * NUM_TOKENS * 528_000
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        loss = super().training_step(batch["input_ids"])
+        self.log("loss", loss)
+        return loss
+
+
+class InTurns(Callback):
+    """Asks other callbacks in every other log interval only, and times all intervals."""
+
+    def __init__(self, callbacks: list[Callback]) -> None:
+        self.callbacks = callbacks
+        self.within_s = 0.0
+        self.seconds: dict[bool, list[float]] = {True: [], False: []}
+        self.waits: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
+        self._begin = self._num_waits = 0.0
+        self._is_asked = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for callback in self.callbacks:
+            callback.setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for callback in self.callbacks:
+            callback.on_fit_start(trainer, pl_module)
+            callback.on_train_start(trainer, pl_module)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        interval, index = divmod(batch_idx, LOG_EVERY)
+        waits = float(vendor.metric("host_sync")["TotalNumber"])  # type: ignore[index]
+        if interval >= 2 and waits > self._num_waits:  # the first two are the warm-up
+            self.waits[self._is_asked].add(((index or LOG_EVERY), int(waits - self._num_waits)))
+        self._num_waits = waits
+        if index == 0:
+            now = perf_counter()
+            if interval > 2:
+                self.seconds[self._is_asked].append((now - self._begin) / LOG_EVERY)
+            self._begin, self._is_asked = now, interval % 2 == 1
+        self._ask("on_train_batch_start", interval, trainer, pl_module, batch, batch_idx)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        interval = batch_idx // LOG_EVERY
+        self._ask("on_train_batch_end", interval, trainer, pl_module, outputs, batch, batch_idx)
+
+    def _ask(self, hook: str, interval: int, *args: Any) -> None:
+        if self._is_asked:
+            begin = thread_time()
+            for callback in self.callbacks:
+                getattr(callback, hook)(*args)
+            if interval >= 2:
+                self.within_s += thread_time() - begin
+
+
+def measure(callbacks: list[Callback]) -> InTurns:
+    """Train with some callbacks in turns with none."""
+    torch.manual_seed(0)
+    num_steps = (2 * NUM_PAIRS + 2) * LOG_EVERY + 1
+    samples = torch.randint(VOCABULARY, (BATCH_SIZE * num_steps, NUM_TOKENS))
+    turns = InTurns(callbacks)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            accelerator="hpu",
+            devices=1,
+            max_epochs=1,
+            log_every_n_steps=LOG_EVERY,
+            logger=CSVLogger(folder),
+            callbacks=[turns],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(LoggedBert(), DataLoader(samples, batch_size=BATCH_SIZE, collate_fn=_batch))
+    return turns
+
+
+def _batch(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.stack(rows)}
+
+
+def _rows(batch: Any) -> int:
+    return len(batch["input_ids"])
+
+
+SIDES: dict[str, Callable[[], list[Callback]]] = {
+    "throughput, alarm, memory": lambda: [TokenThroughput(), CompilationAlarm(), MemoryMonitor()],
+    "GraphMonitor": lambda: [GraphMonitor()],
+    "Lightning's two monitors": lambda: [
+        ThroughputMonitor(_rows, window_size=10),
+        DeviceStatsMonitor(),
+    ],
+}
+
+
+def main() -> int:
+    """Measure, print a table; 1 if it costs too much, or the host waits for it."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    results, lines, has_waited = [], [], False
+    for name, make in SIDES.items():
+        turns = measure(make())
+        on, off = turns.seconds[True], turns.seconds[False]
+        ratio = median(mine / theirs for mine, theirs in zip(on, off, strict=True))
+        results.append(Result(name, median(on), median(off), ratio, LIMIT))
+        within = turns.within_s / (len(on) * LOG_EVERY)
+        share = within / median(off)
+        lines.append(f"{name}: {within * 1e6:.0f} us of CPU a step within them, {share:.2%} of it")
+        lines.append(f"  waits as (step of the interval, number): {_told(turns)}")
+        has_waited |= turns.waits[True] != turns.waits[False]
+    print(table(results, "on", "off"))
+    print("\n".join(lines))
+    return exit_code(results) or int(has_waited)
+
+
+def _told(turns: InTurns) -> str:
+    return f"on {sorted(turns.waits[True])}, off {sorted(turns.waits[False])}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
