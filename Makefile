@@ -63,6 +63,8 @@ benchmarks: setup
 	$(simulate) --cards 1 -- $(python) benchmarks/simulator_vs_cpu.py
 	$(simulate) --cards 1 -- $(python) benchmarks/trainer_overhead.py
 	PT_HPU_LAZY_MODE=1 $(simulate) --cards 1 -- $(python) benchmarks/graph_counts.py
+	$(simulate) --cards 1 -- $(python) benchmarks/callbacks_cost.py
+	PT_HPU_LAZY_MODE=1 $(simulate) --cards 1 -- $(python) benchmarks/callbacks_cost.py
 	$(simulate) --cards 1 -- $(python) benchmarks/launches.py
 	$(simulate) --cards 1 -- $(python) benchmarks/generation.py
 	PT_HPU_LAZY_MODE=1 $(simulate) --cards 1 -- $(python) benchmarks/generation.py
