@@ -73,7 +73,7 @@ def _formula(func: Any) -> Callable[..., int] | None:
     if _ATTENTION.match(name):
         return _attention_backward if "backward" in name or "bwd" in name else _attention
     found: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
-    return found or _OF_CARDS.get(name)
+    return found or _OF_CARDS.get(name.partition(".")[0])
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
@@ -84,6 +84,11 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
 def _attention_backward(gradient: Tensor, *args: Any, **kwargs: Any) -> int:
     """Four products; the probabilities may be computed again, which does not count."""
     return 2 * _attention(*args, **kwargs)
+
+
+def _product(inputs: Tensor, other: Tensor, *args: Any, out_val: Tensor) -> int:
+    """Inputs [..., K] by whatever gives the output."""
+    return 2 * out_val.numel() * inputs.shape[-1]
 
 
 def _linear_backward(
@@ -100,10 +105,15 @@ def _matmul_backward(
 
 
 _OF_CARDS: dict[str, Callable[..., int]] = {
+    "aten::linear": _product,
+    "aten::matmul": _product,
     "aten::linear_backward": _linear_backward,
     "aten::matmul_backward": _matmul_backward,
 }
-"""What some devices have as one operator, and torch's formulas do not know."""
+"""What a Gaudi has kernels of its own for, and torch's formulas do not know.
+
+Source: Intel Gaudi PyTorch bridge, hpu_ops/linear.h, linear_backward.h and matmul.h.
+"""
 
 
 def _check_known(func: Any) -> None:

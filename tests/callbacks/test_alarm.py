@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_compiled_yet() -> None:
+def _nothing_is_compiled() -> Iterator[None]:
+    """Torch compiles a layer's code for so many shapes, whatever the test."""
+    torch.compiler.reset()
+    yield
     torch.compiler.reset()
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_gaudi.callbacks import FlopCounter
+from lightning_gaudi.callbacks.flops import _formula
 
 B, D, H = 8, 32, 64
 FORWARD = 2 * B * D * H * 2
@@ -71,6 +72,22 @@ def test_attention_is_two_products_forward_and_four_backward(attend):
         assert counter.num_flops == 2 * product
         out.sum().backward()
     assert counter.num_flops == 6 * product
+
+
+def test_what_a_card_has_as_one_operator_counts_as_its_parts(mlp, inputs):
+    with torch.inference_mode(), FlopCounter() as counter:  # where linear is not taken apart
+        mlp(inputs)
+        torch.matmul(inputs, inputs.T)
+    assert counter.num_flops == FORWARD + 2 * B * B * D
+    ops, gradient, weight = torch.ops.aten, torch.ones(B, H), torch.ones(H, D)
+    backward = _formula(ops.linear_backward.default)
+    wanted = [(True, True, True), (False, True, True)]
+    assert [backward(inputs, gradient, weight, each, out_val=()) for each in wanted] == [
+        2 * 2 * B * D * H,
+        2 * B * D * H,
+    ]
+    backward = _formula(ops.matmul_backward.default)
+    assert backward(gradient, inputs, weight.T, (True, True), out_val=()) == 2 * 2 * B * D * H
 
 
 def test_a_product_without_a_formula_is_not_left_out():
