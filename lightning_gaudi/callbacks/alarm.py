@@ -31,8 +31,9 @@ class CompilationAlarm(Callback):
     of a graph had another shape, as a simulated one, is quoted. Each rank tells its own causes, at
     most 8.
 
-    It is the step itself that is watched, not what is between two: validation has graphs of its
-    own. So has reading the losses: the first log step may compile, whenever it comes.
+    Validation, saving and logging have graphs of their own, which do not count. So has reading the
+    losses: the first log step may compile, whenever it comes. A card may compile while the host is
+    steps ahead; so of the steps since the last log step the one with a new shape is blamed.
 
     Args:
         num_warmup_steps: optimizer steps of a fit that may compile.
@@ -60,8 +61,11 @@ class CompilationAlarm(Callback):
         self._shapes: dict[Shapes, int] = {}
         self._told: set[Shapes | tuple[str, ...]] = set()
         self._num_before: int | None = None
-        self._first_step = self._step = 0
-        self._has_logged = False
+        self._last: tuple[int, Shapes] = (0, ())
+        self._suspect: tuple[int, Shapes] | None = None
+        self._new_shapes: set[Shapes] = set()
+        self._first_step = 0
+        self._has_logged = self._is_interrupted = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin anew: a resumed run compiles again."""
@@ -69,49 +73,93 @@ class CompilationAlarm(Callback):
         self.num_late = 0 if is_hpu and _num_compiled() is not None else None
         self._recompilations = Recompilations() if is_hpu else None
         self._shapes, self._told = {}, set()
+        self._new_shapes, self._suspect = set(), None
         self._first_step, self._has_logged = trainer.global_step, False
-        self._num_before = None
+        self._is_interrupted = True
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """From here on compilations are this step's."""
-        if self.num_late is None:
-            return
-        num_compiled = _num_compiled()
-        if num_compiled != self._num_before and self._recompilations is not None:
-            self._recompilations.skip()  # of validation, or of logging
-        self._num_before, self._step = num_compiled, trainer.global_step + 1
+        """What was compiled since the last step is its own, unless something else came between."""
+        if self._is_interrupted:
+            self._skip()
+        else:
+            self._check(trainer)
+        self._last = (trainer.global_step + 1, shapes_of(batch))
+        step, shapes = self._last
+        if shapes not in self._shapes and self._is_late(step):
+            self._suspect = self._last
+            self._new_shapes.add(shapes)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Say so if this step has compiled."""
+        step, shapes = self._last
+        is_log = is_log_step(trainer, step)
+        if is_log and not self._has_logged:
+            self._skip()
+        else:
+            self._check(trainer)
+        self._shapes[shapes] = self._shapes.get(shapes, 0) + 1
+        if is_log:  # the device has done what it was given
+            self._has_logged = self._is_interrupted = True
+            self._suspect = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What validation compiles is not a step's."""
+        self._is_interrupted = True
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """What saving compiles is not a step's."""
+        self._is_interrupted = True
+
+    def _is_late(self, step: int) -> bool:
+        return step > self._first_step + self.num_warmup_steps
+
+    def _skip(self) -> None:
+        """Leave out what was compiled until now."""
+        self._is_interrupted = False
+        if self.num_late is None:
+            return
+        num_compiled = _num_compiled()
+        if num_compiled != self._num_before and self._recompilations is not None:
+            self._recompilations.skip()
+        self._num_before = num_compiled
+
+    def _check(self, trainer: Trainer) -> None:
+        """Say so if anything was compiled since the last time."""
         if self.num_late is None or self._num_before is None:
             return
         num_new = (_num_compiled() or 0) - self._num_before
-        self._num_before += num_new
-        is_first_log = not self._has_logged and is_log_step(trainer, self._step)
-        self._has_logged |= is_first_log
-        shapes = shapes_of(batch)
-        if num_new and not is_first_log and self._step > self._first_step + self.num_warmup_steps:
+        if num_new and not self._is_late(self._last[0]):
+            self._skip()
+        elif num_new:
+            self._num_before += num_new
             self.num_late += num_new
+            step, shapes = self._suspect or self._last
             where = f"Rank {trainer.global_rank}: step" if trainer.world_size > 1 else "Step"
-            self._alarm(f"{where} {self._step}", num_new, shapes)
-        self._shapes[shapes] = self._shapes.get(shapes, 0) + 1
+            self._alarm(f"{where} {step}", num_new, shapes)
 
     def _alarm(self, where: str, num_new: int, shapes: Shapes) -> None:
         causes = self._recompilations.new() if self._recompilations is not None else []
-        is_new = shapes not in self._shapes
+        is_new = shapes in self._new_shapes
         cause = shapes if is_new else tuple(sorted(set(causes)))
         if cause in self._told:
             return
         self._told.add(cause)
         told = f" The device says: {'; '.join(causes[:_MAX_CAUSES])}." if causes else ""
-        why = self._new_shape(shapes) if is_new else _SAME_SHAPES
+        why = self._new_shape(shapes) if is_new and shapes else _SAME_SHAPES
+        if not shapes:
+            why = (
+                "Its batch is no mapping or sequence of tensors, so that its shapes are not known."
+            )
+        graphs = "1 graph" if num_new == 1 else f"{num_new} graphs"
         text = (
-            f"{where} compiled {num_new} {'graph' if num_new == 1 else 'graphs'}, after a warm-up "
-            f"of {self.num_warmup_steps} steps. {why}{told}"
+            f"{where} compiled {graphs}, after a warm-up of {self.num_warmup_steps} steps. "
+            f"{why}{told}"
         )
         if self.on_compilation == "error":
             raise LateCompilationError(
@@ -125,6 +173,7 @@ class CompilationAlarm(Callback):
         """What is new in a batch, beside the most usual shapes, and what keeps it from coming."""
         if not self._shapes:
             return f"Its batch has {_show(shapes)}."
+        # The shape may be in the counts by now: of equally many the first is usual.
         usual = dict(max(self._shapes.items(), key=lambda each: each[1])[0])
         changed = [each for each in shapes if usual.get(each[0]) != each[1]]
         is_part = any(_is_part(shape, usual.get(name)) for name, shape in changed)

@@ -130,6 +130,21 @@ def test_a_device_that_tells_no_inputs_leaves_the_batch(monkeypatch: pytest.Monk
     assert "The device says" not in said
 
 
+def test_a_card_that_compiles_later_than_the_host_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, told = vendor.metric, []
+
+    def metric(name: str) -> dict[str, Any] | None:
+        if name != "graph_compilation":
+            return known(name)
+        told.append(known(name))
+        return told[max(0, len(told) - 4)]  # asked twice a step
+
+    monkeypatch.setattr(vendor, "metric", metric)
+    (said,) = _fit(CompilationAlarm(4), _batches(*USUAL, (2, 13), *USUAL))
+    assert said.startswith("Step 7 compiled ")
+    assert "x [2, 13, 4], where x [2, 8, 4] is usual" in said
+
+
 def test_another_device_compiles_nothing() -> None:
     alarm = CompilationAlarm(0)
     model = Model()
