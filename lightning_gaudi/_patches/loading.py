@@ -5,7 +5,6 @@ What is loaded instead, and what is refused, is said in our room of checkpoints.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -136,14 +135,10 @@ def patch_lazy_load(module: ModuleType, family: Any) -> None:
         weights_only: bool | None = None,
         **options: Any,
     ) -> Any:
+        from lightning_gaudi.reliability.trust import torch_trusts_all
+
         if not args:
             if weights_only is None:
-                weights_only = pickle_module is None and not _trusts_all()
+                weights_only = pickle_module is None and not torch_trusts_all()
             options["weights_only"] = weights_only
         return original(f, map_location, pickle_module, *args, **options)
-
-
-def _trusts_all() -> bool:
-    """Whether torch was told so for the whole program."""
-    told = os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0")
-    return told.lower() in ("1", "y", "yes", "true")

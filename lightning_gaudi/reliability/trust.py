@@ -23,7 +23,7 @@ _by: ContextVar[str | bool | None] = ContextVar("_by", default=None)
 _warned: set[str] = set()
 
 _TORCHS = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-"""Torch's own variable: its `torch.load` then trusts all files."""
+"""Torch's variable: its `torch.load` then trusts all files."""
 
 ADVICE = (
     "pass reliability={'trust_checkpoints': True} to the strategy, the callback "
@@ -80,6 +80,11 @@ def trusted_by(weights_only: bool | None = None) -> str | None:
     return by or None
 
 
+def torch_trusts_all() -> bool:
+    """Whether torch was told so for the whole program, by its own variable."""
+    return os.environ.get(_TORCHS, "0").lower() in ("1", "y", "yes", "true")
+
+
 def _found() -> str:
     by = _by.get()
     if isinstance(by, bool):
@@ -87,6 +92,4 @@ def _found() -> str:
     if by is None:
         found = settings.from_environment()
         by = "trust_checkpoints" if found is not None and found.trust_checkpoints else ""
-    if not by and os.environ.get(_TORCHS, "0").lower() in ("1", "y", "yes", "true"):
-        by = _TORCHS
-    return by
+    return _TORCHS if not by and torch_trusts_all() else by
