@@ -28,7 +28,8 @@ OURS = tuple(
     f"LIGHTNING_GAUDI_{name}"
     for name in (
         *("AUTOLOAD", "CACHE_DIR", "COMPILE", "FUSED_ATTENTION", "RELIABILITY", "SIMULATE"),
-        *("SIMULATE_CARD", "SIMULATE_RELEASE", "SIMULATE_RULES", "SIMULATE_SERVER", "TEST_ON"),
+        *("SIMULATE_CARD", "SIMULATE_DRY", "SIMULATE_RELEASE", "SIMULATE_RULES"),
+        *("SIMULATE_SERVER", "TEST_ON"),
     )
 )
 """The variables of this package, and of its tests on a card."""

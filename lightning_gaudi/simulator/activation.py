@@ -123,6 +123,8 @@ def _start(settings: Settings) -> None:
         hooks = device.install_hooks()
         table.install(device, settings)
         device.install()
+        if settings.is_dry:
+            _make_dry(device)
     except RuntimeError as error:
         raise SimulatorError(f"The simulated HPU cannot start: {error}") from error
     device.set_device_count(settings.num_cards)
@@ -139,6 +141,20 @@ def _start(settings: Settings) -> None:
     _import_stand_in()
     forks.watch(device)
     _keep_backward_on_its_thread(has_queue=hooks != "installed-late" or _has_queue())
+
+
+def _make_dry(device: ModuleType) -> None:
+    """Have the card compute nothing, and its tensors be shown without values, as on "meta"."""
+    import torch._tensor_str as shown
+
+    device.set_dry()
+    show_values: Any = shown._tensor_str
+
+    def show(tensor: Any, indent: int) -> str:
+        text: str = "..." if tensor.device.type == "hpu" else show_values(tensor, indent)
+        return text
+
+    shown._tensor_str = show
 
 
 def _import_stand_in() -> ModuleType:

@@ -11,6 +11,7 @@ CARD = "LIGHTNING_GAUDI_SIMULATE_CARD"
 RELEASE = "LIGHTNING_GAUDI_SIMULATE_RELEASE"
 RULES = "LIGHTNING_GAUDI_SIMULATE_RULES"
 SERVER = "LIGHTNING_GAUDI_SIMULATE_SERVER"
+DRY = "LIGHTNING_GAUDI_SIMULATE_DRY"
 CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
 
 RULE_MODES = ("warn", "error", "off")
@@ -90,6 +91,8 @@ class Settings:
     num_cards: int
     card: Card
     release: Release
+    is_dry: bool = False
+    """Whether tensors on the card have sizes and no values, and the other ranks are not there."""
 
 
 def server_name() -> str:
@@ -120,7 +123,12 @@ def read_settings() -> Settings:
             f"cards, 1 to {MAX_CARDS}, before torch is imported, or start the program with "
             "`lightning-gaudi simulate -- command`."
         )
-    return Settings(num_cards=_parse_num_cards(value), card=read_card(), release=read_release())
+    return Settings(
+        num_cards=_parse_num_cards(value),
+        card=read_card(),
+        release=read_release(),
+        is_dry=is_switched_on(os.environ.get(DRY, "")),
+    )
 
 
 def read_card() -> Card:

@@ -11,6 +11,7 @@
 #include "runtime/allocator.h"
 #include "runtime/cards.h"
 #include "runtime/device.h"
+#include "runtime/dry.h"
 #include "runtime/exit.h"
 #include "runtime/generator.h"
 #include "runtime/hooks.h"
@@ -70,15 +71,27 @@ void init_device(py::module_& m) {
   m.def("set_server", &set_server);
   m.def("current_device", [] { return static_cast<int>(kDeviceIndex); });
   m.def("set_device", &check_device_index);
+  m.def("set_dry", &set_dry);
+  m.def("is_dry", &is_dry);
   m.def("holds_card", [] { return g_process_state.load() == ProcessState::kInUse; });
   m.def("synchronize", [] { host_sync("synchronize"); });
   m.def("default_generator", &default_generator);
+}
+
+/// The number of the allocation that a tensor's memory is; 0 where it has none of the card's.
+int64_t allocation_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.device().is_hpu() || !tensor.has_storage()) return 0;
+  const Block* block = block_of(tensor.storage().unsafeGetStorageImpl());
+  return block == nullptr ? 0 : block->number;
 }
 
 void init_memory(py::module_& m) {
   m.def("set_memory_limit", &set_memory_limit);
   m.def("memory_stats", &memory_stats);
   m.def("reset_peak_memory_stats", &reset_peak_memory_stats);
+  m.def("log_memory", &log_memory);
+  m.def("memory_log", &memory_log);
+  m.def("allocation_of", &allocation_of);
   m.def("reset_accumulated_memory_stats", &reset_accumulated_memory_stats);
 }
 

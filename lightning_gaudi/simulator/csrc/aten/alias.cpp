@@ -46,6 +46,11 @@ c10::Storage borrowing_cpu_storage(const c10::Storage& hpu) {
   return make_storage(hpu.sym_nbytes(), std::move(data), c10::GetCPUAllocator());
 }
 
+c10::Storage meta_storage(const c10::Storage& hpu) {
+  return make_storage(hpu.sym_nbytes(), {nullptr, c10::Device(c10::DeviceType::Meta)},
+                      c10::GetAllocator(c10::DeviceType::Meta));
+}
+
 /// The first of two threads wins; the twin then belongs to the block.
 c10::Storage publish_twin(Block& block, c10::Storage twin) {
   c10::StorageImpl* expected = nullptr;
@@ -102,20 +107,23 @@ at::Tensor AliasTable::to_cpu(at::Tensor tensor) {
   if (!tensor.defined() || !tensor.device().is_hpu()) return tensor;
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (const at::Tensor* known = tensors_.cpu_of(impl)) return *known;
-  at::Tensor alias = make_view(cpu_storage(impl->unsafe_storage()), kCpuKeys, impl);
+  at::Tensor alias =
+      make_view(cpu_storage(impl->unsafe_storage()), on_meta_ ? kMetaKeys : kCpuKeys, impl);
   tensors_.add(alias, std::move(tensor));
   return alias;
 }
 
 c10::Storage AliasTable::cpu_storage(const c10::Storage& hpu) {
   if (const c10::Storage* known = storages_.cpu_of(hpu.unsafeGetStorageImpl())) return *known;
-  c10::Storage cpu = may_outlive_call_ ? owning_cpu_storage(hpu) : cpu_storage_for_call(hpu);
+  c10::Storage cpu = on_meta_            ? meta_storage(hpu)
+                     : may_outlive_call_ ? owning_cpu_storage(hpu)
+                                         : cpu_storage_for_call(hpu);
   storages_.add(cpu, hpu);
   return cpu;
 }
 
 at::Tensor AliasTable::to_hpu(const at::Tensor& tensor, bool contiguous) {
-  if (!tensor.defined() || !tensor.device().is_cpu()) return tensor;
+  if (!tensor.defined() || !(on_meta_ ? tensor.is_meta() : tensor.is_cpu())) return tensor;
   if (!is_dense(tensor)) refuse_layout(tensor);
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (const at::Tensor* known = tensors_.hpu_of(impl)) return *known;
@@ -134,8 +142,9 @@ void sync_metadata(const at::Tensor& hpu, const at::Tensor& cpu) {
   const c10::TensorImpl* from = cpu.unsafeGetTensorImpl();
   const c10::Storage& cpu_storage = from->unsafe_storage();
   c10::StorageImpl* storage = to->unsafe_storage().unsafeGetStorageImpl();
-  if (memory_of(to->unsafe_storage()) != memory_of(cpu_storage) ||
-      storage->nbytes() != cpu_storage.nbytes()) {
+  const bool is_other = cpu_storage.device_type() != c10::DeviceType::Meta &&
+                        memory_of(to->unsafe_storage()) != memory_of(cpu_storage);
+  if (is_other || storage->nbytes() != cpu_storage.nbytes()) {
     storage->set_data_ptr_noswap(adopt_storage(cpu_storage));
     storage->set_nbytes(cpu_storage.nbytes());
   }

@@ -30,7 +30,9 @@ class AliasTable {
  public:
   /// `may_outlive_call`: the kernel is not torch's own and may keep an alias, which then owns its
   /// memory. That costs an allocation an argument.
-  explicit AliasTable(bool may_outlive_call = false) : may_outlive_call_(may_outlive_call) {}
+  /// `on_meta`: aliases are tensors of the device "meta", without memory, as a dry card needs them.
+  explicit AliasTable(bool may_outlive_call = false, bool on_meta = false)
+      : may_outlive_call_(may_outlive_call), on_meta_(on_meta) {}
 
   /// The CPU side of an hpu tensor; any other tensor is returned as it is.
   at::Tensor to_cpu(at::Tensor tensor);
@@ -48,6 +50,7 @@ class AliasTable {
   c10::Storage cpu_storage(const c10::Storage& hpu);
 
   const bool may_outlive_call_;
+  const bool on_meta_;
   PairTable<at::Tensor> tensors_;
   PairTable<c10::Storage> storages_;
 };

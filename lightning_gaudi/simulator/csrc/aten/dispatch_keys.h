@@ -6,6 +6,7 @@
 namespace hpu_sim {
 
 inline constexpr c10::DispatchKeySet kCpuKeys(c10::DispatchKey::CPU);
+inline constexpr c10::DispatchKeySet kMetaKeys(c10::DispatchKey::Meta);
 inline constexpr c10::DispatchKeySet kHpuKeys(c10::DispatchKey::HPU);
 
 /// What has already run when a backend's kernel is called, and must not run again for the CPU.

@@ -15,6 +15,7 @@
 #include "aten/widen.h"
 #include "rules/rules.h"
 #include "runtime/device.h"
+#include "runtime/dry.h"
 #include "runtime/generator.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
@@ -32,7 +33,8 @@ class FallbackCall {
         stack_(*stack),
         num_arguments_(op.schema().arguments().size()),
         first_(stack->size() - num_arguments_),
-        aliases_of_call_(info_.is_foreign) {}
+        is_dry_(is_dry() && !info_.is_read),
+        aliases_of_call_(info_.is_foreign, is_dry_) {}
 
   void run() {
     touch_device();
@@ -46,10 +48,10 @@ class FallbackCall {
                            {&op_.schema(), torch::jit::last(stack_, num_arguments_)});
     }
     fill_in_generator();
-    widen_arguments(info_, stack_, first_, widened_);
+    if (!is_dry_) widen_arguments(info_, stack_, first_, widened_);
     keep_mutated(aliases_);
     if (!is_lazy()) count_launches(num_launches());
-    call_cpu_kernel();
+    is_dry_ ? call_meta_kernel() : call_cpu_kernel();
     sync_mutated();
     results_to_hpu();
     if (is_recorded) define_results();
@@ -115,7 +117,7 @@ class FallbackCall {
     const c10::Device device = value.toDevice();
     if (device.is_hpu()) {
       check_device(device);
-      value = c10::Device(c10::DeviceType::CPU);
+      value = c10::Device(is_dry_ ? c10::DeviceType::Meta : c10::DeviceType::CPU);
     } else {
       results_stay_on_host_ = true;
     }
@@ -173,6 +175,20 @@ class FallbackCall {
     }
   }
 
+  void call_meta_kernel() {
+    c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
+    try {
+      op_.redispatchBoxed(kMetaKeys, &stack_);
+    } catch (const c10::NotImplementedError& error) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          false, info_.name,
+          " has a result whose size depends on values, or no kernel for the device \"meta\", so a "
+          "dry card cannot tell what it takes. Give the size (static shapes), or leave the "
+          "operator out of what is planned. torch said: ",
+          error.what_without_backtrace());
+    }
+  }
+
   void sync_mutated() {
     for (size_t k = 0; k < originals_.size(); ++k) {
       const c10::IValue& original = originals_[k];
@@ -210,7 +226,7 @@ class FallbackCall {
   at::Tensor result_to_hpu(const at::Tensor& tensor) {
     if (results_stay_on_host_) return tensor;
     if (tensor.defined()) result_types_ |= type_bit(tensor.scalar_type());
-    if (tensor.defined() && !info_.is_view) check_result(info_.name, tensor);
+    if (tensor.defined() && !info_.is_view && !is_dry_) check_result(info_.name, tensor);
     const bool contiguous = info_.has_contiguous_results;
     return widened_.from.has_value()
                ? aliases_of_call_.to_hpu(narrow_result(tensor, widened_), contiguous)
@@ -238,6 +254,7 @@ class FallbackCall {
   const size_t num_arguments_;
   const size_t first_;
 
+  const bool is_dry_;
   AliasTable aliases_of_call_;
   Kept originals_;  // the mutated arguments: as hpu tensors,
   Kept aliases_;    // and as what the CPU kernel worked on

@@ -29,6 +29,7 @@
 #include "aten/fallback.h"
 #include "aten/op_info.h"
 #include "runtime/device.h"
+#include "runtime/dry.h"
 #include "statistics/graph.h"
 #include "statistics/launches.h"
 
@@ -81,7 +82,7 @@ template <class Op, class... Arguments>
 struct Unboxed<Op, Tensor(Arguments...)> {
   static Tensor call(Arguments... arguments) {
     static const OpInfo& info = op_info(handle<Op>());
-    if (is_lazy() || !(is_plain(arguments, info.rules.watched | g_watched_results) && ...)) {
+    if (is_lazy() || is_dry() || !(is_plain(arguments, info.rules.watched | g_watched_results) && ...)) {
       return call_boxed<Op>(arguments...)[0].toTensor();
     }
     touch_device();
@@ -98,7 +99,7 @@ struct Unboxed<Op, Tensor&(Tensor&, Arguments...)> {
   static Tensor& call(Tensor& self, Arguments... arguments) {
     static const OpRules& rules = op_info(handle<Op>()).rules;
     const TypeSet watched = rules.watched | g_watched_results;
-    if (is_lazy() || !self.device().is_hpu() ||
+    if (is_lazy() || is_dry() || !self.device().is_hpu() ||
         !(is_plain(self, watched) && ... && is_plain(arguments, watched))) {
       call_boxed<Op>(self, arguments...);
       return self;

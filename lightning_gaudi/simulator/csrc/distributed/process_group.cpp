@@ -5,12 +5,14 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "distributed/hccl.h"
+#include "distributed/lone_rank.h"
 #include "distributed/pending.h"
 #include "distributed/reduce.h"
 #include "distributed/staging.h"
 #include "distributed/types.h"
 #include "distributed/work.h"
 #include "rules/rules.h"
+#include "runtime/dry.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
 
@@ -299,6 +301,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
  private:
   WorkPtr submit(OpType type, WorkPtr inner, Tensors outputs, std::function<void()> finish) {
+    if (is_dry()) finish = nullptr;  // there are no values to average or to copy back
     WorkPtr work;
     if (c10d::isP2POp(type)) {
       work = c10::make_intrusive<PointToPointWork>(type, inner, std::move(outputs), finish);
@@ -361,6 +364,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 void bind_collectives(py::module_& module) {
   module.def("keep_pending_collectives", &keep_pending, py::call_guard<py::gil_scoped_release>());
   py::module_::import("torch.distributed");  // binds the base class
+  bind_lone_ranks(module);
   py::class_<ProcessGroupHCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupHCCL>>(
       module, "ProcessGroupHCCL")
       .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>(),

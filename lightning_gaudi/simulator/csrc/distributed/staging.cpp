@@ -4,6 +4,7 @@
 #include <ATen/MemoryOverlap.h>
 
 #include "aten/alias.h"
+#include "runtime/dry.h"
 
 namespace hpu_sim {
 namespace {
@@ -35,7 +36,7 @@ at::Tensor Staging::stage(const at::Tensor& tensor, bool is_read, bool is_writte
   if (!is_plain(alias) || is_cast) {
     auto options = alias.options().dtype(is_cast ? at::kFloat : alias.scalar_type());
     at::Tensor copy = at::empty(alias.sizes(), options);
-    if (is_read) copy.copy_(alias);
+    if (is_read && !is_dry()) copy.copy_(alias);
     if (is_written) copies_.emplace_back(alias, copy);
     alias = copy;
   }
@@ -68,12 +69,18 @@ std::function<void()> Staging::after(std::function<void()> finish) {
 at::Tensor apart_from(const at::Tensor& read, const Tensors& written) {
   for (const auto& tensor : written) {
     // Each alias has a storage of its own over the memory.
-    if (read.storage().data() == tensor.storage().data() && read.numel() > 0) return read.clone();
+    const bool is_same = read.storage().data() == tensor.storage().data();
+    if (is_same && read.numel() > 0 && !is_dry()) return read.clone();
   }
   return read;
 }
 
 at::Tensor flattened(const Tensors& tensors) {
+  if (is_dry()) {
+    int64_t num_elements = 0;
+    for (const auto& tensor : tensors) num_elements += tensor.numel();
+    return at::empty({num_elements}, tensors.at(0).options());
+  }
   Tensors flat;
   flat.reserve(tensors.size());
   for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));

@@ -9,22 +9,37 @@
 #include <unordered_set>
 
 #include "runtime/device.h"
+#include "runtime/dry.h"
 #include "runtime/memory_accounting.h"
 
 namespace hpu_sim {
 namespace {
 
+std::atomic<int64_t> g_num_blocks{0};
+std::atomic<bool> g_is_logging{false};
+std::mutex g_log_mutex;
+std::vector<std::pair<int64_t, int64_t>> g_log;
+
+void log_event(int64_t number, int64_t num_bytes) {
+  if (!g_is_logging.load(std::memory_order_relaxed)) return;
+  std::lock_guard<std::mutex> lock(g_log_mutex);
+  g_log.emplace_back(number, num_bytes);
+}
+
 void free_block(void* context) {
   std::unique_ptr<Block> block(static_cast<Block*>(context));
+  log_event(block->number, -block->num_bytes);
   release_reserved(block->num_bytes);
 }
 
 c10::DataPtr to_data_ptr(void* pointer, std::unique_ptr<Block> block, Reservation& reservation) {
   reservation.keep();
+  log_event(block->number, block->num_bytes);
   return {pointer, block.release(), &free_block, hpu_device()};
 }
 
 c10::DataPtr allocate_on_host(size_t num_bytes) {
+  if (is_dry()) return reserve_addresses(num_bytes);
   try {
     return c10::GetCPUAllocator()->allocate(num_bytes);
   } catch (const c10::Error& error) {
@@ -50,7 +65,7 @@ class HPUAllocator final : public c10::Allocator {
   }
 
   void copy_data(void* dest, const void* src, std::size_t count) const override {
-    default_copy_data(dest, src, count);
+    if (!is_dry() || count <= kCopiedBytes) default_copy_data(dest, src, count);
   }
 };
 
@@ -87,7 +102,10 @@ PinnedAllocator g_pinned_allocator;
 REGISTER_ALLOCATOR(c10::DeviceType::HPU, &g_hpu_allocator);
 
 Block::Block(int64_t num_bytes, c10::DataPtr memory, c10::Storage adopted)
-    : num_bytes(num_bytes), memory(std::move(memory)), adopted(std::move(adopted)) {}
+    : num_bytes(num_bytes),
+      memory(std::move(memory)),
+      adopted(std::move(adopted)),
+      number(++g_num_blocks) {}
 
 Block::~Block() {
   if (c10::StorageImpl* twin = cpu_twin.load()) {
@@ -104,11 +122,23 @@ Block* block_of(const c10::StorageImpl* storage) {
 }
 
 c10::DataPtr adopt_storage(const c10::Storage& cpu) {
+  if (cpu.device_type() == c10::DeviceType::Meta) return g_hpu_allocator.allocate(cpu.nbytes());
   const auto num_bytes = static_cast<int64_t>(cpu.nbytes());
   Reservation reservation(num_bytes);
   void* pointer = cpu.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
   auto block = std::make_unique<Block>(num_bytes, c10::DataPtr(), cpu);
   return to_data_ptr(pointer, std::move(block), reservation);
+}
+
+void log_memory(bool is_on) {
+  std::lock_guard<std::mutex> lock(g_log_mutex);
+  g_log.clear();
+  g_is_logging.store(is_on);
+}
+
+std::vector<std::pair<int64_t, int64_t>> memory_log() {
+  std::lock_guard<std::mutex> lock(g_log_mutex);
+  return g_log;
 }
 
 bool is_pinned(const void* pointer) {

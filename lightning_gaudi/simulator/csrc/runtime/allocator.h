@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace hpu_sim {
 
@@ -21,6 +23,9 @@ struct Block {
   const int64_t num_bytes;
   const c10::DataPtr memory;   ///< set if the allocator took the memory
   const c10::Storage adopted;  ///< set if a CPU kernel had made it
+
+  /// Which allocation of this process it is, from 1 on.
+  const int64_t number;
 
   // The graph tracker's name for the value in this memory. It lives here so that an address that
   // is used again does not look like the old value.
@@ -37,10 +42,17 @@ c10::Allocator* pinned_allocator();
 /// The block of an hpu storage; null if the memory is not ours.
 Block* block_of(const c10::StorageImpl* storage);
 
-/// A DataPtr on the device that owns `cpu`; counted like an allocation of its size.
+/// A DataPtr on the device that owns `cpu`; counted like an allocation of its size. Of a storage of
+/// the device "meta" it has the size alone.
 c10::DataPtr adopt_storage(const c10::Storage& cpu);
 
 bool is_pinned(const void* pointer);
+
+/// From now on keep a log of what is allocated and freed, or no longer; the log begins anew.
+void log_memory(bool is_on);
+
+/// Of each event the number of the allocation and its bytes, negative where it was freed.
+std::vector<std::pair<int64_t, int64_t>> memory_log();
 
 /// Capacity in bytes; 0 means without a limit.
 void set_memory_limit(int64_t num_bytes);

@@ -84,7 +84,7 @@ def _take_from_mpi() -> None:
 
 
 def _select_module(world_size: int, local_rank: int) -> None:
-    if HLS_MODULE_ID_VAR in os.environ or local_rank == -1 or world_size == 1:
+    if HLS_MODULE_ID_VAR in os.environ or local_rank == -1 or world_size == 1 or C.is_dry():
         return
     module = str(local_rank)
     if visible := os.environ.get(HABANA_VISIBLE_MODULES_VAR):
@@ -113,6 +113,10 @@ def _create_process_group(options: Any, backend_options: Any) -> Any:
 
 def _register() -> None:
     if torch.distributed.is_available():
+        if C.is_dry():
+            from ._alone import pretend
+
+            pretend()
         torch.distributed.Backend.register_backend(
             "hccl", _create_process_group, devices=["hpu"], extended_api=True
         )

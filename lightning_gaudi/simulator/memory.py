@@ -1,0 +1,66 @@
+"""What the simulated card has allocated and freed, event by event: who held memory at its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lightning_gaudi.simulator.statistics import _device
+
+
+class Peak(NamedTuple):
+    """The moment at which most was in use."""
+
+    num_bytes: int
+    live: Mapping[int, int]
+    """The bytes of each allocation that was there, by its number."""
+
+
+class MemoryLog:
+    """Keeps a log from now on until it is closed; there is one at a time.
+
+    Raises:
+        SimulatorError: The simulator is not active.
+    """
+
+    def __init__(self) -> None:
+        self._device = _device()
+        self._device.log_memory(True)
+        self._start = 0
+
+    def begin_peak(self) -> None:
+        """Look for the peak from now on; what is there already counts."""
+        self._start = len(self._device.memory_log())
+
+    def number_of(self, tensor: Tensor) -> int:
+        """The number of the allocation that a tensor lies in; 0 if it is not on the card."""
+        number: int = self._device.allocation_of(tensor)
+        return number
+
+    def peak(self) -> Peak:
+        """The moment since `begin_peak` at which most was in use."""
+        events: list[tuple[int, int]] = self._device.memory_log()
+        total = sum(num_bytes for _, num_bytes in events[: self._start])
+        most, at = total, self._start
+        for index, (_, num_bytes) in enumerate(events[self._start :], self._start):
+            total += num_bytes
+            if total > most:
+                most, at = total, index + 1
+        live: dict[int, int] = {}
+        for number, num_bytes in events[:at]:
+            if num_bytes >= 0:
+                live[number] = num_bytes
+            else:
+                live.pop(number, None)
+        return Peak(most, live)
+
+    def close(self) -> None:
+        """Keep no log any more."""
+        self._device.log_memory(False)
+
+
+def unlimited_memory() -> None:
+    """Let the card have more than it has, to see what a program would take."""
+    _device().set_memory_limit(0)

@@ -1,0 +1,45 @@
+"""One process as a rank of many, for a dry card: the others are taken to do what it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ..._binding import C
+
+
+class LoneRank(C.LoneRank):  # type: ignore[misc]
+    """In place of gloo, among tensors of the host and below HCCL."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: Any = None) -> None:
+        """Make a group; nobody is waited for.
+
+        Args:
+            store: Not used.
+            rank: This one.
+            size: How many are taken to be there.
+            timeout: Not used.
+        """
+        super().__init__(rank, size)
+        self.options = SimpleNamespace()
+        """Where torch puts what it calls the group."""
+
+
+def pretend() -> None:
+    """Have `torch.distributed` connect this process alone, whatever its world size."""
+    for module in (dist, distributed_c10d):
+        module.ProcessGroupGloo = LoneRank
+    distributed_c10d.rendezvous = _rendezvous
+
+
+def _rendezvous(
+    url: str, rank: int = -1, world_size: int = -1, **options: Any
+) -> Iterator[tuple[Any, int, int]]:
+    rank = int(os.environ.get("RANK", 0)) if rank < 0 else rank
+    world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size < 0 else world_size
+    yield dist.HashStore(), rank, world_size
