@@ -233,6 +233,7 @@ OWN = {
     "callbacks/reliability.py": {"strategy.reliability_callback"},
     "reliability/watchdog.py": {"_current.limits"},
     "distributed/device_mesh.py": {"plugin.scaler.spans_ranks"},
+    "doctor/hosts.py": {"answers.said", "answers.status"},
     "data/describe.py": {
         "report.num_batches",
         "report.num_batches_total",
