@@ -18,6 +18,7 @@
 #include "statistics/counters.h"
 #include "statistics/graph.h"
 #include "statistics/launches.h"
+#include "statistics/observer.h"
 
 namespace hpu_sim {
 namespace {
@@ -95,6 +96,26 @@ void init_memory(py::module_& m) {
   m.def("reset_accumulated_memory_stats", &reset_accumulated_memory_stats);
 }
 
+// Held for ever: the interpreter may be gone before the last operator is.
+void observe_by(const py::function& function) {
+  const auto* held = new py::function(function);
+  set_observer([held](const char* kind, const std::string& what, int64_t amount,
+                      const std::string& detail) {
+    if (!Py_IsInitialized()) return;
+    py::gil_scoped_acquire gil;
+    try {
+      (*held)(kind, what, amount, detail);
+    } catch (py::error_already_set& error) {
+      // Nothing that is observed fails because of it; Ctrl-C is for what comes next.
+      if (error.matches(PyExc_KeyboardInterrupt)) {
+        PyErr_SetInterrupt();
+      } else {
+        error.discard_as_unraisable("the observer of the simulated HPU");
+      }
+    }
+  });
+}
+
 void init_counters(py::module_& m) {
   m.def("host_syncs", &host_syncs);
   m.def("transfers", &transfers);
@@ -103,6 +124,7 @@ void init_counters(py::module_& m) {
   m.def("begin_launch", &begin_launch);
   m.def("end_launch", &end_launch);
   m.def("reset_counters", &reset_counters);
+  m.def("observe_by", &observe_by);
   m.def("fallback_stats", &fallbacks);
 }
 
@@ -120,7 +142,7 @@ std::vector<std::string> waiting_operators() {
   return names;
 }
 
-// Held for ever: the interpreter may be gone before the last operator is.
+// Held for ever, as the observer.
 void report_rules_to(const py::function& function) {
   const auto* held = new py::function(function);
   set_rule_report([held](int64_t id, const std::string& op, const std::string& detail) {

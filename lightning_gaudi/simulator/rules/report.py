@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from lightning_gaudi.simulator import observer
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
 from lightning_gaudi.simulator.settings import RULE_MODES
 
-_LIBRARIES = frozenset(sys.stdlib_module_names) | {
+LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("torch", "functorch", "torchmetrics", "torchdata", "torchvision", "numpy", "safetensors"),
     *("lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"),
     *("transformers", "diffusers", "accelerate", "peft", "datasets", "evaluate", "deepspeed"),
     *("habana_frameworks", "lightning_gaudi", "_hpu_sim", "pytest", "_pytest", "pluggy", "xdist"),
+    "",
 }
-"""Packages whose lines are not the user's to change."""
+"""Packages whose lines are not the user's to change; "" is code that torch writes as it runs."""
 
 
 class GaudiRuleWarning(UserWarning):
@@ -109,6 +111,7 @@ def report(rule: Rule, operator: str = "", detail: str = "") -> None:
         return
     if (place := _place_of_user()) is None:
         return
+    observer.tell("rule", rule.key, 1, " with ".join(filter(None, (operator, detail))))
     file, line = place
     if (known := _findings.get((rule.key, file, line))) is not None:
         known.count += 1
@@ -117,6 +120,8 @@ def report(rule: Rule, operator: str = "", detail: str = "") -> None:
     if mode == "error" or rule.verdict is Verdict.REFUSED:
         raise GaudiRuleError(f"{_short(file)}:{line}: {message}")
     _findings[rule.key, file, line] = Finding(rule.key, operator, detail, file, line, message)
+    if observer.is_observed():
+        return
     if (os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0") == "0":
         # A registry of its own: Python's memory of what was warned about is per module, and a
         # line that is met again after `forget_findings` is to be reported again.
@@ -144,7 +149,7 @@ def _place_of_user() -> tuple[str, int] | None:
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch._tensor_str":
             return None
-        if _top_package(frame) not in _LIBRARIES:
+        if _top_package(frame) not in LIBRARIES:
             return frame.f_code.co_filename, frame.f_lineno
         outermost, frame = frame, frame.f_back
     assert outermost is not None

@@ -25,6 +25,7 @@
 #include "statistics/counters.h"
 #include "statistics/graph.h"
 #include "statistics/launches.h"
+#include "statistics/observer.h"
 
 namespace hpu_sim {
 namespace {
@@ -57,12 +58,14 @@ Tensor zero_tensor(IntArrayRef size, optional<at::ScalarType> dtype, optional<at
   return result;
 }
 
-void count_copy(const Tensor& source, const Tensor& destination) {
+void count_copy(const Tensor& source, const Tensor& destination, bool non_blocking) {
   const auto num_bytes = static_cast<int64_t>(source.nbytes());
   if (!destination.device().is_hpu()) {
     count_transfer(Transfer::kDeviceToHost, num_bytes);
+    observe("transfer", "device_to_host", num_bytes);
   } else if (!source.device().is_hpu()) {
     count_transfer(Transfer::kHostToDevice, num_bytes);
+    observe("transfer", "host_to_device", num_bytes, non_blocking ? "" : "blocking");
   } else {
     count_transfer(Transfer::kDeviceToDevice, num_bytes);
     if (is_lazy()) {
@@ -76,7 +79,7 @@ void count_copy(const Tensor& source, const Tensor& destination) {
 Tensor copy_from(const Tensor& source, const Tensor& destination, bool non_blocking) {
   touch_device();
   check_copy(source, destination, non_blocking);
-  count_copy(source, destination);
+  count_copy(source, destination, non_blocking);
   if (!is_dry() || std::max(source.nbytes(), destination.nbytes()) <= kCopiedBytes) {
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     AliasTable aliases;

@@ -32,6 +32,9 @@ class CompilationLog {
   /// Those from the one at `index` on (the first ever is 0), as far as they are kept.
   std::vector<Compilation> since(int64_t index) const;
 
+  /// Of the one that was added last.
+  const std::string& last_cause() const { return entries_.back().cause; }
+
  private:
   std::string cause_of(const GraphSignature& signature) const;
 

@@ -5,6 +5,7 @@
 
 #include "statistics/graph.h"
 #include "statistics/launches.h"
+#include "statistics/observer.h"
 
 namespace hpu_sim {
 namespace {
@@ -41,10 +42,13 @@ std::map<std::string, int64_t> transfers() {
 }
 
 void count_collective(const std::string& kind, int64_t num_bytes) {
-  std::lock_guard<std::mutex> lock(g_mutex);
-  CollectiveStats& stats = g_collectives[kind];
-  ++stats.num_calls;
-  stats.num_bytes += num_bytes;
+  {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    CollectiveStats& stats = g_collectives[kind];
+    ++stats.num_calls;
+    stats.num_bytes += num_bytes;
+  }
+  observe("collective", kind, num_bytes);
 }
 
 std::map<std::string, CollectiveStats> collectives() {
@@ -53,8 +57,11 @@ std::map<std::string, CollectiveStats> collectives() {
 }
 
 void count_host_sync(const std::string& reason) {
-  std::lock_guard<std::mutex> lock(g_mutex);
-  ++g_host_syncs[reason];
+  {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    ++g_host_syncs[reason];
+  }
+  observe("host_sync", reason, 1);
 }
 
 void host_sync(const std::string& reason) {

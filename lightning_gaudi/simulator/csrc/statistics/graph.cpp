@@ -8,6 +8,7 @@
 #include "aten/op_info.h"
 #include "runtime/allocator.h"
 #include "statistics/launches.h"
+#include "statistics/observer.h"
 
 namespace hpu_sim {
 
@@ -89,13 +90,17 @@ class Tracker {
       ++stats.num_empty_steps;
       return;
     }
+    const char* what = "reused";
     if (recipes.insert(hash_).second) {
       ++stats.num_compilations;
-      stats.num_recompilations += log.add(reason, stats.pending_ops, signature_);
+      const bool is_again = log.add(reason, stats.pending_ops, signature_);
+      stats.num_recompilations += is_again;
+      what = is_again ? "recompiled" : "compiled";
     } else {
       ++stats.num_cache_hits;
     }
-    count_launches(1);
+    count_graph_launch();
+    if (is_observed()) note_ended(what);
     start_graph();
   }
 
@@ -108,7 +113,14 @@ class Tracker {
     stats.pending_ops = 0;
   }
 
+  struct Ended {
+    const char* what;
+    int64_t num_ops;
+    std::string cause;
+  };
+
   std::mutex mutex;
+  std::vector<Ended> ended;  ///< graphs that the observer is to be told of, without the lock
   GraphStats stats;
   CompilationLog log;
   std::unordered_set<uint64_t> recipes;
@@ -142,6 +154,11 @@ class Tracker {
     mix(is_input ? ~value : value);
   }
 
+  void note_ended(const char* what) {
+    const bool is_again = std::strcmp(what, "recompiled") == 0;
+    ended.push_back({what, stats.pending_ops, is_again ? log.last_cause() : ""});
+  }
+
   void name(Block& block) {
     block.graph_epoch = epoch_;
     block.graph_value = next_value_++;
@@ -158,6 +175,22 @@ Tracker& tracker() {
   static auto& instance = *new Tracker();
   return instance;
 }
+
+/// Holds the lock, and tells the observer of the graphs that have ended once it is given back.
+class EndingLock {
+ public:
+  explicit EndingLock(Tracker& graph) : graph_(graph), lock_(graph.mutex) {}
+  ~EndingLock() {
+    std::vector<Tracker::Ended> ended;
+    ended.swap(graph_.ended);
+    lock_.unlock();
+    for (const auto& each : ended) observe("graph", each.what, each.num_ops, each.cause);
+  }
+
+ private:
+  Tracker& graph_;
+  std::unique_lock<std::mutex> lock_;
+};
 
 }  // namespace
 
@@ -200,7 +233,7 @@ void define_value(const c10::IValue& value) {
 void break_graph(const std::string& reason) {
   if (!is_lazy()) return;
   Tracker& graph = tracker();
-  std::lock_guard<std::mutex> lock(graph.mutex);
+  const EndingLock lock(graph);
   ++graph.stats.num_breaks;
   graph.end_graph(reason);
 }
@@ -211,7 +244,7 @@ bool has_lazy_collectives() { return g_has_lazy_collectives.load(); }
 void record_collective(const std::string& kind, c10::ArrayRef<at::Tensor> tensors) {
   if (!is_lazy()) return;
   Tracker& graph = tracker();
-  std::lock_guard<std::mutex> lock(graph.mutex);
+  const EndingLock lock(graph);
   if (!has_lazy_collectives()) {
     ++graph.stats.num_collectives;
     graph.end_graph(kind);
@@ -227,7 +260,7 @@ void record_collective(const std::string& kind, c10::ArrayRef<at::Tensor> tensor
 void end_lazy_collectives(const std::string& reason) {
   if (!is_lazy() || !has_lazy_collectives()) return;
   Tracker& graph = tracker();
-  std::lock_guard<std::mutex> lock(graph.mutex);
+  const EndingLock lock(graph);
   ++graph.stats.num_collectives;
   graph.end_graph(reason);
 }
@@ -235,14 +268,14 @@ void end_lazy_collectives(const std::string& reason) {
 void mark_step() {
   if (!is_lazy()) return;
   Tracker& graph = tracker();
-  std::lock_guard<std::mutex> lock(graph.mutex);
+  const EndingLock lock(graph);
   ++graph.stats.num_mark_steps;
   graph.end_graph("mark_step");
 }
 
 void end_graph_at_capture() {
   Tracker& graph = tracker();
-  std::lock_guard<std::mutex> lock(graph.mutex);
+  const EndingLock lock(graph);
   if (graph.stats.pending_ops > 0) graph.end_graph("capture");
 }
 
@@ -255,7 +288,10 @@ void begin_replay() {
 void end_replay(int64_t num_graphs) {
   t_is_replaying = false;
   --t_launch_depth;
-  count_launches(num_graphs);
+  for (int64_t i = 0; i < num_graphs; ++i) {
+    count_graph_launch();
+    observe("graph", "reused", 0);
+  }
   Tracker& graph = tracker();
   std::lock_guard<std::mutex> lock(graph.mutex);
   graph.stats.num_cache_hits += num_graphs;

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "statistics/graph.h"
+#include "statistics/observer.h"
 
 namespace hpu_sim {
 
@@ -19,7 +20,14 @@ inline thread_local int t_launch_depth = 0;
 
 /// Counts what an operator of eager mode launches.
 inline void count_launches(int64_t count) {
-  if (t_launch_depth == 0) g_num_launches.fetch_add(count, std::memory_order_relaxed);
+  if (t_launch_depth > 0 || count == 0) return;
+  g_num_launches.fetch_add(count, std::memory_order_relaxed);
+  if (is_observed()) tell_observer("launch", "", count, "");
+}
+
+/// Counts the launch of a graph, of which whoever ended it tells the observer.
+inline void count_graph_launch() {
+  if (t_launch_depth == 0) g_num_launches.fetch_add(1, std::memory_order_relaxed);
 }
 
 inline int64_t launches() { return g_num_launches.load(std::memory_order_relaxed); }

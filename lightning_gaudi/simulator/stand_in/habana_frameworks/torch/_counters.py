@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from lightning_gaudi.simulator import observer
+
 MAX_CAUSES = 32
 """How many causes of recompilations are kept."""
 
@@ -37,9 +39,12 @@ class CompiledGraphs:
         self._shapes[kind] = shapes
         if len(self._shapes) > _MAX_KINDS:
             del self._shapes[next(iter(self._shapes))]
-        if before is not None:
+        if before is None:
+            observer.tell("compilation", "compiled")
+        else:
             self.num_recompilations += 1
             self.causes.append(_difference(shapes, before))
+            observer.tell("compilation", "recompiled", 1, self.causes[-1])
 
 
 def _difference(now: Shapes, before: Shapes) -> str:

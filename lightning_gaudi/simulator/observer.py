@@ -1,0 +1,51 @@
+"""Tell one function of what the simulated card is given to do, as it happens.
+
+Kinds of events, and what is told of each beside its amount:
+
+| kind | what | amount | detail |
+|---|---|---|---|
+| launch | "" | launches of eager mode | |
+| graph | "compiled", "recompiled" or "reused"; of lazy mode, each of which is a launch | operations | the shapes that differ |
+| compilation | "compiled" or "recompiled"; by torch.compile | 1 | the shapes that differ |
+| host_sync | an operator, "copy_to_host", "synchronize", "barrier", "cpu_fallback" | 1 | |
+| transfer | "host_to_device" or "device_to_host" | bytes | "blocking" or "", to the card |
+| collective | as torch.distributed names it | bytes | |
+| rule | a rule's key | 1 | what met it |
+"""  # noqa: E501 (a table)
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from lightning_gaudi.simulator import build
+
+Observer = Callable[[str, str, int, str], None]
+"""Gets kind, what, amount and detail, in the thread and at the line of the event."""
+
+_observer: Observer | None = None
+
+
+def observe(observer: Observer) -> None:
+    """Have a function be told of all events of this process, from now to its end.
+
+    An event costs a call of it, so this is for runs of a few steps. What it raises is printed and
+    changes nothing of the event. Rules that are met are told to it instead of warned of.
+
+    Args:
+        observer: The function.
+    """
+    global _observer
+    _observer = observer
+    sys.modules[build.MODULE].observe_by(observer)
+
+
+def is_observed() -> bool:
+    """Whether there is an observer."""
+    return _observer is not None
+
+
+def tell(kind: str, what: str, amount: int = 1, detail: str = "") -> None:
+    """Tell the observer, if there is one, of an event that the device itself does not see."""
+    if _observer is not None:
+        _observer(kind, what, amount, detail)
