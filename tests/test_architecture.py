@@ -77,7 +77,8 @@ ROOMS: dict[str, set[str]] = {
         "reliability",
     },
     "doctor": {"_core", "_version", "simulator"},
-    "cli": {"_core", "_version", "checkpoint", "deepspeed", "doctor", "simulator"},
+    "audit": {"_core", "_patches", "data", "reliability", "simulator"},
+    "cli": {"_core", "_version", "audit", "checkpoint", "deepspeed", "doctor", "simulator"},
 }
 """Each room, and those that it imports: only ones above it. The package itself has their names.
 
@@ -133,7 +134,8 @@ def test_data_touches_no_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["_core", "compilation", "data", "doctor", "inference", "reliability", "simulator"]
+    "room",
+    ["_core", "audit", "compilation", "data", "doctor", "inference", "reliability", "simulator"],
 )
 def test_a_room_knows_nothing_of_lightning(room: str) -> None:
     sources = _sources(PACKAGE / room)
@@ -156,8 +158,9 @@ def test_only_the_start_of_the_package_starts_the_simulator() -> None:
         if PACKAGE / "simulator" not in path.parents
         and any("simulator" in name.split(".") for name in _imports(path))
     }
-    # Commands may ask, as they change nothing: `doctor` says that a card is simulated.
-    assert {name for name in starts if not name.startswith(("cli/", "doctor/"))} == {
+    # Commands may ask, as they change nothing: `doctor` says that a card is simulated, and an audit
+    # is of a program on one: a Gaudi tells nobody of its launches.
+    assert {name for name in starts if not name.startswith(("cli/", "doctor/", "audit/"))} == {
         "__init__.py",  # by its public name
         "_patches/on_import.py",
     }

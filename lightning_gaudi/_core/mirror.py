@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
 _SHARED = (
-    *("attention", "cli", "compilation", "data", "doctor", "inference", "reliability"),
+    *("attention", "audit", "cli", "compilation", "data", "doctor", "inference", "reliability"),
     "simulator",
 )
 

@@ -8,6 +8,7 @@ our classes by name, when somebody asks for an HPU: until then none of them is i
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from lightning_gaudi._core import mirror
 from .register import REGISTER, Patch
 
 _SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
+_AUDIT = "LIGHTNING_GAUDI_AUDIT"  # see `audit.record`
 _PARENT = "_LIGHTNING_GAUDI_PARENT"  # see `_core.processes`
 
 
@@ -68,6 +70,8 @@ def _start_simulator_if_asked() -> None:
         from lightning_gaudi import simulator
 
         simulator.activate()
+        if os.environ.get(_AUDIT):
+            importlib.import_module("lightning_gaudi.audit.process").start()
 
 
 def _is_imported(name: str) -> bool:

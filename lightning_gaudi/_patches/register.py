@@ -414,6 +414,21 @@ REGISTER = (
         apply="attention:patch_sdpa",
     ),
     Patch(
+        name="audited-loaders",
+        library="torch",
+        checked="2.6 to 2.13",
+        targets=(
+            "torch.utils.data.dataloader:DataLoader.__init__",
+            "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
+            "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter.__init__",
+        ),
+        why=(
+            "Under `lightning-gaudi audit` the shapes of batches are noted, and the lines that "
+            "have made the loaders. Nothing else is changed, and elsewhere nothing at all."
+        ),
+        without="an audit knows no shapes of batches",
+    ),
+    Patch(
         name="linear",
         library="torch",
         checked=f"2.6 to 2.13, with deepspeed {_DEEPSPEED}",

@@ -56,6 +56,19 @@ def add_parser(subparsers: _Subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_server_options(parser)
+    parser.add_argument(
+        "--rules",
+        choices=RULE_MODES,
+        default=os.environ.get(RULES) or RULE_MODES[0],
+        help="what becomes of a line that a Gaudi would refuse, slow down or compute otherwise: "
+        f"warn once (default), error (for CI), or off; also {RULES}",
+    )
+    parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which server is simulated."""
     parser.add_argument(
         "--cards",
         type=int,
@@ -78,40 +91,42 @@ def add_parser(subparsers: _Subparsers) -> None:
         help=f"the release of the Gaudi software whose package stands in "
         f"(default {list(RELEASES)[-1]}, or {RELEASE})",
     )
-    parser.add_argument(
-        "--rules",
-        choices=RULE_MODES,
-        default=os.environ.get(RULES) or RULE_MODES[0],
-        help="what becomes of a line that a Gaudi would refuse, slow down or compute otherwise: "
-        f"warn once (default), error (for CI), or off; also {RULES}",
-    )
-    parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
 
 
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if not command:
         options.error(f"no command; write it after --, as in: {_EXAMPLE}")
-    env = _environment(options)
+    env = environment(options) | {RULES: options.rules}
+    if (status := prepare("`lightning-gaudi simulate`")) is not None:
+        return status
+    return _execute(command, env)
+
+
+def prepare(asking: str) -> int | None:
+    """Build the simulated device; where it cannot be had, say why, and return the exit status.
+
+    Args:
+        asking: What asks for it, as the user typed it.
+    """
     try:
-        activation.refuse_vendor("`lightning-gaudi simulate`")
+        activation.refuse_vendor(asking)
         # A build imports torch, which must not start the simulator in this process.
         with _environ({SIMULATE: ""}):
             build.ensure_built()
     except SimulatorError as error:
-        return _fail(2, str(error))
+        return fail(2, str(error))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return _execute(command, env)
+    return None
 
 
-def _environment(options: argparse.Namespace) -> dict[str, str]:
+def environment(options: argparse.Namespace) -> dict[str, str]:
     """This process's environment with the simulator asked for."""
     path = os.environ.get("PYTHONPATH")
     return os.environ | {
         SIMULATE: str(options.cards),
         CARD: options.card,
         RELEASE: options.release,
-        RULES: options.rules,
         SERVER: server_name(),  # one for all that the command starts, as mpirun does
         "PYTHONPATH": f"{path}{os.pathsep}{STAND_IN}" if path else str(STAND_IN),
     }
@@ -126,17 +141,28 @@ def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
     sys.stderr.flush()
     try:
         _exec(command, env)
-    except (FileNotFoundError, NotADirectoryError):
-        return _fail(127, f"{command[0]}: command not found.")
     except OSError as error:
-        return _fail(126, f"{command[0]}: {error.strerror}.")
+        return not_started(command[0], error)
+
+
+def not_started(name: str, error: OSError) -> int:
+    """Say why a command was not started; return the exit status, as a shell's.
+
+    Args:
+        name: The command's.
+        error: What starting it raised.
+    """
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return fail(127, f"{name}: command not found.")
+    return fail(126, f"{name}: {error.strerror}.")
 
 
 def _exec(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     os.execvpe(command[0], list(command), dict(env))
 
 
-def _fail(status: int, message: str) -> int:
+def fail(status: int, message: str) -> int:
+    """Say why nothing was run; return the exit status."""
     print(f"lightning-gaudi: {message}", file=sys.stderr)
     return status
 

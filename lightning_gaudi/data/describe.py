@@ -181,7 +181,7 @@ def _add(report: ShapeReport, batch: dict[str, Any], pad_ids: Mapping[str, int])
         if name not in tensors:
             raise ValueError(f"pad_ids names {name!r}, but a batch has {sorted(tensors)}.")
         _count(report, name, tensors[name] != pad_id, batch)
-    for name, masks in _MASKS.items():
+    for name, masks in MASKS.items():
         if name in tensors and name not in pad_ids:
             mask = next((tensors[mask] for mask in masks if mask in tensors), None)
             if mask is not None and mask.shape == tensors[name].shape:
@@ -190,7 +190,7 @@ def _add(report: ShapeReport, batch: dict[str, Any], pad_ids: Mapping[str, int])
                 _add_tokens(report, name, int(torch.as_tensor(batch["num_tokens"]).sum()), tensors)
 
 
-_MASKS = {
+MASKS = {
     "input_ids": ("sequence_ids", "attention_mask"),
     "decoder_input_ids": ("decoder_attention_mask",),
 }

@@ -1,0 +1,93 @@
+"""Plots as inline SVG: bars by step, and bars that lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b7791f")
+"""For parts of a bar, in order; readable on white and for the colour-blind by their lightness."""
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 190, 64, 24, 14
+_ROW, _LABEL = 24, 250
+
+
+def bars_by_step(parts: Mapping[str, Sequence[int]], num_warm_up: int, what: str) -> str:
+    """A bar for each step, made of parts; steps of the warm-up are shaded.
+
+    Args:
+        parts: By name, a figure for each step.
+        num_warm_up: The first steps.
+        what: What is counted, for those who do not see it.
+    """
+    totals = [sum(values) for values in zip(*parts.values(), strict=True)]
+    highest = max(totals, default=0) or 1
+    slot = (_WIDTH - _LEFT) / max(len(totals), 1)
+    inner = _HEIGHT - _BOTTOM - _TOP
+    marks = [_rectangle(_LEFT, _TOP, slot * min(num_warm_up, len(totals)), inner, "#edf2f7", "")]
+    for step in range(len(totals)):
+        below = float(_HEIGHT - _BOTTOM)
+        for colour, (name, values) in zip(COLOURS, parts.items(), strict=False):
+            height = inner * values[step] / highest
+            below -= height
+            left = _LEFT + slot * (step + 0.12)
+            title = f"step {step + 1}: {values[step]:,} {name}"
+            marks.append(_rectangle(left, below, slot * 0.76, height, colour, title))
+        if len(totals) <= 30 or step % 10 == 9:
+            marks.append(_text(_LEFT + slot * (step + 0.5), _HEIGHT - 8, str(step + 1), "middle"))
+    marks.append(_text(_LEFT - 6, _TOP + 8, f"{highest:,}", "end"))
+    marks.append(_text(_LEFT - 6, _HEIGHT - _BOTTOM, "0", "end"))
+    marks.append(
+        f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{_HEIGHT - _BOTTOM}" y2="{_HEIGHT - _BOTTOM}" '
+        'stroke="#4a5568"/>'
+    )
+    return _picture(_HEIGHT, what, marks) + _legend(list(parts))
+
+
+def bars(values: Mapping[str, int], shown: Mapping[str, str], what: str) -> str:
+    """A lying bar for each name.
+
+    Args:
+        values: By name, its length.
+        shown: By name, what stands behind the bar.
+        what: What is shown, for those who do not see it.
+    """
+    highest = max(values.values(), default=0) or 1
+    width = _WIDTH - _LABEL - 130
+    marks: list[str] = []
+    for row, (name, value) in enumerate(values.items()):
+        top = row * _ROW + 4
+        marks.append(_text(_LABEL - 8, top + 13, name, "end"))
+        length = width * value / highest
+        marks.append(_rectangle(_LABEL, top, length, _ROW - 8, COLOURS[0], shown[name]))
+        marks.append(_text(_LABEL + length + 6, top + 13, shown[name], "start"))
+    return _picture(len(values) * _ROW + 8, what, marks)
+
+
+def _picture(height: int, what: str, marks: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(what)}">'
+        f"{''.join(marks)}</svg>"
+    )
+
+
+def _rectangle(
+    left: float, top: float, width: float, height: float, colour: str, title: str
+) -> str:
+    return (
+        f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '
+        f'fill="{colour}">{f"<title>{escape(title)}</title>" if title else ""}</rect>'
+    )
+
+
+def _text(left: float, base: float, text: str, anchor: str) -> str:
+    return f'<text x="{left:.1f}" y="{base:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _legend(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return ""
+    keys = "".join(
+        f'<span class="key"><i style="background:{colour}"></i>{escape(name)}</span>'
+        for colour, name in zip(COLOURS, names, strict=False)
+    )
+    return f'<p class="legend">{keys}</p>'

@@ -1,0 +1,154 @@
+"""The audited process: counts from the end of `import torch` on, and ends after its steps.
+
+A program is ended where it stands: unwinding it by an exception would run its handlers, which save
+checkpoints of a training that nobody wants, and have launchers report a rank that failed. So each
+rank writes its record, waits for those of the others, and leaves at once with status 0; no rank
+then misses another in a collective.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from lightning_gaudi._core import vendor
+from lightning_gaudi.simulator import observer
+from lightning_gaudi.simulator.settings import SERVER, read_card, read_release
+
+from . import places
+from .loaders import LoaderWatch
+from .record import FOLDER, STEPS, WARM_UP, Record
+from .recording import Recorder
+
+_WAIT_SECONDS = 60
+_POLL_SECONDS = 0.05
+
+_audit: _Audit | None = None
+
+
+def start() -> None:
+    """Have this process noted, as the environment asks; again is harmless.
+
+    The simulator is active.
+    """
+    global _audit
+    if _audit is not None:
+        return
+    _audit = audit = _Audit(Path(os.environ[FOLDER]), int(os.environ[STEPS]))
+    observer.observe(audit.recorder.note)
+    audit.watch.install()
+    register_optimizer_step_post_hook(lambda optimizer, *_: audit.note_stepped(optimizer))
+    atexit.register(audit.write)
+    os.register_at_fork(after_in_child=audit.recorder.stop)
+
+
+class _Audit:
+    """What is noted of this process.
+
+    Args:
+        folder: Takes the record.
+        num_steps: After how many the process is ended.
+    """
+
+    def __init__(self, folder: Path, num_steps: int) -> None:
+        self.recorder = Recorder()
+        self.watch = LoaderWatch(self.recorder)
+        self._folder = folder
+        self._num_steps = num_steps
+        self._memory: dict[str, int] = {}
+        self._trainer = ""
+        self._rank: tuple[int, int] | None = None
+
+    def note_stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped; ends the process after the last step."""
+        if not self.recorder.is_on or not self.recorder.note_stepped(optimizer):
+            return
+        self._rank = _rank()  # at the end of a program its group is gone
+        if self.recorder.num_steps == 1:
+            self._trainer = places.trainer()
+        if self.recorder.num_steps in (1, WARM_UP, self._num_steps):
+            from lightning_gaudi.reliability import memory  # late, as in `loaders`
+
+            self._memory = memory.by_category(_modules(), [optimizer])
+        if self.recorder.num_steps >= self._num_steps:
+            self._end()
+
+    def write(self, is_ended: bool = False) -> None:
+        """Write the record of a process that has used a card."""
+        recorder = self.recorder
+        if not recorder.is_on or not (recorder.lines or recorder.steps):
+            return
+        recorder.stop()
+        rank, world_size = self._rank or _rank()
+        stats = vendor.memory_stats()
+        Record(
+            rank=rank,
+            world_size=world_size,
+            pid=os.getpid(),
+            is_lazy=vendor.is_lazy(),
+            card=read_card().title,
+            release=read_release().version,
+            trainer=self._trainer,
+            is_ended=is_ended,
+            steps=recorder.steps,
+            lines=list(recorder.lines.values()),
+            loaders=self.watch.loaders(),
+            memory=self._memory,
+            peak_bytes=stats["MaxInUse"],
+            limit_bytes=stats["Limit"],
+        ).write(self._folder)
+
+    def _end(self) -> NoReturn:
+        """Leave, together with the other ranks."""
+        self.write(is_ended=True)
+        self._meet(*_rank())
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        for child in multiprocessing.active_children():
+            child.kill()
+            child.join()
+        # Who has started this rank by multiprocessing waits for a result that will not come, and
+        # may take a request to end for one to save and end.
+        if (parent := multiprocessing.parent_process()) is not None and parent.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(parent.pid, signal.SIGKILL)
+        os._exit(0)
+
+    def _meet(self, rank: int, world_size: int) -> None:
+        """Wait until all ranks have come here; a rank that is late has failed, and says so."""
+        ended = [self._folder / f"ended-{_run_name()}-{each}" for each in range(world_size)]
+        ended[rank].touch()
+        give_up_at = time.monotonic() + _WAIT_SECONDS
+        while time.monotonic() < give_up_at and not all(path.exists() for path in ended):
+            time.sleep(_POLL_SECONDS)
+
+
+def _run_name() -> str:
+    """What the ranks of one run have in common, and no others."""
+    names = (SERVER, "MASTER_PORT")
+    return "-".join(os.environ.get(name, "") for name in names)
+
+
+def _rank() -> tuple[int, int]:
+    """The rank, and the number of ranks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _modules() -> torch.nn.Module:
+    """All of this process's: nobody says which is the model."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    return torch.nn.ModuleList(modules)

@@ -1,0 +1,178 @@
+"""What one process tells of itself: plain numbers and names, written as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FOLDER = "LIGHTNING_GAUDI_AUDIT"
+"""The variable of the environment that names the folder for the records, and so asks for them."""
+STEPS = "LIGHTNING_GAUDI_AUDIT_STEPS"
+"""The variable that says after how many steps the program is ended."""
+WARM_UP = 3
+"""Steps that set up: states of the optimizer, first graphs. They are shown and not judged."""
+_PREFIX = "record-"
+_MAX_DETAILS = 8
+
+
+@dataclass
+class Step:
+    """What the card was given to do from the end of one step to the end of the next, in training.
+
+    What validation and saving take is not in it.
+    """
+
+    launches: int = 0
+    """Operators of eager mode, compiled graphs, and graphs of lazy mode."""
+    graph_launches: int = 0
+    """Of them, compiled graphs and graphs of lazy mode."""
+    compilations: int = 0
+    recompilations: int = 0
+    """Of them, those of a known graph for other shapes."""
+    host_syncs: int = 0
+    host_to_device_bytes: int = 0
+    device_to_host_bytes: int = 0
+    collectives: int = 0
+    collective_bytes: int = 0
+    peak_bytes: int = 0
+    """The most that was in use from the start of the process to the end of the step."""
+
+    def add(self, kind: str, what: str, amount: int, is_compiled: bool) -> None:
+        """Count an event; see `simulator.observer`."""
+        if kind == "launch":
+            self.launches += amount
+            self.graph_launches += amount if is_compiled else 0
+        elif kind == "graph":
+            self.launches += 1
+            self.graph_launches += 1
+        elif kind == "host_sync":
+            self.host_syncs += 1
+        elif kind == "transfer" and what == "host_to_device":
+            self.host_to_device_bytes += amount
+        elif kind == "transfer":
+            self.device_to_host_bytes += amount
+        elif kind == "collective":
+            self.collectives += 1
+            self.collective_bytes += amount
+        if kind in ("graph", "compilation") and what != "reused":
+            self.compilations += 1
+            self.recompilations += what == "recompiled"
+
+
+@dataclass
+class Line:
+    """Events of one kind at one line."""
+
+    kind: str
+    """See `simulator.observer`."""
+    what: str
+    file: str
+    line: int
+    function: str
+    via: str
+    """The line of a library that the user's line got to, and its function, or "":
+    "transformers/trainer.py:1914, _run_epoch"."""
+    stage: str
+    """"training", "validation" or "checkpoint"."""
+    phase: str
+    """"model" (in a call of a module), "forward" (and all else), "backward" or "optimizer"."""
+    is_compiled: bool
+    """Whether a compiled graph did it."""
+    count: int = 0
+    amount: int = 0
+    """Bytes, launches or operations: see `simulator.observer`."""
+    steps: list[int] = field(default_factory=list)
+    """In which steps it happened, from 0 on."""
+    details: dict[str, int] = field(default_factory=dict)
+    """What else was told, and how often; the first of very many."""
+
+    def add(self, amount: int, step: int, detail: str) -> None:
+        """Count an event."""
+        self.count += 1
+        self.amount += amount
+        if not self.steps or self.steps[-1] != step:
+            self.steps.append(step)
+        if detail and (detail in self.details or len(self.details) < _MAX_DETAILS):
+            self.details[detail] = self.details.get(detail, 0) + 1
+
+
+@dataclass
+class Loader:
+    """The batches that a loader gave."""
+
+    name: str
+    """Of its data set's class."""
+    file: str
+    line: int
+    """Where the user's code has made it, or has had it made."""
+    collate: str
+    """The function that makes its batches, with its place if it is the user's."""
+    stage: str
+    shapes: list[dict[str, list[int]]] = field(default_factory=list)
+    """The distinct shapes, by name of tensor, in the order in which they came first."""
+    batches: list[int] = field(default_factory=list)
+    """For each batch the number of its shapes among those."""
+    steps: list[int] = field(default_factory=list)
+    """For each batch the step that it was fetched in."""
+    has_bounded_shapes: bool = False
+    """Whether its sampler sorts samples into buckets, of which each is a shape."""
+    drops_last: bool = True
+    num_tokens: int | None = None
+    """Places of batches that hold no padding; None if nothing marks them."""
+    num_places: int = 0
+    lengths: dict[int, int] = field(default_factory=dict)
+    """How many samples have each length."""
+    buckets: list[int] = field(default_factory=list)
+    """The boundaries that pad these lengths the least."""
+
+
+@dataclass
+class Record:
+    """One process."""
+
+    rank: int = 0
+    world_size: int = 1
+    pid: int = 0
+    is_lazy: bool = False
+    card: str = ""
+    release: str = ""
+    trainer: str = ""
+    """The package whose loop trains, "lightning" or "transformers"; "" for the user's own."""
+    is_ended: bool = False
+    """Whether it was ended after its steps, instead of ending by itself."""
+    steps: list[Step] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    loaders: list[Loader] = field(default_factory=list)
+    memory: dict[str, int] = field(default_factory=dict)
+    """By category at the end of a step, in bytes."""
+    peak_bytes: int = 0
+    limit_bytes: int = 0
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder, in one step."""
+        target = folder / f"{_PREFIX}{self.rank}-{self.pid}.json"
+        draft = target.with_suffix(".draft")
+        draft.write_text(json.dumps(dataclasses.asdict(self)), "utf-8")
+        draft.replace(target)
+
+
+def read_all(folder: Path) -> list[Record]:
+    """The records in a folder, by rank."""
+    records = [_read(path) for path in folder.glob(f"{_PREFIX}*.json")]
+    return sorted(records, key=lambda record: (record.rank, record.pid))
+
+
+def _read(path: Path) -> Record:
+    values: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    values["steps"] = [Step(**each) for each in values["steps"]]
+    values["lines"] = [Line(**each) for each in values["lines"]]
+    values["loaders"] = [_loader(each) for each in values["loaders"]]
+    return Record(**values)
+
+
+def _loader(values: dict[str, Any]) -> Loader:
+    lengths = {int(length): count for length, count in values["lengths"].items()}
+    return Loader(**{**values, "lengths": lengths})

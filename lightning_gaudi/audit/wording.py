@@ -1,0 +1,100 @@
+"""What the report for a terminal and the page say in the same words."""
+
+from __future__ import annotations
+
+import linecache
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from .finding import Finding
+from .merging import Audit
+from .record import WARM_UP, Loader, Record
+
+WIDTH = 96
+_LABEL_LENGTH = 36
+
+
+def command(audit: Audit) -> str:
+    """What was audited, in a line."""
+    return textwrap.shorten(" ".join(audit.command), WIDTH, placeholder=" ...")
+
+
+def headline(audit: Audit) -> str:
+    """Where it ran, and for how long."""
+    record = audit.first
+    ranks = f"{len(audit.records)} ranks" if len(audit.records) > 1 else "1 rank"
+    steps = f"{audit.num_steps} steps, the first {WARM_UP} of them not judged"
+    if audit.num_steps <= WARM_UP:
+        steps = f"{audit.num_steps} of at least {WARM_UP + 1} steps, so none is judged by itself"
+    if not audit.num_steps:
+        steps = "no step of an optimizer, so all of it is judged"
+    mode = "lazy" if record.is_lazy else "eager"
+    return f"{steps}; {ranks} on simulated {record.card}, release {record.release}, {mode} mode"
+
+
+def source_line(finding: Finding) -> str:
+    """The line of the user's code."""
+    return linecache.getline(finding.file, finding.line).strip()
+
+
+def short(file: str) -> str:
+    """A file as the user would name it from here."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def inside(finding: Finding) -> str:
+    """Below the user's line: the pass, and the line of a library."""
+    is_backward = finding.phase == "backward"
+    return ", ".join(filter(None, ("the backward pass" if is_backward else "", finding.via)))
+
+
+def frequency(finding: Finding, num_judged: int) -> str:
+    """How often it was met, in words."""
+    if finding.num_steps:
+        return f"in {finding.num_steps} of {num_judged} steps"
+    return "once" if finding.count == 1 else f"{finding.count} times, in none of the judged steps"
+
+
+def label(file: str, line: int) -> str:
+    """A place in as many characters as there is room for."""
+    name = f"{short(file)}:{line}"
+    return name if len(name) <= _LABEL_LENGTH else f"…{name[1 - _LABEL_LENGTH :]}"
+
+
+def memory_parts(record: Record) -> dict[str, int]:
+    """The peak by category; activations are what the others leave of it."""
+    rest = max(0, record.peak_bytes - sum(record.memory.values()))
+    return {**record.memory, "activations and the rest": rest}
+
+
+def advice(loader: Loader) -> Iterator[str]:
+    """What padding costs, and which boundaries would waste least."""
+    if loader.num_tokens is not None and loader.num_places:
+        share = 1 - loader.num_tokens / loader.num_places
+        yield f"{share:.1%} of the places are padding"
+    if loader.buckets and not loader.has_bounded_shapes and len(loader.shapes) > 1:
+        yield f"best boundaries for these lengths: {loader.buckets}"
+
+
+def collectives(record: Record) -> dict[str, tuple[int, int]]:
+    """By kind, calls and bytes."""
+    found: dict[str, tuple[int, int]] = {}
+    for line in record.lines:
+        if line.kind == "collective":
+            calls, num_bytes = found.get(line.what, (0, 0))
+            found[line.what] = calls + line.count, num_bytes + line.amount
+    return found
+
+
+def step_values(record: Record, name: str) -> list[int]:
+    """A figure of every step."""
+    return [int(getattr(step, name)) for step in record.steps]
+
+
+def size(num_bytes: int) -> str:
+    """Bytes, for people."""
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:,.2f} GiB"
+    return f"{num_bytes / 2**20:,.2f} MiB"
