@@ -192,6 +192,10 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
             self._recorder = None
         super().teardown(stage)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the model, of which Lightning leaves a proxy here: it may be gone by now."""
+        return {**vars(self), "_lightning_module": None}
+
     @property
     def _names(self) -> Stage:
         return STAGES[self._stage or "fit"]

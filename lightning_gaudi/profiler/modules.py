@@ -26,6 +26,10 @@ class ModuleRanges:
         self._model = model
         self._handles: list[RemovableHandle] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of no model: it may be gone, and is not to be sent with what was recorded of it."""
+        return {"_model": nn.Module(), "_handles": []}
+
     def show(self, is_shown: bool) -> None:
         """Put the hooks onto the modules, or take them off again."""
         if is_shown and not self._handles:
