@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,10 @@ class Model(LightningModule):
 
 
 def _logged(folder: Path, **settings: Any) -> tuple[list[dict[str, float]], Model]:
-    """What is logged in two of six steps, with the model."""
+    """What is logged in two of six steps, with the model; the peak is that of these."""
+    gc.collect()
+    torch.hpu.reset_peak_memory_stats()
+    already = vendor.memory_stats()["InUse"]  # of other tests in this process
     logger = CSVLogger(folder, version=0)
     defaults = {"accelerator": "hpu", "devices": 1, "max_epochs": 1, "log_every_n_steps": 3}
     callbacks = [MemoryMonitor()]
@@ -58,6 +62,7 @@ def _logged(folder: Path, **settings: Any) -> tuple[list[dict[str, float]], Mode
     rows = [row for file in files for row in csv.DictReader(file.read_text().splitlines())]
     return [
         {name.partition("/")[2]: float(value) for name, value in row.items() if "/" in name}
+        | {"already": already}
         for row in rows
     ], model
 
@@ -75,7 +80,7 @@ def test_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
         assert row["peak"] == stays + row["peak_rest"]
         # 4000 rows of the first layer, of exp and of the second layer at once, and of gradients.
         activations = 3 * 4 * 4000 * WIDTH
-        assert activations <= row["peak_rest"] < 3 * activations
+        assert activations <= row["peak_rest"] - row["already"] < 3 * activations
         assert row["rest"] < activations / 10
         assert row["limit"] == 96 * 2**30
 
