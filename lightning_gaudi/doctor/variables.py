@@ -27,7 +27,8 @@ Source: HabanaAI/Setup_and_Install, `dockerfiles/base/Dockerfile.ubuntu24.04`.
 OURS = tuple(
     f"LIGHTNING_GAUDI_{name}"
     for name in (
-        *("AUTOLOAD", "CACHE_DIR", "COMPILE", "FUSED_ATTENTION", "RELIABILITY", "SIMULATE"),
+        *("AUDIT", "AUDIT_STEPS", "AUTOLOAD", "CACHE_DIR", "COMPILE", "FUSED_ATTENTION"),
+        *("RELIABILITY", "SIMULATE"),
         *("SIMULATE_CARD", "SIMULATE_DRY", "SIMULATE_RELEASE", "SIMULATE_RULES"),
         *("SIMULATE_SERVER", "TEST_ON"),
     )
