@@ -1,9 +1,10 @@
 """Callbacks: what measures a run does not wait for the device; what ends it keeps its state."""
 
+from lightning_gaudi._core.flops import FlopCounter
+
 from .alarm import CompilationAlarm, LateCompilationError
 from .compile import Compile
 from .exit_checkpoint import OnExitCheckpoint
-from .flops import FlopCounter
 from .graphs import GraphMonitor, GraphReport
 from .history import Curve, MetricHistory
 from .memory import MemoryMonitor

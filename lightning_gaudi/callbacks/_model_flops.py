@@ -9,8 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_gaudi._core.batch_shapes import Shapes, shapes_of
-
-from .flops import FlopCounter
+from lightning_gaudi._core.flops import FlopCounter
 
 __all__ = ["FlopsFormula", "ModelFlops", "num_replicas"]
 

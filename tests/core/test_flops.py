@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lightning_gaudi._core.flops import _formula
 from lightning_gaudi.callbacks import FlopCounter
-from lightning_gaudi.callbacks.flops import _formula
 
 B, D, H = 8, 32, 64
 FORWARD = 2 * B * D * H * 2
