@@ -17,6 +17,9 @@ from torch import Tensor
 
 from lightning_gaudi._core import vendor
 
+REST = "activations and the rest"
+"""What no model or optimizer holds."""
+
 _MESSAGES = re.compile(r"out of memory|allocation failed|cannot allocate|OUT_OF_MEMORY", re.I)
 _BUCKETS = re.compile(r"bucket|ipg_buffer|reduce_tmp|contiguous_grad", re.I)
 
@@ -31,20 +34,29 @@ def is_out_of_memory(error: BaseException) -> bool:
 def by_category(module: Any, optimizers: Sequence[Any]) -> dict[str, int]:
     """What is on the card now: weights, gradients, optimizer state and buckets, in bytes.
 
-    It is read off tensors that the host has; nobody waits for the card.
-
     Args:
         module: The model, wrapped or not; None where there is none.
         optimizers: Of torch or DeepSpeed.
+    """
+    return {
+        name: sum(each.untyped_storage().nbytes() for each in tensors)
+        for name, tensors in holders(module, optimizers).items()
+    }
+
+
+def holders(module: Any, optimizers: Sequence[Any]) -> dict[str, list[Tensor]]:
+    """The same as tensors: one for each piece of memory, in the first category that has it.
+
+    It is read off tensors that the host has; nobody waits for the card.
     """
     seen: set[int] = set()
     parameters = [] if module is None else list(module.parameters())
     buffers = [] if module is None else list(module.buffers())
     return {
-        "weights": _size([*parameters, *buffers, *_shards(optimizers)], seen),
-        "gradients": _size((each.grad for each in parameters), seen),
-        "optimizer state": _size(_states(optimizers), seen),
-        "communication buckets": _size(_buckets([module, *optimizers]), seen),
+        "weights": _on_card([*parameters, *buffers, *_shards(optimizers)], seen),
+        "gradients": _on_card((each.grad for each in parameters), seen),
+        "optimizer state": _on_card(_states(optimizers), seen),
+        "communication buckets": _on_card(_buckets([module, *optimizers]), seen),
     }
 
 
@@ -53,23 +65,23 @@ def report(module: Any, optimizers: Sequence[Any]) -> str:
     sizes = by_category(module, optimizers)
     stats = vendor.memory_stats()
     used, limit = stats["InUse"], stats["Limit"]
-    sizes["activations and the rest"] = max(0, used - sum(sizes.values()))
+    sizes[REST] = max(0, used - sum(sizes.values()))
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in sizes.items())
     peak = _gib(stats["MaxInUse"])
     return f"the card held {_gib(used)} of {_gib(limit)} (at most {peak} before): {parts}"
 
 
-def _size(tensors: Iterable[Any], seen: set[int]) -> int:
-    """The bytes on the card of what has not been counted; what shares memory counts once."""
-    total = 0
+def _on_card(tensors: Iterable[Any], seen: set[int]) -> list[Tensor]:
+    """Those on the card whose memory has not been seen."""
+    found: list[Tensor] = []
     for tensor in tensors:
         for local in _locals(tensor):
             storage = local.untyped_storage()
             # By the host's object: where it is on the card is not known before lazy mode has run.
             if local.device.type == "hpu" and storage._cdata not in seen:
                 seen.add(storage._cdata)
-                total += storage.nbytes()
-    return total
+                found.append(local)
+    return found
 
 
 def _locals(value: Any) -> Iterator[Tensor]:

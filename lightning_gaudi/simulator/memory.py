@@ -28,23 +28,27 @@ class MemoryLog:
     def __init__(self) -> None:
         self._device = _device()
         self._device.log_memory(True)
-        self._start = 0
 
-    def begin_peak(self) -> None:
-        """Look for the peak from now on; what is there already counts."""
-        self._start = len(self._device.memory_log())
+    def mark(self) -> int:
+        """Now, as `peak` takes it."""
+        return len(self._device.memory_log())
 
     def number_of(self, tensor: Tensor) -> int:
         """The number of the allocation that a tensor lies in; 0 if it is not on the card."""
         number: int = self._device.allocation_of(tensor)
         return number
 
-    def peak(self) -> Peak:
-        """The moment since `begin_peak` at which most was in use."""
-        events: list[tuple[int, int]] = self._device.memory_log()
-        total = sum(num_bytes for _, num_bytes in events[: self._start])
-        most, at = total, self._start
-        for index, (_, num_bytes) in enumerate(events[self._start :], self._start):
+    def peak(self, start: int = 0, end: int | None = None) -> Peak:
+        """The moment at which most was in use; what was there at the start counts.
+
+        Args:
+            start: A `mark`.
+            end: Another one; None for now.
+        """
+        events: list[tuple[int, int]] = self._device.memory_log()[:end]
+        total = sum(num_bytes for _, num_bytes in events[:start])
+        most, at = total, start
+        for index, (_, num_bytes) in enumerate(events[start:], start):
             total += num_bytes
             if total > most:
                 most, at = total, index + 1

@@ -96,6 +96,7 @@ class LoneRank final : public c10d::Backend {
     return ended(OpType::RECVANYSOURCE, tensors);
   }
   WorkPtr barrier(const c10d::BarrierOptions&) override { return ended(OpType::BARRIER, {}); }
+  void monitoredBarrier(const c10d::BarrierOptions&, bool) override {}
 
  private:
   WorkPtr gather_in(OpType type, const TensorLists& outputs, const Tensors& inputs) {
