@@ -45,7 +45,8 @@ ROOMS: dict[str, set[str]] = {
     "compilation": {"_core"},
     "inference": {"_core"},
     "reliability": {"_core"},
-    "_patches": {"_core", "attention", "reliability", "simulator"},
+    "planning": {"_core", "reliability", "simulator"},
+    "_patches": {"_core", "attention", "planning", "reliability", "simulator"},
     "data": {"_core"},
     "callbacks": {"_core", "compilation", "reliability"},
     "checkpoint": {"_core", "_version", "reliability"},
@@ -78,7 +79,16 @@ ROOMS: dict[str, set[str]] = {
     },
     "doctor": {"_core", "_version", "simulator"},
     "audit": {"_core", "_patches", "data", "reliability", "simulator"},
-    "cli": {"_core", "_version", "audit", "checkpoint", "deepspeed", "doctor", "simulator"},
+    "cli": {
+        "_core",
+        "_version",
+        "audit",
+        "checkpoint",
+        "deepspeed",
+        "doctor",
+        "planning",
+        "simulator",
+    },
 }
 """Each room, and those that it imports: only ones above it. The package itself has their names.
 
@@ -158,9 +168,11 @@ def test_only_the_start_of_the_package_starts_the_simulator() -> None:
         if PACKAGE / "simulator" not in path.parents
         and any("simulator" in name.split(".") for name in _imports(path))
     }
-    # Commands may ask, as they change nothing: `doctor` says that a card is simulated, and an audit
-    # is of a program on one: a Gaudi tells nobody of its launches.
-    assert {name for name in starts if not name.startswith(("cli/", "doctor/", "audit/"))} == {
+    # Commands may ask, as they change nothing: `doctor` says that a card is simulated, an audit is
+    # of a program on one, for a Gaudi tells nobody of its launches, and what is planned is
+    # rehearsed on one that is dry.
+    asking = ("cli/", "doctor/", "audit/", "planning/")
+    assert {name for name in starts if not name.startswith(asking)} == {
         "__init__.py",  # by its public name
         "_patches/on_import.py",
     }

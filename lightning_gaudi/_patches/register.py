@@ -349,6 +349,27 @@ REGISTER = (
         apply="auto_resume:patch_saving",
     ),
     Patch(
+        name="rehearsal",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            "{trainer}.trainer.trainer:Trainer.__init__",
+            "{trainer}.trainer.trainer:Trainer.fit",
+            "{trainer}.trainer.trainer:Trainer.validate",
+            "{trainer}.trainer.trainer:Trainer.test",
+            "{trainer}.trainer.trainer:Trainer.predict",
+            "{trainer}.loops.fit_loop:_process_dataloader",
+        ),
+        why=(
+            "A program that `lightning-gaudi plan` has started is to take a few steps on a dry "
+            "card, as many cards and samples as are asked about, and to write nothing. In all "
+            "other programs they stay as they are."
+        ),
+        without="lightning-gaudi plan will not work",
+        trigger="{trainer}.trainer.trainer",
+        apply="rehearsal:patch_trainer",
+    ),
+    Patch(
         name="shard-clipping",
         library="lightning",
         checked=_LIGHTNING,

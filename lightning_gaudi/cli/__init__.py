@@ -8,7 +8,17 @@ import sys
 from collections.abc import Sequence
 
 from lightning_gaudi._version import __version__
-from lightning_gaudi.cli import audit, catalog, consolidate, copy, doctor, recipes, run, simulate
+from lightning_gaudi.cli import (
+    audit,
+    catalog,
+    consolidate,
+    copy,
+    doctor,
+    plan,
+    recipes,
+    run,
+    simulate,
+)
 
 __all__ = ["main"]
 
@@ -18,6 +28,7 @@ COMMANDS = {
     "run": run,
     "copy": copy,
     "simulate": simulate,
+    "plan": plan,
     "audit": audit,
     "consolidate": consolidate,
     "doctor": doctor,

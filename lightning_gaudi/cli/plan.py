@@ -1,0 +1,109 @@
+"""`lightning-gaudi plan`: what a program will take of a card, and which cards it fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lightning_gaudi.cli.catalog import UsageError
+from lightning_gaudi.simulator import activation, build
+from lightning_gaudi.simulator.settings import MAX_CARDS, SimulatorError
+
+if TYPE_CHECKING:
+    _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EXAMPLE = (
+    "lightning-gaudi plan --devices 8 --strategy ddp -- python train.py fit --config big.yaml"
+)
+_DESCRIPTION = """\
+Have a program take two steps on a card that computes nothing, and say what they take of its
+memory, which cards they fit, and with how many samples. The program is one that has a Trainer
+run: its own settings hold unless an option says otherwise. Nothing is written, no Gaudi and
+little memory are needed: tensors on such a card have sizes and no values."""
+_EPILOG = f"""\
+examples:
+  {_EXAMPLE}
+  lightning-gaudi plan -- lightning-gaudi run mrpc fit --config simulated
+
+exit status: 0 if one of the cards fits, 1 if none does, 2 if it cannot be planned."""
+
+
+def add_parser(subparsers: _Subparsers) -> None:
+    """Add the `plan` command."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="say what a program will take of a card",
+        usage="lightning-gaudi plan [OPTION ...] -- COMMAND [ARGUMENT ...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--cards", default="", metavar="NAMES", help="gaudi1,gaudi2,gaudi3,a100,h100 (default all)"
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        choices=range(1, MAX_CARDS + 1),
+        default=1,
+        metavar="N",
+        help=f"cards that train together, 1 to {MAX_CARDS} (default 1)",
+    )
+    parser.add_argument("--strategy", help="the Trainer's (default the program's)")
+    parser.add_argument("--precision", help="the Trainer's (default the program's)")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="B", help="of each card (default the program's)"
+    )
+    parser.add_argument(
+        "--checkpointing",
+        action=argparse.BooleanOptionalAction,
+        help="compute activations again in backward, where the model can",
+    )
+    parser.add_argument(
+        "--changes",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="where it does not fit, look for what would make it fit (default yes)",
+    )
+    parser.add_argument("--json", action="store_true", help="print all as JSON")
+    parser.add_argument("--picture", metavar="FILE", help="draw the memory as bars, as an SVG")
+    parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
+
+
+def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    from lightning_gaudi.planning import picture, plan, report
+    from lightning_gaudi.planning.cards import find_cards
+    from lightning_gaudi.planning.case import Case
+
+    if not command:
+        options.error(f"no command; write it after --, as in: {_EXAMPLE}")
+    try:
+        cards = find_cards(options.cards)
+        activation.refuse_vendor("`lightning-gaudi plan`")
+        build.ensure_built()
+    except (ValueError, SimulatorError) as error:
+        raise UsageError(str(error)) from error
+    case = Case(
+        strategy=options.strategy,
+        devices=options.devices,
+        precision=options.precision,
+        checkpointing=options.checkpointing,
+        batch_size=options.batch_size,
+    )
+    found: list[plan.Planned] = []
+    try:
+        for each in plan.plan(command, case, cards, with_changes=options.changes):
+            found.append(each)
+            if not options.json:
+                print(report.text(each, cards), flush=True)
+    except plan.PlanError as error:
+        print(f"lightning-gaudi: cannot plan this: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps([each.as_dict() for each in found], indent=2))
+    if options.picture:
+        picture.draw(found, cards, options.picture)
+    return int(not any(size for each in found for size in each.largest.values()))

@@ -1,0 +1,78 @@
+"""What is asked of a rehearsal, and what comes of it: plain data, as it goes between processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning_gaudi.planning.search import Need
+
+VARIABLE = "_LIGHTNING_GAUDI_REHEARSAL"
+"""The file with the `Case` that a process is to rehearse."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run a program. What is None stays as the program has it."""
+
+    strategy: str | None = None
+    """The Trainer's."""
+    devices: int = 1
+    """Cards, of which this process plays the first."""
+    precision: str | None = None
+    checkpointing: bool | None = None
+    """Whether models that can are to compute activations again in backward."""
+    batch_size: int | None = None
+    """Of each card and step; None for that of the program's loader."""
+    budgets: tuple[int, ...] = ()
+    """Memory in bytes; for each the largest batch is looked for that keeps within it."""
+    result: str = ""
+    """The file that results are written to, one JSON object a line."""
+
+    def save(self, path: Path) -> None:
+        """Write it where `load` finds it."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> Case:
+        """Read what `save` has written."""
+        found = json.loads(path.read_text())
+        return cls(**{**found, "budgets": tuple(found["budgets"])})
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What one batch size takes of one card."""
+
+    batch_size: int
+    peak_bytes: int
+    """Most in use during a step, and an evaluation behind it."""
+    setup_bytes: int
+    """Most in use before: as it is set up, and in the step that compiles what is compiled."""
+    backward_bytes: int = 0
+    """Most in use during that step before the optimizer's part: it grows with the batch."""
+    categories: Mapping[str, int] = field(default_factory=dict)
+    """What held the peak, in bytes; they sum up to it."""
+    flops: int = 0
+    """Of the products of matrices in the step, without what is computed again; 0 if not known."""
+    moved_bytes: int = 0
+    """What all operators of the step read and write, if none is fused."""
+    collective_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What this rank gives to each kind of collective in a step."""
+    num_micro_batches: int = 1
+    """Batches of a step of the optimizer."""
+
+    @property
+    def need(self) -> Need:
+        """What a card must have."""
+        return Need(max(self.peak_bytes, self.setup_bytes), self.backward_bytes)
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """What a rehearsal has written."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,166 @@
+"""Rehearses a program in several ways, and says which cards each would fit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lightning_gaudi.planning.cards import Card
+from lightning_gaudi.planning.case import VARIABLE, Case, Rehearsed, read_results
+from lightning_gaudi.simulator.settings import DRY, MAX_CARDS, RULES, SIMULATE, STAND_IN
+
+
+class PlanError(RuntimeError):
+    """A program could not be rehearsed; the message says why."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A way to run a program, and what it takes."""
+
+    case: Case
+    change: str
+    """What is other than in the program, in words; empty for the program as it is."""
+    rehearsed: Rehearsed | None
+    largest: Mapping[str, int] = field(default_factory=dict)
+    """The largest batch of each card by the card's key; 0 where one sample does not fit."""
+    error: str = ""
+    """Why it could not be rehearsed."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found = asdict(self)
+        found["case"] = {
+            name: value
+            for name, value in found["case"].items()
+            if name not in ("budgets", "result")
+        }
+        return found
+
+
+_ENOUGH = 2**10
+"""Seconds after which a rehearsal is given up."""
+
+CHANGES: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("activation checkpointing", {"checkpointing": True}),
+    ("bf16-mixed", {"precision": "bf16-mixed"}),
+    ("ZeRO-1 on 8 cards", {"strategy": "deepspeed_stage_1", "devices": 8}),
+    ("ZeRO-2 on 8 cards", {"strategy": "deepspeed_stage_2", "devices": 8}),
+    ("ZeRO-3 on 8 cards", {"strategy": "deepspeed_stage_3", "devices": 8}),
+    (
+        "ZeRO-3 on 8 cards, activation checkpointing",
+        {"strategy": "deepspeed_stage_3", "devices": 8, "checkpointing": True},
+    ),
+    (
+        "ZeRO-3 on 8 cards with its optimizer on the host, activation checkpointing",
+        {"strategy": "deepspeed_stage_3_offload", "devices": 8, "checkpointing": True},
+    ),
+)
+"""What may make a program fit, the cheapest first: that costs time, then cards, then the host."""
+
+
+def plan(
+    command: Sequence[str], case: Case, cards: Sequence[Card], *, with_changes: bool = True
+) -> Iterator[Planned]:
+    """Rehearse a program as it is, and where it does not fit a card, with what makes it fit.
+
+    Args:
+        command: A program that has a Trainer run.
+        case: How it is to run.
+        cards: What it might run on.
+        with_changes: Whether to look for changes.
+
+    Raises:
+        PlanError: The program itself cannot be rehearsed.
+    """
+    found = _rehearse(command, case, cards, "")
+    if found.rehearsed is None:
+        raise PlanError(found.error)
+    yield found
+    missing = [card for card in cards if not found.largest[card.key]]
+    for change, values in CHANGES if with_changes else ():
+        changed = replace(case, **values)
+        if not missing or changed == case:
+            continue
+        tried = _rehearse(command, changed, missing, change)
+        yield tried
+        missing = [card for card in missing if not tried.largest.get(card.key)]
+
+
+def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change: str) -> Planned:
+    with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
+        result, request = Path(folder, "result"), Path(folder, "case")
+        budgets = tuple(card.memory_bytes for card in cards)
+        asked = replace(case, result=str(result), budgets=budgets)
+        asked.save(request)
+        try:
+            done = subprocess.run(
+                list(command),
+                env=_environment(request, case.devices),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_ENOUGH,
+            )
+            output = f"{done.stdout[-2000:]}{done.stderr[-3000:]}"
+            reason = f"the program ended with status {done.returncode}"
+        except FileNotFoundError:
+            raise PlanError(f"{command[0]}: command not found.") from None
+        except subprocess.TimeoutExpired:
+            output, reason = "", f"it took more than {_ENOUGH} seconds"
+        found = read_results(result)
+    errors = [each["error"] for each in found if "error" in each]
+    rehearsed = [each["rehearsed"] for each in found if "rehearsed" in each]
+    if errors or not rehearsed:
+        error = errors[0] if errors else f"{reason}, and no Trainer ran in it.\n{output}"
+        return Planned(case, change, None, error=error.strip())
+    sizes = [each["batch_size"] for each in found if "budget" in each]
+    largest = dict(zip((card.key for card in cards), sizes, strict=False))
+    return Planned(case, change, Rehearsed(**rehearsed[0]), largest)
+
+
+def _environment(request: Path, num_cards: int) -> dict[str, str]:
+    """That of a program of which this is the first of its ranks, on a dry card."""
+    path = os.environ.get("PYTHONPATH")
+    env = os.environ | {
+        VARIABLE: str(request),
+        SIMULATE: str(MAX_CARDS),
+        DRY: "1",
+        RULES: "off",
+        "LIGHTNING_GAUDI_RELIABILITY": "off",
+        "PYTHONPATH": f"{path}{os.pathsep}{STAND_IN}" if path else str(STAND_IN),
+    }
+    if num_cards > 1:
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+        env |= {"WORLD_SIZE": str(num_cards), "RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0"}
+    return env
+
+
+def plan_module(
+    make: Any, batch: Any, case: Case, cards: Sequence[Card], *, with_changes: bool = True
+) -> list[Planned]:
+    """Plan the training of a module on a batch.
+
+    Args:
+        make: A function of a module that makes it, or the module itself, which is pickled: one of
+            torch, which AdamW trains on its loss, or a LightningModule.
+        batch: What the module takes: keyword arguments in a dict, positional ones in a sequence.
+        case: How it is to run.
+        cards: What it might run on.
+        with_changes: Whether to look for what makes it fit.
+
+    Raises:
+        PlanError: It cannot be rehearsed.
+    """
+    with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
+        path = Path(folder, "module")
+        path.write_bytes(pickle.dumps((make, batch)))
+        program = [sys.executable, "-m", "lightning_gaudi.planning.module_program", str(path)]
+        return list(plan(program, case, cards, with_changes=with_changes))

@@ -1,0 +1,215 @@
+"""A Trainer's run on a dry card: a few steps, and what they take.
+
+The program is the user's. Its Trainer gets the strategy, cards and precision that are asked for,
+and nothing that writes to the disk. What it would run is run in forks of the process, one for each
+batch size, and then the program ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lightning_gaudi._core.mirror import Family
+from lightning_gaudi.planning.batches import Resized
+from lightning_gaudi.planning.case import VARIABLE, Case, Rehearsed
+from lightning_gaudi.planning.empty_weights import EmptyWeights
+from lightning_gaudi.planning.search import largest_within
+from lightning_gaudi.planning.watch import NUM_STEPS, Watch
+from lightning_gaudi.simulator.memory import unlimited_memory
+
+_DROPPED = (
+    *("Checkpoint", "LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor", "Timer"),
+    *("ProgressBar", "ModelSummary", "EarlyStopping", "OnExceptionCheckpoint"),
+)
+"""Callbacks that write, or want a logger, a score or a clock; those derived from them, too."""
+
+
+def settings(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a Trainer that rehearses, for those that a program has passed."""
+    case, found = _case(), dict(given)
+    found |= {"accelerator": "hpu", "devices": case.devices, "num_nodes": 1, "logger": False}
+    found |= {"enable_checkpointing": False, "enable_progress_bar": False}
+    found |= {"enable_model_summary": False, "max_epochs": 1, "max_steps": -1, "max_time": None}
+    found |= {"fast_dev_run": False, "overfit_batches": 0.0, "num_sanity_val_steps": 0}
+    found |= {"val_check_interval": None, "check_val_every_n_epoch": 1, "profiler": None}
+    accumulated = found.get("accumulate_grad_batches") or 1
+    found |= {"limit_train_batches": NUM_STEPS * accumulated, "limit_val_batches": NUM_STEPS}
+    found |= {"limit_test_batches": NUM_STEPS, "limit_predict_batches": NUM_STEPS}
+    if case.strategy is not None:
+        found["strategy"] = case.strategy
+    if case.precision is not None:
+        found["precision"] = case.precision
+    callbacks = found.get("callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    found["callbacks"] = [each for each in callbacks if not _is_dropped(each)]
+    return found
+
+
+def _is_dropped(callback: Any) -> bool:
+    return any(kind.__name__ in _DROPPED for kind in type(callback).__mro__)
+
+
+def rehearse(run: Callable[[], Any], trainer: Any, model: Any, family: Family) -> None:
+    """Measure what a run takes, for all that the case asks, and end the program.
+
+    Args:
+        run: Has the Trainer fit, validate, test or predict.
+        trainer: Its cards are dry.
+        model: Of the run; None where the Trainer has it.
+        family: Of the Trainer.
+
+    Raises:
+        SystemExit: When all is measured.
+    """
+    case = _case()
+
+    def measure(batch_size: int | None) -> Rehearsed:
+        return _in_fork(lambda: _measure(run, trainer, model, case, batch_size, family))
+
+    try:
+        first = measure(case.batch_size)
+        _write(case, {"rehearsed": asdict(first)})
+        known = {first.batch_size: first.need}
+        for budget in case.budgets:
+            best = largest_within(lambda size: measure(size).need, budget, known)
+            _write(case, {"budget": budget, "batch_size": best})
+    except RehearsalError as error:
+        _write(case, {"error": str(error)})
+        raise SystemExit(1) from None
+    raise SystemExit(0)
+
+
+def _case() -> Case:
+    return Case.load(Path(os.environ[VARIABLE]))
+
+
+def _write(case: Case, found: dict[str, Any]) -> None:
+    with Path(case.result).open("a") as file:
+        file.write(json.dumps(found) + "\n")
+
+
+def _in_fork(measure: Callable[[], Rehearsed]) -> Rehearsed:
+    """What a fork of this process finds: it has used no card, and each fork uses its own."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if (pid := os.fork()) == 0:
+        os.close(reader)
+        status = 1
+        try:
+            with os.fdopen(writer, "w") as file:
+                found: dict[str, Any]
+                try:
+                    found = {"rehearsed": asdict(measure())}
+                    status = 0
+                except BaseException as error:
+                    found = {"error": _explain(error)}
+                file.write(json.dumps(found))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        text = file.read()
+    _, status = os.waitpid(pid, 0)
+    found = json.loads(text or "{}")
+    if "rehearsed" not in found:
+        how = f"the process ended with status {os.waitstatus_to_exitcode(status)}"
+        raise RehearsalError(found.get("error", how))
+    return Rehearsed(**found["rehearsed"])
+
+
+class RehearsalError(RuntimeError):
+    """A program cannot be rehearsed; the message says why, and where."""
+
+
+def _explain(error: BaseException) -> str:
+    """What went wrong, and at which line of the user's."""
+    kind = type(error).__name__
+    place = _place_of_user(error)
+    hint = ""
+    if isinstance(error, NotImplementedError):
+        hint = (
+            " On a dry card nothing has values: an operator whose result has a size that depends "
+            "on them cannot be planned. Give it a size, or leave it out of what is planned."
+        )
+    return f"{kind}: {str(error).strip()}{hint}{place}"
+
+
+def _place_of_user(error: BaseException) -> str:
+    from lightning_gaudi.simulator.rules.report import LIBRARIES
+
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        is_library = "site-packages" in path.parts or any(p in LIBRARIES for p in path.parts)
+        if not is_library and path.exists():
+            return f" ({path}, line {frame.lineno})"
+    return ""
+
+
+def _measure(
+    run: Callable[[], Any],
+    trainer: Any,
+    model: Any,
+    case: Case,
+    batch_size: int | None,
+    family: Family,
+) -> Rehearsed:
+    """Run it in this process, a fork that ends behind it."""
+    global _batch_size
+    _batch_size = batch_size
+    _empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    unlimited_memory()
+    group = family.find("distributed.process_group")
+    group._check_cards = lambda node_rank: None  # the other ranks are not there
+    watch = Watch(trainer)
+    if case.checkpointing is not None and model is not None:
+        _set_checkpointing(model, is_on=case.checkpointing)
+    trainer.callbacks.append(watch.callback(family))
+    run()
+    return watch.found()
+
+
+_empty_weights = EmptyWeights()
+
+
+def begin() -> None:
+    """Have the models that the program makes from now on take no memory."""
+    _empty_weights.__enter__()  # type: ignore[no-untyped-call]
+
+
+_batch_size: int | None = None
+"""Of the fork that this process is; None for the program's own."""
+
+
+def loader_for(loader: Any) -> Any:
+    """What a fit iterates in place of a loader of the program's."""
+    if hasattr(loader, "num_workers"):
+        loader.num_workers = 0  # nobody waits for it here
+    return loader if _batch_size is None else Resized(loader, _batch_size)
+
+
+def _set_checkpointing(model: Any, *, is_on: bool) -> None:
+    """Have modules of transformers compute activations again in backward, or not."""
+    names = (
+        ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+        if is_on
+        else ("activation_checkpointing_disable", "gradient_checkpointing_disable")
+    )
+    for module in model.modules():
+        for name in names:
+            switch = getattr(module, name, None)
+            if switch is not None:
+                with suppress(ValueError):  # of a model that cannot
+                    switch()
+                break

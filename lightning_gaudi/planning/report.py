@@ -1,0 +1,81 @@
+"""A plan as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_gaudi.planning.cards import Card
+from lightning_gaudi.planning.case import Case, Rehearsed
+from lightning_gaudi.planning.plan import Planned
+
+
+def text(planned: Planned, cards: Sequence[Card]) -> str:
+    """What a way to run a program takes, and which cards it fits."""
+    title = planned.change or "as it is"
+    lines = [f"{title}: {describe(planned.case)}"]
+    found = planned.rehearsed
+    if found is None:
+        return "\n".join([*lines, f"  cannot be planned: {planned.error}", ""])
+    lines += _memory(found)
+    lines += [
+        "",
+        f"  {'':14}{'memory':>10}{'peak':>9}{'largest batch':>15}{'a step, at least':>18}",
+    ]
+    for card in cards:
+        if card.key in planned.largest:
+            lines.append(_verdict(card, found, planned.largest[card.key]))
+    lines.append(
+        "  A step's time is an estimate of what no card can be faster than, not a measurement."
+    )
+    return "\n".join([*lines, ""])
+
+
+def describe(case: Case) -> str:
+    """A case in words."""
+    words = [f"{case.devices} card{'s' if case.devices > 1 else ''}"]
+    words += [f"strategy {case.strategy}"] if case.strategy else []
+    words += [f"precision {case.precision}"] if case.precision else []
+    if case.checkpointing is not None:
+        words.append(f"activation checkpointing {'on' if case.checkpointing else 'off'}")
+    return ", ".join(words)
+
+
+def gib(num_bytes: float) -> str:
+    """An amount of memory, in the unit that suits it."""
+    if num_bytes >= 2**29:
+        return f"{num_bytes / 2**30:.2f} GiB"
+    return f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _memory(found: Rehearsed) -> list[str]:
+    lines = [f"  peak of a card, batch {found.batch_size}: {gib(found.peak_bytes)}"]
+    for name, num_bytes in found.categories.items():
+        if num_bytes:
+            lines.append(f"    {name:26}{gib(num_bytes):>12}")
+    if found.setup_bytes > found.peak_bytes:
+        lines.append(f"    before, while it sets up:  {gib(found.setup_bytes):>12}")
+    if found.collective_bytes:
+        sent = ", ".join(f"{kind} {gib(size)}" for kind, size in found.collective_bytes.items())
+        lines.append(f"  sent in a step: {sent}")
+    return lines
+
+
+def _verdict(card: Card, found: Rehearsed, largest: int) -> str:
+    fits = found.need.whole <= card.memory_bytes
+    best = str(largest) if largest else "none fits"
+    peak = "fits" if fits else "too much"
+    return (
+        f"  {card.title:14}{gib(card.memory_bytes):>10}{peak:>9}{best:>15}"
+        f"{step_seconds(card, found) * 1e3:>15.1f} ms"
+    )
+
+
+def step_seconds(card: Card, found: Rehearsed) -> float:
+    """What a step takes at least, by the card's peaks in bf16: of arithmetic, or of what is sent.
+
+    Source: Williams, Waterman, Patterson, "Roofline: An Insightful Visual Performance Model", 2009.
+    """
+    arithmetic = found.flops / card.bf16_flops
+    sent = sum(found.collective_bytes.values())
+    links = sent / card.link_bandwidth if card.link_bandwidth else 0.0
+    return max(arithmetic, links)

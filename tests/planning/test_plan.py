@@ -1,0 +1,136 @@
+"""A program is rehearsed, and what that says is what the program takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_gaudi.planning.cards import CARDS, find_cards
+from lightning_gaudi.planning.case import VARIABLE, Case, read_results
+from tests.helpers.process import environment
+
+SCRIPT = """
+import lightning.pytorch as pl, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 8))
+
+    def training_step(self, batch, batch_idx):
+        features, labels = batch
+        STEP
+        loss = nn.functional.cross_entropy(self.layers(features), labels)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+
+if __name__ == "__main__":
+    data = TensorDataset(torch.randn(64, 64), torch.randint(8, (64,)))
+    trainer = pl.Trainer(max_epochs=100, callbacks=[pl.callbacks.ModelCheckpoint("saved")])
+    trainer.fit(Model(), DataLoader(data, batch_size=16))
+    raise SystemExit("it trained on")
+"""
+
+
+def _script(folder: Path, step: str = "pass") -> Path:
+    path = folder / "train.py"
+    path.write_text(SCRIPT.replace("STEP", step))
+    return path
+
+
+def _plan(folder: Path, *options: str, program: tuple[str, ...]) -> Any:
+    command = [sys.executable, "-m", "lightning_gaudi.cli", "plan", *options, "--", *program]
+    return subprocess.run(
+        command, env=environment(), cwd=folder, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.slow
+def test_a_script_is_planned_and_nothing_of_it_is_written(tmp_path: Path) -> None:
+    path = _script(tmp_path)
+    picture = tmp_path / "plan.svg"
+    options = ("--cards", "gaudi2,a100", "--json", "--picture", str(picture))
+    done = _plan(tmp_path, *options, program=(sys.executable, str(path)))
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    rehearsed = found["rehearsed"]
+    num_weights = 64 * 512 + 512 + 512 * 8 + 8
+    assert rehearsed["batch_size"] == 16
+    assert rehearsed["categories"]["weights"] == 4 * num_weights
+    # Of each weight two moments, and a count of steps.
+    assert rehearsed["categories"]["optimizer state"] == pytest.approx(8 * num_weights, rel=0.01)
+    assert sum(rehearsed["categories"].values()) == rehearsed["peak_bytes"]
+    # Forward, and the gradients of weights and of what is between the layers.
+    assert rehearsed["flops"] == 2 * 16 * (64 * 512 + 512 * 8) * 2 + 2 * 16 * 512 * 8
+    assert 0 < found["largest"]["a100"] <= found["largest"]["gaudi2"]
+    assert picture.read_text().startswith("<svg")
+    assert {each.name for each in tmp_path.iterdir()} == {"train.py", "plan.svg"}
+
+
+def _rehearse(folder: Path, script: Path, *, is_dry: bool) -> dict[str, Any]:
+    result, request = folder / f"result{is_dry}", folder / "case"
+    Case(batch_size=24, result=str(result)).save(request)
+    env = {VARIABLE: str(request), "LIGHTNING_GAUDI_RELIABILITY": "off"}
+    env["LIGHTNING_GAUDI_SIMULATE_DRY"] = str(int(is_dry))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment(env),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    (found,) = read_results(result)
+    assert "rehearsed" in found, (found, done.stderr)
+    rehearsed: dict[str, Any] = found["rehearsed"]
+    return rehearsed
+
+
+@pytest.mark.slow
+def test_a_rehearsal_is_what_a_card_that_computes_measures(tmp_path: Path) -> None:
+    script = _script(tmp_path)
+    dry = _rehearse(tmp_path, script, is_dry=True)
+    assert dry == _rehearse(tmp_path, script, is_dry=False)
+    assert dry["batch_size"] == 24
+
+
+def test_what_cannot_be_planned_is_named_with_its_line(tmp_path: Path) -> None:
+    path = _script(tmp_path, "features = features[features.sum(1) > 0]")
+    done = _plan(tmp_path, program=(sys.executable, str(path)))
+    assert done.returncode == 2
+    assert "depends on them cannot be planned" in done.stderr.replace("depend on", "depends on")
+    line = path.read_text().splitlines().index("        features = features[features.sum(1) > 0]")
+    assert f"{path}, line {line + 1}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "program", "message"),
+    [
+        (("--cards", "gaudy2"), ("python",), "There is no card 'gaudy2'. Did you mean 'gaudi2'?"),
+        ((), ("no-such-program",), "no-such-program: command not found."),
+        ((), (sys.executable, "-c", "print('hello')"), "no Trainer ran in it.\nhello"),
+    ],
+)
+def test_mistakes_end_with_2_and_say_why(
+    options: tuple[str, ...], program: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    done = _plan(tmp_path, *options, program=program)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_cards_are_found_by_name() -> None:
+    assert [card.key for card in find_cards("a100, gaudi1")] == ["a100", "gaudi1"]
+    assert [card.key for card in find_cards("")] == [*CARDS]
