@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -75,3 +76,53 @@ def test_the_error_says_what_holds_the_memory(
     assert rest >= 32
     assert used == pytest.approx(weights + gradients + state + buckets + rest, abs=0.1)
     measured(f"{devices} cards, {strategy}: {held[0].partition('): ')[2]}")
+
+
+FITS = """
+import sys
+import lightning.pytorch as pl, torch
+from torch.utils.data import DataLoader
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            *(torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(4))
+        )
+
+    def training_step(self, batch, batch_idx):
+        return self.layers(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+if __name__ == "__main__":
+    trainer = pl.Trainer(accelerator="hpu", devices=DEVICES, max_epochs=1, logger=False,
+                         enable_checkpointing=False, enable_progress_bar=False, strategy=STRATEGY)
+    trainer.fit(Model(), DataLoader(torch.randn(8192, 512), batch_size=1024))
+    if trainer.is_global_zero:
+        print("PEAK", torch.hpu.memory_stats()["MaxInUse"])
+"""
+
+
+@pytest.mark.parametrize(("devices", "strategy"), [(1, "auto"), (2, "ddp"), (2, "fsdp")])
+def test_a_plan_says_beforehand_what_it_will_take(
+    devices: int, strategy: str, tmp_path: Path, measured: Callable[[str], None]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FITS.replace("DEVICES", str(devices)).replace("STRATEGY", repr(strategy)))
+    program = [sys.executable, str(script)]
+    result = run(program, env={"LIGHTNING_GAUDI_SIMULATE": "2"}, timeout=300)
+    actual = int(re.findall(r"PEAK (\d+)", result.stdout)[0])
+    options = ["--json", "--no-changes", "--cards", "gaudi2", "--devices", str(devices)]
+    command = [sys.executable, "-m", "lightning_gaudi.cli", "plan", *options, "--", *program]
+    (found,) = json.loads(run(command, timeout=300).stdout)
+    rehearsed = found["rehearsed"]
+    planned = max(rehearsed["peak_bytes"], rehearsed["setup_bytes"])
+    assert planned == pytest.approx(actual, rel=0.1)
+    measured(
+        f"{devices} cards, {strategy}: planned {planned / 2**20:.2f} MiB, "
+        f"took {actual / 2**20:.2f} MiB"
+    )
