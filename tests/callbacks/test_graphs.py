@@ -85,6 +85,7 @@ def test_launches_of_a_step_are_counted(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*tensorboard.*:UserWarning", "default::DeprecationWarning")
 def test_recompilations_of_steps_are_told_with_the_shape_that_caused_them(tmp_path):
+    torch._dynamo.reset()  # what other tests of this process have compiled of a linear layer
     report = _fit("never", tmp_path, num_samples=25).report
     # Step 13 has one sample; validation, which had such a batch before, compiled other graphs.
     assert report.num_steps + report.num_log_steps == 13
