@@ -15,7 +15,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
-BEAT_S = 1.0
+BEAT_S = 0.5
 """How often a rank says that it is there."""
 
 STUCK_S = 5.0
@@ -126,7 +126,7 @@ class Board:
             if is_last:
                 return
             # Once there is a verdict, all that is left is a matter of moments.
-            self._wake.wait(BEAT_S if self.verdict is None else BEAT_S / 10)
+            self._wake.wait(BEAT_S if self.verdict is None else BEAT_S / 5)
             self._wake.clear()
 
     def _ask(self) -> None:

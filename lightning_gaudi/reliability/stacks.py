@@ -8,7 +8,6 @@ import faulthandler
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -19,6 +18,9 @@ _SIGNAL = signal.SIGRTMAX - 5
 """At which a rank writes its stack, without any of its threads."""
 
 _WRITING_S = 2.0
+
+_LAST_LINES = (" in <module>\n", "  ...\n")
+"""With which a stack ends, whole or cut. Source: CPython, Python/traceback.c."""
 
 _file: IO[str] | None = None
 
@@ -39,29 +41,33 @@ def prepare() -> Process:
     """Be ready to be asked for a stack; what others need to know."""
     global _file
     if _file is None:
-        _file = tempfile.NamedTemporaryFile(  # noqa: SIM115 - open for as long as the process runs
-            "w", prefix="lightning-gaudi-stack-", suffix=".txt", delete=False
-        )
+        _file = os.fdopen(
+            os.memfd_create("stack"), "w"
+        )  # which ends with the process, killed or not
         faulthandler.register(_SIGNAL, file=_file, all_threads=False, chain=False)
     status = _status(os.getpid())
     assert status is not None
     namespace = Path("/proc/self/ns/pid")
     host = f"{os.uname().nodename} {namespace.readlink()}"
-    return Process(host, os.getpid(), status.started, _file.name)
+    return Process(host, os.getpid(), status.started, _path(_file))
 
 
 def close() -> None:
-    """Be asked no more, and leave no file."""
+    """Be asked no more."""
     global _file
     if _file is not None:
         faulthandler.unregister(_SIGNAL)
         _file.close()
-        Path(_file.name).unlink(missing_ok=True)
         _file = None
 
 
 def of_main_thread() -> str:
-    """The stack of this process's main thread, which another thread asks for."""
+    """The stack of this process's main thread, which another thread asks for.
+
+    If another process has asked before, as of one that was stopped, it is the stack of that moment.
+    """
+    if _file is not None and (asked := Path(_path(_file)).read_text()):
+        return asked
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "" if frame is None else "".join(traceback.format_stack(frame))
 
@@ -74,11 +80,16 @@ def of_other(process: Process) -> str:
         _signal_main_thread(process.pid)
         os.kill(process.pid, signal.SIGCONT)
         found = ""
-        while time.monotonic() < end and not (found and found.endswith("\n")):
-            time.sleep(0.1)
+        # It is written piece by piece, the outermost frame last.
+        while time.monotonic() < end and not found.endswith(_LAST_LINES):
+            time.sleep(0.05)
             found += file.read()
         return found
     return ""
+
+
+def _path(file: IO[str]) -> str:
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _signal_main_thread(pid: int) -> None:
@@ -99,8 +110,6 @@ def kill(process: Process) -> None:
     if how(process) is None or how(process) == "is stopped":
         with contextlib.suppress(OSError):
             os.kill(process.pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        Path(process.stack).unlink()
 
 
 def how(process: Process) -> str | None:

@@ -21,7 +21,7 @@ RUNS, LEFT, FAILED = "runs", "left", "failed"
 
 
 class Beat(NamedTuple):
-    """What a rank says of itself, about once a second."""
+    """What a rank says of itself, about twice a second."""
 
     number: int
     """Another one each time."""
@@ -84,6 +84,10 @@ def judge(
     ]
     hung = [rank for rank in late if _is_behind(rank, running, waiting)]
     if hung:
+        # What one silent rank has met, others have, some a moment later: their host is cut off.
+        is_silent = any(silent_s[rank] > SILENT_S for rank in hung)
+        hung += [r for r in running if is_silent and silent_s[r] > SILENT_S and r not in hung]
+        hung.sort()
         return Verdict(tuple(hung), _each(hung, running, still, silent_s))
     if gone := _left(beats, running, still, limits):
         return gone

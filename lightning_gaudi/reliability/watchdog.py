@@ -1,6 +1,6 @@
 """The watchdog: a rank that hangs or has died is named, with its stack, and all ranks end.
 
-HCCL waits for a rank for ever. So each rank says once a second, from a thread, where it is (see
+HCCL waits for a rank for ever. So each rank says twice a second, from a thread, where it is (see
 `_core.whereabouts`); rank 0 judges all, everybody judges rank 0, and the ranks of a host see which
 of them have died. The thread that trains takes no part: it asks no store and waits for no device.
 """
@@ -18,11 +18,12 @@ from lightning_gaudi._core import processes, whereabouts
 from lightning_gaudi._core.rank_monitor import STOPPED, say
 
 from . import stacks
-from .board import BEAT_S, Board
+from .board import Board
 from .stacks import Process
 from .verdict import FAILED, LEFT, LEFT_S, RUNS, SILENT_S, Beat, Limits, Verdict, judge
 
-_POLL_S = 0.5
+_POLL_S = 0.25
+_PATIENCE_S = 2.0
 _STACKS_S = 3.0
 _MAX_STACKS = 8
 _MARGIN_S = 5.0
@@ -119,19 +120,19 @@ class Watchdog:
             return  # a fork, which has no threads
         self._state = FAILED if processes.has_failed() else LEFT
         self._is_over.set()
-        self._board.close(2 * BEAT_S)
+        self._board.close(_PATIENCE_S)
         stacks.close()
 
     def explain(self) -> None:
         """Say which rank of this host was killed, which may be why this one fails."""
-        end, rounds = time.monotonic() + 2 * BEAT_S, self._board.num_rounds
+        end, rounds = time.monotonic() + _PATIENCE_S, self._board.num_rounds
         while time.monotonic() < end and not self._is_over.is_set():
             is_fresh = self._board.num_rounds > rounds + 1 or not self._board.answers
             dead = self._dead()
             if dead is not None and is_fresh:
                 say(f"[rank: {self._rank}] fails because {dead.reason}")
                 return
-            time.sleep(_POLL_S / 2)
+            time.sleep(_POLL_S)
 
     def _beat(self) -> Beat:
         self._number += 1
@@ -150,14 +151,14 @@ class Watchdog:
 
     def _run(self) -> None:
         proposed_at, own = 0.0, None
-        while not self._is_over.wait(_POLL_S if own is None else _POLL_S / 10):
+        while not self._is_over.wait(_POLL_S if own is None else _POLL_S / 5):
             if self._board.verdict is not None:
                 found = self._board.verdict
                 self._end(Verdict(tuple(found["ranks"]), found["reason"]), found["stacks"])
             elif own is None and (own := self._judge()) is not None:
                 proposed_at = time.monotonic()
                 self._board.propose({**own._asdict(), "stacks": self._whose_stacks(own)})
-            elif own is not None and time.monotonic() - proposed_at > 2 * BEAT_S:
+            elif own is not None and time.monotonic() - proposed_at > _PATIENCE_S:
                 self._end(own, self._whose_stacks(own))  # the store does not answer
 
     def _judge(self) -> Verdict | None:
@@ -165,7 +166,7 @@ class Watchdog:
         beats, silent_s = {self._rank: me}, {self._rank: 0.0}
         for rank, (found, heard_at) in [*self._board.beats.items()]:
             beats[rank] = Beat.read(found)
-            silent_s[rank] = now - heard_at if now - heard_at > 2 * BEAT_S else 0.0
+            silent_s[rank] = now - heard_at if now - heard_at > _PATIENCE_S else 0.0
         hosts = {rank: self._hosts[rank] for rank in beats}
         self._cut_off = {
             host
@@ -245,9 +246,9 @@ class Watchdog:
             for rank in missing & self._local.keys() - asked if is_due else ():
                 asked.add(rank)
                 if stack := stacks.of_other(self._local[rank]):
-                    found.setdefault(rank, stack)
+                    found[rank] = stack  # its own is of a later moment, if it goes on
                     self._board.tell_stack(rank, stack)
-            time.sleep(_POLL_S / 10)
+            time.sleep(_POLL_S / 5)
 
     def _is_helper(self, verdict: Verdict) -> bool:
         """Whether this is the first rank of its host that is not to blame."""
@@ -258,7 +259,7 @@ class Watchdog:
         """Leave the store to the others until they have read it, and ranks to end by themselves."""
         others = set(range(self._size)) - set(verdict.ranks)
         expected = sum(self._may_answer(rank) for rank in others)
-        waits_s = _STACKS_S if self._rank == 0 else 2 * BEAT_S
+        waits_s = _STACKS_S if self._rank == 0 else _PATIENCE_S
         end = time.monotonic() + waits_s
         while time.monotonic() < end and self._board.answers and self._board.num_seen < expected:
-            time.sleep(_POLL_S / 10)
+            time.sleep(_POLL_S / 5)

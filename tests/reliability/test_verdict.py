@@ -45,6 +45,14 @@ def test_a_silent_rank_may_have_come_as_far_as_the_others():
     assert "it is silent for 31 s, last heard of in step 4" in found.reason
 
 
+def test_the_ranks_of_a_host_that_is_cut_off_are_named_together():
+    ranks = [_beat(31, collective="all_reduce"), _beat(1), _beat(1)]
+    found = _judge(*ranks, silent_s={0: 0.0, 1: 28.8, 2: 29.2})
+    assert found.ranks == (1, 2)
+    found = _judge(_beat(31, collective="all_reduce"), _beat(31), _beat(1, collective="barrier"))
+    assert found.ranks == (1,)
+
+
 def test_where_all_stand_alike_nobody_is_to_blame():
     found = _judge(_beat(31), _beat(32))
     assert found.ranks == ()
