@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_gaudi._patches import apply
+from lightning_gaudi.simulator.rules.report import is_library
 
 from . import places
 from .places import Place
@@ -180,6 +181,6 @@ def _describe(collate: Any) -> str:
     function = inspect.unwrap(getattr(collate, "__func__", collate))
     module = getattr(function, "__module__", "") or ""
     code = getattr(function, "__code__", None)
-    if code is None or places.is_library(module):
+    if code is None or is_library(module):
         return str(name)
     return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"

@@ -137,7 +137,7 @@ def _row(each: lines.LineTotals) -> str:
 
 
 def _memory(record: Record) -> str:
-    parts = {name: size for name, size in wording.memory_parts(record).items() if size}
+    parts = {name: size for name, size in record.memory.items() if size}
     shown = {name: wording.size(size) for name, size in parts.items()}
     return (
         f"<h2>Memory at its peak</h2><p>At most {wording.size(record.peak_bytes)} of "

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from lightning_gaudi.simulator.rules.report import LIBRARIES
+from lightning_gaudi.simulator.rules.report import is_library
 
 TRAINING, VALIDATION, CHECKPOINT = "training", "validation", "checkpoint"
 FORWARD, MODEL, BACKWARD, OPTIMIZER = "forward", "model", "backward", "optimizer"
@@ -99,11 +99,6 @@ def trainer() -> str:
             return _TRAINERS[package]
         frame = frame.f_back
     return ""
-
-
-def is_library(module: str) -> bool:
-    """Whether a module is of a package whose lines are not the user's to change."""
-    return module.partition(".")[0] in LIBRARIES
 
 
 @functools.cache

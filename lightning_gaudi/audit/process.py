@@ -90,6 +90,8 @@ class _Audit:
         if not recorder.is_on or not (recorder.lines or recorder.steps):
             return
         recorder.stop()
+        from lightning_gaudi.reliability import memory  # late, as in `loaders`
+
         rank, world_size = self._rank or _rank()
         stats = vendor.memory_stats()
         Record(
@@ -104,7 +106,7 @@ class _Audit:
             steps=recorder.steps,
             lines=list(recorder.lines.values()),
             loaders=self.watch.loaders(),
-            memory=self._memory,
+            memory=memory.with_rest(self._memory, stats["MaxInUse"]),
             peak_bytes=stats["MaxInUse"],
             limit_bytes=stats["Limit"],
         ).write(self._folder)

@@ -130,7 +130,7 @@ def _memory(audit: Audit) -> Iterator[str]:
     yield ""
     peak, limit = wording.size(record.peak_bytes), wording.size(record.limit_bytes)
     yield f"Memory: at most {peak} of {limit} in use at a time"
-    for name, num_bytes in wording.memory_parts(record).items():
+    for name, num_bytes in record.memory.items():
         if num_bytes:
             yield f"  {name:30}{wording.size(num_bytes):>14}"
 

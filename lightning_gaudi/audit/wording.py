@@ -63,12 +63,6 @@ def label(file: str, line: int) -> str:
     return name if len(name) <= _LABEL_LENGTH else f"…{name[1 - _LABEL_LENGTH :]}"
 
 
-def memory_parts(record: Record) -> dict[str, int]:
-    """The peak by category; activations are what the others leave of it."""
-    rest = max(0, record.peak_bytes - sum(record.memory.values()))
-    return {**record.memory, "activations and the rest": rest}
-
-
 def advice(loader: Loader) -> Iterator[str]:
     """What padding costs, and which boundaries would waste least."""
     if loader.num_tokens is not None and loader.num_places:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_gaudi.cli.catalog import UsageError
-from lightning_gaudi.simulator import activation, build
-from lightning_gaudi.simulator.settings import MAX_CARDS, SimulatorError
+from lightning_gaudi.cli.simulate import prepare
+from lightning_gaudi.simulator.settings import MAX_CARDS
 
 if TYPE_CHECKING:
     _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -82,10 +82,10 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         options.error(f"no command; write it after --, as in: {_EXAMPLE}")
     try:
         cards = find_cards(options.cards)
-        activation.refuse_vendor("`lightning-gaudi plan`")
-        build.ensure_built()
-    except (ValueError, SimulatorError) as error:
+    except ValueError as error:
         raise UsageError(str(error)) from error
+    if (status := prepare("`lightning-gaudi plan`")) is not None:
+        return status
     case = Case(
         strategy=options.strategy,
         devices=options.devices,

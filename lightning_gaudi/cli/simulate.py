@@ -21,8 +21,8 @@ from lightning_gaudi.simulator.settings import (
     RULES,
     SERVER,
     SIMULATE,
-    STAND_IN,
     SimulatorError,
+    path_with_stand_in,
     server_name,
 )
 
@@ -122,13 +122,12 @@ def prepare(asking: str) -> int | None:
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """This process's environment with the simulator asked for."""
-    path = os.environ.get("PYTHONPATH")
     return os.environ | {
         SIMULATE: str(options.cards),
         CARD: options.card,
         RELEASE: options.release,
         SERVER: server_name(),  # one for all that the command starts, as mpirun does
-        "PYTHONPATH": f"{path}{os.pathsep}{STAND_IN}" if path else str(STAND_IN),
+        "PYTHONPATH": path_with_stand_in(),
     }
 
 

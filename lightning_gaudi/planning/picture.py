@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -10,13 +10,8 @@ from lightning_gaudi.planning.cards import Card
 from lightning_gaudi.planning.plan import Planned
 from lightning_gaudi.planning.report import describe, gib
 
-_COLOURS = {
-    "weights": "#0868ac",
-    "gradients": "#43a2ca",
-    "optimizer state": "#7bccc4",
-    "communication buckets": "#bae4bc",
-    "activations and the rest": "#f4a582",
-}
+_COLOURS = ("#0868ac", "#43a2ca", "#7bccc4", "#bae4bc", "#f4a582")
+"""Of the categories of `Rehearsed`, in their order."""
 _WIDTH, _ROW, _LEFT, _TOP = 900, 46, 20, 60
 
 
@@ -33,14 +28,16 @@ def draw(plans: Sequence[Planned], cards: Sequence[Card], path: str) -> None:
     most = max([most, *(card.memory_bytes for card in cards)])
     scale = (_WIDTH - 2 * _LEFT) / most
     height = _TOP + _ROW * len(found) + 40
+    categories = [*found[0].rehearsed.categories] if found and found[0].rehearsed else []
+    colours = dict(zip(categories, _COLOURS, strict=True))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        *_legend(),
+        *_legend(colours),
     ]
     for index, each in enumerate(found):
-        parts += _bar(each, _TOP + index * _ROW, scale)
+        parts += _bar(each, colours, _TOP + index * _ROW, scale)
     for index, card in enumerate(sorted(cards, key=lambda card: card.memory_bytes)):
         x = _LEFT + card.memory_bytes * scale
         bottom = _TOP + _ROW * len(found)
@@ -53,9 +50,9 @@ def draw(plans: Sequence[Planned], cards: Sequence[Card], path: str) -> None:
     Path(path).write_text("\n".join([*parts, "</svg>\n"]))
 
 
-def _legend() -> list[str]:
+def _legend(colours: Mapping[str, str]) -> list[str]:
     parts, x = [], _LEFT
-    for name, colour in _COLOURS.items():
+    for name, colour in colours.items():
         parts.append(
             f'<rect x="{x}" y="16" width="12" height="12" fill="{colour}"/>'
             f'<text x="{x + 17}" y="26">{escape(name)}</text>'
@@ -64,7 +61,7 @@ def _legend() -> list[str]:
     return parts
 
 
-def _bar(planned: Planned, y: int, scale: float) -> list[str]:
+def _bar(planned: Planned, colours: Mapping[str, str], y: int, scale: float) -> list[str]:
     found = planned.rehearsed
     assert found is not None
     title = f"{planned.change or 'as it is'}: {describe(planned.case)}, batch {found.batch_size}"
@@ -72,9 +69,9 @@ def _bar(planned: Planned, y: int, scale: float) -> list[str]:
     x = float(_LEFT)
     for name, num_bytes in found.categories.items():
         width = num_bytes * scale
-        colour = _COLOURS.get(name, "#999")
         parts.append(
-            f'<rect x="{x:.1f}" y="{y + 17}" width="{width:.1f}" height="20" fill="{colour}">'
+            f'<rect x="{x:.1f}" y="{y + 17}" width="{width:.1f}" height="20" '
+            f'fill="{colours[name]}">'
             f"<title>{escape(name)} {gib(num_bytes)}</title></rect>"
         )
         x += width

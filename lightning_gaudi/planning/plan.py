@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning_gaudi.planning.cards import Card
 from lightning_gaudi.planning.case import VARIABLE, Case, Rehearsed, read_results
-from lightning_gaudi.simulator.settings import DRY, MAX_CARDS, RULES, SIMULATE, STAND_IN
+from lightning_gaudi.simulator.settings import DRY, MAX_CARDS, RULES, SIMULATE, path_with_stand_in
 
 
 class PlanError(RuntimeError):
@@ -128,14 +128,13 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
 
 def _environment(request: Path, num_cards: int) -> dict[str, str]:
     """That of a program of which this is the first of its ranks, on a dry card."""
-    path = os.environ.get("PYTHONPATH")
     env = os.environ | {
         VARIABLE: str(request),
         SIMULATE: str(MAX_CARDS),
         DRY: "1",
         RULES: "off",
         "LIGHTNING_GAUDI_RELIABILITY": "off",
-        "PYTHONPATH": f"{path}{os.pathsep}{STAND_IN}" if path else str(STAND_IN),
+        "PYTHONPATH": path_with_stand_in(),
     }
     if num_cards > 1:
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}

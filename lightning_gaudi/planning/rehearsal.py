@@ -24,6 +24,7 @@ from lightning_gaudi.planning.empty_weights import EmptyWeights
 from lightning_gaudi.planning.search import largest_within
 from lightning_gaudi.planning.watch import NUM_STEPS, Watch
 from lightning_gaudi.simulator.memory import unlimited_memory
+from lightning_gaudi.simulator.rules.report import is_library
 
 _DROPPED = (
     *("Checkpoint", "LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor", "Timer"),
@@ -31,18 +32,27 @@ _DROPPED = (
 )
 """Callbacks that write, or want a logger, a score or a clock; those derived from them, too."""
 
+_SETTINGS = {
+    **{"accelerator": "hpu", "num_nodes": 1, "logger": False, "profiler": None},
+    **{"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
+    **{"max_epochs": 1, "max_steps": -1, "max_time": None},
+    **{"fast_dev_run": False, "overfit_batches": 0.0, "num_sanity_val_steps": 0},
+    **{"val_check_interval": None, "check_val_every_n_epoch": 1, "limit_val_batches": NUM_STEPS},
+    **{"limit_test_batches": NUM_STEPS, "limit_predict_batches": NUM_STEPS},
+}
+"""Of a Trainer that takes a few steps, and leaves nothing behind."""
+
+_empty_weights = EmptyWeights()
+
+_batch_size: int | None = None
+"""Of the fork that this process is; None for the program's own."""
+
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a Trainer that rehearses, for those that a program has passed."""
-    case, found = _case(), dict(given)
-    found |= {"accelerator": "hpu", "devices": case.devices, "num_nodes": 1, "logger": False}
-    found |= {"enable_checkpointing": False, "enable_progress_bar": False}
-    found |= {"enable_model_summary": False, "max_epochs": 1, "max_steps": -1, "max_time": None}
-    found |= {"fast_dev_run": False, "overfit_batches": 0.0, "num_sanity_val_steps": 0}
-    found |= {"val_check_interval": None, "check_val_every_n_epoch": 1, "profiler": None}
-    accumulated = found.get("accumulate_grad_batches") or 1
-    found |= {"limit_train_batches": NUM_STEPS * accumulated, "limit_val_batches": NUM_STEPS}
-    found |= {"limit_test_batches": NUM_STEPS, "limit_predict_batches": NUM_STEPS}
+    case = _case()
+    found = {**given, **_SETTINGS, "devices": case.devices}
+    found["limit_train_batches"] = NUM_STEPS * (found.get("accumulate_grad_batches") or 1)
     if case.strategy is not None:
         found["strategy"] = case.strategy
     if case.precision is not None:
@@ -146,13 +156,11 @@ def _explain(error: BaseException) -> str:
 
 
 def _place_of_user(error: BaseException) -> str:
-    from lightning_gaudi.simulator.rules.report import LIBRARIES
-
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         path = Path(frame.filename)
-        is_library = "site-packages" in path.parts or any(p in LIBRARIES for p in path.parts)
-        if not is_library and path.exists():
+        is_of_library = "site-packages" in path.parts or any(map(is_library, path.parts))
+        if not is_of_library and path.exists():
             return f" ({path}, line {frame.lineno})"
     return ""
 
@@ -180,16 +188,9 @@ def _measure(
     return watch.found()
 
 
-_empty_weights = EmptyWeights()
-
-
 def begin() -> None:
     """Have the models that the program makes from now on take no memory."""
     _empty_weights.__enter__()  # type: ignore[no-untyped-call]
-
-
-_batch_size: int | None = None
-"""Of the fork that this process is; None for the program's own."""
 
 
 def loader_for(loader: Any) -> Any:

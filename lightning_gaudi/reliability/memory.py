@@ -60,12 +60,16 @@ def holders(module: Any, optimizers: Sequence[Any]) -> dict[str, list[Tensor]]:
     }
 
 
+def with_rest(sizes: Mapping[str, int], used: int) -> dict[str, int]:
+    """The categories and what they leave of the bytes in use."""
+    return {**sizes, REST: max(0, used - sum(sizes.values()))}
+
+
 def report(module: Any, optimizers: Sequence[Any]) -> str:
     """What is on the card now, in words, with the rest; arguments as `by_category`."""
-    sizes = by_category(module, optimizers)
     stats = vendor.memory_stats()
     used, limit = stats["InUse"], stats["Limit"]
-    sizes[REST] = max(0, used - sum(sizes.values()))
+    sizes = with_rest(by_category(module, optimizers), used)
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in sizes.items())
     peak = _gib(stats["MaxInUse"])
     return f"the card held {_gib(used)} of {_gib(limit)} (at most {peak} before): {parts}"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lightning_gaudi.simulator.statistics import _device
+from lightning_gaudi.simulator.statistics import device
 
 
 class Peak(NamedTuple):
@@ -26,7 +26,7 @@ class MemoryLog:
     """
 
     def __init__(self) -> None:
-        self._device = _device()
+        self._device = device()
         self._device.log_memory(True)
 
     def mark(self) -> int:
@@ -67,4 +67,4 @@ class MemoryLog:
 
 def unlimited_memory() -> None:
     """Let the card have more than it has, to see what a program would take."""
-    _device().set_memory_limit(0)
+    device().set_memory_limit(0)

@@ -105,6 +105,11 @@ def server_name() -> str:
     return os.environ.setdefault(SERVER, f"{os.getpid()}-{os.urandom(4).hex()}")
 
 
+def path_with_stand_in() -> str:
+    """`PYTHONPATH` for programs that are to find the simulator's `habana_frameworks`."""
+    return os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(STAND_IN))))
+
+
 def is_requested() -> bool:
     """Whether the environment asks for the simulator; an empty value does not."""
     return bool(os.environ.get(SIMULATE))

@@ -33,7 +33,7 @@ def collective_stats() -> dict[str, CollectiveStats]:
     Raises:
         SimulatorError: The simulator is not active.
     """
-    stats: dict[str, CollectiveStats] = _device().collectives()
+    stats: dict[str, CollectiveStats] = device().collectives()
     return stats
 
 
@@ -43,7 +43,7 @@ def host_syncs() -> dict[str, int]:
     Raises:
         SimulatorError: The simulator is not active.
     """
-    counts: dict[str, int] = _device().host_syncs()
+    counts: dict[str, int] = device().host_syncs()
     return counts
 
 
@@ -58,7 +58,7 @@ def launches() -> int:
     Raises:
         SimulatorError: The simulator is not active.
     """
-    count: int = _device().launches()
+    count: int = device().launches()
     return count
 
 
@@ -68,10 +68,15 @@ def reset_statistics() -> None:
     Raises:
         SimulatorError: The simulator is not active.
     """
-    _device().reset_counters()
+    device().reset_counters()
 
 
-def _device() -> ModuleType:
+def device() -> ModuleType:
+    """The compiled simulator.
+
+    Raises:
+        SimulatorError: The simulator is not active.
+    """
     if not is_active():
         raise SimulatorError(
             f"The simulated HPU is not active, so it has counted nothing. Set {SIMULATE} before "

@@ -14,11 +14,21 @@ from tests.helpers.process import run
 
 NUM_WEIGHTS = 1024 * 1024  # 4 MiB in fp32; Adam holds twice as much
 
-SOURCE = f"""
+IMPORTS = """
 import lightning.pytorch as pl, torch
 from torch.utils.data import DataLoader
 
+"""
 
+MAIN = """
+if __name__ == "__main__":
+    trainer = pl.Trainer(accelerator="hpu", devices={devices}, max_epochs=1, logger=False,
+                         enable_checkpointing=False, enable_progress_bar=False,
+                         strategy="{strategy}")
+    trainer.fit(Model(), DataLoader(torch.randn({samples}, {width}), batch_size={batch_size}))
+"""
+
+FULL = f"""
 class Model(pl.LightningModule):
     def __init__(self):
         super().__init__()
@@ -33,11 +43,6 @@ class Model(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters())
 
-
-if __name__ == "__main__":
-    trainer = pl.Trainer(accelerator="hpu", devices=DEVICES, max_epochs=1, logger=False,
-                         enable_checkpointing=False, enable_progress_bar=False, strategy=STRATEGY)
-    trainer.fit(Model(), DataLoader(torch.randn(64, 1024), batch_size=4))
 """
 
 
@@ -54,8 +59,8 @@ def test_the_error_says_what_holds_the_memory(
     measured: Callable[[str], None],
 ) -> None:
     script = tmp_path / "script.py"
-    text = SOURCE.replace("DEVICES", str(devices)).replace("STRATEGY", repr(strategy))
-    script.write_text(text)
+    main = MAIN.format(devices=devices, strategy=strategy, samples=64, width=1024, batch_size=4)
+    script.write_text(IMPORTS + FULL + main)
     env = {"LIGHTNING_GAUDI_SIMULATE": "2"}
     result = run([sys.executable, str(script)], env=env, timeout=300, check=False)
     assert result.returncode == 1, result.stderr
@@ -79,11 +84,6 @@ def test_the_error_says_what_holds_the_memory(
 
 
 FITS = """
-import sys
-import lightning.pytorch as pl, torch
-from torch.utils.data import DataLoader
-
-
 class Model(pl.LightningModule):
     def __init__(self):
         super().__init__()
@@ -97,11 +97,9 @@ class Model(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters())
 
+"""
 
-if __name__ == "__main__":
-    trainer = pl.Trainer(accelerator="hpu", devices=DEVICES, max_epochs=1, logger=False,
-                         enable_checkpointing=False, enable_progress_bar=False, strategy=STRATEGY)
-    trainer.fit(Model(), DataLoader(torch.randn(8192, 512), batch_size=1024))
+PRINTED = """
     if trainer.is_global_zero:
         print("PEAK", torch.hpu.memory_stats()["MaxInUse"])
 """
@@ -112,7 +110,8 @@ def test_a_plan_says_beforehand_what_it_will_take(
     devices: int, strategy: str, tmp_path: Path, measured: Callable[[str], None]
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(FITS.replace("DEVICES", str(devices)).replace("STRATEGY", repr(strategy)))
+    main = MAIN.format(devices=devices, strategy=strategy, samples=8192, width=512, batch_size=1024)
+    script.write_text(IMPORTS + FITS + main + PRINTED)
     program = [sys.executable, str(script)]
     result = run(program, env={"LIGHTNING_GAUDI_SIMULATE": "2"}, timeout=300)
     actual = int(re.findall(r"PEAK (\d+)", result.stdout)[0])

@@ -17,7 +17,7 @@ from lightning_gaudi.simulator import observer
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
 from lightning_gaudi.simulator.settings import RULE_MODES
 
-LIBRARIES = frozenset(sys.stdlib_module_names) | {
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("torch", "functorch", "torchmetrics", "torchdata", "torchvision", "numpy", "safetensors"),
     *("lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"),
     *("transformers", "diffusers", "accelerate", "peft", "datasets", "evaluate", "deepspeed"),
@@ -149,12 +149,13 @@ def _place_of_user() -> tuple[str, int] | None:
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch._tensor_str":
             return None
-        if _top_package(frame) not in LIBRARIES:
+        if not is_library(str(frame.f_globals.get("__name__", ""))):
             return frame.f_code.co_filename, frame.f_lineno
         outermost, frame = frame, frame.f_back
     assert outermost is not None
     return outermost.f_code.co_filename, outermost.f_lineno
 
 
-def _top_package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+def is_library(module: str) -> bool:
+    """Whether a module is of a package whose lines are not the user's to change."""
+    return module.partition(".")[0] in _LIBRARIES
