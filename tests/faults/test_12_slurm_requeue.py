@@ -45,8 +45,9 @@ def test_a_requeued_job_goes_on_from_its_newest_checkpoint(
         state = slurm.wait(job, ["PENDING", "FAILED", "COMPLETED"], LIMIT_S)
         said = (tmp_path / "slurm" / "output.txt").read_text()
         assert state == "PENDING", said
-        # SLURM waits two minutes before it starts a job again.
-        slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+        # SLURM waits two minutes before it starts a job again; within a second of its end its
+        # credential counts as revoked.
+        slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now+3seconds")
         state = slurm.wait(job, ["COMPLETED", "FAILED"], LIMIT_S)
         said = (tmp_path / "slurm" / "output.txt").read_text()
     assert state == "COMPLETED", said
