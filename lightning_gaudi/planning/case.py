@@ -44,6 +44,20 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """What a step computes and sends on one card."""
+
+    flops: int = 0
+    """Of the products of matrices, without what is computed again; 0 if not known."""
+    moved_bytes: int = 0
+    """What all operators read and write, if none is fused."""
+    collective_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What this rank gives to each kind of collective."""
+    num_micro_batches: int = 1
+    """Batches of a step of the optimizer."""
+
+
+@dataclass(frozen=True)
 class Rehearsed:
     """What one batch size takes of one card."""
 
@@ -51,19 +65,13 @@ class Rehearsed:
     peak_bytes: int
     """Most in use during a step, and an evaluation behind it."""
     setup_bytes: int
-    """Most in use before: as it is set up, and in the step that compiles what is compiled."""
+    """Most in use before: as it is set up, and in the steps that compile."""
     backward_bytes: int = 0
     """Most in use during that step before the optimizer's part: it grows with the batch."""
+    held_bytes: int = 0
+    """Of weights, gradients, optimizer state and buckets at once, whatever the batch."""
     categories: Mapping[str, int] = field(default_factory=dict)
     """What held the peak, in bytes; they sum up to it."""
-    flops: int = 0
-    """Of the products of matrices in the step, without what is computed again; 0 if not known."""
-    moved_bytes: int = 0
-    """What all operators of the step read and write, if none is fused."""
-    collective_bytes: Mapping[str, int] = field(default_factory=dict)
-    """What this rank gives to each kind of collective in a step."""
-    num_micro_batches: int = 1
-    """Batches of a step of the optimizer."""
 
     @property
     def need(self) -> Need:

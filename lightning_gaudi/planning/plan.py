@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gaudi.planning.cards import Card
-from lightning_gaudi.planning.case import VARIABLE, Case, Rehearsed, read_results
+from lightning_gaudi.planning.case import VARIABLE, Case, Counted, Rehearsed, read_results
 from lightning_gaudi.simulator.settings import DRY, MAX_CARDS, RULES, SIMULATE, path_with_stand_in
 
 
@@ -29,6 +29,7 @@ class Planned:
     change: str
     """What is other than in the program, in words; empty for the program as it is."""
     rehearsed: Rehearsed | None
+    counted: Counted | None = None
     largest: Mapping[str, int] = field(default_factory=dict)
     """The largest batch of each card by the card's key; 0 where one sample does not fit."""
     error: str = ""
@@ -89,6 +90,10 @@ def plan(
         changed = replace(case, **values)
         if not missing or changed == case:
             continue
+        # Only shards make less of what a step holds whatever the batch.
+        held = found.rehearsed.held_bytes if "strategy" not in values else 0
+        if all(held > card.memory_bytes for card in missing):
+            continue
         tried = _rehearse(command, changed, missing, change)
         yield tried
         missing = [card for card in missing if not tried.largest.get(card.key)]
@@ -117,13 +122,15 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
             output, reason = "", f"it took more than {_ENOUGH} seconds"
         found = read_results(result)
     errors = [each["error"] for each in found if "error" in each]
-    rehearsed = [each["rehearsed"] for each in found if "rehearsed" in each]
-    if errors or not rehearsed:
+    first = next((each for each in found if "rehearsed" in each), None)
+    if errors or first is None:
         error = errors[0] if errors else f"{reason}, and no Trainer ran in it.\n{output}"
         return Planned(case, change, None, error=error.strip())
-    sizes = [each["batch_size"] for each in found if "budget" in each]
-    largest = dict(zip((card.key for card in cards), sizes, strict=False))
-    return Planned(case, change, Rehearsed(**rehearsed[0]), largest)
+    sizes: list[int] = next((each["largest"] for each in found if "largest" in each), [])
+    largest = dict(zip((card.key for card in cards), sizes, strict=True))
+    return Planned(
+        case, change, Rehearsed(**first["rehearsed"]), Counted(**first["counted"]), largest
+    )
 
 
 def _environment(request: Path, num_cards: int) -> dict[str, str]:

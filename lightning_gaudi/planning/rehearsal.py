@@ -11,19 +11,19 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.planning.batches import Resized
-from lightning_gaudi.planning.case import VARIABLE, Case, Rehearsed
+from lightning_gaudi.planning.case import VARIABLE, Case, Counted, Rehearsed
 from lightning_gaudi.planning.empty_weights import EmptyWeights
-from lightning_gaudi.planning.search import largest_within
-from lightning_gaudi.planning.watch import NUM_STEPS, Watch
-from lightning_gaudi.simulator.memory import unlimited_memory
+from lightning_gaudi.planning.search import Need, largest_within
+from lightning_gaudi.planning.watch import NUM_STEPS, Counts, MemoryWatch
+from lightning_gaudi.simulator.memory import own_server, unlimited_memory
 from lightning_gaudi.simulator.rules.report import is_library
 
 _DROPPED = (
@@ -41,6 +41,9 @@ _SETTINGS = {
     **{"limit_test_batches": NUM_STEPS, "limit_predict_batches": NUM_STEPS},
 }
 """Of a Trainer that takes a few steps, and leaves nothing behind."""
+
+_MAX_FORKS = min(4, os.cpu_count() or 1)
+"""At a time: each is a process that is busy, and needs memory for the program's data."""
 
 _empty_weights = EmptyWeights()
 
@@ -81,16 +84,24 @@ def rehearse(run: Callable[[], Any], trainer: Any, model: Any, family: Family) -
     """
     case = _case()
 
-    def measure(batch_size: int | None) -> Rehearsed:
-        return _in_fork(lambda: _measure(run, trainer, model, case, batch_size, family))
+    def start(watch: Callable[[Any], _Watch], batch_size: int | None) -> Fork:
+        return Fork(lambda: _run(run, trainer, model, case, batch_size, family, watch))
+
+    def needs(batch_sizes: Collection[int]) -> dict[int, Need]:
+        found, forks = {}, dict[int, Fork]()
+        for size in batch_sizes:
+            if len(forks) >= _MAX_FORKS:
+                done = next(iter(forks))
+                found[done] = Rehearsed(**forks.pop(done).found()).need
+            forks[size] = start(MemoryWatch, size)
+        return found | {size: Rehearsed(**fork.found()).need for size, fork in forks.items()}
 
     try:
-        first = measure(case.batch_size)
-        _write(case, {"rehearsed": asdict(first)})
-        known = {first.batch_size: first.need}
-        for budget in case.budgets:
-            best = largest_within(lambda size: measure(size).need, budget, known)
-            _write(case, {"budget": budget, "batch_size": best})
+        counting, measuring = (start(each, case.batch_size) for each in (Counts, MemoryWatch))
+        first = Rehearsed(**measuring.found())
+        _write(case, {"rehearsed": asdict(first), "counted": counting.found()})
+        sizes = largest_within(needs, case.budgets, {first.batch_size: first.need})
+        _write(case, {"largest": sizes})
     except RehearsalError as error:
         _write(case, {"error": str(error)})
         raise SystemExit(1) from None
@@ -106,36 +117,56 @@ def _write(case: Case, found: dict[str, Any]) -> None:
         file.write(json.dumps(found) + "\n")
 
 
-def _in_fork(measure: Callable[[], Rehearsed]) -> Rehearsed:
-    """What a fork of this process finds: it has used no card, and each fork uses its own."""
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if (pid := os.fork()) == 0:
-        os.close(reader)
-        status = 1
-        try:
-            with os.fdopen(writer, "w") as file:
-                found: dict[str, Any]
-                try:
-                    found = {"rehearsed": asdict(measure())}
-                    status = 0
-                except BaseException as error:
-                    found = {"error": _explain(error)}
-                file.write(json.dumps(found))
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        text = file.read()
-    _, status = os.waitpid(pid, 0)
-    found = json.loads(text or "{}")
-    if "rehearsed" not in found:
-        how = f"the process ended with status {os.waitstatus_to_exitcode(status)}"
-        raise RehearsalError(found.get("error", how))
-    return Rehearsed(**found["rehearsed"])
+class Fork:
+    """A fork of this process, which has used no card: each fork uses its own.
+
+    Args:
+        find: What it does; it returns a dataclass of plain data.
+    """
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._reader, writer = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._reader)
+            _tell(find, writer)
+        os.close(writer)
+
+    def found(self) -> dict[str, Any]:
+        """The fields of what it has found; waits for it.
+
+        Raises:
+            RehearsalError: The program cannot be rehearsed.
+        """
+        with os.fdopen(self._reader) as file:
+            text = file.read()
+        _, status = os.waitpid(self._pid, 0)
+        found = json.loads(text or "{}")
+        if "found" not in found:
+            how = f"the process ended with status {os.waitstatus_to_exitcode(status)}"
+            raise RehearsalError(found.get("error", how))
+        fields: dict[str, Any] = found["found"]
+        return fields
+
+
+def _tell(find: Callable[[], Any], writer: int) -> NoReturn:
+    """Write what was found, and end this process."""
+    status = 1
+    try:
+        with os.fdopen(writer, "w") as file:
+            found: dict[str, Any]
+            try:
+                found = {"found": asdict(find())}
+                status = 0
+            except BaseException as error:
+                found = {"error": _explain(error)}
+            file.write(json.dumps(found))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 class RehearsalError(RuntimeError):
@@ -165,26 +196,32 @@ def _place_of_user(error: BaseException) -> str:
     return ""
 
 
-def _measure(
+_Watch = Counts | MemoryWatch
+
+
+def _run(
     run: Callable[[], Any],
     trainer: Any,
     model: Any,
     case: Case,
     batch_size: int | None,
     family: Family,
-) -> Rehearsed:
+    make_watch: Callable[[Any], _Watch],
+) -> Counted | Rehearsed:
     """Run it in this process, a fork that ends behind it."""
     global _batch_size
     _batch_size = batch_size
     _empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     unlimited_memory()
+    own_server()
     group = family.find("distributed.process_group")
     group._check_cards = lambda node_rank: None  # the other ranks are not there
-    watch = Watch(trainer)
     if case.checkpointing is not None and model is not None:
         _set_checkpointing(model, is_on=case.checkpointing)
+    watch = make_watch(trainer)
     trainer.callbacks.append(watch.callback(family))
-    run()
+    with suppress(Counts.Over):
+        run()
     return watch.found()
 
 

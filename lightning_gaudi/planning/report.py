@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_gaudi.planning.cards import Card
-from lightning_gaudi.planning.case import Case, Rehearsed
+from lightning_gaudi.planning.case import Case, Counted, Rehearsed
 from lightning_gaudi.planning.plan import Planned
 
 
@@ -16,16 +16,19 @@ def text(planned: Planned, cards: Sequence[Card]) -> str:
     found = planned.rehearsed
     if found is None:
         return "\n".join([*lines, f"  cannot be planned: {planned.error}", ""])
-    lines += _memory(found)
+    counted = planned.counted or Counted()
+    lines += _memory(found, counted)
     lines += [
         "",
-        f"  {'':14}{'memory':>10}{'peak':>9}{'largest batch':>15}{'a step, at least':>18}",
+        f"  {'':14}{'memory':>10}{'peak':>9}{'largest batch':>15}{'a step, at least':>18}"
+        f"{'unfused':>12}",
     ]
     for card in cards:
         if card.key in planned.largest:
-            lines.append(_verdict(card, found, planned.largest[card.key]))
+            lines.append(_verdict(card, found, counted, planned.largest[card.key]))
     lines.append(
-        "  A step's time is an estimate of what no card can be faster than, not a measurement."
+        "  Times are estimates by the cards' peaks, not measurements: at least, what is computed,\n"
+        "  sent and held whatever the batch takes; unfused, as if each operator used the memory."
     )
     return "\n".join([*lines, ""])
 
@@ -47,35 +50,40 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**20:.1f} MiB"
 
 
-def _memory(found: Rehearsed) -> list[str]:
+def _memory(found: Rehearsed, counted: Counted) -> list[str]:
     lines = [f"  peak of a card, batch {found.batch_size}: {gib(found.peak_bytes)}"]
     for name, num_bytes in found.categories.items():
         if num_bytes:
             lines.append(f"    {name:26}{gib(num_bytes):>12}")
+    lines.append(f"  held whatever the batch: {gib(found.held_bytes)}")
     if found.setup_bytes > found.peak_bytes:
         lines.append(f"    before, while it sets up:  {gib(found.setup_bytes):>12}")
-    if found.collective_bytes:
-        sent = ", ".join(f"{kind} {gib(size)}" for kind, size in found.collective_bytes.items())
+    if counted.collective_bytes:
+        sent = ", ".join(f"{kind} {gib(size)}" for kind, size in counted.collective_bytes.items())
         lines.append(f"  sent in a step: {sent}")
     return lines
 
 
-def _verdict(card: Card, found: Rehearsed, largest: int) -> str:
+def _verdict(card: Card, found: Rehearsed, counted: Counted, largest: int) -> str:
     fits = found.need.whole <= card.memory_bytes
     best = str(largest) if largest else "none fits"
     peak = "fits" if fits else "too much"
+    times = [f"{each * 1e3:.1f} ms" for each in step_seconds(card, found, counted)]
     return (
         f"  {card.title:14}{gib(card.memory_bytes):>10}{peak:>9}{best:>15}"
-        f"{step_seconds(card, found) * 1e3:>15.1f} ms"
+        f"{times[0]:>18}{times[1]:>12}"
     )
 
 
-def step_seconds(card: Card, found: Rehearsed) -> float:
-    """What a step takes at least, by the card's peaks in bf16: of arithmetic, or of what is sent.
+def step_seconds(card: Card, found: Rehearsed, counted: Counted) -> tuple[float, float]:
+    """What a step takes by the card's peaks, in bf16: at least, and if no operators are fused.
 
+    The arithmetic, what is sent, or the memory that is read and written, whichever takes longer.
+    What is held whatever the batch is touched once in each step.
     Source: Williams, Waterman, Patterson, "Roofline: An Insightful Visual Performance Model", 2009.
     """
-    arithmetic = found.flops / card.bf16_flops
-    sent = sum(found.collective_bytes.values())
+    arithmetic = counted.flops / card.bf16_flops
+    sent = sum(counted.collective_bytes.values())
     links = sent / card.link_bandwidth if card.link_bandwidth else 0.0
-    return max(arithmetic, links)
+    least = max(arithmetic, links, found.held_bytes / card.bandwidth)
+    return least, max(least, counted.moved_bytes / card.bandwidth)

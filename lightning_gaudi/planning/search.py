@@ -1,8 +1,11 @@
-"""The largest batch that keeps within a budget, found with few measurements."""
+"""The largest batch that keeps within a budget, found with few measurements.
+
+A search asks for what it wants to be measured, so that those of several budgets can go on at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 LARGEST = 2**16
@@ -23,8 +26,12 @@ class Need(NamedTuple):
     """The part of it that depends on the batch: what forward and backward need at once."""
 
 
-def largest_within(measure: Callable[[int], Need], budget: int, known: dict[int, Need]) -> int:
-    """About the largest batch size that keeps within a budget; 0 if not even one sample does.
+def largest_within(
+    measure: Callable[[Collection[int]], Mapping[int, Need]],
+    budgets: Sequence[int],
+    known: dict[int, Need],
+) -> list[int]:
+    """About the largest batch size that keeps within each budget; 0 if not even one sample does.
 
     The one that is found keeps within it; one that is 2 % larger may, too.
 
@@ -32,37 +39,54 @@ def largest_within(measure: Callable[[int], Need], budget: int, known: dict[int,
     two nearest measurements crosses the budget.
 
     Args:
-        measure: Gives the need of a batch size.
-        budget: In bytes.
+        measure: Gives the needs of batch sizes.
+        budgets: In bytes.
         known: Needs by batch size; gets those that are measured.
     """
+    found = [0] * len(budgets)
+    searches = {index: _search(budget, known) for index, budget in enumerate(budgets)}
+    while searches:
+        wanted = set[int]()
+        for index, search in [*searches.items()]:
+            try:
+                wanted.add(next(search))
+            except StopIteration as end:
+                found[index] = end.value
+                del searches[index]
+        known.update(measure(sorted(wanted)) if wanted else {})
+    return found
+
+
+def _search(budget: int, known: Mapping[int, Need]) -> Generator[int, None, int]:
+    """Yields a size whose need is not known; when it is asked again, it must be."""
 
     def fits(size: int) -> bool:
-        if size not in known:
-            known[size] = measure(size)
         return known[size].whole <= budget
 
+    if 1 not in known:
+        yield 1
     if not fits(1):
         return 0
-    low = max(size for size in known if fits(size))
-    high = min((size for size in known if not fits(size)), default=LARGEST + 1)
-    while high - low > max(1, low / _CLOSE):
-        guess = _guess(known, low, high, budget)
-        if guess - low < low / _CLOSE:
-            if high not in known and guess < LARGEST:
-                break  # the line from below ends here, and the true one is no flatter
-            guess = (low + high) // 2 if high in known else guess
-        low, high = (guess, high) if fits(guess) else (low, guess)
-    return low
+    while True:
+        low = max(size for size in known if fits(size))
+        high = min((size for size in known if not fits(size)), default=LARGEST + 1)
+        if high - low <= max(1, low / _CLOSE):
+            return low
+        below = max((size for size in known if size < low), default=0)
+        most = _crossing(known, below, low, budget)
+        if most is not None and low < LARGEST and most - low < low / _CLOSE:
+            return low  # the line from below ends here, and the true one is no flatter
+        guess = most if high not in known else _crossing(known, low, high, budget)
+        if guess is None:
+            guess = _FIRST_LEAP * low if high not in known else (low + high) // 2
+        elif high in known and guess - low < low / _CLOSE:
+            guess = (low + high) // 2
+        yield max(low + 1, min(guess, high - 1))
 
 
-def _guess(known: dict[int, Need], low: int, high: int, budget: int) -> int:
-    """Where to look between a size that fits and one that does not."""
-    other = high if high in known else max((size for size in known if size < low), default=0)
-    if not other:
-        return min(_FIRST_LEAP * low, high - 1)
-    slope = (known[other].growing - known[low].growing) / (other - low)
-    if slope <= 0:
-        return (low + high) // 2
-    crossing = low + int((budget - known[low].growing) / slope)
-    return max(low + 1, min(crossing, high - 1))
+def _crossing(known: Mapping[int, Need], low: int, high: int, budget: int) -> int | None:
+    """Where the line through two sizes meets a budget; None if it does not."""
+    if not low or known[high].growing <= known[low].growing:
+        return None
+    slope = (known[high].growing - known[low].growing) / (high - low)
+    return low + int((budget - known[low].growing) / slope)

@@ -1,7 +1,8 @@
 """Measures the steps of a rehearsal, and the evaluation behind them.
 
-The first step is counted: its operators are called one by one, and the optimizer makes its states.
-The second compiles what is compiled. Of the third the memory is told.
+Their memory is told of the third step: the first makes the optimizer's states, and the second is
+the first that is compiled with them. What a step computes and sends is counted in another run: an
+operator is seen as it is called, which keeps torch from compiling it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from typing_extensions import override
+
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.planning.batches import size_of
-from lightning_gaudi.planning.case import Rehearsed
+from lightning_gaudi.planning.case import Counted, Rehearsed
 from lightning_gaudi.planning.work import Work
 from lightning_gaudi.reliability.memory import REST, holders
 from lightning_gaudi.simulator import statistics
@@ -22,7 +25,7 @@ NUM_STEPS = 3
 
 
 class Watch:
-    """What a Trainer's run takes of a dry card.
+    """Is told how far a Trainer's run on a dry card is.
 
     Args:
         trainer: It has not run yet.
@@ -30,44 +33,101 @@ class Watch:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._log = MemoryLog()
-        self._work = Work()
-        self._is_counting = False
-        self._marks: dict[int, int] = {}
-        self._batch_size = 0
-        self._backward_bytes = 0
-        self._collective_bytes: dict[str, int] = {}
-        self._numbers: dict[str, set[int]] = {}
+        self._num_begun = 0
 
     def callback(self, family: Family) -> Any:
-        """What tells this one how far the Trainer is."""
+        """What tells this one."""
         base = importlib.import_module(f"{family.trainer}.callbacks").Callback
         return type("RehearsalCallback", (_Told, base), {"watch": self})()
 
+    def note_batch(self, step: int, batch: Any) -> None:
+        """A batch of a step, from 0 on, comes next."""
+        if step == self._num_begun:
+            self._num_begun += 1
+            self.begin(step, batch)
+
     def begin(self, step: int, batch: Any) -> None:
-        """Note a batch of a step, from 0 on."""
-        self._batch_size = self._batch_size or size_of(batch)
-        if step in self._marks:
-            return
-        self._end_counting()
-        self._marks[step] = self._log.mark()
-        if step == 0:
-            statistics.reset_statistics()
-            self._is_counting = True
-            self._work.start()
+        """A step's first batch comes next."""
 
     def note_backward(self) -> None:
-        """Note what forward and backward have needed, as the optimizer is about to step."""
-        if NUM_STEPS - 1 in self._marks:
-            self._backward_bytes = self._log.peak(self._marks[NUM_STEPS - 1]).num_bytes
-            self.note_holders()
+        """The optimizer is about to step."""
 
-    def note_holders(self) -> None:
+    def note_end(self) -> None:
+        """All batches are through."""
+
+    def _need(self, num_steps: int) -> None:
+        if self._num_begun < num_steps:
+            raise ValueError(
+                f"The program took {self._num_begun} steps, and {num_steps} are needed to plan "
+                "it. Give its loader more batches."
+            )
+
+
+class Counts(Watch):
+    """What the first step computes and sends."""
+
+    class Over(BaseException):
+        """Ends the run: all is counted."""
+
+    @override
+    def begin(self, step: int, batch: Any) -> None:
+        if step == 0:
+            statistics.reset_statistics()
+            self._work = Work()
+            self._work.start()
+        else:
+            raise self.Over
+
+    def found(self) -> Counted:
+        """What was counted, when the run has ended.
+
+        Raises:
+            ValueError: It had no batch.
+        """
+        self._need(1)
+        self._work.stop()
+        return Counted(
+            flops=self._work.num_flops if self._work.is_complete else 0,
+            moved_bytes=self._work.moved_bytes,
+            collective_bytes={
+                kind: each["bytes"] for kind, each in statistics.collective_stats().items()
+            },
+            num_micro_batches=self._trainer.accumulate_grad_batches,
+        )
+
+
+class MemoryWatch(Watch):
+    """What the steps take of the card."""
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self._log = MemoryLog()
+        self._marks: list[int] = []
+        self._batch_size = 0
+        self._backward_bytes = 0
+        self._numbers: dict[str, set[int]] = {}
+        self._held_bytes = 0
+
+    @override
+    def begin(self, step: int, batch: Any) -> None:
+        self._batch_size = self._batch_size or size_of(batch)
+        self._marks.append(self._log.mark())
+
+    @override
+    def note_backward(self) -> None:
+        if len(self._marks) == NUM_STEPS:
+            self._backward_bytes = self._log.peak(self._marks[-1]).num_bytes
+        self.note_end()  # of each step: its gradients are there until the next one's backward
+
+    @override
+    def note_end(self) -> None:
         """Note which allocations are the model's and its optimizers'."""
-        strategy = self._trainer.strategy
+        strategy, held = self._trainer.strategy, 0
         for name, tensors in holders(strategy.model, strategy.optimizers).items():
             numbers = {self._log.number_of(each) for each in tensors}
+            held += sum(each.untyped_storage().nbytes() for each in tensors)
             self._numbers.setdefault(name, set()).update(numbers)
+        self._held_bytes = max(self._held_bytes, held)
 
     def found(self) -> Rehearsed:
         """What was measured, when the run has ended.
@@ -75,15 +135,8 @@ class Watch:
         Raises:
             ValueError: It had too few batches.
         """
-        self._end_counting()
-        if NUM_STEPS - 1 not in self._marks:
-            raise ValueError(
-                f"The program took {len(self._marks)} steps, and {NUM_STEPS} are needed to plan "
-                "it. Give its loader more batches."
-            )
-        peak = self._log.peak(self._marks[NUM_STEPS - 1])
-        before = self._log.peak(0, self._marks[0]).num_bytes
-        compiled = self._log.peak(self._marks[1], self._marks[2]).num_bytes
+        self._need(NUM_STEPS)
+        peak = self._log.peak(self._marks[-1])
         sizes = dict.fromkeys((*self._numbers, REST), 0)
         for number, num_bytes in peak.live.items():
             holder = next((name for name, found in self._numbers.items() if number in found), REST)
@@ -91,21 +144,11 @@ class Watch:
         return Rehearsed(
             batch_size=self._batch_size,
             peak_bytes=peak.num_bytes,
-            setup_bytes=max(before, compiled),
+            setup_bytes=self._log.peak(0, self._marks[-1]).num_bytes,
             backward_bytes=self._backward_bytes or peak.num_bytes,
+            held_bytes=self._held_bytes,
             categories=sizes,
-            flops=self._work.num_flops if self._work.is_complete else 0,
-            moved_bytes=self._work.moved_bytes,
-            collective_bytes=self._collective_bytes,
-            num_micro_batches=self._trainer.accumulate_grad_batches,
         )
-
-    def _end_counting(self) -> None:
-        if self._is_counting:
-            self._is_counting = False
-            self._work.stop()
-            counts = statistics.collective_stats()
-            self._collective_bytes = {kind: each["bytes"] for kind, each in counts.items()}
 
 
 class _Told:
@@ -114,7 +157,7 @@ class _Told:
     watch: Watch
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        self.watch.begin(trainer.global_step, batch)
+        self.watch.note_batch(trainer.global_step, batch)
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
         self.watch.note_backward()
@@ -122,7 +165,7 @@ class _Told:
     def on_predict_batch_start(
         self, trainer: Any, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self.watch.begin(batch_idx, batch)
+        self.watch.note_batch(batch_idx, batch)
 
     on_test_batch_start = on_predict_batch_start
 
@@ -131,6 +174,6 @@ class _Told:
             self.on_predict_batch_start(trainer, *args)
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        self.watch.note_holders()
+        self.watch.note_end()
 
     on_validation_end = on_test_end = on_predict_end = on_train_end

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor
 
 from lightning_gaudi.simulator.statistics import device
+
+
+_PLENTY_BYTES = 2**50
 
 
 class Peak(NamedTuple):
@@ -65,6 +69,14 @@ class MemoryLog:
         self._device.log_memory(False)
 
 
+def own_server() -> None:
+    """Have this process, a fork that has used no card, be on a server that no other one uses."""
+    device().set_server(f"{os.getpid()}-{os.urandom(4).hex()}")
+
+
 def unlimited_memory() -> None:
-    """Let the card have more than it has, to see what a program would take."""
-    device().set_memory_limit(0)
+    """Let the card have more than any, to see what a program would take.
+
+    It says so, too: DeepSpeed lays weights out on a card that has room for it, else on the host.
+    """
+    device().set_memory_limit(_PLENTY_BYTES)
