@@ -56,7 +56,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator, and count it."""
         kwargs = kwargs or {}
         count = _formula(func)
-        if count is None:
+        # Those of "prim" compute nothing, and torch knows no parts of them.
+        if count is None and func.namespace != "prim":
             with self:  # of what an operator is made of, where it is no kernel of its own
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:

@@ -359,6 +359,8 @@ REGISTER = (
             "{trainer}.trainer.trainer:Trainer.test",
             "{trainer}.trainer.trainer:Trainer.predict",
             "{trainer}.loops.fit_loop:_process_dataloader",
+            "{trainer}.loops.evaluation_loop:_process_dataloader",
+            "{trainer}.loops.prediction_loop:_process_dataloader",
         ),
         why=(
             "A program that `lightning-gaudi plan` has started is to take a few steps on a dry "

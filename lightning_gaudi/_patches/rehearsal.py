@@ -15,7 +15,7 @@ from .apply import require, wrap
 
 _NAME = "rehearsal"
 _VARIABLE = "_LIGHTNING_GAUDI_REHEARSAL"
-"""`planning.case.VARIABLE`, which need not be imported to see that it is not set."""
+"""`_core.rehearsals.VARIABLE`, which need not be imported to see that it is not set."""
 
 
 def patch_trainer(module: ModuleType, family: Family) -> None:
@@ -39,8 +39,9 @@ def patch_trainer(module: ModuleType, family: Family) -> None:
             whole = partial(original, trainer, *args, **settings)
             rehearsal.rehearse(whole, trainer, model, family)
 
-    loop = importlib.import_module(f"{family.trainer}.loops.fit_loop")
+    for name in ("fit_loop", "evaluation_loop", "prediction_loop"):
+        loop = importlib.import_module(f"{family.trainer}.loops.{name}")
 
-    @wrap(_NAME, loop, "_process_dataloader")
-    def process(original: Callable[..., Any], *args: Any) -> Any:
-        return rehearsal.loader_for(original(*args))
+        @wrap(_NAME, loop, "_process_dataloader")
+        def process(original: Callable[..., Any], *args: Any) -> Any:
+            return rehearsal.loader_for(original(*args))

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
+from lightning_gaudi._core.rehearsals import is_rehearsal
+
 from .checkpoint_files import Stored, read_headers, read_tensor
 from .parallel_layers import as_parameter
 from .plans import Layout
@@ -69,10 +71,13 @@ def load_weights(model: Any, folder: str | Path, device: torch.device | str) -> 
 
     Raises:
         ValueError: A file is missing, truncated or no safetensors file; or a tensor is missing or
-            has another shape. The message names it.
+            has another shape. The message names it. A plan reads no file.
     """
     folder, device = Path(folder), torch.device(device)
     model.tie_weights()  # transformers 5.0 has not, on meta
+    if is_rehearsal():
+        _leave_empty(model, device)
+        return
     stored = read_headers(folder)
     found, unused = _match(model, stored, folder)
     for slots, each in found:
@@ -142,9 +147,30 @@ def _load(slots: list[_Slot], stored: Stored, device: torch.device) -> None:
         mesh = target.device_mesh
         part = layout.part(part, mesh.size(), mesh.get_local_rank())
     part = part.to(target.dtype, memory_format=torch.contiguous_format)
-    loaded = part.to(device, copy=device.type == "cpu")
+    _place(slots, part.to(device, copy=device.type == "cpu"))
+
+
+def _leave_empty(model: nn.Module, device: torch.device) -> None:
+    """Weights without values, of which a plan has no files."""
+    for _, slots in _targets(model):
+        target, layout = slots[0].get(), slots[0].layout
+        if slots[0].is_buffer:
+            continue
+        shape = tuple(target.shape)
+        if layout is not None:
+            assert isinstance(target, DTensor)
+            mesh = target.device_mesh
+            shape = layout.part_shape(mesh.size(), mesh.get_local_rank())
+        _place(slots, torch.empty(shape, dtype=target.dtype, device=device))
+    _make_buffers(model, device)
+
+
+def _place(slots: list[_Slot], loaded: Tensor) -> None:
+    """Put what is on the card, a weight or this card's part of it, in its places."""
+    target, layout = slots[0].get(), slots[0].layout
     if layout is not None:
-        loaded = as_parameter(loaded, layout, mesh)
+        assert isinstance(target, DTensor)
+        loaded = as_parameter(loaded, layout, target.device_mesh)
     elif not slots[0].is_buffer:
         loaded = nn.Parameter(loaded, requires_grad=False)
     for slot in slots:

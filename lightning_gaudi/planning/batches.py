@@ -2,38 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 
 def size_of(batch: Any) -> int:
-    """How many samples a batch has: the first dim of its tensors; 0 where there are none."""
-    leaves = tree_leaves(batch)
-    tensors = (each for each in leaves if isinstance(each, Tensor) and each.dim())
-    return max((each.shape[0] for each in tensors), default=0)
+    """How many samples a batch has: the first dim of most of its tensors; 0 if none."""
+    found = Counter(each.shape[0] for each in _tensors(batch) if each.dim())
+    return found.most_common(1)[0][0] if found else 0
 
 
-class Resized:
-    """Gives the first batch of a loader again and again, with another number of samples."""
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    for each in _parts(value):
+        yield from _tensors(each)
 
-    def __init__(self, loader: Any, batch_size: int) -> None:
-        self.loader, self.batch_size = loader, batch_size
+
+def _parts(value: Any) -> Sequence[Any]:
+    """What a batch may have its tensors in; transformers has mappings of its own."""
+    if isinstance(value, Mapping):
+        return [*value.values()]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in fields(value)]
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+class Repeated:
+    """A loader whose batches come again and again, or the first of them in another size.
+
+    Args:
+        loader: What it has, this one has.
+        batch_size: Of all batches; None for those of the loader.
+    """
+
+    def __init__(self, loader: Any, batch_size: int | None) -> None:
+        self._loader, self._batch_size = loader, batch_size
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # a copy that has not got it yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def __len__(self) -> int:
         return 2**20
 
     def __iter__(self) -> Iterator[Any]:
-        batch = next(iter(self.loader))
-        before = size_of(batch)
-
-        def resize(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != before:
-                return value
-            return value[:1].expand(self.batch_size, *value.shape[1:]).contiguous()
-
-        resized = tree_map(resize, batch)
+        if self._batch_size is not None:
+            first = next(iter(self._loader))
+            while True:
+                yield _resized(first, self._batch_size)  # each its own: hooks change them in place
         while True:
-            yield resized
+            num_before, batches = 0, iter(self._loader)
+            for num_before, batch in enumerate(batches, 1):  # noqa: B007 - whether there was one
+                yield batch
+            if not num_before:
+                return
+
+
+def _resized(batch: Any, size: int) -> Any:
+    """A batch of its first sample, many times: rows of tensors, and items of plain lists."""
+    before = size_of(batch)
+
+    def resize(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            is_whole = not value.dim() or value.shape[0] != before
+            return value if is_whole else value[:1].expand(size, *value.shape[1:]).contiguous()
+        parts = _parts(value)
+        if not parts:
+            return value
+        is_list = type(value) in (list, tuple)
+        if is_list and len(parts) == before and not any(map(_holds, parts)):
+            return value[:1] * size
+        resized = [resize(each) for each in parts]
+        if isinstance(value, Mapping):
+            return type(value)(dict(zip(value, resized, strict=True)))  # type: ignore[call-arg]
+        if is_list:
+            return type(value)(resized)
+        if isinstance(value, (list, tuple)):  # of a type of its own, as a rule a named tuple
+            return type(value)(*resized)
+        names = [field.name for field in fields(value)]
+        return replace(value, **dict(zip(names, resized, strict=True)))
+
+    return resize(batch)
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, Tensor) or bool(_parts(value))

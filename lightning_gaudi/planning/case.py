@@ -10,9 +10,6 @@ from typing import Any
 
 from lightning_gaudi.planning.search import Need
 
-VARIABLE = "_LIGHTNING_GAUDI_REHEARSAL"
-"""The file with the `Case` that a process is to rehearse."""
-
 
 @dataclass(frozen=True)
 class Case:

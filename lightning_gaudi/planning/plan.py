@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.planning.cards import Card
-from lightning_gaudi.planning.case import VARIABLE, Case, Counted, Rehearsed, read_results
+from lightning_gaudi.planning.case import Case, Counted, Rehearsed, read_results
 from lightning_gaudi.simulator.settings import DRY, MAX_CARDS, RULES, SIMULATE, path_with_stand_in
 
 

@@ -18,17 +18,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning_gaudi._core.mirror import Family
-from lightning_gaudi.planning.batches import Resized
-from lightning_gaudi.planning.case import VARIABLE, Case, Counted, Rehearsed
+from lightning_gaudi._core.rehearsals import VARIABLE
+from lightning_gaudi.planning.batches import Repeated
+from lightning_gaudi.planning.case import Case, Counted, Rehearsed
 from lightning_gaudi.planning.empty_weights import EmptyWeights
 from lightning_gaudi.planning.search import Need, largest_within
-from lightning_gaudi.planning.watch import NUM_STEPS, Counts, MemoryWatch
+from lightning_gaudi.planning.watch import NUM_STEPS, Counts, MemoryWatch, Over
 from lightning_gaudi.simulator.memory import own_server, unlimited_memory
 from lightning_gaudi.simulator.rules.report import is_library
 
 _DROPPED = (
     *("Checkpoint", "LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor", "Timer"),
     *("ProgressBar", "ModelSummary", "EarlyStopping", "OnExceptionCheckpoint"),
+    *("SaveConfigCallback", "BasePredictionWriter"),
 )
 """Callbacks that write, or want a logger, a score or a clock; those derived from them, too."""
 
@@ -219,8 +221,8 @@ def _run(
     if case.checkpointing is not None and model is not None:
         _set_checkpointing(model, is_on=case.checkpointing)
     watch = make_watch(trainer)
-    trainer.callbacks.append(watch.callback(family))
-    with suppress(Counts.Over):
+    trainer.callbacks.insert(0, watch.callback(family))
+    with suppress(Over):
         run()
     return watch.found()
 
@@ -231,10 +233,10 @@ def begin() -> None:
 
 
 def loader_for(loader: Any) -> Any:
-    """What a fit iterates in place of a loader of the program's."""
+    """What a run iterates in place of a loader of the program's."""
     if hasattr(loader, "num_workers"):
         loader.num_workers = 0  # nobody waits for it here
-    return loader if _batch_size is None else Resized(loader, _batch_size)
+    return Repeated(loader, _batch_size)
 
 
 def _set_checkpointing(model: Any, *, is_on: bool) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
 from typing_extensions import override
 
 from lightning_gaudi._core.mirror import Family
@@ -22,6 +23,10 @@ from lightning_gaudi.simulator.memory import MemoryLog
 
 NUM_STEPS = 3
 """Of the optimizer, or batches where nothing is trained."""
+
+
+class Over(BaseException):
+    """Ends a run: what is wanted of it is known."""
 
 
 class Watch:
@@ -53,7 +58,8 @@ class Watch:
         """The optimizer is about to step."""
 
     def note_end(self) -> None:
-        """All batches are through."""
+        """All batches are through, and what the program does with that does not matter."""
+        raise Over
 
     def _need(self, num_steps: int) -> None:
         if self._num_begun < num_steps:
@@ -66,17 +72,16 @@ class Watch:
 class Counts(Watch):
     """What the first step computes and sends."""
 
-    class Over(BaseException):
-        """Ends the run: all is counted."""
-
     @override
     def begin(self, step: int, batch: Any) -> None:
         if step == 0:
             statistics.reset_statistics()
+            # A frame that must be compiled whole would refuse to be looked at.
+            torch.compiler.set_stance("force_eager")
             self._work = Work()
             self._work.start()
         else:
-            raise self.Over
+            raise Over
 
     def found(self) -> Counted:
         """What was counted, when the run has ended.
@@ -117,10 +122,14 @@ class MemoryWatch(Watch):
     def note_backward(self) -> None:
         if len(self._marks) == NUM_STEPS:
             self._backward_bytes = self._log.peak(self._marks[-1]).num_bytes
-        self.note_end()  # of each step: its gradients are there until the next one's backward
+        self._note_holders()  # of each step: its gradients are there until the next one's backward
 
     @override
     def note_end(self) -> None:
+        self._note_holders()
+        super().note_end()
+
+    def _note_holders(self) -> None:
         """Note which allocations are the model's and its optimizers'."""
         strategy, held = self._trainer.strategy, 0
         for name, tensors in holders(strategy.model, strategy.optimizers).items():
@@ -176,4 +185,16 @@ class _Told:
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self.watch.note_end()
 
-    on_validation_end = on_test_end = on_predict_end = on_train_end
+    on_validation_end = on_test_end = on_train_end  # in a fit it is the last evaluation's
+
+    def on_predict_batch_end(
+        self,
+        trainer: Any,
+        module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if batch_idx == NUM_STEPS - 1:  # nothing of it is to be written
+            self.watch.note_end()

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lightning_gaudi.simulator.statistics import device
 
-
 _PLENTY_BYTES = 2**50
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.planning.cards import CARDS, find_cards
-from lightning_gaudi.planning.case import VARIABLE, Case, read_results
+from lightning_gaudi.planning.case import Case, read_results
 from tests.helpers.process import environment
 
 SCRIPT = """

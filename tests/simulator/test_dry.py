@@ -47,6 +47,16 @@ def test_steps_take_the_same_memory_as_those_that_compute() -> None:
     assert dry["MaxInUse"] > dry["InUse"] > 0
 
 
+def test_what_comes_to_the_host_is_zero() -> None:
+    source = """
+        import torch
+        garbage = torch.full((2**18,), float("nan"))
+        del garbage
+        print(int((torch.ones(2**18, device="hpu").cpu() != 0).sum()))
+    """
+    assert _last_line(source, **DRY) == 0
+
+
 def test_tensors_have_sizes_and_addresses_and_take_no_memory_of_the_host() -> None:
     found = _last_line(
         """

@@ -84,6 +84,8 @@ Tensor copy_from(const Tensor& source, const Tensor& destination, bool non_block
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     AliasTable aliases;
     aliases.to_cpu(destination).copy_(aliases.to_cpu(source));
+  } else if (!destination.device().is_hpu() && destination.nbytes() <= kZeroedBytes) {
+    destination.zero_();  // what the host had there before may be anything
   }
   if (!destination.device().is_hpu()) host_sync("copy_to_host");
   return destination;

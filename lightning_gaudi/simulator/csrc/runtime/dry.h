@@ -21,6 +21,9 @@ void set_dry();
 /// What is copied though the card is dry.
 inline constexpr size_t kCopiedBytes = size_t{1} << 16;
 
+/// What is at most zeroed where it comes from a dry card to the host: more would take memory.
+inline constexpr size_t kZeroedBytes = size_t{1} << 28;
+
 /// Addresses that nobody else has, and that read as zero; they take no memory until written.
 c10::DataPtr reserve_addresses(size_t num_bytes);
 

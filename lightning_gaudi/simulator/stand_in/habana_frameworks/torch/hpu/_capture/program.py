@@ -122,7 +122,7 @@ class Kept:
 
     def spoil(self) -> None:
         """Make floating-point numbers NaN: they were predicted, not computed."""
-        if self.is_floating:
+        if self.is_floating and not C.is_dry():
             ctypes.memset(self.storage.data_ptr(), 0xFF, self.storage.nbytes())
 
 
@@ -164,6 +164,8 @@ class Program:
             registers[index] = tensor
         C.begin_replay()
         try:
+            if C.is_dry():
+                return  # nothing is computed, and a card writes to the memory of the capture
             with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
                 for step in self.steps:
                     step.run(registers)
