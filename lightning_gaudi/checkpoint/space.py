@@ -80,7 +80,10 @@ def mib(num_bytes: int) -> str:
 
 
 def _add(value: Any, seen: dict[Any, int]) -> None:
-    if isinstance(value, Tensor):
+    if hasattr(value, "local_shards"):  # a ShardedTensor, which is a Tensor that has no storage
+        for shard in value.local_shards():
+            _add(shard.tensor, seen)
+    elif isinstance(value, Tensor):
         local = getattr(value, "_local_tensor", value)  # of a DTensor, this rank's
         if local.device.type == "cpu" and hasattr(local, "untyped_storage"):
             # All of the storage is saved, be the tensor a part of it.
@@ -95,9 +98,6 @@ def _add(value: Any, seen: dict[Any, int]) -> None:
     elif isinstance(value, (list, tuple, set)):
         for each in value:
             _add(each, seen)
-    elif hasattr(value, "local_shards"):  # a ShardedTensor
-        for shard in value.local_shards():
-            _add(shard.tensor, seen)
     elif isinstance(value, Snapshot):
         _add(value.tensors, seen)
         seen[id(value)] = value.num_pickled_bytes
