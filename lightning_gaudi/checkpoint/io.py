@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,7 @@ from . import restricted
 from .atomic import write_atomically
 from .background import BackgroundWriter
 from .cpu_tensors import save_as_cpu_tensors
+from .errors import UntrustedCheckpointError
 from .folders import make_folder, remove_at_once
 from .manifest import DamagedCheckpointError, describe
 from .snapshot import HostMemory, keep
@@ -298,7 +300,9 @@ def open_mapped(path: _PATH, *, weights_only: bool | None, verify: bool = True) 
         checkpoint: dict[str, Any] = restricted.load(
             path, mmap=zipfile.is_zipfile(path), weights_only=weights_only
         )
-    except (RuntimeError, EOFError) as error:
+    except UntrustedCheckpointError:
+        raise
+    except (RuntimeError, EOFError, pickle.UnpicklingError, LookupError) as error:
         raise DamagedCheckpointError(
             f"{path} is no checkpoint, or truncated or damaged ({error}). Use another one, or copy "
             "it again from where it was saved."

@@ -296,7 +296,7 @@ def test_predictions_of_a_checkpoint_are_the_same_whoever_has_it(ranks: list[Fac
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        ("missing", "is incomplete: __1_0.distcp is missing. Use another checkpoint"),
+        ("missing", "is damaged: __1_0.distcp is missing. Use another checkpoint"),
         ("truncated", "truncated is no checkpoint, or truncated or damaged"),
         ("raw", "raw is no checkpoint of a Trainer: it has no 'state_dict'"),
         ("none", "FileNotFoundError: There is no checkpoint at"),
