@@ -8,7 +8,7 @@ operator is seen as it is called, which keeps torch from compiling it.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from typing_extensions import override
@@ -59,6 +59,10 @@ class Watch:
 
     def note_end(self) -> None:
         """All batches are through, and what the program does with that does not matter."""
+        self._end()
+
+    def _end(self) -> NoReturn:
+        self._trainer.callbacks.clear()  # one of them may write a report of a run that fails
         raise Over
 
     def _need(self, num_steps: int) -> None:
@@ -81,7 +85,7 @@ class Counts(Watch):
             self._work = Work()
             self._work.start()
         else:
-            raise Over
+            self._end()
 
     def found(self) -> Counted:
         """What was counted, when the run has ended.
