@@ -41,9 +41,8 @@ def prepare() -> Process:
     """Be ready to be asked for a stack; what others need to know."""
     global _file
     if _file is None:
-        _file = os.fdopen(
-            os.memfd_create("stack"), "w"
-        )  # which ends with the process, killed or not
+        # Memory, and no file on a disk: it ends with the process, killed or not.
+        _file = os.fdopen(os.memfd_create("stack"), "w")
         faulthandler.register(_SIGNAL, file=_file, all_threads=False, chain=False)
     status = _status(os.getpid())
     assert status is not None
