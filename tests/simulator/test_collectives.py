@@ -314,6 +314,24 @@ def check_what_is_not_implemented_says_so(rank):
         dist.monitored_barrier()
 
 
+def check_memory_is_free_when_a_collective_has_been_waited_for(rank):
+    """At once, and not when a thread of gloo's comes to it: a peak would be chance."""
+    left = 0
+    before = torch.hpu.memory_allocated()
+    for _ in range(400):
+        for is_async in (True, False):
+            tensor = _mine()
+            work = dist.all_reduce(tensor, async_op=is_async)
+            if is_async:
+                work.wait()
+            gathered = functional.all_gather_tensor(tensor, 0, dist.group.WORLD)
+            del tensor, work
+            assert functional.wait_tensor(gathered).shape == (2 * _NUM_RANKS,)
+            del gathered
+            left += torch.hpu.memory_allocated() != before
+    assert left == 0
+
+
 def check_statistics_by_kind(rank):
     simulator.reset_statistics()
     dist.all_reduce(_mine(256))

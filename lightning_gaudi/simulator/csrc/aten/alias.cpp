@@ -89,6 +89,11 @@ at::Tensor cpu_alias(const at::Tensor& tensor) {
   return make_view(owning_cpu_storage(tensor.storage()), kCpuKeys, tensor.unsafeGetTensorImpl());
 }
 
+at::Tensor unowning_cpu_alias(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.device().is_hpu()) return tensor;
+  return make_view(borrowing_cpu_storage(tensor.storage()), kCpuKeys, tensor.unsafeGetTensorImpl());
+}
+
 at::Tensor borrowing_cpu_alias(const at::Tensor& tensor) {
   if (!tensor.device().is_hpu()) return tensor;
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();

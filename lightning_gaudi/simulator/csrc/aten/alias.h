@@ -11,8 +11,11 @@
 namespace hpu_sim {
 
 /// A CPU tensor over the memory of `tensor`, which it keeps alive: safe to hold for as long as
-/// wanted (collectives do). Tensors of other devices and undefined ones come back as they are.
+/// wanted. Tensors of other devices and undefined ones come back as they are.
 at::Tensor cpu_alias(const at::Tensor& tensor);
+
+/// The same, but the memory lives no longer than without it: the caller holds `tensor`.
+at::Tensor unowning_cpu_alias(const at::Tensor& tensor);
 
 /// A CPU tensor over the memory of `tensor`, for one call during which the caller holds `tensor`.
 at::Tensor borrowing_cpu_alias(const at::Tensor& tensor);

@@ -97,7 +97,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
     auto cpu = staging.updated(tensors);
     begin("broadcast", tensors);
     end_lazy_collectives("broadcast");
-    return submit(OpType::BROADCAST, gloo_->broadcast(cpu, options), tensors, staging.after());
+    return submit(OpType::BROADCAST, gloo_->broadcast(cpu, options), tensors, staging);
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& asked) override {
@@ -105,9 +105,9 @@ class ProcessGroupHCCL final : public c10d::Backend {
     Staging staging(Purpose::kReduce);
     auto cpu = staging.updated(tensors);
     auto options = asked;
-    auto finish = staging.after(translate_reduction(options.reduceOp, cpu, size_));
+    auto finish = translate_reduction(options.reduceOp, cpu, size_);
     begin("all_reduce", tensors);
-    return submit(OpType::ALLREDUCE, gloo_->allreduce(cpu, options), tensors, finish);
+    return submit(OpType::ALLREDUCE, gloo_->allreduce(cpu, options), tensors, staging, finish);
   }
 
   WorkPtr allreduce_coalesced(Tensors& tensors,
@@ -116,10 +116,10 @@ class ProcessGroupHCCL final : public c10d::Backend {
     Staging staging(Purpose::kReduce);
     auto cpu = staging.updated(tensors);
     auto options = asked;
-    auto finish = staging.after(translate_reduction(options.reduceOp, cpu, size_));
+    auto finish = translate_reduction(options.reduceOp, cpu, size_);
     begin("all_reduce", tensors);
     return submit(OpType::ALLREDUCE_COALESCED, gloo_->allreduce_coalesced(cpu, options), tensors,
-                  finish);
+                  staging, finish);
   }
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& asked) override {
@@ -129,9 +129,9 @@ class ProcessGroupHCCL final : public c10d::Backend {
     auto cpu = is_root ? staging.updated(tensors) : staging.read(tensors);
     auto options = asked;
     auto finish = translate_reduction(options.reduceOp, cpu, size_);
-    finish = is_root ? staging.after(finish) : nullptr;
+    if (!is_root) finish = nullptr;
     begin("reduce", tensors);
-    return submit(OpType::REDUCE, gloo_->reduce(cpu, options), tensors, finish);
+    return submit(OpType::REDUCE, gloo_->reduce(cpu, options), tensors, staging, finish);
   }
 
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
@@ -142,7 +142,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
     auto cpu_inputs = staging.read(inputs);
     begin("all_gather", inputs, first(outputs));
     return submit(OpType::ALLGATHER, gloo_->allgather(cpu_outputs, cpu_inputs, options),
-                  first(outputs), staging.after());
+                  first(outputs), staging);
   }
 
   WorkPtr _allgather_base(Tensor& output, Tensor& input,
@@ -154,7 +154,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
     auto cpu_input = gathered_input(staging.read(input).view({-1}), cpu_output);
     begin("all_gather", {input}, {output});
     return submit(OpType::_ALLGATHER_BASE, gloo_->_allgather_base(cpu_output, cpu_input, options),
-                  {output}, staging.after());
+                  {output}, staging);
   }
 
   WorkPtr allgather_coalesced(TensorLists&, Tensors&, const c10d::AllgatherOptions&) override {
@@ -174,7 +174,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
     begin("all_gather", inputs, outputs);
     return submit(OpType::COALESCED,
                   gloo_->allgather_into_tensor_coalesced(cpu_outputs, cpu_inputs, options),
-                  outputs, staging.after());
+                  outputs, staging);
   }
 
   WorkPtr gather(TensorLists& outputs, Tensors& inputs,
@@ -185,7 +185,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
     auto cpu_inputs = staging.read(inputs);
     begin("gather", inputs, first(outputs));
     return submit(OpType::GATHER, gloo_->gather(cpu_outputs, cpu_inputs, options), first(outputs),
-                  staging.after());
+                  staging);
   }
 
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
@@ -199,7 +199,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
     }
     begin("scatter", first(inputs), outputs);
     return submit(OpType::SCATTER, gloo_->scatter(cpu_outputs, cpu_inputs, options), outputs,
-                  staging.after());
+                  staging);
   }
 
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -248,7 +248,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
     return submit(
         OpType::ALLTOALL_BASE,
         gloo_->alltoall_base(cpu_output, cpu_input, output_splits, input_splits, options),
-        {output}, staging.after());
+        {output}, staging);
   }
 
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
@@ -263,13 +263,13 @@ class ProcessGroupHCCL final : public c10d::Backend {
     begin("all_to_all", inputs, outputs);
     std::vector<int64_t> even;
     auto work = gloo_->alltoall_base(flat_output, flat_input, even, even, options);
-    return submit(OpType::ALLTOALL, work, outputs, staging.after([cpu_outputs, flat_output] {
+    return submit(OpType::ALLTOALL, work, outputs, staging, [cpu_outputs, flat_output] {
       int64_t offset = 0;
       for (const auto& output : cpu_outputs) {
         output.view({-1}).copy_(flat_output.narrow(0, offset, output.numel()));
         offset += output.numel();
       }
-    }));
+    });
   }
 
   WorkPtr send(Tensors& tensors, int destination, int tag) override {
@@ -277,14 +277,14 @@ class ProcessGroupHCCL final : public c10d::Backend {
     Staging staging(Purpose::kMove);
     auto cpu = staging.read(tensors);
     begin("send", tensors);
-    return submit(OpType::SEND, gloo_->send(cpu, destination, tag), tensors, nullptr);
+    return submit(OpType::SEND, gloo_->send(cpu, destination, tag), tensors, staging);
   }
   WorkPtr recv(Tensors& tensors, int source, int tag) override {
     check_types("recv", tensors);
     Staging staging(Purpose::kMove);
     auto cpu = staging.written(tensors);
     begin("recv", tensors);
-    return submit(OpType::RECV, gloo_->recv(cpu, source, tag), tensors, staging.after());
+    return submit(OpType::RECV, gloo_->recv(cpu, source, tag), tensors, staging);
   }
   WorkPtr recvAnysource(Tensors&, int) override {
     check_collective("recv_any_source", {});
@@ -296,17 +296,20 @@ class ProcessGroupHCCL final : public c10d::Backend {
     count_collective("barrier", 0);
     count_host_sync("barrier");
     end_lazy_collectives("barrier");
-    return submit(OpType::BARRIER, gloo_->barrier(options), {}, nullptr);
+    return submit(OpType::BARRIER, gloo_->barrier(options), {}, Staging(Purpose::kMove));
   }
 
  private:
-  WorkPtr submit(OpType type, WorkPtr inner, Tensors outputs, std::function<void()> finish) {
+  WorkPtr submit(OpType type, WorkPtr inner, Tensors outputs, Staging staging,
+                 std::function<void()> finish = nullptr) {
+    finish = staging.after(std::move(finish));
     if (is_dry()) finish = nullptr;  // there are no values to average or to copy back
     WorkPtr work;
     if (c10d::isP2POp(type)) {
-      work = c10::make_intrusive<PointToPointWork>(type, inner, std::move(outputs), finish);
+      work = c10::make_intrusive<PointToPointWork>(type, inner, staging.held(), std::move(outputs),
+                                                   finish);
     } else {
-      work = CollectiveWork::make(type, inner, std::move(outputs), finish);
+      work = CollectiveWork::make(type, inner, staging.held(), std::move(outputs), finish);
     }
     if (is_coalescing_) coalesced_.push_back(work);
     return work;
@@ -347,11 +350,11 @@ class ProcessGroupHCCL final : public c10d::Backend {
     auto chunk = flat.narrow(0, rank_ * output.numel(), output.numel());
     auto finish = translate_reduction(options.reduceOp, {chunk}, size_);
     Tensors buffer{flat};
-    return submit(type, gloo_->allreduce(buffer, options), {output},
-                  staging.after([finish, chunk, cpu_output] {
+    return submit(type, gloo_->allreduce(buffer, options), {output}, staging,
+                  [finish, chunk, cpu_output] {
                     if (finish) finish();
                     cpu_output.view({-1}).copy_(chunk);
-                  }));
+                  });
   }
 
   c10::intrusive_ptr<c10d::Backend> gloo_;

@@ -31,7 +31,8 @@ void check_writable(const at::Tensor& tensor) {
 
 at::Tensor Staging::stage(const at::Tensor& tensor, bool is_read, bool is_written) {
   if (is_written) check_writable(tensor);
-  at::Tensor alias = cpu_alias(tensor);
+  at::Tensor alias = unowning_cpu_alias(tensor);
+  held_.push_back(tensor);
   const bool is_cast = purpose_ == Purpose::kReduce && c10::isFloat8Type(alias.scalar_type());
   if (!is_plain(alias) || is_cast) {
     auto options = alias.options().dtype(is_cast ? at::kFloat : alias.scalar_type());

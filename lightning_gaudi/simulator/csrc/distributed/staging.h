@@ -32,6 +32,9 @@ class Staging {
   TensorLists read(const TensorLists& lists) { return stage(lists, true, false); }
   TensorLists written(const TensorLists& lists) { return stage(lists, false, true); }
 
+  /// What has been staged, whose memory gloo works on without owning it: hold it until gloo has ended.
+  Tensors held() const { return held_; }
+
   /// What remains to be done once gloo has ended: `finish`, if any, then copying back. May be null.
   std::function<void()> after(std::function<void()> finish = nullptr);
 
@@ -41,6 +44,7 @@ class Staging {
   TensorLists stage(const TensorLists& lists, bool is_read, bool is_written);
 
   const Purpose purpose_;
+  Tensors held_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // where to, from where
 };
 

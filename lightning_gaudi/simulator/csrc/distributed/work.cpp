@@ -18,6 +18,7 @@ bool PointToPointWork::wait(std::chrono::milliseconds timeout) {
     future = future_;
   }
   if (future) future->waitAndThrow();
+  let_go_once();
   end_lazy_collectives("wait");
   return true;
 }

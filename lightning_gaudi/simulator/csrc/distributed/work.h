@@ -28,10 +28,16 @@ inline FuturePtr future_of(const Tensors& outputs) {
 
 /// A work of gloo's, and what remains to be done when it has ended: `finish`, if any, runs once, on
 /// whichever thread sees the end first, and before anyone is told so.
+///
+/// `staged` is what gloo works on, held until someone has waited for the end: a thread of gloo's lets
+/// go of what it owns at a moment of its own, and what memory a program takes would depend on which
+/// of the two threads comes first.
 class HcclWork : public c10d::Work {
  public:
-  HcclWork(c10d::OpType type, WorkPtr inner, Tensors outputs, std::function<void()> finish)
+  HcclWork(c10d::OpType type, WorkPtr inner, Tensors staged, Tensors outputs,
+           std::function<void()> finish)
       : Work(-1, type),
+        staged_(hold_pending(std::move(staged))),
         inner_(std::move(inner)),
         outputs_(hold_pending(std::move(outputs))),
         finish_(std::move(finish)) {}
@@ -52,13 +58,21 @@ class HcclWork : public c10d::Work {
       finish_ = nullptr;
     });
   }
+  void let_go_once() {
+    std::call_once(let_go_, [this] { staged_.reset(); });
+  }
 
+ private:
+  std::shared_ptr<const Tensors> staged_;  // before gloo's work, so that it goes after it
+
+ protected:
   const WorkPtr inner_;
   const std::shared_ptr<const Tensors> outputs_;
 
  private:
   std::function<void()> finish_;
   std::once_flag finished_;
+  std::once_flag let_go_;
 };
 
 /// The work of a collective. gloo's has a future, which another follows.
@@ -82,6 +96,7 @@ class CollectiveWork final : public HcclWork {
   bool wait(std::chrono::milliseconds timeout) override {
     const bool is_done = inner_->wait(timeout);
     finish_once();
+    let_go_once();
     end_lazy_collectives("wait");
     return is_done;
   }
