@@ -85,6 +85,11 @@ class DeepSpeedMixin(RankedMixin):
         check_offload(self.deepspeed_config)
 
     @override
+    def _leaves_steps_out(self) -> bool:
+        # DeepSpeed scales losses itself, and the plugin has no scaler.
+        return bool((self.deepspeed_config.get("fp16") or {}).get("enabled"))
+
+    @override
     def _load_config(self, config: Any) -> dict[str, Any] | None:
         return settings.read(config, self.DEEPSPEED_ENV_VAR)
 

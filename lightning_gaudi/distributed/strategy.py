@@ -16,13 +16,20 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core import collectives, vendor, whereabouts
+from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi.compilation import model as compiled_model, settings
 from lightning_gaudi.compilation.foreach import stepping_at_once
 from lightning_gaudi.compilation.launches import LaunchAdvice
 from lightning_gaudi.compilation.regions import declared_regions, has_compiled_parts
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability import settings as reliability_settings
-from lightning_gaudi.reliability.finite import BadLoss, FiniteLosses, not_finite
+from lightning_gaudi.reliability.finite import (
+    NUM_LEFT_OUT,
+    BadLoss,
+    FiniteLosses,
+    left_out,
+    not_finite,
+)
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 from lightning_gaudi.reliability.trust import as_told
 
@@ -74,6 +81,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
     _advice: LaunchAdvice | None = None
     _losses: FiniteLosses | None = None
     _watches_losses = False
+    _has_said_left_out = False
     _num_steps = 0
     _first_step = 0
 
@@ -215,9 +223,16 @@ class HPUMixin(_Base):  # type: ignore[misc]
     def _note_loss(self, loss: Tensor) -> None:
         """Remember a loss, before backward, to be looked at later."""
         if self._losses is None:
-            self._losses, self._watches_losses = FiniteLosses(), self.reliability.stop_on_nan
+            self._losses = FiniteLosses(NUM_LEFT_OUT if self._leaves_steps_out() else 0)
+            self._watches_losses = self.reliability.stop_on_nan
         if self._watches_losses:
             self._losses.note(loss, self._num_steps + 1)
+
+    def _leaves_steps_out(self) -> bool:
+        """Whether a step whose gradients are not finite is left out, as where losses are scaled."""
+        plugin = getattr(self, "precision_plugin", None) or self.precision
+        scaler = getattr(plugin, "scaler", None)
+        return scaler is not None and scaler.is_enabled()
 
     def _reads_losses(self) -> bool:
         """Whether the step that ends is one after which losses are looked at."""
@@ -239,6 +254,9 @@ class HPUMixin(_Base):  # type: ignore[misc]
         found = self._of_all(bad)
         if any(found):
             raise not_finite(found, self._num_steps)
+        if losses.left_out is not None and not self._has_said_left_out:
+            self._has_said_left_out = True
+            say(f"[rank: {getattr(self, 'global_rank', 0)}] {left_out(losses.left_out)}")
 
     def _of_all(self, bad: BadLoss | None) -> list[BadLoss | None]:
         """What each rank has found."""

@@ -12,6 +12,10 @@ from torch import Tensor
 MAX_STEPS = 1000
 """After how many steps losses are looked at, at the latest."""
 
+NUM_LEFT_OUT = 2
+"""How many steps in a row may have such a loss where the loss is scaled, in float16. Then a step
+whose gradients overflow is left out and the scale is lowered: the weights stay as they were."""
+
 
 class LossNotFiniteError(ArithmeticError):
     """A loss was NaN or infinite; the message names step and rank."""
@@ -28,7 +32,15 @@ class BadLoss(NamedTuple):
 class FiniteLosses:
     """The losses of an interval of steps, on the device, for which nobody waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_left_out: int = 0) -> None:
+        """Know none yet.
+
+        Args:
+            num_left_out: How many steps in a row may have a loss that is not finite.
+        """
+        self.num_left_out = num_left_out
+        self.left_out: BadLoss | None = None
+        self._bad_steps: list[BadLoss] = []
         self._losses: list[Tensor] = []
         self._steps: list[int] = []
         self._num_seen = 0
@@ -50,6 +62,9 @@ class FiniteLosses:
     def first_bad(self, *, ends_interval: bool, is_lazy: bool) -> BadLoss | None:
         """The first loss that is not finite of those that nobody has looked at; waits for all.
 
+        Where some may be left out, it is the first of a row that is too long; and the last one that
+        was left out is in `left_out`.
+
         Args:
             ends_interval: Whether another interval begins; else a checkpoint is due within one.
             is_lazy: In lazy mode to copy losses together is a graph for each number of them. So it
@@ -70,8 +85,22 @@ class FiniteLosses:
         self._num_seen = num_losses
         if ends_interval:
             self._losses, self._steps, self._num_seen = [], [], 0
-        pairs = zip(steps, values, strict=True)
-        return next((BadLoss(*pair) for pair in pairs if not math.isfinite(pair[1])), None)
+        return self._first_of_too_many(steps, values)
+
+    def _first_of_too_many(self, steps: Sequence[int], values: Sequence[float]) -> BadLoss | None:
+        for step, value in zip(steps, values, strict=True):
+            row = self._bad_steps
+            if row and step > row[-1].step + 1:
+                row.clear()  # the step between was finite
+            if math.isfinite(value) or (row and row[-1].step == step):
+                continue
+            row.append(BadLoss(step, value))
+            if len(row) > self.num_left_out:
+                first = row[0]
+                row.clear()
+                return first
+            self.left_out = row[-1]
+        return None
 
 
 def _together(losses: Sequence[Tensor]) -> list[float]:
@@ -92,4 +121,12 @@ def not_finite(found: Sequence[BadLoss | None], ended_after: int) -> LossNotFini
         f"{ended_after}, and no checkpoint since step {bad.step} is kept. Look at the batch of "
         "that step, lower the learning rate or clip gradients, and go on from the checkpoint "
         'before; or pass reliability="stop_on_nan=off" to the strategy to train on.'
+    )
+
+
+def left_out(bad: BadLoss) -> str:
+    """What is said once of a loss whose step changes no weights."""
+    return (
+        f"the loss of step {bad.step} is {bad.value}. Where losses are scaled, in float16, its "
+        f"step is left out and the run goes on; {NUM_LEFT_OUT + 1} such steps in a row end it"
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_gaudi.reliability import finite
-from lightning_gaudi.reliability.finite import BadLoss, FiniteLosses, not_finite
+from lightning_gaudi.reliability.finite import BadLoss, FiniteLosses, left_out, not_finite
 
 
 @pytest.mark.parametrize("is_lazy", [True, False])
@@ -47,3 +47,26 @@ def test_losses_of_any_shape_and_dtype_are_looked_at_together():
 def test_the_error_names_the_first_step_and_its_rank():
     error = not_finite([BadLoss(7, math.nan), None, BadLoss(6, math.inf)], ended_after=10)
     assert "The loss of step 6 on rank 2 is inf: the run ends after step 10" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("bad_steps", "first"),
+    [([2, 4, 6, 8], None), ([2, 3, 5, 6], None), ([3, 4, 5], 3), ([1, 5, 6, 7, 8], 5)],
+)
+@pytest.mark.parametrize("every", [1, 2, 8])
+def test_where_steps_are_left_out_three_in_a_row_are_too_many(bad_steps, first, every):
+    losses = FiniteLosses(num_left_out=2)
+    found = []
+    for step in range(1, 9):
+        losses.note(torch.tensor(1.0), step)  # two batches make a step
+        losses.note(torch.tensor(math.inf if step in bad_steps else 1.0), step)
+        if step % every == 0:
+            found.append(losses.first_bad(ends_interval=True, is_lazy=False))
+    said = [bad for bad in found if bad is not None]
+    assert [bad.step for bad in said[:1]] == ([] if first is None else [first])
+    assert losses.left_out is not None
+
+
+def test_what_is_left_out_is_said():
+    assert "the loss of step 3 is inf" in left_out(BadLoss(3, math.inf))
+    assert "3 such steps in a row" in left_out(BadLoss(3, math.inf))
