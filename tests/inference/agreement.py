@@ -60,9 +60,11 @@ def ours(generator, batch_size, count):
 def observe(kind, device="cpu", engine="auto", count=64, batch_sizes=(1, 8), capture_prefill=False):
     """How far our text is from transformers', and what it costs, in a first and a second pass.
 
-    The second one has other prompts in the same batches.
+    Logits differ by a share of the largest one. The second pass has other prompts in the same
+    batches.
     """
     expected, expected_logits = reference(build(kind), count)
+    largest = expected_logits.abs().max()
     model = build(kind, device)
     generator = TextGenerator(model, engine, BUCKETS, capture_prefill=capture_prefill)
     found = {"distinct": len(expected.unique())}
@@ -70,7 +72,7 @@ def observe(kind, device="cpu", engine="auto", count=64, batch_sizes=(1, 8), cap
     for batch_size in batch_sizes:
         tokens, logits = ours(generator, batch_size, count)
         found[f"tokens {batch_size}"] = int((tokens != expected).sum())
-        found[f"logits {batch_size}"] = float((logits - expected_logits).abs().max())
+        found[f"logits {batch_size}"] = float((logits - expected_logits).abs().max() / largest)
     found |= {f"first {key}": value - before[key] for key, value in _counted().items()}
     found["first captures"] = generator.num_captures
     pairs = [pair for size in batch_sizes for pair in batches(size, count, shift=7)]
