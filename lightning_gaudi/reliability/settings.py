@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -135,4 +136,9 @@ def _number(value: str) -> float:
 
 def _check_name(name: Any) -> None:
     if name not in NAMES:
-        raise ValueError(f"There is no {name!r}. Its names are {', '.join(NAMES)}.")
+        close = difflib.get_close_matches(str(name), (*NAMES, "on", "off"), 1)
+        meant = f"Did you mean {close[0]!r}? " if close else ""
+        raise ValueError(
+            f"There is no {name!r}. {meant}It is 'on' or 'off', or name=on and name=off with "
+            f"commas; names are {', '.join(NAMES)}."
+        )

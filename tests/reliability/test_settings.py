@@ -45,7 +45,7 @@ def test_a_value_is_a_word_pairs_or_a_mapping(
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("of", "reliability=: 'of' says not what to keep. There is no 'of'. Its names are exact_"),
+        ("of", "reliability=: 'of' says not what to keep. There is no 'of'. Did you mean 'off'"),
         ("watchdog=maybe", "watchdog='maybe' is neither on nor off"),
         ("watchdog", "watchdog='' is neither on nor off"),
         ("watchdog_timeout_s=soon", "watchdog_timeout_s='soon' is no time in seconds"),
