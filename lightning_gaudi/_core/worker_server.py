@@ -14,15 +14,27 @@ import signal
 import sys
 from pathlib import Path
 
+SURVIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What ends neither server nor workers: Ctrl-C, `scancel`, a container's stop and SLURM's notice go
+to all processes of a program, which may need its workers to end as it wants to."""
+
 MODULES = "_LIGHTNING_GAUDI_WORKER_MODULES"
 """The variable that names a file: a list of modules, and where to look for them, as JSON."""
 
 
+def survive() -> None:
+    """Go on whatever is sent to all processes of a program."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in SURVIVED[1:]:
+        # Not ignored: programs that a worker starts would inherit that, and not end when told to.
+        signal.signal(number, lambda *_: None)
+
+
 def _serve(path: Path) -> None:
     """Import the modules that the file names, and those that it will name before a fork."""
-    # Blocked until now, so that Ctrl-C ends no import. Workers inherit that it is ignored.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # Blocked until now, so that they end no import. Workers inherit it.
+    survive()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SURVIVED)
     import_new = functools.partial(_import_new, path, os.getpid(), set())
     import_new()
     os.register_at_fork(before=import_new)

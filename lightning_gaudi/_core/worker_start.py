@@ -6,7 +6,8 @@ of `multiprocessing`, started afresh, as a program is. Beside that module's own 
 - imports torch and the data sets' modules once and not in each worker, and neither the vendor's
   package nor the simulator;
 - does not have workers run the program again, see `worker_pickle`;
-- has them ignore Ctrl-C, and end when the process dies that they work for.
+- has them survive what is sent to all processes of a program, Ctrl-C and SIGTERM, and end when the
+  process dies that they work for.
 
 Source: Model-References `torchvision/main.py` ("fork" does not work, "forkserver" and "spawn" do);
 optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 and 1.19).
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data._utils import signal_handling
 
 from . import worker_pickle, worker_server
 
@@ -56,7 +58,7 @@ def start_server(things: Iterable[Any] = ()) -> None:
     written.write_text(json.dumps([list(_modules), sys.path]))
     written.replace(path)  # at once: the server may be reading
     resource_tracker.ensure_running()  # it unblocks what is blocked next
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, worker_server.SURVIVED)
     try:
         with _changed_environment({**_WITHOUT_DEVICE, worker_server.MODULES: str(path)}):
             _server.ensure_running()
@@ -103,6 +105,13 @@ class _Worker(ForkServerProcess):
         """Work, unless the process that it is for died before torch could begin to watch it."""
         parent = parent_process()
         if parent is not None and parent.is_alive():
+            watch = signal_handling._set_worker_signal_handlers  # type: ignore[attr-defined]
+
+            def watch_and_survive() -> None:
+                watch()  # after which SIGTERM would end it
+                worker_server.survive()
+
+            signal_handling._set_worker_signal_handlers = watch_and_survive  # type: ignore[attr-defined]
             super().run()
 
 
@@ -114,6 +123,10 @@ class WorkerContext(ForkServerContext):
 
 class _Start(popen_forkserver.Popen):
     """How a worker is started; its base pickles, and does not know of another server."""
+
+    def terminate(self) -> None:
+        """End a worker that does not end by itself: SIGTERM is for the program, see `survive`."""
+        self.kill()
 
     def _launch(self, process: Any) -> None:
         preparation = spawn.get_preparation_data(process.name)

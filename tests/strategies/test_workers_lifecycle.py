@@ -15,14 +15,21 @@ _LIMIT_S = 30
 """By when the last process has ended: torch's workers look for their parent every 5 s."""
 
 _SCRIPT = """
-import os, signal, sys
+import contextlib, os, signal, sys
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 from tests.helpers.tiny import QUIET
-from tests.strategies.worker_cases import Ending, Failing
+from lightning_gaudi._core.worker_server import SURVIVED
+from tests.strategies.worker_cases import Ending, Failing, server
 
 def fail(workers):
     raise ArithmeticError("the step fails")
+
+def stray(workers):
+    for pid in (server(), *workers):
+        for number in SURVIVED:
+            with contextlib.suppress(ProcessLookupError):  # a worker of the epoch before
+                os.kill(pid, number)
 
 case = sys.argv[1]
 act = {
@@ -31,6 +38,7 @@ act = {
     "SIGTERM": lambda workers: os.kill(os.getpid(), signal.SIGTERM),
     "SIGTERM to all": lambda workers: os.killpg(0, signal.SIGTERM),
     "SIGKILL": lambda workers: os.kill(os.getpid(), signal.SIGKILL),
+    "stray": stray,
     "step": fail,
     "row": lambda workers: None,
     "worker": lambda workers: os.kill(workers[0], signal.SIGKILL),
@@ -90,9 +98,10 @@ def test_a_signal_ends_all(case, status):
 
 
 @pytest.mark.slow
-def test_the_end_of_the_program_ends_all():
-    status, said = _run("end")
-    assert status == 0
+@pytest.mark.parametrize("case", ["end", "stray"])
+def test_the_end_of_the_program_ends_all_and_signals_to_others_do_not(case):
+    status, said = _run(case)
+    assert status == 0, said
     assert "Traceback" not in said
 
 

@@ -85,6 +85,11 @@ class Failing(Rows):
         return torch.full((NUM_FEATURES,), float(os.getpid()), dtype=torch.float64)
 
 
+def server() -> int:
+    """The process that forks the workers."""
+    return worker_start._server._forkserver_pid  # type: ignore[attr-defined, no-any-return]
+
+
 class Ending(TinyModule):
     """Prints which processes there are, then does something at its third step."""
 
@@ -97,6 +102,6 @@ class Ending(TinyModule):
         self.workers.append(int(batch[0, 0]))
         if batch_idx == 2:
             workers = sorted(set(self.workers))
-            print("processes", worker_start._server._forkserver_pid, *workers, flush=True)  # type: ignore[attr-defined]
+            print("processes", server(), *workers, flush=True)
             self.act(workers)
         return super().training_step([batch.float()], batch_idx)
