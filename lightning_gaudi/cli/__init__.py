@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -47,7 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(words)
+        status = _run(words)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        if words[:1] == ["run"]:  # a training's own
+            raise
+        # Who reads this has what it wanted, as `head` has. Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except catalog.UsageError as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2

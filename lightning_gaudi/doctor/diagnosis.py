@@ -42,7 +42,8 @@ CHECKS: tuple[Check, ...] = (
     *(software.check_transformers, variables.check_installed, variables.check_names),
     *(variables.check_mode, variables.check_harm, variables.check_recipe_cache),
     *(variables.check_scale_out, memory.check_huge_pages, memory.check_shared_memory),
-    *(network.check_address, files.check_tmpdir, files.check_logs, compiler.check_compiler),
+    *(memory.check_locked_memory, network.check_address, files.check_tmpdir, files.check_logs),
+    compiler.check_compiler,
 )
 """Those that need nothing but the machine."""
 

@@ -1,4 +1,4 @@
-"""Checks of the host's memory: huge pages, and what processes share."""
+"""Checks of the host's memory: huge pages, what processes share, and what they may lock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from lightning_gaudi.doctor import hl_smi
-from lightning_gaudi.doctor.findings import Finding, ok, warning
+from lightning_gaudi.doctor.findings import Finding, note, ok, warning
 from lightning_gaudi.doctor.machine import Machine
 
 HUGE_MIB_A_CARD = 4400
@@ -16,6 +16,8 @@ Source: optimum-habana 1.19, `examples/kubernetes/ci/*-values.yaml`, `hugepages-
 """
 _SHARED = "/dev/shm"
 _SHARED_MIB = 1024
+_OVER_HOST_NICS = ("HCCL_OVER_OFI", "FI_EFA_USE_DEVICE_RDMA")
+"""Switches that ask for transfers over them."""
 
 
 def check_huge_pages(machine: Machine) -> Iterator[Finding]:
@@ -56,3 +58,31 @@ def check_shared_memory(machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield ok("shared memory", f"{_SHARED} has {size / 2**30:.0f} GiB")
+
+
+def check_locked_memory(machine: Machine) -> Iterator[Finding]:
+    """Whether memory that the host's network cards read and write can be registered.
+
+    Registering locks it. Cards of one server need none of that, nor do servers whose cards are
+    connected directly, so only who asks for the host's network cards is warned.
+
+    Source: rdma-core, Documentation/libibverbs.md, "Permissions".
+    """
+    text = machine.read("/proc/self/limits") or ""
+    limit = re.search(r"^Max locked memory\s+(\w+)", text, re.M)
+    if limit is None or not hl_smi.read_cards(machine):
+        return
+    if limit[1] == "unlimited":
+        yield ok("locked memory", "unlimited")
+        return
+    asking = [name for name in _OVER_HOST_NICS if machine.environment.get(name) == "1"]
+    found = (
+        f"at most {int(limit[1]) / 2**20:g} MiB, which the host's network cards may find too few"
+    )
+    tell = warning if asking else note
+    yield tell(
+        "locked memory",
+        f"{found}; {asking[0]}=1 asks for them" if asking else f"{found}, where they are used",
+        "ulimit -l unlimited, in /etc/security/limits.conf to keep it; start a container with "
+        "--ulimit memlock=-1; under SLURM see PropagateResourceLimits.",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -29,6 +30,17 @@ def test_a_laptop_is_told_what_it_has_and_torch_is_not_imported() -> None:
     assert "no Gaudi here (there is no hl-smi on the PATH" in result.stdout
     assert "\033" not in result.stdout
     assert result.stdout.endswith("False False 0\n")
+
+
+def test_who_reads_a_line_and_ends_gets_no_traceback() -> None:
+    # The reading end is closed before the doctor, which looks around for a while, says anything.
+    script = 'set -o pipefail; "$@" | true'
+    result = run(
+        ["bash", "-c", script, "bash", *DOCTOR],
+        env={"LIGHTNING_GAUDI_SIMULATE": None},
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_simulated_cards_are_asked_and_called_simulated() -> None:

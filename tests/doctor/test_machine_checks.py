@@ -45,6 +45,43 @@ def test_a_container_without_the_hosts_shared_memory_is_a_warning() -> None:
     assert "--ipc=host" in found.fix
 
 
+LIMITS = """\
+Limit                     Soft Limit           Hard Limit           Units
+Max processes             94077                94077                processes
+Max locked memory         {soft:<20} unlimited            bytes
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "environment", "level", "words"),
+    [
+        ("unlimited", {"HCCL_OVER_OFI": "1"}, Level.OK, "unlimited"),
+        ("65536", {}, Level.NOTE, "at most 0.0625 MiB, which the host's network cards may find"),
+        ("8388608", {"HCCL_OVER_OFI": "1"}, Level.WARNING, "at most 8 MiB"),
+        ("8388608", {"FI_EFA_USE_DEVICE_RDMA": "1"}, Level.WARNING, "FI_EFA_USE_DEVICE_RDMA=1"),
+        ("8388608", {"HCCL_OVER_OFI": "0"}, Level.NOTE, "where they are used"),
+    ],
+)
+def test_little_memory_to_lock_is_a_warning_where_the_hosts_network_cards_are_asked_for(
+    soft: str, environment: dict[str, str], level: Level, words: str
+) -> None:
+    machine = gaudi2_server()
+    machine.environment = {**machine.environment, **environment}
+    machine.files["/proc/self/limits"] = LIMITS.format(soft=soft)
+    (found,) = memory.check_locked_memory(machine)
+    assert found.level is level
+    assert words in found.found
+    assert ("ulimit -l unlimited" in found.fix) == (level is not Level.OK)
+
+
+def test_the_limit_of_locked_memory_is_the_kernels_and_of_no_laptop() -> None:
+    text = Machine().read("/proc/self/limits")
+    assert text is None or "Max locked memory" in text
+    machine = laptop()
+    machine.files["/proc/self/limits"] = LIMITS.format(soft="65536")
+    assert not list(memory.check_locked_memory(machine))
+
+
 @pytest.mark.parametrize(
     ("path", "kind"),
     [("/home/x", "ext4"), ("/shared/x", "nfs4"), ("/shared/fast/x", "xfs"), ("/sharedx", "ext4")],
