@@ -17,8 +17,7 @@ help:
 	@echo "make lint types  ruff; mypy"
 	@echo "make check-wheel train with the built wheel in fresh environments, with each extra alone"
 	@echo "make dist        the same, and keep sdist and wheel in dist/"
-	@echo "make benchmarks  the simulator against the plain CPU, and the recipes against"
-	@echo "                 Hugging Face's Trainer, as ratios"
+	@echo "make benchmarks  what the simulator, the plugin and the recipes cost or gain, measured anew"
 	@echo "make clean       remove .venv and what runs left behind"
 
 setup:
@@ -59,22 +58,9 @@ check-wheel: setup
 dist: setup
 	$(python) scripts/check_wheel.py --output dist
 
+# On an idle machine: it writes benchmarks/results anew.
 benchmarks: setup
-	$(simulate) --cards 1 -- $(python) benchmarks/simulator_vs_cpu.py
-	$(simulate) --cards 1 -- $(python) benchmarks/trainer_overhead.py
-	PT_HPU_LAZY_MODE=1 $(simulate) --cards 1 -- $(python) benchmarks/graph_counts.py
-	$(simulate) --cards 1 -- $(python) benchmarks/callbacks_cost.py
-	PT_HPU_LAZY_MODE=1 $(simulate) --cards 1 -- $(python) benchmarks/callbacks_cost.py
-	$(simulate) --cards 1 -- $(python) benchmarks/launches.py
-	$(simulate) --cards 1 -- $(python) benchmarks/generation.py
-	PT_HPU_LAZY_MODE=1 $(simulate) --cards 1 -- $(python) benchmarks/generation.py
-	$(simulate) --cards 1 -- $(python) benchmarks/pictures.py
-	$(simulate) --cards 2 -- $(python) benchmarks/ddp_step.py
-	$(simulate) --cards 4 -- $(python) benchmarks/sharded_memory.py
-	$(simulate) --cards 2 -- $(python) benchmarks/reliability_cost.py
-	$(simulate) --cards 1 -- $(python) benchmarks/async_checkpoint.py
-	$(python) benchmarks/import_cost.py
-	$(python) benchmarks/recipe_throughput.py
+	$(python) -m benchmarks
 
 clean:
 	rm -rf .venv build dist *.egg-info runs lightning_logs .mypy_cache .pytest_cache .ruff_cache

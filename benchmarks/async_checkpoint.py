@@ -1,24 +1,23 @@
 """How long training stands still for a checkpoint: written in the loop, and in the background.
 
-Run with `lightning-gaudi simulate --cards 1 -- python benchmarks/async_checkpoint.py [FOLDER]`. The
-state is that of BERT base with AdamW in fp32, on the card; a step stands for training beside the
-writer. How long reading takes with and without comparing checksums comes last; the file is in the
-system's cache then, so that what is compared with takes as little as it can.
+The state is that of BERT base with AdamW in fp32, on the card; a step stands for training beside
+the writer. How long reading takes with and without comparing checksums comes last; the file is in
+the system's cache then, so that what is compared with takes as little as it can. TMPDIR says on
+which disk.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from benchmarks.harness.interleaved import Effort, elapsed, in_turns
+from benchmarks.harness.rows import RATIO, Row, of_rounds, ratio, seconds
 from lightning_gaudi import HPUCheckpointIO
 
 NUM_ROUNDS, NUM_READS = 5, 9
@@ -44,17 +43,15 @@ def state() -> dict[str, Any]:
     return {"state_dict": made[0], "optimizer_states": [{"state": moments}], "loops": {}}
 
 
-def seconds(do: Callable[[], Any]) -> float:
-    """How long something takes."""
-    start = time.perf_counter()
-    do()
-    return time.perf_counter() - start
+def measure(effort: Effort) -> list[Row]:
+    """Save in turns, then read in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, num_rounds = Path(folder) / "x.ckpt", effort.rounds(NUM_ROUNDS)
+        rows = _saved(path, state(), num_rounds)
+        return [*rows, _read(path, effort.rounds(NUM_READS))]
 
 
-def main() -> int:
-    """Measure, print a table, and return 1 if a figure misses its limit."""
-    folder = Path(tempfile.mkdtemp(dir=sys.argv[1] if len(sys.argv) > 1 else None))
-    path, saved = folder / "x.ckpt", state()
+def _saved(path: Path, saved: dict[str, Any], num_rounds: int) -> list[Row]:
     layer = torch.nn.Linear(HIDDEN, HIDDEN, device="hpu")
     batch = torch.randn(256, HIDDEN, device="hpu")
 
@@ -63,45 +60,40 @@ def main() -> int:
         torch.hpu.synchronize()
 
     step()
-    alone = median(seconds(step) for _ in range(50))
+    alone = median(elapsed(step) for _ in range(50))
     io, writer = HPUCheckpointIO(), HPUCheckpointIO()
     whole, still, slower = [], [], []
     writer.start_background()
-    first = seconds(lambda: writer.save_checkpoint(saved, path))
-    for _ in range(NUM_ROUNDS):
+    first = elapsed(lambda: writer.save_checkpoint(saved, path))
+    for _ in range(num_rounds):
         while not writer.is_idle:
             time.sleep(0.1)
-        whole.append(seconds(lambda: io.save_checkpoint(saved, path)))
-        still.append(seconds(lambda: writer.save_checkpoint(saved, path)))
+        whole.append(elapsed(lambda: io.save_checkpoint(saved, path)))
+        still.append(elapsed(lambda: writer.save_checkpoint(saved, path)))
         beside = []
         while not writer.is_idle:
-            beside.append(seconds(step))
+            beside.append(elapsed(step))
         slower.append(sum(beside) - alone * len(beside))
     writer.stop_background()
-    plain = HPUCheckpointIO(verify=False)
-    reads: dict[HPUCheckpointIO, list[float]] = {plain: [], io: []}
-    for index in range(NUM_READS):
-        for each in (plain, io) if index % 2 else (io, plain):
-            reads[each].append(seconds(partial(each.load_checkpoint, path)))
-    unverified, verified = median(reads[plain]), median(reads[io])
-    compared = median(mine / theirs for mine, theirs in zip(reads[io], reads[plain], strict=True))
-    gib = path.stat().st_size / 2**30
-    print(f"checkpoint                      {gib:6.2f} GiB, medians of {NUM_ROUNDS}")
-    print(f"saved in the loop               {median(whole):6.2f} s")
-    print(f"saved beside it, the first time {first:6.2f} s  {_share([first], whole)}")
-    print(f"saved beside it, stands still   {median(still):6.2f} s  {_share(still, whole)}")
-    print(f"steps meanwhile, slower by      {median(slower):6.2f} s  {_share(slower, whole)}")
-    print(f"read                            {unverified:6.2f} s")
-    print(f"read and compared               {verified:6.2f} s  x{compared:.2f}")
-    path.unlink()
-    folder.rmdir()
-    stands_still = median(still) / median(whole)
-    return int(stands_still > STANDS_STILL_LIMIT or compared > COMPARED_LIMIT)
+    saves = f"of {seconds(median(whole))}, {path.stat().st_size / 2**30:.2f} GiB"
+    steps = [lost / took for lost, took in zip(slower, whole, strict=True)]
+    return [
+        ratio(
+            "async_save: the loop stands still, share of saving in it",
+            *(still, whole),
+            limit=STANDS_STILL_LIMIT,
+        ),
+        Row("the same, the first time", first / median(whole), RATIO, detail=saves),
+        of_rounds("what steps lose meanwhile, share of saving in the loop", steps, RATIO),
+    ]
 
 
-def _share(part: list[float], whole: list[float]) -> str:
-    return f"{median(part) / median(whole):.0%}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _read(path: Path, num_rounds: int) -> Row:
+    sides = {"compared": HPUCheckpointIO(), "plain": HPUCheckpointIO(verify=False)}
+    times = in_turns(
+        tuple(sides),
+        num_rounds,
+        lambda name: elapsed(lambda: sides[name].load_checkpoint(path)),
+    )
+    name = "loading with checksums against loading without"
+    return ratio(name, times["compared"], times["plain"], limit=COMPARED_LIMIT)

@@ -1,29 +1,27 @@
 """What the callbacks that measure add to a training step of a tiny BERT, and whether they wait.
 
-Run with `lightning-gaudi simulate --cards 1 -- python benchmarks/callbacks_cost.py`, also with
-`PT_HPU_LAZY_MODE=1`. In one fit, the callbacks are asked in every other log interval, so that both
-sides have the same model, loader and logger. The table compares neighbouring intervals; below it
-stands the CPU time within the callbacks themselves.
+In one fit, the callbacks are asked in every other log interval, so that both sides have the same
+model, loader and logger. Neighbouring intervals are compared; beside that stands the CPU time
+within the callbacks themselves, which noise does not touch.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter, process_time, thread_time
 from typing import Any
 
 import torch
-from interleaved import Result, exit_code, table
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger
-from reliability_cost import BATCH_SIZE, VOCABULARY, TinyBert
 from torch.utils.data import DataLoader
 
+from benchmarks.harness.interleaved import Effort
+from benchmarks.harness.rows import RATIO, Row, ratio
+from benchmarks.tiny import BATCH_SIZE, NUM_TOKENS, VOCABULARY, TinyBert
 from lightning_gaudi import vendor
 from lightning_gaudi.callbacks import (
     CompilationAlarm,
@@ -32,7 +30,7 @@ from lightning_gaudi.callbacks import (
     TokenThroughput,
 )
 
-NUM_TOKENS, LOG_EVERY, NUM_PAIRS, LIMIT = 64, 25, 24, 1.01
+LOG_EVERY, NUM_PAIRS, LIMIT = 25, 24, 1.01
 
 
 class LoggedBert(TinyBert):
@@ -99,10 +97,10 @@ class InTurns(Callback):
                 self.within_s += thread_time() - begin
 
 
-def measure(callbacks: list[Callback]) -> InTurns:
+def train(callbacks: list[Callback], num_pairs: int) -> InTurns:
     """Train with some callbacks in turns with none."""
     torch.manual_seed(0)
-    num_steps = (2 * NUM_PAIRS + 2) * LOG_EVERY + 1
+    num_steps = (2 * num_pairs + 2) * LOG_EVERY + 1
     samples = torch.randint(VOCABULARY, (BATCH_SIZE * num_steps, NUM_TOKENS))
     turns = InTurns(callbacks)
     with tempfile.TemporaryDirectory() as folder:
@@ -139,30 +137,26 @@ SIDES: dict[str, Callable[[], list[Callback]]] = {
 }
 
 
-def main() -> int:
-    """Measure, print a table; 1 if it costs too much, or the host waits for it."""
-    warnings.simplefilter("ignore")
+def measure(effort: Effort) -> list[Row]:
+    """What each set of callbacks adds, and how often the host waits for it."""
     torch.set_num_threads(1)
-    results, lines, has_waited = [], [], False
+    rows = []
     for name, make in SIDES.items():
-        turns = measure(make())
-        for label, times in ((name, turns.wall), ("the same, CPU time", turns.cpu)):
-            on, off = times[True], times[False]
-            ratio = median(mine / theirs for mine, theirs in zip(on, off, strict=True))
-            results.append(Result(label, median(on), median(off), ratio, LIMIT))
-        within = turns.within_s / (len(on) * LOG_EVERY)
-        share = within / median(off)
-        lines.append(f"{name}: {within * 1e6:.0f} us of CPU a step within them, {share:.2%} of it")
-        lines.append(f"  waits as (step of the interval, number): {_told(turns)}")
-        has_waited |= turns.waits[True] != turns.waits[False]
-    print(table(results, "on", "off"))
-    print("\n".join(lines))
-    return exit_code(results) or int(has_waited)
+        turns = train(make(), effort.rounds(NUM_PAIRS))
+        for label, times in ((name, turns.wall), (f"{name}: CPU time", turns.cpu)):
+            rows.append(ratio(label, times[True], times[False], limit=LIMIT))
+        within_s = turns.within_s / (len(turns.cpu[True]) * LOG_EVERY)
+        share = within_s / median(turns.cpu[False])
+        rows.append(
+            Row(f"{name}: CPU time within", 1 + share, RATIO, limit=LIMIT, detail=f"{share:.2%}")
+        )
+        rows.append(_added_waits(name, turns))
+    return rows
 
 
-def _told(turns: InTurns) -> str:
-    return f"on {sorted(turns.waits[True])}, off {sorted(turns.waits[False])}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _added_waits(name: str, turns: InTurns) -> Row:
+    """Waits are (step of the interval, how many); the steps that have others with the callbacks."""
+    added = len(turns.waits[True] ^ turns.waits[False])
+    waits = ", ".join(f"{count} in step {step}" for step, count in sorted(turns.waits[True]))
+    detail = f"the host waits: {waits or 'never'}"
+    return Row(f"{name}: steps that wait otherwise", added, "steps", limit=0, detail=detail)

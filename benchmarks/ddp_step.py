@@ -1,9 +1,8 @@
 """What a DDP step costs on 2 simulated cards against Lightning's own `ddp` with gloo on the CPU.
 
-Run with `lightning-gaudi simulate --cards 2 -- python benchmarks/ddp_step.py`. The same two
-processes train on both sides in turns, with one thread each; between the turns they part and
-connect anew, so that there is only the process group of the side being timed. Then both sides are
-asked what the host waits for in a step.
+The same two processes train on both sides in turns, with one thread each; between the turns they
+part and connect anew, so that there is only the process group of the side being timed. Then both
+sides are asked what the host waits for in a step outside of log intervals.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from statistics import median
 from time import perf_counter
 from typing import Any
 from unittest import mock
@@ -21,12 +19,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from interleaved import Result, exit_code, table
 from lightning.pytorch import Callback, LightningModule, Trainer
-from ranks import become_rank, free_ports
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.harness.interleaved import Effort, in_turns
+from benchmarks.harness.ranks import become_rank, free_ports
+from benchmarks.harness.rows import Row, ratio
 from lightning_gaudi._core import vendor
 
 NUM_RANKS = 2
@@ -189,16 +188,16 @@ def seconds_per_step(kind: type[TinyMlp], side: str, port: int) -> float:
     return stopwatch.seconds / kind.num_steps
 
 
-def compare(name: str, kind: type[TinyMlp], ports: Iterator[int]) -> Result:
+def compare(name: str, kind: type[TinyMlp], ports: Iterator[int], effort: Effort) -> Row:
     """Time both sides in turns."""
     for side in SIDES:
         seconds_per_step(kind, side, next(ports))
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
-    for index in range(kind.num_rounds):
-        for side in SIDES if index % 2 else reversed(SIDES):
-            times[side].append(seconds_per_step(kind, side, next(ports)))
-    ratio = median(hpu / cpu for hpu, cpu in zip(times["hpu"], times["cpu"], strict=True))
-    return Result(name, median(times["hpu"]), median(times["cpu"]), ratio, LIMIT)
+    times = in_turns(
+        SIDES,
+        effort.rounds(kind.num_rounds),
+        lambda side: seconds_per_step(kind, side, next(ports)),
+    )
+    return ratio(name, times["hpu"], times["cpu"], limit=LIMIT)
 
 
 def count_waits(side: str, *, logs: bool, ports: Iterator[int]) -> dict[str, float]:
@@ -210,37 +209,37 @@ def count_waits(side: str, *, logs: bool, ports: Iterator[int]) -> dict[str, flo
     return {name: count / model.num_steps for name, count in waits.counts.items() if count}
 
 
-def run_rank(rank: int, ports: list[int], results: Any) -> None:
+def run_rank(rank: int, ports: list[int], effort: Effort, results: Any) -> None:
     """Measure everything as one of the ranks; the first one reports."""
     become_rank(rank, NUM_RANKS)
     left = iter(ports)
-    found = [
-        compare("DDP, tiny MLP, one step", TinyMlp, left),
-        compare("DDP, BERT-base layer (8 x 128)", BertBaseLayer, left),
+    rows = [
+        compare("DDP, tiny MLP, one step", TinyMlp, left, effort),
+        compare("DDP, BERT-base layer (8 x 128)", BertBaseLayer, left, effort),
     ]
-    waits = {
-        (side, logs): count_waits(side, logs=logs, ports=left)
-        for logs in (False, True)
-        for side in SIDES
-    }
+    for logs in (False, True):
+        on_hpu, on_cpu = (count_waits(side, logs=logs, ports=left) for side in SIDES)
+        rows.append(
+            Row(
+                f"the host waits, {'logging with sync_dist=True' if logs else 'logging nothing'}",
+                sum(on_hpu.values()),
+                "a step",
+                limit=0,
+                detail=f"Lightning's on the CPU: {_told(on_cpu)}",
+            )
+        )
     if rank == 0:
-        results.put((found, waits))
+        results.put(rows)
 
 
-def main() -> int:
-    """Measure, print tables, and return 1 if a ratio is above its limit."""
+def _told(counts: dict[str, float]) -> str:
+    return ", ".join(f"{count:.2f} {name}" for name, count in counts.items()) or "never"
+
+
+def measure(effort: Effort) -> list[Row]:
+    """Start the ranks, and take what the first one reports."""
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    torch.multiprocessing.spawn(run_rank, (free_ports(100), results), NUM_RANKS)
-    found, waits = results.get()
-    print(table(found, "hpu", "cpu"))
-    print("\nWhat the host waits for in a step of the tiny MLP, besides its own work:")
-    for (side, logs), counts in waits.items():
-        listed = ", ".join(f"{name} {count:.2f}" for name, count in counts.items()) or "nothing"
-        logging_ = "logging with sync_dist=True" if logs else "logging nothing"
-        print(f"  {side}, {logging_:28} {listed}")
-    return exit_code(found)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    torch.multiprocessing.spawn(run_rank, (free_ports(100), effort, results), NUM_RANKS)
+    rows: list[Row] = results.get()
+    return rows

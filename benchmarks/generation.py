@@ -1,14 +1,12 @@
 """Text of `TextGenerator` beside that of transformers' `generate`, both on the HPU.
 
-Run with `lightning-gaudi simulate --cards 1 -- python benchmarks/generation.py`, in eager mode and
-with PT_HPU_LAZY_MODE=1. A simulated HPU runs a graph operation by operation, and counts it as one
-launch: the launches, graphs and waits are what a card would have, the speed is not. See the
-README.md beside.
+A simulated HPU runs a graph operation by operation, and counts it as one launch: the launches,
+graphs and waits are what a card would have, the speed is not. A launch costs next to nothing here,
+and a compiled call has a cost of its own.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
@@ -19,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import BloomConfig, BloomForCausalLM
 
+from benchmarks.harness.interleaved import Effort, in_turns
+from benchmarks.harness.rows import Row, ratio
 from lightning_gaudi import vendor
 from lightning_gaudi.inference import LeftPadded, TextGenerator, pad_left
 
@@ -37,24 +37,18 @@ class Side:
     """One way to generate, and what it took."""
 
     generate: Callable[[LeftPadded], Tensor]
-    seconds: list[float] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def run(self, batches: list[LeftPadded], *, is_timed: bool) -> None:
-        """Generate for some batches."""
+    def run(self, batches: list[LeftPadded]) -> float:
+        """Generate for some batches, and count; seconds it took."""
         before = counted()
         start = perf_counter()
         for batch in batches:
             self.generate(batch).cpu()
         seconds = perf_counter() - start
-        if is_timed:
-            self.seconds.append(seconds)
-            for name, value in counted().items():
-                self.counts[name] = self.counts.get(name, 0) + value - before[name]
-
-    def a_token(self, name: str, num_batches: int) -> float:
-        """How many of what is counted a new token of a batch has."""
-        return self.counts[name] / (num_batches * NUM_ROUNDS * NUM_TOKENS)
+        for name, value in counted().items():
+            self.counts[name] = self.counts.get(name, 0) + value - before[name]
+        return seconds
 
 
 def counted() -> dict[str, int]:
@@ -89,58 +83,49 @@ def make_sides(model: Any) -> dict[str, Side]:
     return {OURS: Side(lambda batch: generator(*batch, NUM_TOKENS)), THEIRS: Side(theirs)}
 
 
-def compare(model: Any, batch_size: int) -> tuple[list[str], bool]:
-    """A line of the table for a batch size, and whether ours keeps its limit."""
+def compare(model: Any, batch_size: int, num_rounds: int) -> list[Row]:
+    """Times and counts of a batch size, after graphs are compiled."""
     sides = make_sides(model)
-    warm_up = [prompts(batch_size, seed) for seed in range(4)]
     for side in sides.values():
-        side.run(warm_up, is_timed=False)
+        side.run([prompts(batch_size, seed) for seed in range(4)])
+        side.counts.clear()
     batches = [prompts(batch_size, seed) for seed in range(10, 13)]
-    for index in range(NUM_ROUNDS):
-        for name in (OURS, THEIRS) if index % 2 else (THEIRS, OURS):
-            sides[name].run(batches, is_timed=True)
-    ours, theirs = sides[OURS], sides[THEIRS]
-    num_tokens = len(batches) * batch_size * NUM_TOKENS
-    ratio = median(b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True))
-    launches = [side.a_token("launch", len(batches)) for side in (ours, theirs)]
-    waits = [side.a_token("host_sync", len(batches)) for side in (ours, theirs)]
-    graphs = [side.counts["graph_compilation"] for side in (ours, theirs)]
-    line = [
-        str(batch_size),
-        *(f"{num_tokens / median(side.seconds):.0f}" for side in (ours, theirs)),
-        f"{ratio:.2f}",
-        *(f"{value:.2f}" for value in launches),
-        *(f"{value:.2f}" for value in waits),
-        *map(str, graphs),
+    times = in_turns((OURS, THEIRS), num_rounds, lambda name: sides[name].run(batches))
+    num_steps = len(batches) * NUM_TOKENS
+    ours, theirs = sides[OURS].counts, sides[THEIRS].counts
+
+    def a_token(name: str, limit: float | None = None) -> Row:
+        mine, other = (counts[name] / (num_steps * num_rounds) for counts in (ours, theirs))
+        title = f"batch {batch_size}: {name}"
+        return Row(title, mine, "a token", limit=limit, detail=f"{THEIRS}: {other:.2f}")
+
+    speeds = [num_steps * batch_size / median(times[name]) for name in (OURS, THEIRS)]
+    graphs = Row(
+        f"batch {batch_size}: compiled for new prompts",
+        ours["graph_compilation"],
+        "graphs",
+        limit=0,
+        detail=f"{THEIRS}: {theirs['graph_compilation']}",
+    )
+    return [
+        ratio(
+            f"batch {batch_size}: tokens a second, times those of {THEIRS}",
+            times[THEIRS],
+            times[OURS],
+            detail=" against ".join(f"{speed:.0f}" for speed in speeds),
+        ),
+        a_token("launch", LAUNCHES_A_TOKEN),
+        a_token("host_sync"),
+        graphs,
     ]
-    return line, launches[0] <= LAUNCHES_A_TOKEN and graphs[0] == 0
 
 
-def main() -> int:
-    """Measure, print a table, and return 1 if ours launches or compiles too much."""
-    if not vendor.is_available():
-        print(
-            "This needs an hpu: run it through `lightning-gaudi simulate --cards 1 -- python ...`."
-        )
-        return 2
+def measure(effort: Effort) -> list[Row]:
+    """A small Bloom, with one prompt and with eight at a time."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "n_layer": 4, "n_head": 4, "vocab_size": VOCABULARY}
     config = BloomConfig(**sizes, pad_token_id=PAD, eos_token_id=None, bos_token_id=1)
     model = BloomForCausalLM(config).eval().to("hpu")
     model.generation_config.eos_token_id = None
-    names = ["tokens/s", "launches a token", "waits a token", "graphs"]
-    pairs = [f"{name}, {side}" for name in names for side in ("ours", "theirs")]
-    lines, is_kept = [["batch", *pairs[:2], "ratio", *pairs[2:]]], True
-    for batch_size in BATCH_SIZES:
-        line, is_within = compare(model, batch_size)
-        lines.append(line)
-        is_kept &= is_within
-    print(f"{'lazy' if vendor.is_lazy() else 'eager'} mode, {NUM_TOKENS} tokens a prompt")
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
-    return 0 if is_kept else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    num_rounds = effort.rounds(NUM_ROUNDS)
+    return [row for size in BATCH_SIZES for row in compare(model, size, num_rounds)]

@@ -1,19 +1,18 @@
 """What GraphMonitor adds to a training step after many graphs were compiled, and after none.
 
-Run with `PT_HPU_LAZY_MODE=1 lightning-gaudi simulate --cards 1 -- python
-benchmarks/graph_counts.py`. See the README.md beside.
+In lazy mode, where every shape is a graph.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
-from interleaved import Comparison, exit_code, table
 from torch import nn
 
+from benchmarks.harness.interleaved import Comparison, Effort
+from benchmarks.harness.rows import Row
 from lightning_gaudi import vendor
 from lightning_gaudi.callbacks import GraphMonitor
 
@@ -55,24 +54,13 @@ def monitored_step(side: str) -> Callable[[], object]:
     return step
 
 
-def main() -> int:
-    """Measure, print a table, and return 1 if a ratio is above its limit."""
-    if not vendor.is_available() or not vendor.is_lazy():
-        print(
-            "This needs an hpu in lazy mode: run it through `PT_HPU_LAZY_MODE=1 lightning-gaudi "
-            "simulate --cards 1 -- python ...`."
-        )
-        return 2
+def measure(effort: Effort) -> list[Row]:
+    """Steps with the callback against steps without, before and after many graphs."""
     torch.set_num_threads(1)
-    results = []
+    rows = []
     for count in (0, NUM_RECIPES):
         compile_many(count)
-        name = f"step, {count} graphs before"
+        name = f"step with GraphMonitor, {count} graphs before"
         comparison = Comparison(name, monitored_step, limit=1.25, calls=50, rounds=31)
-        results.append(comparison.measure("monitored", "alone"))
-    print(table(results, "monitored", "alone"))
-    return exit_code(results)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        rows.append(comparison.measure("monitored", "alone", effort))
+    return rows

@@ -1,13 +1,12 @@
 """Launches of a recipe's training step by default, beside those of eager mode without a compiler.
 
-Run with `lightning-gaudi simulate --cards 1 -- python benchmarks/launches.py`. A simulated HPU runs
-a graph operation by operation, and counts it as one launch. See the README.md beside.
+A simulated HPU runs a graph operation by operation, and counts it as one launch. These are counts,
+the same on every machine and in every run.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +17,8 @@ from lightning.pytorch.callbacks import Callback
 import recipes.bert_pretraining.__main__ as bert_pretraining
 import recipes.mrpc.__main__ as mrpc
 import recipes.t5_summarization.__main__ as t5_summarization
+from benchmarks.harness.interleaved import Effort
+from benchmarks.harness.rows import Row
 from lightning_gaudi import vendor
 from lightning_gaudi.callbacks import GraphMonitor, GraphReport
 from lightning_gaudi.compilation.settings import VARIABLE
@@ -68,31 +69,22 @@ def fit(recipe: Any, compile: str, optimizer: str) -> tuple[GraphReport, int]:
     return monitor.report, graphs.at_start[-1] - graphs.at_start[FIRST_VALIDATION]
 
 
-def main() -> int:
-    """Count, print a table, and return 1 if a recipe has too many."""
-    if not vendor.is_available() or vendor.is_lazy():
-        print(
-            "This needs an hpu in eager mode: run it through `lightning-gaudi simulate --cards 1 "
-            "-- python ...`."
-        )
-        return 2
-    header = (*SIDES, "limit", "graphs", "after 1st validation", "syncs a step")
-    lines, failed = [("recipe", *header)], False
-    for title, recipe in RECIPES.items():
-        found = {side: fit(recipe, *settings) for side, settings in SIDES.items()}
-        report, late = found["default"]
-        assert report.graph_compilations is not None
-        num_graphs = sum(report.graph_compilations.values())
-        limit, syncs = num_graphs * 2 + 10, report.host_syncs_per_step
-        launches = [each.launches_per_step or 0.0 for each, _ in found.values()]
-        failed |= launches[-1] > limit or late > 0 or syncs != 0
-        figures = [f"{value:.1f}" for value in launches]
-        lines.append((title, *figures, str(limit), str(num_graphs), str(late), f"{syncs:g}"))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
-    return int(failed)
+def measure(effort: Effort) -> list[Row]:
+    """Count for each recipe; an effort makes no difference to counts."""
+    return [row for title, recipe in RECIPES.items() for row in _count(title, recipe)]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _count(title: str, recipe: Any) -> list[Row]:
+    found = {side: fit(recipe, *settings) for side, settings in SIDES.items()}
+    launches = {side: report.launches_per_step or 0.0 for side, (report, _) in found.items()}
+    report, num_late = found["default"]
+    assert report.graph_compilations is not None
+    num_graphs = sum(report.graph_compilations.values())
+    others = ", ".join(f"{launches[side]:g} {side}" for side in SIDES if side != "default")
+    unit = "launches a step"
+    syncs = report.host_syncs_per_step or 0.0
+    return [
+        Row(title, launches["default"], unit, limit=num_graphs * 2 + 10, detail=others),
+        Row(f"{title}: compiled after the first validation", num_late, "graphs", limit=0),
+        Row(f"{title}: host syncs", syncs, "a step", limit=0, detail=f"of {num_graphs} graphs"),
+    ]

@@ -1,21 +1,18 @@
 """Pictures a second and launches a step: our denoising beside diffusers' own loop, one device.
 
-    lightning-gaudi simulate --cards 1 -- python benchmarks/pictures.py
-
 Both have the same random UNet, scheduler, embeddings and noise, and make latents of 4 pictures in
 8 steps, in turns. Times of a simulated card say nothing of a Gaudi's; launches are the same there.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from interleaved import Comparison, exit_code, table
 
-from lightning_gaudi import vendor
+from benchmarks.harness.interleaved import Comparison, Effort
+from benchmarks.harness.rows import Row
 from lightning_gaudi.inference import Denoiser, draw_latents
 from lightning_gaudi.simulator import statistics
 
@@ -58,7 +55,7 @@ def make_pictures(side: str) -> Callable[[], object]:
     ).images.cpu()
 
 
-def describe(side: str) -> str:
+def counted(side: str) -> tuple[float, float]:
     """Launches and host syncs of a step, once everything is compiled."""
     call = make_pictures(side)
     call()
@@ -66,24 +63,19 @@ def describe(side: str) -> str:
     call()
     launches = statistics.launches() / NUM_STEPS
     syncs = sum(statistics.host_syncs().values()) / NUM_STEPS
-    return f"{side}: {launches:.1f} launches and {syncs:.1f} host syncs a step"
+    return launches, syncs
 
 
-def main() -> int:
-    """Measure, print a table, and return 1 if ours is slower."""
-    if not vendor.is_available():
-        print("This needs an hpu: run it through `lightning-gaudi simulate --cards 1 --`.")
-        return 2
+def measure(effort: Effort) -> list[Row]:
+    """Times of a batch, and what its steps have to do."""
     torch.set_num_threads(1)
-    comparison = Comparison("8 steps, 4 pictures", make_pictures, limit=1.05, calls=1, rounds=9)
-    result = comparison.measure(OURS, THEIRS)
-    print(table([result], OURS, THEIRS))
-    for name, seconds in ((OURS, result.seconds), (THEIRS, result.reference_seconds)):
-        print(f"{name}: {BATCH_SIZE / seconds:.2f} pictures a second")
-    for side in (OURS, THEIRS):
-        print(describe(side))
-    return exit_code([result])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    name = f"{NUM_STEPS} steps, {BATCH_SIZE} pictures, against {THEIRS}"
+    timed = Comparison(name, make_pictures, limit=1.05, calls=1, rounds=9)
+    counts = {side: counted(side) for side in (OURS, THEIRS)}
+    return [
+        timed.measure(OURS, THEIRS, effort),
+        *(
+            Row(f"pictures: {what}", mine, "a step", detail=f"{THEIRS}: {theirs:.1f}")
+            for what, mine, theirs in zip(("launches", "host syncs"), *counts.values(), strict=True)
+        ),
+    ]

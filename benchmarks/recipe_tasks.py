@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import transformers
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
-from recipe_sides import Batch, HuggingFaceSide, RecipeSide
 
 import recipes.mrpc
+from benchmarks.recipe_sides import Batch, HuggingFaceSide, RecipeSide
 from lightning_gaudi.data import embedded_documents
 from recipes.bert_pretraining.data import BertData
 from recipes.bert_pretraining.module import BertPretraining

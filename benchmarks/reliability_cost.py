@@ -1,53 +1,34 @@
 """What exact resume, the watchdog and the look at losses cost a training step of a tiny BERT.
 
-Run with `lightning-gaudi simulate --cards 2 -- python benchmarks/reliability_cost.py`. The same two
-processes train with all that is on by default and with nothing of it, in turns, with one thread
-each, on their two cards; they part and connect anew between the turns. The last part counts in how
-many steps the host waited for its card.
+The same two processes train with all that is on by default and with nothing of it, in turns, with
+one thread each, on their two cards; they part and connect anew between the turns. The last row
+counts in how many steps, other than log steps, the host waited for its card.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from interleaved import Result, exit_code, table
 from lightning.pytorch import Callback, LightningModule, Trainer
-from ranks import become_rank, free_ports
 from torch.utils.data import DataLoader
-from transformers import BertConfig, BertForMaskedLM
 
+from benchmarks.harness.interleaved import Effort, in_turns
+from benchmarks.harness.ranks import become_rank, free_ports
+from benchmarks.harness.rows import Row, ratio
+from benchmarks.tiny import BATCH_SIZE, NUM_TOKENS, VOCABULARY, TinyBert
 from lightning_gaudi._core import vendor
 from lightning_gaudi.strategies import HPUDDPStrategy
 
 NUM_RANKS, NUM_WARMUP_STEPS, NUM_STEPS, NUM_ROUNDS = 2, 10, 50, 15
-BATCH_SIZE, NUM_TOKENS, VOCABULARY = 8, 64, 1000
 LOG_EVERY = 25
 SIDES = ("on", "off")
 LIMIT = 1.02
-
-
-class TinyBert(LightningModule):
-    """Two layers of 128."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2}
-        self.bert = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, num_hidden_layers=2, **sizes))
-
-    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = self.bert(input_ids=batch, labels=batch).loss
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
 class Stopwatch(Callback):
@@ -100,41 +81,34 @@ def train(side: str, port: int) -> Stopwatch:
     return stopwatch
 
 
-def compare(ports: Iterator[int]) -> tuple[list[Result], set[int]]:
-    """Time both sides in turns; also the steps in which the host waited with all on."""
+def compare(ports: Iterator[int], effort: Effort) -> list[Row]:
+    """Time both sides in turns; also in which steps the host waited with all on."""
     for side in SIDES:
         train(side, next(ports))
-    found: dict[str, list[Stopwatch]] = {side: [] for side in SIDES}
-    for index in range(NUM_ROUNDS):
-        for side in SIDES if index % 2 else reversed(SIDES):
-            found[side].append(train(side, next(ports)))
-    results = []
+    found = in_turns(SIDES, effort.rounds(NUM_ROUNDS), lambda side: train(side, next(ports)))
+    rows = []
     for name, kind in (("tiny BERT, 2 cards, a step", "wall"), ("the same, CPU time", "cpu")):
         on, off = ([getattr(each, kind) / NUM_STEPS for each in found[side]] for side in SIDES)
-        ratio = median(mine / theirs for mine, theirs in zip(on, off, strict=True))
-        results.append(Result(name, median(on), median(off), ratio, LIMIT))
-    return results, {step for each in found["on"] for step in each.waited_in}
+        rows.append(ratio(name, on, off, limit=LIMIT))
+    waited_in = sorted({step for each in found["on"] for step in each.waited_in})
+    others = [step for step in waited_in if step % LOG_EVERY]
+    detail = f"it waited in {waited_in}, and logs each {LOG_EVERY}"
+    name = "steps that are no log steps, in which the host waited"
+    return [*rows, Row(name, len(others), "steps", limit=0, detail=detail)]
 
 
-def run_rank(rank: int, ports: list[int], results: Any) -> None:
+def run_rank(rank: int, ports: list[int], effort: Effort, results: Any) -> None:
     """Measure as one of the ranks; the first one reports."""
     become_rank(rank, NUM_RANKS)
-    found = compare(iter(ports))
+    rows = compare(iter(ports), effort)
     if rank == 0:
-        results.put(found)
+        results.put(rows)
 
 
-def main() -> int:
-    """Measure, print a table; 1 if it costs too much, or the host waits in another step."""
+def measure(effort: Effort) -> list[Row]:
+    """Start the ranks, and take what the first one reports."""
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     ports = free_ports(2 * NUM_ROUNDS + 2)
-    torch.multiprocessing.spawn(run_rank, (ports, results), NUM_RANKS)
-    found, waited_in = results.get()
-    print(table(found, "on", "off"))
-    others = {step for step in waited_in if step % LOG_EVERY}
-    print(f"The host waited in the steps {sorted(waited_in)}; it logs each {LOG_EVERY}.")
-    return exit_code(found) or int(bool(others))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    torch.multiprocessing.spawn(run_rank, (ports, effort, results), NUM_RANKS)
+    rows: list[Row] = results.get()
+    return rows

@@ -1,14 +1,13 @@
 """What the states of a model take on each card, by strategy, against those of DDP.
 
-Run with `lightning-gaudi simulate --cards 4 -- python benchmarks/sharded_memory.py`. States are
-weights, gradients and AdamW's averages: what the allocator of a card holds after a whole step, when
-no activation is left. Each strategy trains in processes of its own.
+States are weights, gradients and AdamW's averages: what the allocator of a card holds after a whole
+step, when no activation is left. Each strategy trains in processes of its own. Eight layers of
+8 MiB in fp32. These are counts, the same on every machine and in every run.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,11 +15,13 @@ import torch
 import torch.multiprocessing
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
-from ranks import become_rank, free_ports
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.harness.interleaved import Effort
+from benchmarks.harness.ranks import become_rank, free_ports
+from benchmarks.harness.rows import RATIO, Row
 from lightning_gaudi._core import vendor
 
 WIDTH, NUM_BLOCKS, NUM_STEPS = 512, 8, 3
@@ -130,14 +131,15 @@ def run_rank(rank: int, name: str, precision: str, num_ranks: int, port: int, re
         results.put(watch.memory)
 
 
-def measure(name: str, precision: str, num_ranks: int) -> Memory:
+def train(name: str, precision: str, num_ranks: int) -> Memory:
     """Train with a strategy on so many cards."""
     [port] = free_ports(1)
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
         run_rank, (name, precision, num_ranks, port, results), num_ranks, start_method="spawn"
     )
-    return results.get()
+    memory: Memory = results.get()
+    return memory
 
 
 def layer_bytes() -> int:
@@ -145,29 +147,28 @@ def layer_bytes() -> int:
     return sum(4 * weight.numel() for weight in Block().parameters())
 
 
-def compare(precision: str, num_ranks: int) -> bool:
-    """Measure all strategies, print a table, and say whether those that shard keep the limit."""
-    found = {name: measure(name, precision, num_ranks) for name in STRATEGIES}
+def measure(effort: Effort) -> list[Row]:
+    """Every strategy in both precisions, on two cards and four."""
+    return [
+        row
+        for precision in ("32-true", "bf16-mixed")
+        for num_ranks in RANKS
+        for row in compare(precision, num_ranks)
+    ]
+
+
+def compare(precision: str, num_ranks: int) -> list[Row]:
+    """The states of each strategy as a share of DDP's."""
+    found = {name: train(name, precision, num_ranks) for name in STRATEGIES}
     ddp = found["ddp"].states
-    allowed = LIMIT * ddp / num_ranks + layer_bytes()
-    print(f"\n{precision}, {num_ranks} cards: at most {allowed / 2**20:.1f} MiB of states")
-    print(f"{'strategy':20} {'states':>10} {'of DDP':>8} {'peak':>10}")
-    for name, memory in found.items():
-        verdict = "" if name not in SHARDED else "met" if memory.states <= allowed else "NOT MET"
-        print(
-            f"{name:20} {memory.states / 2**20:6.1f} MiB {memory.states / ddp:8.3f} "
-            f"{memory.peak / 2**20:6.1f} MiB  {verdict}"
+    limit = LIMIT / num_ranks + layer_bytes() / ddp
+    return [
+        Row(
+            f"{precision}, {num_ranks} cards: {name}",
+            memory.states / ddp,
+            f"{RATIO} DDP's states",
+            limit=limit if name in SHARDED else None,
+            detail=f"{memory.states / 2**20:.1f} MiB, peak {memory.peak / 2**20:.1f} MiB",
         )
-    return all(found[name].states <= allowed for name in SHARDED)
-
-
-def main() -> int:
-    """Measure both precisions; 1 if a strategy that shards takes more than it may."""
-    layer = layer_bytes() / 2**20
-    print(f"{NUM_BLOCKS} layers of {layer:.1f} MiB (fp32), AdamW, {NUM_STEPS} steps")
-    met = [compare(precision, n) for precision in ("32-true", "bf16-mixed") for n in RANKS]
-    return 0 if all(met) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        for name, memory in found.items()
+    ]

@@ -1,18 +1,18 @@
 """What the simulated device costs: the same work on hpu and on the CPU, in one process.
 
-Run with `lightning-gaudi simulate --cards 1 -- python benchmarks/simulator_vs_cpu.py`. See the
-README.md beside for the method and for results.
+A step of what does some work, and of what does next to none: the cost of calls.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import torch
-from interleaved import Comparison, exit_code, table
 from torch import nn
 from torch.nn import functional
+
+from benchmarks.harness.interleaved import Comparison, Effort
+from benchmarks.harness.rows import Row
 
 Work = Callable[[], object]
 
@@ -70,29 +70,15 @@ def _first(output: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def main() -> int:
-    """Measure, print a table, and return 1 if a ratio is above its limit."""
-    if (
-        not torch.accelerator.is_available()
-        or torch.accelerator.current_accelerator().type != "hpu"
-    ):
-        print(
-            "There is no hpu: run this through `lightning-gaudi simulate --cards 1 -- python ...`."
-        )
-        return 2
+COMPARISONS = (
+    Comparison("BERT-base layer step (8 x 128)", bert_layer_step, limit=1.05, calls=1, rounds=15),
+    Comparison("add (8 x 8)", add, limit=1.5, calls=2000, rounds=31),
+    Comparison("tiny MLP AdamW step", mlp_step, limit=1.5, calls=50, rounds=31),
+    Comparison("SDPA forward and backward", attention, limit=1.1, calls=2, rounds=31),
+)
+
+
+def measure(effort: Effort) -> list[Row]:
+    """Each work on both devices."""
     torch.set_num_threads(1)
-    comparisons = [
-        Comparison(
-            "BERT-base layer step (8 x 128)", bert_layer_step, limit=1.05, calls=1, rounds=15
-        ),
-        Comparison("add (8 x 8)", add, limit=1.5, calls=2000, rounds=31),
-        Comparison("tiny MLP AdamW step", mlp_step, limit=1.5, calls=50, rounds=31),
-        Comparison("SDPA forward and backward", attention, limit=1.1, calls=2, rounds=31),
-    ]
-    results = [comparison.measure("hpu", "cpu") for comparison in comparisons]
-    print(table(results, "hpu", "cpu"))
-    return exit_code(results)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return [comparison.measure("hpu", "cpu", effort) for comparison in COMPARISONS]

@@ -1,8 +1,7 @@
 """What `lightning_gaudi.data` makes of real lengths: token efficiency, and shapes to compile.
 
-Run with `python benchmarks/token_efficiency.py`: it trains nothing and needs no device. Text and
-vocabulary are those of the documentation of Python and torch, so the figures differ a little
-between their versions.
+It trains nothing and needs no device. Text and vocabulary are those of the documentation of Python
+and torch, so the figures differ a little between their versions, and not between runs.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from itertools import chain, pairwise
 
 import numpy as np
 
+from benchmarks.harness.interleaved import Effort
+from benchmarks.harness.rows import Row
 from lightning_gaudi.data import BucketBatchSampler, embedded_documents, optimal_buckets, pack
 from recipes.bert_pretraining.data import BertData
 from recipes.common.tokenization import train_wordpiece
@@ -99,17 +100,15 @@ def _bucketed(tokens: np.ndarray, num_buckets: int, limit: int) -> Efficiency:
     return kept.sum() / places, len({batch.length for batch in batches})
 
 
-def table() -> str:
-    """Efficiencies in %, and shapes in brackets."""
-    columns = list(tasks())
-    found = [efficiencies(lengths) for lengths in columns]
-    head = "".join(f"{lengths.title:>20}" for lengths in columns)
-    rows = [f"{'token efficiency (shapes)':40}{head}"]
-    for name in found[0]:
-        cells = (f"{share:10.1%} {f'({shapes})':>9}" for share, shapes in (f[name] for f in found))
-        rows.append(f"{name:40}{''.join(cells)}")
-    return "\n".join(rows)
-
-
-if __name__ == "__main__":
-    print(table())
+def measure(effort: Effort) -> list[Row]:
+    """Every way for every task; counts, so an effort makes no difference."""
+    return [
+        Row(
+            f"{lengths.title}: {name}",
+            100 * share,
+            "% real tokens",
+            detail="1 shape" if num_shapes == 1 else f"{num_shapes} shapes",
+        )
+        for lengths in tasks()
+        for name, (share, num_shapes) in efficiencies(lengths).items()
+    ]

@@ -1,0 +1,1 @@
+"""How the benchmarks are run, compared, written down and drawn."""
