@@ -187,7 +187,9 @@ def test_eight_faults_are_found_at_their_lines(name: str, cards: int, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
-@pytest.mark.parametrize("recipe", ["bert_pretraining", "mrpc", "t5_summarization"])
+@pytest.mark.parametrize(
+    "recipe", ["bert_pretraining", "mrpc", "t5_summarization", "text_generation"]
+)
 def test_recipes_are_clean(recipe: str, mode: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lightning_gaudi.cli", "run", recipe, "fit"]
     command += ["--config", "simulated", f"--trainer.default_root_dir={tmp_path}"]
