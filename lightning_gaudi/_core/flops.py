@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 __all__ = ["FlopCounter"]
 
 _ATTENTION = re.compile(r"^(aten::_scaled_dot_product_\w*attention|hpu::(fp8_)?sdpa)")
-_PRODUCTS = re.compile(r"attention|sdpa|matmul|linear|conv(olution|\dd)|gemm|mm_?$")
+PRODUCTS = re.compile(r"attention|sdpa|matmul|linear|conv(olution|\dd)|gemm|mm_?$")
 """Names of operators that multiply matrices: leaving out one would make any figure too small."""
 
 
@@ -118,7 +118,7 @@ Source: Intel Gaudi PyTorch bridge, hpu_ops/linear.h, linear_backward.h and matm
 
 
 def _check_known(func: Any) -> None:
-    if _PRODUCTS.search(func.name().partition(".")[0]):
+    if PRODUCTS.search(func.name().partition(".")[0]):
         raise ValueError(
             f"flops_per_batch='measured' cannot count the operations of {func.name()}, of which "
             "no formula is known. Give their number for a batch: flops_per_batch=<number>."

@@ -77,6 +77,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     from lightning_gaudi.planning import picture, plan, report
     from lightning_gaudi.planning.cards import find_cards
     from lightning_gaudi.planning.case import Case
+    from lightning_gaudi.planning.published_text import published_dict
 
     if not command:
         options.error(f"no command; write it after --, as in: {_EXAMPLE}")
@@ -103,7 +104,8 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print(f"lightning-gaudi: cannot plan this: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps([each.as_dict() for each in found], indent=2))
+        each_found = [{**each.as_dict(), "published": published_dict(each)} for each in found]
+        print(json.dumps(each_found, indent=2))
     if options.picture:
         picture.draw(found, cards, options.picture)
     return int(not any(size for each in found for size in each.largest.values()))

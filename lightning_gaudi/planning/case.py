@@ -52,6 +52,10 @@ class Counted:
     """What this rank gives to each kind of collective."""
     num_micro_batches: int = 1
     """Batches of a step of the optimizer."""
+    weight_bytes: int = 0
+    """Of the weights that products of matrices read, each as often as it must be brought."""
+    num_replicas: int = 1
+    """Groups of cards that each take a batch of their own."""
 
 
 @dataclass(frozen=True)

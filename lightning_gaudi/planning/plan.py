@@ -15,6 +15,7 @@ from typing import Any
 from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.planning.cards import Card
 from lightning_gaudi.planning.case import Case, Counted, Rehearsed, read_results
+from lightning_gaudi.planning.published import PublishedRun
 from lightning_gaudi.simulator.settings import DRY, MAX_CARDS, RULES, SIMULATE, path_with_stand_in
 
 
@@ -35,6 +36,8 @@ class Planned:
     """The largest batch of each card by the card's key; 0 where one sample does not fit."""
     error: str = ""
     """Why it could not be rehearsed."""
+    published: PublishedRun | None = None
+    """The published run that the program says it is; None where it is changed."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -129,8 +132,14 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
         return Planned(case, change, None, error=error.strip())
     sizes: list[int] = next((each["largest"] for each in found if "largest" in each), [])
     largest = dict(zip((card.key for card in cards), sizes, strict=True))
+    published = first["published"] if not change else None
     return Planned(
-        case, change, Rehearsed(**first["rehearsed"]), Counted(**first["counted"]), largest
+        case,
+        change,
+        Rehearsed(**first["rehearsed"]),
+        Counted(**first["counted"]),
+        largest,
+        published=PublishedRun.of(published) if published else None,
     )
 
 

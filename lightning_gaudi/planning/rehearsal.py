@@ -22,6 +22,7 @@ from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.planning.batches import Repeated
 from lightning_gaudi.planning.case import Case, Counted, Rehearsed
 from lightning_gaudi.planning.empty_weights import EmptyWeights
+from lightning_gaudi.planning.published import declared
 from lightning_gaudi.planning.search import Need, largest_within
 from lightning_gaudi.planning.watch import NUM_STEPS, Counts, MemoryWatch, Over
 from lightning_gaudi.simulator.memory import own_server, unlimited_memory
@@ -101,7 +102,15 @@ def rehearse(run: Callable[[], Any], trainer: Any, model: Any, family: Family) -
     try:
         counting, measuring = (start(each, case.batch_size) for each in (Counts, MemoryWatch))
         first = Rehearsed(**measuring.found())
-        _write(case, {"rehearsed": asdict(first), "counted": counting.found()})
+        run_published = declared(trainer.callbacks)
+        _write(
+            case,
+            {
+                "rehearsed": asdict(first),
+                "counted": counting.found(),
+                "published": asdict(run_published) if run_published else None,
+            },
+        )
         sizes = largest_within(needs, case.budgets, {first.batch_size: first.need})
         _write(case, {"largest": sizes})
     except RehearsalError as error:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from lightning_gaudi.planning.cards import Card
 from lightning_gaudi.planning.case import Case, Counted, Rehearsed
 from lightning_gaudi.planning.plan import Planned
+from lightning_gaudi.planning.published_text import published_text
+from lightning_gaudi.planning.roofline import step_seconds
 
 
 def text(planned: Planned, cards: Sequence[Card]) -> str:
@@ -30,7 +32,7 @@ def text(planned: Planned, cards: Sequence[Card]) -> str:
         "  Times are estimates by the cards' peaks, not measurements: at least, what is computed,\n"
         "  sent and held whatever the batch takes; unfused, as if each operator used the memory."
     )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *published_text(planned), ""])
 
 
 def describe(case: Case) -> str:
@@ -73,17 +75,3 @@ def _verdict(card: Card, found: Rehearsed, counted: Counted, largest: int) -> st
         f"  {card.title:14}{gib(card.memory_bytes):>10}{peak:>9}{best:>15}"
         f"{times[0]:>18}{times[1]:>12}"
     )
-
-
-def step_seconds(card: Card, found: Rehearsed, counted: Counted) -> tuple[float, float]:
-    """What a step takes by the card's peaks, in bf16: at least, and if no operators are fused.
-
-    The arithmetic, what is sent, or the memory that is read and written, whichever takes longer.
-    What is held whatever the batch is touched once in each step.
-    Source: Williams, Waterman, Patterson, "Roofline: An Insightful Visual Performance Model", 2009.
-    """
-    arithmetic = counted.flops / card.bf16_flops
-    sent = sum(counted.collective_bytes.values())
-    links = sent / card.link_bandwidth if card.link_bandwidth else 0.0
-    least = max(arithmetic, links, found.held_bytes / card.bandwidth)
-    return least, max(least, counted.moved_bytes / card.bandwidth)

@@ -63,6 +63,8 @@ class Watch:
 
     def _end(self) -> NoReturn:
         self._trainer.callbacks.clear()  # one of them may write a report of a run that fails
+        # It would bring the whole model to the host, of which there may be too little.
+        self._trainer.strategy.teardown = lambda: None
         raise Over
 
     def _need(self, num_steps: int) -> None:
@@ -82,7 +84,7 @@ class Counts(Watch):
             statistics.reset_statistics()
             # A frame that must be compiled whole would refuse to be looked at.
             torch.compiler.set_stance("force_eager")
-            self._work = Work()
+            self._work = Work(holders(self._trainer.strategy.model, [])["weights"])
             self._work.start()
         else:
             self._end()
@@ -98,11 +100,16 @@ class Counts(Watch):
         return Counted(
             flops=self._work.num_flops if self._work.is_complete else 0,
             moved_bytes=self._work.moved_bytes,
-            collective_bytes={
-                kind: each["bytes"] for kind, each in statistics.collective_stats().items()
-            },
+            collective_bytes=dict(self._work.sent),
             num_micro_batches=self._trainer.accumulate_grad_batches,
+            weight_bytes=self._work.weight_bytes,
+            num_replicas=_num_replicas(self._trainer.strategy),
         )
+
+
+def _num_replicas(strategy: Any) -> int:
+    found = getattr(strategy, "distributed_sampler_kwargs", None) or {}
+    return int(found.get("num_replicas", 1))
 
 
 class MemoryWatch(Watch):

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gaudi import vendor
 from lightning_gaudi.callbacks import TokenThroughput
+from lightning_gaudi.planning import published as planning
 from recipes.common import sections
 from recipes.common.published import Row, Run, compare, differing_settings, render
 from recipes.common.report import RunReport
@@ -70,6 +71,10 @@ class PublishedComparison(Callback):
         if hasattr(pl_module, "figures"):
             self._compare(trainer, pl_module.figures())  # type: ignore[operator]
 
+    def published_run(self) -> planning.PublishedRun:
+        """What `lightning-gaudi plan` is to compare with, which runs nothing."""
+        return planned_run(self.run, self.config)
+
     def _compare(self, trainer: Trainer, measured: Mapping[str, float]) -> None:
         self.reasons = [*_no_such_card(self.run, self._hardware), *_cut_short(self.run, trainer)]
         self.reasons += differing_settings(self.run, self.config)
@@ -103,6 +108,37 @@ class PublishedComparison(Callback):
         if self._seconds["val"] and hasattr(loader, "dataset"):
             found["val_samples_per_s"] = len(loader.dataset) / self._seconds["val"]
         return found
+
+
+def planned_run(run: Run, config: Mapping[str, Any]) -> planning.PublishedRun:
+    """A published run as a plan takes it.
+
+    Args:
+        run: the published one.
+        config: the settings of what is planned.
+    """
+    figures = [
+        planning.Figure(
+            name=figure.name,
+            value=figure.value,
+            unit=figure.unit,
+            hardware=figure.hardware,
+            source=figure.source,
+            batch_size=figure.batch_size or run.batch_size,
+        )
+        for figure in (*run.figures, *run.elsewhere)
+    ]
+    no_room = [planning.NoRoom(each.hardware, run.batch_size, each.source) for each in run.no_room]
+    num_steps = run.settings.get("trainer.max_steps")
+    return planning.PublishedRun(
+        name=run.name,
+        title=run.title,
+        num_cards=run.num_cards,
+        num_steps=num_steps,
+        figures=tuple(figures),
+        no_room=tuple(no_room),
+        differing=tuple(differing_settings(run, config)),
+    )
 
 
 def _line(row: Row, *, is_judged: bool) -> sections.Row:

@@ -49,6 +49,17 @@ class Figure:
     """How much worse a run may be and still agree, as a share of the value."""
     source: str
     """The title of its source."""
+    batch_size: int | None = None
+    """Samples of a card and a micro-batch, where they are others than the run's."""
+
+
+@dataclass(frozen=True)
+class NoRoom:
+    """That the run did not fit a card."""
+
+    hardware: str
+    source: str
+    """The title of its source."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +81,18 @@ class Run:
     ours: Mapping[str, str]
     """By path: why we chose what no source says; the value stands in the YAML."""
     figures: tuple[Figure, ...]
+    elsewhere: tuple[Figure, ...]
+    """What the same sources have of cards that are no Gaudi: a plan is compared with them."""
+    no_room: tuple[NoRoom, ...]
     operators: Mapping[str, Sequence[str]]
     """Where its source lists operators of mixed precision: bf16 and fp32, by the source's names."""
     discrepancies: tuple[str, ...]
     """Where sources contradict one another or themselves, or the run cannot be told exactly."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a card and a micro-batch; of what only predicts, those of its batches."""
+        return int(self.settings.get("data.batch_size") or self.settings["data.eval_batch_size"])
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,8 @@ def _read_run(recipe: str, name: str, entry: Mapping[str, Any]) -> Run:
         "hardware": tuple(entry["hardware"]),
         "sources": tuple(Source(**source) for source in entry["sources"]),
         "figures": tuple(Figure(**figure) for figure in entry["figures"]),
+        "elsewhere": tuple(Figure(**figure) for figure in entry.get("elsewhere", ())),
+        "no_room": tuple(NoRoom(**each) for each in entry.get("no_room", ())),
         "discrepancies": tuple(entry.get("discrepancies", ())),
         "defaults": entry.get("defaults", {}),
         "ours": entry.get("ours", {}),

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from lightning_gaudi.cli import catalog
+from recipes.common.comparison import planned_run
 from recipes.common.errors import UserError
 from recipes.common.published import (
     Run,
@@ -86,6 +87,18 @@ FIGURES = {
     ("text_to_image", "stable_diffusion_1_4", "Gaudi"): {"seconds_per_picture": 3.25},
     ("text_to_image", "stable_diffusion_1_4", "Gaudi 2"): {"seconds_per_picture": 0.925},
 }
+
+
+ELSEWHERE = {
+    ("bert_pretraining", "bert_base_8x32"): {"train_samples_per_s": 981.6},
+    ("bert_pretraining", "bert_base_8x64"): {"train_samples_per_s": 1082.6},
+    ("t5_summarization", "t5_3b_fp32_8x"): {"train_samples_per_s": 8.07},
+    ("text_generation", "bloomz_7b_1x"): {"latency_seconds": 2.119},
+    ("text_generation", "bloomz_7b_8x"): {"latency_seconds": 2.417},
+    ("text_generation", "bloomz_176b_8x"): {"latency_seconds": 4.402},
+    ("text_to_image", "stable_diffusion_1_4"): {"seconds_per_picture": 2.63},
+}
+"""On A100 80GB."""
 
 
 def _config(run: Run) -> dict[str, Any]:
@@ -183,6 +196,29 @@ def test_figures_are_those_of_the_sources() -> None:
         assert found[key] == pytest.approx(values, rel=2e-3)
 
 
+def test_figures_of_other_cards_are_those_of_the_sources() -> None:
+    found = {key: {f.name: f.value for f in run.elsewhere} for key, run in RUNS.items()}
+    assert {key: values for key, values in found.items() if values} == ELSEWHERE
+    assert {f.hardware for run in RUNS.values() for f in run.elsewhere} == {"A100 80GB"}
+
+
+def test_a_plan_is_given_all_figures_with_their_batches() -> None:
+    run = RUNS["t5_summarization", "t5_3b_fp32_8x"]
+    config = _config(run)
+    config["data"]["source"] = "embedded"
+    planned = planned_run(run, config)
+    assert [(f.hardware, f.batch_size, f.value) for f in planned.figures] == [
+        ("Gaudi 2", 1, 19.7),
+        ("A100 80GB", 16, 8.07),
+    ]
+    assert [(each.hardware, each.batch_size) for each in planned.no_room] == [("Gaudi", 1)]
+    assert planned.differing == ("data.source is embedded, not hub",)
+    assert (planned.num_cards, planned.num_steps) == (8, None)
+    assert planned_run(RUNS["bert_pretraining", "bert_base_8x64"], {}).num_steps == 20000
+    for key in RUNS:
+        assert all(f.batch_size > 0 for f in planned_run(RUNS[key], {}).figures)
+
+
 def test_rates_times_and_steps_of_the_pretraining_agree() -> None:
     for name in ("bert_base_8x32", "bert_base_8x64"):
         run = RUNS["bert_pretraining", name]
@@ -196,7 +232,8 @@ def test_rates_times_and_steps_of_the_pretraining_agree() -> None:
 def test_a_run_says_who_says_so(run: Run) -> None:
     titles = {source.title for source in run.sources}
     assert all(source.address.startswith("https://") and source.date for source in run.sources)
-    assert {figure.source for figure in run.figures} <= titles
+    told = (*run.figures, *run.elsewhere, *run.no_room)
+    assert {each.source for each in told} <= titles
     assert {figure.hardware for figure in run.figures} <= set(run.hardware)
     assert {figure.better for figure in run.figures} <= {"higher", "lower"}
     assert all(0 < figure.tolerance < 0.1 for figure in run.figures)

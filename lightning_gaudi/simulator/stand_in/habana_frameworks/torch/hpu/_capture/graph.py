@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from lightning_gaudi.simulator import replays
+
 from ..._binding import C
 from .. import random
 from ..streams import current_stream
@@ -78,6 +80,8 @@ class HPUGraph:
         self._generator = random.get_rng_state() if dry_run else None
         self._recorder = Recorder(dry_run, checks.report_host_values)
         _capturing.append(self)
+        if replays.follower is not None:
+            replays.follower.note_capture()
         self._recorder.__enter__()
 
     def capture_end(self) -> None:
@@ -97,6 +101,8 @@ class HPUGraph:
         self._leave()
         C.end_graph_at_capture()
         self._program = recorder.finish(_num_graphs() - self._num_graphs_before)
+        if replays.follower is not None:
+            replays.follower.note_captured(self._program, not recorder.is_dry)
         constants = self._program.constants
         self._registers = {k: i for k, i in recorder.registers.items() if constants[i] is not None}
         if self._generator is not None:

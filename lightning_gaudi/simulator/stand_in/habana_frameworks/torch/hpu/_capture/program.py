@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from lightning_gaudi.simulator import replays
+
 from ..._binding import C
 
 
@@ -157,6 +159,8 @@ class Program:
             inputs: What the caller marked as inputs, in the same order.
             instead: Other tensors for registers.
         """
+        if replays.follower is not None:
+            replays.follower.note_replay(self)
         registers = self.constants.copy()
         for position, index in self.inputs.items():
             registers[index] = inputs[position]
