@@ -76,7 +76,10 @@ class Watch:
 
 
 class Counts(Watch):
-    """What the first step computes and sends."""
+    """What a step computes and sends: the first that trains, or the second where nothing does.
+
+    The first batch of a prediction may be run several times, to warm up.
+    """
 
     @override
     def begin(self, step: int, batch: Any) -> None:
@@ -86,6 +89,10 @@ class Counts(Watch):
             torch.compiler.set_stance("force_eager")
             self._work = Work(holders(self._trainer.strategy.model, [])["weights"])
             self._work.start()
+            self._warm_up = 0 if self._trainer.state.fn == "fit" else 1
+            self._before = self._work.so_far()
+        elif step == self._warm_up:
+            self._before = self._work.so_far()
         else:
             self._end()
 
@@ -97,12 +104,13 @@ class Counts(Watch):
         """
         self._need(1)
         self._work.stop()
+        found = self._work.so_far().since(self._before)
         return Counted(
-            flops=self._work.num_flops if self._work.is_complete else 0,
-            moved_bytes=self._work.moved_bytes,
-            collective_bytes=dict(self._work.sent),
+            flops=found.flops if self._work.is_complete else 0,
+            moved_bytes=found.moved_bytes,
+            collective_bytes=dict(found.sent),
             num_micro_batches=self._trainer.accumulate_grad_batches,
-            weight_bytes=self._work.weight_bytes,
+            weight_bytes=found.weight_bytes,
             num_replicas=_num_replicas(self._trainer.strategy),
         )
 

@@ -26,8 +26,19 @@ class _Part(NamedTuple):
 
     flops: int
     moved_bytes: int
+    weight_bytes: int
     num_reads: int
     sent: Counter[str]
+
+    def since(self, before: _Part) -> _Part:
+        """What came behind another moment."""
+        return _Part(
+            self.flops - before.flops,
+            self.moved_bytes - before.moved_bytes,
+            self.weight_bytes - before.weight_bytes,
+            self.num_reads - before.num_reads,
+            self.sent - before.sent,
+        )
 
 
 class _Graph(NamedTuple):
@@ -63,7 +74,7 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
         self._reads: list[int] = []
         self._num_calls = 0
         self._sent_by_replays: Counter[str] = Counter()
-        self._captured_from = self._now()
+        self._captured_from = self.so_far()
         self._graphs: dict[int, _Graph] = {}
 
     @override
@@ -84,17 +95,12 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
 
     def note_capture(self) -> None:
         """Remember where the capture of a graph begins."""
-        self._captured_from = self._now()
+        self._captured_from = self.so_far()
 
     def note_captured(self, graph: object, is_run: bool) -> None:
         """Remember what a graph is made of."""
-        before, now = self._captured_from, self._now()
-        part = _Part(
-            now.flops - before.flops,
-            now.moved_bytes - before.moved_bytes,
-            now.num_reads - before.num_reads,
-            now.sent - before.sent,
-        )
+        before = self._captured_from
+        part = self.so_far().since(before)
         self._graphs[id(graph)] = _Graph(graph, part, self._reads[before.num_reads :])
         if not is_run:
             self._add(part, -1)
@@ -106,8 +112,11 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
             for key in known.reads:
                 self._read_weight(key)
 
-    def _now(self) -> _Part:
-        return _Part(self.num_flops, self.moved_bytes, len(self._reads), self.sent)
+    def so_far(self) -> _Part:
+        """What was counted until now."""
+        return _Part(
+            self.num_flops, self.moved_bytes, self.weight_bytes, len(self._reads), self.sent
+        )
 
     def _add(self, part: _Part, times: int) -> None:
         self.num_flops += times * part.flops
