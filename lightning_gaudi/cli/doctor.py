@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_gaudi._version import __version__
 from lightning_gaudi.cli.catalog import UsageError
+from lightning_gaudi.cli.unwinding import unwound_by_sigterm
 
 if TYPE_CHECKING:
     from lightning_gaudi.doctor import Options, Report
@@ -92,18 +91,8 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
 
 
-@contextmanager
-def _ending_what_it_starts() -> Iterator[None]:
-    """Have SIGTERM unwind this process as Ctrl-C does: a driver that hangs leaves no hl-smi."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
-    with _ending_what_it_starts():
+    with unwound_by_sigterm():  # a driver that hangs leaves no hl-smi
         return _examine(options, command)
 
 

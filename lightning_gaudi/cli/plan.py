@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lightning_gaudi.cli.catalog import UsageError
 from lightning_gaudi.cli.simulate import prepare
+from lightning_gaudi.cli.unwinding import unwound_by_sigterm
 from lightning_gaudi.simulator.settings import MAX_CARDS
 
 if TYPE_CHECKING:
@@ -96,10 +97,11 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     found: list[plan.Planned] = []
     try:
-        for each in plan.plan(command, case, cards, with_changes=options.changes):
-            found.append(each)
-            if not options.json:
-                print(report.text(each, cards), flush=True)
+        with unwound_by_sigterm():
+            for each in plan.plan(command, case, cards, with_changes=options.changes):
+                found.append(each)
+                if not options.json:
+                    print(report.text(each, cards), flush=True)
     except plan.PlanError as error:
         print(f"lightning-gaudi: cannot plan this: {error}", file=sys.stderr)
         return 2

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -110,16 +112,8 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
         asked = replace(case, result=str(result), budgets=budgets)
         asked.save(request)
         try:
-            done = subprocess.run(
-                list(command),
-                env=_environment(request, case.devices),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_ENOUGH,
-            )
-            output = f"{done.stdout[-2000:]}{done.stderr[-3000:]}"
-            reason = f"the program ended with status {done.returncode}"
+            status, output = _run(command, _environment(request, case.devices))
+            reason = f"the program ended with status {status}"
         except FileNotFoundError:
             raise PlanError(f"{command[0]}: command not found.") from None
         except subprocess.TimeoutExpired:
@@ -141,6 +135,21 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
         largest,
         published=PublishedRun.of(published) if published else None,
     )
+
+
+def _run(command: Sequence[str], env: dict[str, str]) -> tuple[int, str]:
+    """The exit status of a program, and the end of what it has said; nothing of it is left."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        list(command), env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    try:
+        said, errors = process.communicate(timeout=_ENOUGH)
+    finally:
+        with suppress(ProcessLookupError):  # with its forks; usually none is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return process.returncode, f"{said[-2000:]}{errors[-3000:]}"
 
 
 def _environment(request: Path, num_cards: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.process import environment, run
+from tests.helpers.process import environment, is_running, run
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -158,13 +158,7 @@ def test_nothing_that_the_program_started_is_left(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     result, _ = _audit(_python(source + LOOP, "100", str(pid)), "--steps", "4", folder=tmp_path)
     assert result.returncode == 1, result.stderr
-    assert not _is_running(int(pid.read_text()))
-
-
-def _is_running(pid: int) -> bool:
-    """Whether a process is there, and not only its status for a parent that does not ask."""
-    status = Path(f"/proc/{pid}/status")
-    return status.exists() and "State:\tZ" not in status.read_text()
+    assert not is_running(int(pid.read_text()))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -66,3 +67,10 @@ def run_python(
     """Run `source` (dedented) with this interpreter; see `run`."""
     command = [sys.executable, "-c", textwrap.dedent(source), *args]
     return run(command, env=env, cwd=cwd, timeout=timeout, check=check)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and not only its status for a parent that does not ask."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.planning.cards import CARDS, find_cards
 from lightning_gaudi.planning.case import Case, read_results
-from tests.helpers.process import environment
+from tests.helpers.process import environment, is_running
 
 SCRIPT = """
 import lightning.pytorch as pl, torch
@@ -163,6 +165,34 @@ def test_mistakes_end_with_2_and_say_why(
     done = _plan(tmp_path, *options, program=program)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_signal_leaves_nothing_that_it_has_started(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """Two forks of the program hang in a step, the program waits for them, and `plan` for it."""
+    step = (
+        f"import os, pathlib, time; pathlib.Path({str(tmp_path)!r}, f'pid{{os.getpid()}}').touch()"
+    )
+    script = _script(tmp_path, f"{step}; time.sleep(600)")
+    command = [sys.executable, "-m", "lightning_gaudi.cli", "plan", "--", sys.executable, script]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        forks = []
+        while len(forks) < 2 and process.poll() is None:
+            time.sleep(0.1)
+            forks = [int(path.name[3:]) for path in tmp_path.glob("pid*")]
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number, said
+    assert "Traceback" not in said
+    assert len(forks) == 2
+    assert not [pid for pid in forks if is_running(pid)]
 
 
 def test_cards_are_found_by_name() -> None:

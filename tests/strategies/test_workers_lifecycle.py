@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.forked import fork_python
+from tests.helpers.process import is_running
 
 _LIMIT_S = 30
 """By when the last process has ended: torch's workers look for their parent every 5 s."""
@@ -55,12 +55,6 @@ def _shared() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("torch_*")}
 
 
-def _is_running(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 def _run(case: str) -> tuple[int, str]:
     """The exit status and what was said, once all processes are gone."""
     result = fork_python(_SCRIPT, case, check=False)
@@ -68,7 +62,7 @@ def _run(case: str) -> tuple[int, str]:
     pids = [int(pid) for line in lines if line[:1] == ["processes"] for pid in line[1:]]
     assert len(set(pids)) >= 3, result.stdout + result.stderr  # a server and two workers
     end = time.monotonic() + _LIMIT_S
-    while left := [pid for pid in pids if _is_running(pid)]:
+    while left := [pid for pid in pids if is_running(pid)]:
         assert time.monotonic() < end, f"{left} of {pids} are left"
         time.sleep(0.05)
     return result.returncode, result.stderr
