@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -32,12 +34,19 @@ def _parts(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else ()
 
 
+LOOKED_AT = 64
+"""Batches of a loader, of which the one with most elements is planned with: where they come in
+buckets of lengths, the first is seldom the largest."""
+_LOOK_S = 5.0
+"""For how long at most: a loader may be slow."""
+
+
 class Repeated:
-    """A loader whose batches come again and again, or the first of them in another size.
+    """A loader whose largest batch comes again and again, as it is or in another size.
 
     Args:
         loader: What it has, this one has.
-        batch_size: Of all batches; None for those of the loader.
+        batch_size: Of all batches; None for that of the largest.
     """
 
     def __init__(self, loader: Any, batch_size: int | None) -> None:
@@ -52,16 +61,21 @@ class Repeated:
         return 2**20
 
     def __iter__(self) -> Iterator[Any]:
-        if self._batch_size is not None:
-            first = next(iter(self._loader))
-            while True:
-                yield _resized(first, self._batch_size)  # each its own: hooks change them in place
-        while True:
-            num_before, batches = 0, iter(self._loader)
-            for num_before, batch in enumerate(batches, 1):  # noqa: B007 - whether there was one
-                yield batch
-            if not num_before:
+        largest = max(self._first(), key=_num_elements, default=None)
+        while largest is not None:
+            # Each its own: hooks change them in place.
+            yield _resized(largest, self._batch_size or size_of(largest))
+
+    def _first(self) -> Iterator[Any]:
+        end = time.monotonic() + _LOOK_S
+        for batch in islice(self._loader, LOOKED_AT):
+            yield batch
+            if time.monotonic() > end:
                 return
+
+
+def _num_elements(batch: Any) -> int:
+    return sum(each.numel() for each in _tensors(batch))
 
 
 def _resized(batch: Any, size: int) -> Any:

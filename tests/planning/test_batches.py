@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from transformers import BatchEncoding
 
-from lightning_gaudi.planning.batches import Repeated, _tensors, size_of
+from lightning_gaudi.planning.batches import LOOKED_AT, Repeated, _tensors, size_of
 
 
 class Pair(NamedTuple):
@@ -59,6 +59,15 @@ def test_what_is_no_row_stays() -> None:
     assert (found["numbers"], found["names"], found["scale"]) == ([7, 7], ["a", "b"], 2.0)
 
 
-def test_without_a_size_the_batches_of_the_loader_come_again() -> None:
-    assert [*islice(iter(Repeated([1, 2], None)), 5)] == [1, 2, 1, 2, 1]
+def test_without_a_size_the_largest_batch_of_the_loader_comes_again() -> None:
+    batches = [torch.zeros(2, 5), torch.zeros(2, 7), torch.zeros(1, 7)]
+    found = [*islice(iter(Repeated(batches, None)), 4)]
+    assert [each.shape for each in found] == [(2, 7)] * 4
+    assert len({each.data_ptr() for each in found}) == 4
+    assert [each.shape for each in islice(iter(Repeated(batches, 3)), 2)] == [(3, 7)] * 2
     assert [*Repeated([], None)] == []
+
+
+def test_a_loader_without_end_is_looked_at_for_a_while() -> None:
+    batches = (torch.zeros(1, size) for size in count(1))
+    assert next(iter(Repeated(batches, None))).shape == (1, LOOKED_AT)
