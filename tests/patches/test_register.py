@@ -238,6 +238,7 @@ OWN = {
     "reliability/watchdog.py": {"_current.limits"},
     # Of a process that rehearses, and ends then.
     "planning/rehearsal.py": {"group._check_cards", "loader.num_workers"},
+    "planning/watch.py": {"self._trainer.strategy.teardown"},
     "distributed/device_mesh.py": {"plugin.scaler.spans_ranks"},
     "doctor/hosts.py": {"answers.said", "answers.status"},
     "data/describe.py": {
@@ -293,6 +294,8 @@ OWN = {
     },
     # A process of ours, in which the vendor's package must not be imported for the user's modules.
     "_core/worker_server.py": {"sys.modules['habana_frameworks']"},
+    # A worker, in which torch's loop takes no other handler of its signals.
+    "_core/worker_start.py": {"signal_handling._set_worker_signal_handlers"},
     # A cache and a mode that were made there.
     "inference/caches.py": {
         "layer.cumulative_length",
