@@ -100,6 +100,10 @@ def _read_own_s() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
+_SHORTEST_WATCH_S = 1.0
+"""The system counts in ticks of some 10 ms, and not at the same moment on all cores."""
+
+
 class OthersWatch:
     """How many cores others use from now on: what the machine does, without this process's tree.
 
@@ -121,9 +125,12 @@ class OthersWatch:
         self._begin = self._read()
 
     def num_cores(self) -> float | None:
-        """Cores in use by others since then, on average; None where the system does not say."""
+        """Cores in use by others since then, on average.
+
+        None where the system does not say, and within the first second, when it cannot be known.
+        """
         (all_then, own_then, then), (all_now, own_now, now) = self._begin, self._read()
-        if all_then is None or all_now is None or now <= then:
+        if all_then is None or all_now is None or now - then < _SHORTEST_WATCH_S:
             return None
         return max(0.0, (all_now - all_then - (own_now - own_then)) / (now - then))
 
