@@ -17,10 +17,10 @@ __all__ = ["MemoryMonitor"]
 class MemoryMonitor(Callback):
     """Log what holds the memory of this rank's card, in bytes, in log steps.
 
-    `memory/weights`, `gradients`, `optimizer_state` and `communication_buckets` are of the end of
-    the step, as is `rest`: what else is in use, such as the batch. `used` is their sum, `peak` the
-    most that was in use since the process began, or since the vendor's `reset_peak_memory_stats`,
-    and `limit` what the card has.
+    `memory/weights`, `gradients`, `optimizer_state`, `communication_buckets`, `gathered_weights`,
+    `KV_cache` and `latents` are of the end of the step, as is `rest`: what else is in use, such as
+    the batch. `used` is their sum, `peak` the most that was in use since the process began, or
+    since the vendor's `reset_peak_memory_stats`, and `limit` what the card has.
 
     `peak_rest` is the peak without what stays from step to step: the activations, of a step that
     trains. It counts gradients as they are now, though some are freed or new at the peak.

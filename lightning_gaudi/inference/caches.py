@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from lightning_gaudi._core import holdings
+
 from .tensor_parallel import cache_config
 
 
@@ -21,13 +23,23 @@ def new_cache(
     from transformers import StaticCache
 
     # transformers before 4.54 makes the tensors here, and wants all of it; later ones drop some.
-    return StaticCache(
+    cache = StaticCache(
         config=cache_config(model),
         max_batch_size=batch_size,
         max_cache_len=num_slots,
         device=device,
         dtype=dtype,
     )
+    holdings.declare(cache, "KV cache", _tensors)
+    return cache
+
+
+def _tensors(cache: Any) -> list[Any]:
+    """Keys and values of all layers, as the releases of transformers keep them."""
+    layers = getattr(cache, "layers", None)
+    if layers is None:  # before 4.54
+        return [cache.key_cache, cache.value_cache]
+    return [[getattr(layer, "keys", None), getattr(layer, "values", None)] for layer in layers]
 
 
 def has_tensors(cache: Any) -> bool:

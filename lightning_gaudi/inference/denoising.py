@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import holdings, vendor
 
 from .engine import Engine, Runner, resolve
 
@@ -121,6 +122,8 @@ class Denoiser:
         self.engine = resolve(engine, next(unet.parameters()).device)
         self._runners: dict[tuple[Any, ...], tuple[Runner, list[Tensor]]] = {}
         self._draws_noise = "generator" in inspect.signature(scheduler.step).parameters
+        self._current: list[weakref.ref[Tensor]] = []
+        holdings.declare(self, "latents", Denoiser._held_latents)
 
     @property
     def is_guided(self) -> bool:
@@ -161,10 +164,16 @@ class Denoiser:
             noise = runner(scheduler.scale_model_input(latents, step), timesteps[:1])
             # A graph's result is overwritten by the next step, and some schedulers keep it.
             noise = noise.to(torch.float32, copy=runner.engine == "graph")
+            self._current = [weakref.ref(latents), weakref.ref(noise)]
             latents = scheduler.step(noise, step, latents, return_dict=False, **noise_source)[0]
             timesteps = timesteps.roll(-1)
             self._cut(latents)
+        self._current = [weakref.ref(latents)]
         return latents
+
+    def _held_latents(self) -> list[Any]:
+        """Latents, their noise, and what the scheduler keeps of earlier steps."""
+        return [*(each() for each in self._current), *vars(self.scheduler).values()]
 
     def _runner(self, latents: Tensor, embeddings: Tensor, added: dict[str, Tensor]) -> Runner:
         """What computes the guided noise of batches of these shapes, for these conditions."""

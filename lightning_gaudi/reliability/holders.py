@@ -1,0 +1,194 @@
+"""Who holds the memory of a card: tensors by what they are for, found where libraries keep them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gaudi._core import holdings
+
+STAYING = ("weights", "gradients", "optimizer state", "communication buckets")
+"""Categories of what is there whatever the batch."""
+PRECEDENCE = ("gathered weights", "communication buckets", *STAYING[:-1], "KV cache", "latents")
+"""All categories; what two of them have is of the first: it is the other only for a while."""
+
+_BUCKETS = re.compile(r"bucket|ipg_buffer|reduce_tmp", re.I)
+_GRADIENTS = re.compile(r"averaged_gradients|grad_partition|contiguous_grad", re.I)
+_IN_FLIGHT = re.compile(r"__inflight_param_registry$")
+"""Attributes of DeepSpeed's optimizers, and of what gathers for them.
+
+Source: DeepSpeed 0.15 to 0.19 (`runtime/zero`).
+"""
+
+
+def holders(module: Any, optimizers: Sequence[Any], device: str = "hpu") -> dict[str, list[Tensor]]:
+    """Who holds what on a device now: one tensor for each piece of memory, by category.
+
+    What two of them have counts once: gathered weights are those of the model while they are
+    there. DistributedDataParallel's buckets count as the gradients that are views of them.
+    It is read off tensors that the host has; nobody waits for the card.
+
+    Args:
+        module: The model, wrapped or not; None where there is none.
+        optimizers: Of torch or DeepSpeed.
+        device: "hpu", or "cpu" for what is offloaded.
+    """
+    parameters = [] if module is None else list(module.parameters())
+    buffers = [] if module is None else list(module.buffers())
+    shards = [*_sharded(module)]
+    found: dict[str, list[Any]] = {
+        "weights": [*parameters, *buffers, *_stepped(optimizers), *(s.own for s in shards)],
+        "gradients": [
+            *(each.grad for each in [*parameters, *_grouped(optimizers)]),
+            *(each.gradients for each in shards),
+            *_attributes(optimizers, _GRADIENTS),
+        ],
+        "optimizer state": [*_states(optimizers)],
+        "communication buckets": [
+            *(each.buckets for each in shards),
+            *_attributes([module, *optimizers], _BUCKETS),
+        ],
+        "gathered weights": [
+            *(each.gathered for each in shards),
+            *_gathered(parameters, optimizers),
+        ],
+        "KV cache": [*holdings.declared("KV cache")],
+        "latents": [*holdings.declared("latents")],
+    }
+    seen: set[int] = set()
+    kept = {name: _on(device, found[name], seen) for name in PRECEDENCE}
+    return {name: kept[name] for name in found}
+
+
+def num_fsdp_parts(module: Any) -> int:
+    """In how many parts torch's FullyShardedDataParallel has a model; 1 if it does not shard it."""
+    handles: list[Any] = [getattr(each, "_handle", None) for each in module.modules()]
+    parts = [each.world_size for each in handles if getattr(each, "uses_sharded_strategy", False)]
+    return max(parts, default=1)
+
+
+class _Shards:
+    """What FSDP or FSDP2 holds for the weights that it shards together."""
+
+    def __init__(self) -> None:
+        self.own: list[Any] = []
+        self.gathered: list[Any] = []
+        self.gradients: list[Any] = []
+        self.buckets: list[Any] = []
+
+
+def _sharded(module: Any) -> Iterator[_Shards]:
+    """Of each module that FSDP or FSDP2 has, as they are in torch 2.6 to 2.13."""
+    for each in () if module is None else module.modules():
+        handle = getattr(each, "_handle", None)  # of FSDP
+        if hasattr(handle, "flat_param"):
+            yield _of_handle(handle)
+        state = each._get_fsdp_state() if hasattr(each, "_get_fsdp_state") else None
+        if state is not None:
+            yield from _of_state(state)
+
+
+def _of_handle(handle: Any) -> _Shards:
+    found, flat = _Shards(), handle.flat_param
+    names = ("_full_param_padded", "_full_prec_full_param_padded", "_mp_shard")
+    found.gathered = [getattr(flat, name, None) for name in names]
+    found.own = [getattr(flat, "_local_shard", None)]
+    found.gradients = [flat.grad, getattr(flat, "_saved_grad_shard", None)]
+    return found
+
+
+def _of_state(state: Any) -> Iterator[_Shards]:
+    found, shared = _Shards(), state._comm_ctx
+    gathers = [getattr(shared, "all_gather_state", None)]
+    # Several since torch 2.13.
+    reduced = [getattr(shared, f"reduce_scatter_state{end}", None) for end in ("", "s")]
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # likewise
+        groups = [state._fsdp_param_group]
+    for group in filter(None, groups):
+        gathers.append(group._all_gather_result)
+        reduced.append(getattr(group, "_all_reduce_state", None))
+        for each in group.fsdp_params:
+            found.own.append(each._sharded_param_data)
+            found.gathered.append(each.all_gather_outputs)
+            whole = getattr(each, "_unsharded_param", None)
+            found.gathered.append(whole)
+            found.gradients += [getattr(whole, "grad", None), each.unsharded_accumulated_grad]
+    found.gathered += gathers
+    found.buckets += reduced
+    yield found
+
+
+def _gathered(parameters: Iterable[Any], optimizers: Sequence[Any]) -> Iterator[Any]:
+    """What ZeRO-3 has gathered beside its shards, and the buffers that it came in."""
+    for each in parameters:
+        if hasattr(each, "ds_tensor"):
+            yield each.data
+    for optimizer in optimizers:
+        coordinator = getattr(getattr(optimizer, "parameter_offload", None), "param_coordinator", 0)
+        for registry in _attributes([coordinator], _IN_FLIGHT):
+            for handle in registry.values():
+                for each in getattr(handle, "handles", [handle]):  # one for each dtype
+                    yield getattr(each, "partitions", None)
+
+
+def _on(device: str, tensors: Iterable[Any], seen: set[int]) -> list[Tensor]:
+    """Those on the device whose memory has not been seen."""
+    found: list[Tensor] = []
+    for tensor in tensors:
+        for local in _locals(tensor):
+            if local.device.type != device:
+                continue
+            storage = local.untyped_storage()
+            # By the host's object: where it is on the card is not known before lazy mode has run.
+            if storage.nbytes() and storage._cdata not in seen:
+                seen.add(storage._cdata)
+                found.append(local)
+    return found
+
+
+def _locals(value: Any) -> Iterator[Tensor]:
+    """The tensors that a value has on this rank."""
+    if isinstance(value, Tensor):
+        yield value.to_local() if hasattr(value, "to_local") else value
+        shard = getattr(value, "ds_tensor", None)  # of ZeRO-3
+        if isinstance(shard, Tensor):
+            yield shard
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _locals(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _locals(each)
+    elif hasattr(value, "elements"):  # a bucket of ZeRO's since DeepSpeed 0.17
+        yield from _locals(value.buffer)
+
+
+def _stepped(optimizers: Sequence[Any]) -> Iterator[Any]:
+    """The weights that torch's optimizers step: FSDP's model has others while it gathers them."""
+    return _grouped([each for each in optimizers if isinstance(each, torch.optim.Optimizer)])
+
+
+def _states(optimizers: Sequence[Any]) -> Iterator[Any]:
+    """What optimizers hold beside the weights; DeepSpeed's also have masters of them."""
+    for optimizer in optimizers:
+        yield getattr(optimizer, "state", {})
+    yield from _grouped(optimizers)  # masters; weights have been counted
+
+
+def _grouped(optimizers: Sequence[Any]) -> Iterator[Any]:
+    """What optimizers step: weights, or their masters."""
+    for optimizer in optimizers:
+        for group in getattr(optimizer, "param_groups", []):
+            yield from group["params"]
+
+
+def _attributes(owners: Sequence[Any], names: re.Pattern[str]) -> Iterator[Any]:
+    for owner in owners:
+        for name, value in [*vars(owner).items()] if hasattr(owner, "__dict__") else ():
+            if names.search(name):
+                yield value
