@@ -19,7 +19,7 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_fil
 from lightning.fabric.utilities.types import _PATH
 from typing_extensions import override
 
-from lightning_gaudi._core import collectives
+from lightning_gaudi._core import collectives, rehearsals
 
 from . import restricted
 from .atomic import write_atomically
@@ -29,7 +29,7 @@ from .errors import UntrustedCheckpointError
 from .folders import make_folder, remove_at_once
 from .manifest import DamagedCheckpointError, describe
 from .snapshot import HostMemory, keep
-from .space import check_space, needed_bytes
+from .space import check_space, file_bytes, needed_bytes
 from .torch_dcp.layout import check_replaceable, is_sharded_folder
 from .verify import check_file, checking, read_remote
 from .zip_file import SealingFile
@@ -255,6 +255,7 @@ def save_file(checkpoint: Mapping[str, Any], target: Path, *, with_manifest: boo
     Raises:
         OSError: It cannot be written.
     """
+    rehearsals.weigh(lambda: (file_bytes(checkpoint), file_bytes(checkpoint)))
     check_replaceable(target)
     make_folder(target.parent)
     check_space(target, needed_bytes(checkpoint))

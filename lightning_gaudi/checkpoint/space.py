@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import resource
 from collections.abc import Mapping
@@ -10,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from .snapshot import Snapshot
 
 _SLACK_BYTES = 2**16
 _SLACK = 1 / 256
 """What a file has beside its tensors: names, settings, paddings, the manifest."""
+_TENSOR_BYTES = 256
+"""The part of that of each tensor."""
 
 
 _SHARDED = ("latest", ".metadata", "meta.pt")
@@ -29,11 +33,23 @@ def needed_bytes(*states: Any) -> int:
         states: Containers in containers, with tensors of any device. Tensors that share their
             values count once.
     """
+    total = file_bytes(*states)
+    return total + int(total * _SLACK) + _SLACK_BYTES
+
+
+def file_bytes(*states: Any) -> int:
+    """The same without room to spare."""
     seen: dict[Any, int] = {}
     for state in states:
         _add(state, seen)
-    total = sum(seen.values())
-    return total + int(total * _SLACK) + _SLACK_BYTES + 256 * len(seen)
+    return sum(seen.values()) + _TENSOR_BYTES * len(seen)
+
+
+def whole_bytes(*states: Any) -> int:
+    """The same for what ranks save together: of tensors in shards all parts count."""
+    tensors = [each for each in tree_leaves(states) if isinstance(each, Tensor)]
+    sizes = (math.prod(each.size()) * each.dtype.itemsize for each in tensors)
+    return sum(sizes) + _TENSOR_BYTES * len(tensors)
 
 
 def check_space(target: Path, num_bytes: int, largest_file_bytes: int | None = None) -> None:

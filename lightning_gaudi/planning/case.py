@@ -73,6 +73,11 @@ class Rehearsed:
     """Of weights, gradients, optimizer state and buckets at once, whatever the batch."""
     categories: Mapping[str, int] = field(default_factory=dict)
     """What held the peak, in bytes; they sum up to it."""
+    host: Mapping[str, int] = field(default_factory=dict)
+    """What this process takes of the host's memory at one time or another, in bytes."""
+    checkpoint: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of a checkpoint of all ranks, with the optimizer and without; empty if none is asked
+    for, or nothing is trained."""
 
     @property
     def need(self) -> Need:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -100,7 +101,8 @@ def rehearse(run: Callable[[], Any], trainer: Any, model: Any, family: Family) -
         return found | {size: Rehearsed(**fork.found()).need for size, fork in forks.items()}
 
     try:
-        counting, measuring = (start(each, case.batch_size) for each in (Counts, MemoryWatch))
+        measure = partial(MemoryWatch, model=model or trainer.lightning_module)
+        counting, measuring = (start(each, case.batch_size) for each in (Counts, measure))
         first = Rehearsed(**measuring.found())
         run_published = declared(trainer.callbacks)
         _write(

@@ -10,6 +10,9 @@ from lightning_gaudi.planning.plan import Planned
 from lightning_gaudi.planning.published_text import published_text
 from lightning_gaudi.planning.roofline import step_seconds
 
+_SHOWN_BYTES = 2**16
+"""Of the host: less is not worth a line."""
+
 
 def text(planned: Planned, cards: Sequence[Card]) -> str:
     """What a way to run a program takes, and which cards it fits."""
@@ -60,9 +63,20 @@ def _memory(found: Rehearsed, counted: Counted) -> list[str]:
     lines.append(f"  held whatever the batch: {gib(found.held_bytes)}")
     if found.setup_bytes > found.peak_bytes:
         lines.append(f"    before, while it sets up:  {gib(found.setup_bytes):>12}")
+    lines += _host(found)
     if counted.collective_bytes:
         sent = ", ".join(f"{kind} {gib(size)}" for kind, size in counted.collective_bytes.items())
         lines.append(f"  sent in a step: {sent}")
+    return lines
+
+
+def _host(found: Rehearsed) -> list[str]:
+    sizes = {name: size for name, size in found.host.items() if size >= _SHOWN_BYTES}
+    lines = ["  memory of the host, a process:"] if sizes else []
+    lines += [f"    {name:36}{gib(size):>12}" for name, size in sizes.items()]
+    if found.checkpoint:
+        parts = ", ".join(f"{gib(size)} {name}" for name, size in found.checkpoint.items())
+        lines.append(f"  a checkpoint: {parts}")
     return lines
 
 

@@ -11,18 +11,26 @@ import importlib
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
+from lightning_gaudi._core import vendor
 from lightning_gaudi._core.mirror import Family
+from lightning_gaudi.planning import host
 from lightning_gaudi.planning.batches import size_of
 from lightning_gaudi.planning.case import Counted, Rehearsed
 from lightning_gaudi.planning.work import Work
-from lightning_gaudi.reliability.memory import REST, holders
-from lightning_gaudi.simulator import statistics
+from lightning_gaudi.reliability.holders import PRECEDENCE, STAYING, holders
+from lightning_gaudi.reliability.memory import REST
+from lightning_gaudi.simulator import observer, statistics
 from lightning_gaudi.simulator.memory import MemoryLog
 
 NUM_STEPS = 3
 """Of the optimizer, or batches where nothing is trained."""
+
+
+_NEAR = 0.9
+"""Of the most that was in use: what is there then may be there at the peak."""
 
 
 class Over(BaseException):
@@ -121,41 +129,77 @@ def _num_replicas(strategy: Any) -> int:
 
 
 class MemoryWatch(Watch):
-    """What the steps take of the card."""
+    """What the steps take of the card.
 
-    def __init__(self, trainer: Any) -> None:
+    Args:
+        trainer: It has not run yet.
+        model: What it will run, to tell what that takes beside the card; None not to.
+    """
+
+    def __init__(self, trainer: Any, *, model: Any = None) -> None:
         super().__init__(trainer)
+        self._is_of_host = model is not None
+        self._host = {host.MADE: host.made_bytes(model)} if self._is_of_host else {}
+        self._checkpoint: dict[str, int] = {}
+        self._end_mark: int | None = None
         self._log = MemoryLog()
         self._marks: list[int] = []
         self._batch_size = 0
         self._backward_bytes = 0
         self._numbers: dict[str, set[int]] = {}
         self._held_bytes = 0
+        self._most = 0
+        self._is_behind_collective = False
 
     @override
     def begin(self, step: int, batch: Any) -> None:
         self._batch_size = self._batch_size or size_of(batch)
         self._marks.append(self._log.mark())
+        if step == NUM_STEPS - 1:
+            observer.observe(self._look)
 
     @override
     def note_backward(self) -> None:
         if len(self._marks) == NUM_STEPS:
             self._backward_bytes = self._log.peak(self._marks[-1]).num_bytes
-        self._note_holders()  # of each step: its gradients are there until the next one's backward
+        self._note_staying()  # of each step: its gradients are there until the next one's backward
 
     @override
     def note_end(self) -> None:
-        self._note_holders()
+        self._note_staying()
+        self._end_mark = self._log.mark()
+        if self._is_of_host:
+            strategy = self._trainer.strategy
+            self._host |= host.offloaded_bytes(strategy.model, strategy.optimizers)
+            if self._trainer.state.fn == "fit":
+                self._checkpoint, self._host[host.SAVED] = host.checkpoint_sizes(self._trainer)
         super().note_end()
 
-    def _note_holders(self) -> None:
-        """Note which allocations are the model's and its optimizers'."""
-        strategy, held = self._trainer.strategy, 0
-        for name, tensors in holders(strategy.model, strategy.optimizers).items():
-            numbers = {self._log.number_of(each) for each in tensors}
-            held += sum(each.untyped_storage().nbytes() for each in tensors)
-            self._numbers.setdefault(name, set()).update(numbers)
+    def _look(self, kind: str, *event: Any) -> None:
+        """Note who holds what when the card is given something to do and is about as full as ever.
+
+        Gathered weights and buckets come and go within a step, and nobody tells of it. What they
+        come from, ZeRO-3 has in reach just behind a collective, and keeps it for longer.
+        """
+        used = vendor.memory_stats()["InUse"]
+        is_behind, self._is_behind_collective = self._is_behind_collective, kind == "collective"
+        if is_behind or used >= _NEAR * self._most:
+            self._most = max(used, self._most)
+            self._note_holders()
+
+    def _note_staying(self) -> None:
+        found = self._note_holders()
+        held = sum(each.untyped_storage().nbytes() for name in STAYING for each in found[name])
         self._held_bytes = max(self._held_bytes, held)
+
+    def _note_holders(self) -> dict[str, list[Tensor]]:
+        """Note which allocations are whose."""
+        strategy = self._trainer.strategy
+        found = holders(strategy.model, strategy.optimizers)
+        for name, tensors in found.items():
+            numbers = {self._log.number_of(each) for each in tensors}
+            self._numbers.setdefault(name, set()).update(numbers)
+        return found
 
     def found(self) -> Rehearsed:
         """What was measured, when the run has ended.
@@ -164,10 +208,10 @@ class MemoryWatch(Watch):
             ValueError: It had too few batches.
         """
         self._need(NUM_STEPS)
-        peak = self._log.peak(self._marks[-1])
+        peak = self._log.peak(self._marks[-1], self._end_mark)
         sizes = dict.fromkeys((*self._numbers, REST), 0)
         for number, num_bytes in peak.live.items():
-            holder = next((name for name, found in self._numbers.items() if number in found), REST)
+            holder = next((name for name in PRECEDENCE if number in self._numbers[name]), REST)
             sizes[holder] += num_bytes
         return Rehearsed(
             batch_size=self._batch_size,
@@ -176,6 +220,8 @@ class MemoryWatch(Watch):
             backward_bytes=self._backward_bytes or peak.num_bytes,
             held_bytes=self._held_bytes,
             categories=sizes,
+            host=self._host,
+            checkpoint=self._checkpoint,
         )
 
 

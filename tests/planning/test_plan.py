@@ -14,8 +14,12 @@ from typing import Any
 import pytest
 
 from lightning_gaudi._core.rehearsals import VARIABLE
+from lightning_gaudi.planning import picture, report
 from lightning_gaudi.planning.cards import CARDS, find_cards
-from lightning_gaudi.planning.case import Case, read_results
+from lightning_gaudi.planning.case import Case, Rehearsed, read_results
+from lightning_gaudi.planning.plan import Planned
+from lightning_gaudi.reliability.holders import holders
+from lightning_gaudi.reliability.memory import REST
 from tests.helpers.process import environment, is_running
 
 SCRIPT = """
@@ -193,6 +197,28 @@ def test_a_signal_leaves_nothing_that_it_has_started(
     assert "Traceback" not in said
     assert len(forks) == 2
     assert not [pid for pid in forks if is_running(pid)]
+
+
+def test_a_plan_is_told_and_drawn_with_all_that_may_hold_memory(tmp_path: Path) -> None:
+    sizes = {name: 2**30 * number for number, name in enumerate((*holders(None, []), REST), 1)}
+    host = {"weights, as they are made": 3 * 2**30, "weights, offloaded": 48}
+    found = Rehearsed(
+        batch_size=4,
+        peak_bytes=sum(sizes.values()),
+        setup_bytes=0,
+        categories=sizes,
+        host=host,
+        checkpoint={"with the optimizer": 6 * 2**30, "weights alone": 2 * 2**30},
+    )
+    planned = Planned(Case(), "", found, largest={"gaudi2": 8})
+    lines = [" ".join(each.split()) for each in report.text(planned, find_cards("")).splitlines()]
+    assert "gathered weights 5.00 GiB" in lines
+    assert "weights, as they are made 3.00 GiB" in lines
+    assert not any("offloaded" in each for each in lines)
+    assert "a checkpoint: 6.00 GiB with the optimizer, 2.00 GiB weights alone" in lines
+    picture.draw([planned], find_cards(""), str(tmp_path / "plan.svg"))
+    drawn = (tmp_path / "plan.svg").read_text()
+    assert all(f"<title>{name} " in drawn for name in sizes)
 
 
 def test_cards_are_found_by_name() -> None:

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
+from lightning_gaudi._core import rehearsals
 from lightning_gaudi._core.collectives import cpu_group, gather_objects, is_connected
 from lightning_gaudi._core.error_sync import on_rank_zero
 
@@ -25,7 +26,7 @@ from ..cpu_tensors import save_as_cpu_tensors
 from ..folders import make_folder, prepare, put_in_place, remove, sync, temporary_for
 from ..litter import SaveLock, sweep
 from ..manifest import FileEntry, Manifest, describe, with_files, write_folder_manifest
-from ..space import check_space, kept, mib, needed_bytes
+from ..space import check_space, file_bytes, kept, mib, needed_bytes, whole_bytes
 from .layout import REST, check_replaceable
 
 
@@ -55,6 +56,7 @@ def save_sharded(
             f"A checkpoint in shards can be saved to a local path only, not to {path}. Save it "
             "locally and copy the folder, or save full checkpoints."
         )
+    rehearsals.weigh(lambda: (whole_bytes(shards, rest), file_bytes(shards, rest)))
     target = Path(path)
     sizes = gather_objects(needed_bytes(shards))
     lock: list[SaveLock] = []

@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
+import torch.distributed as dist
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 
+from lightning_gaudi._core import rehearsals
 from lightning_gaudi._core.collectives import gather_objects
 from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
 from lightning_gaudi._patches.apply import replaced, require
@@ -21,7 +23,7 @@ from ...checkpoint.checksum import ChecksumFile
 from ...checkpoint.cpu_tensors import save_as_cpu_tensors
 from ...checkpoint.manifest import FileEntry, Manifest, describe, with_files
 from ...checkpoint.snapshot import HostMemory, Snapshot
-from ...checkpoint.space import check_space, needed_bytes
+from ...checkpoint.space import check_space, file_bytes, needed_bytes
 from . import consolidate, versions
 
 Prepare = Callable[[HostMemory | None], Callable[[], None]]
@@ -102,6 +104,7 @@ def _claim(folder: Path, claims: contextlib.ExitStack) -> str:
 def _write_together(record: _Record, folder: Path) -> dict[str, FileEntry]:
     """Write all ranks' files if there is room for them; returns what they are."""
     raise_together(record.error)
+    rehearsals.weigh(partial(_weights, record))
     sizes = gather_objects([needed_bytes(state) for state, _ in record.files])
     largest = max((size for each in sizes for size in each), default=0)
     on_rank_zero(lambda: check_space(folder, sum(map(sum, sizes)), largest))
@@ -113,6 +116,14 @@ def _write_together(record: _Record, folder: Path) -> dict[str, FileEntry]:
         error = caught
     raise_together(error)
     return {name: each for found in gather_objects(written) for name, each in found.items()}
+
+
+def _weights(record: _Record) -> tuple[int, int]:
+    """How large all ranks' files will be, and this one's; see `rehearsals.weigh`."""
+    sizes = {path.name: file_bytes(state) for state, path in record.files}
+    of_rank = sum(sizes.values())
+    of_each = sum(size for name, size in sizes.items() if "zero_pp_rank_" in name)
+    return of_rank + of_each * (dist.get_world_size() - 1), of_rank
 
 
 def _write(snapshot: Snapshot, path: Path) -> FileEntry:
