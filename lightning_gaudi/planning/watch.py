@@ -47,6 +47,7 @@ class Watch:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._num_begun = 0
+        self._step = -1
 
     def callback(self, family: Family) -> Any:
         """What tells this one."""
@@ -54,10 +55,11 @@ class Watch:
         return type("RehearsalCallback", (_Told, base), {"watch": self})()
 
     def note_batch(self, step: int, batch: Any) -> None:
-        """A batch of a step, from 0 on, comes next."""
-        if step == self._num_begun:
+        """A batch comes next; between two there may be steps of several optimizers, or none."""
+        if step != self._step and self._num_begun < NUM_STEPS:
+            self._step = step
             self._num_begun += 1
-            self.begin(step, batch)
+            self.begin(self._num_begun - 1, batch)
 
     def begin(self, step: int, batch: Any) -> None:
         """A step's first batch comes next."""
