@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import pytest
 
+from lightning_gaudi.planning.batches import LOOKED_AT
 from lightning_gaudi.planning.case import Case
 from tests.planning.rehearsing import MEASURED, measured_peak, planned_peak, rehearse
 
 ROOT = Path(__file__).parents[2]
-STEPS = ("max_steps=3", "limit_val_batches=3", "val_check_interval=3")
+STEPS = (f"max_steps={LOOKED_AT}", "limit_val_batches=3", f"val_check_interval={LOOKED_AT}")
 STEPS = (*STEPS, "check_val_every_n_epoch=null")
-"""Of a Trainer's settings, for a run of what a rehearsal takes."""
+"""Of a Trainer's settings, for a run that meets the batch that is planned with."""
 
 pytestmark = pytest.mark.slow
 
