@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from lightning_gaudi._core.process_groups import end_group
 from lightning_gaudi.audit import findings, page, text
 from lightning_gaudi.audit.merging import Audit
 from lightning_gaudi.audit.record import FOLDER, STEPS, WARM_UP, read_all
@@ -135,7 +135,7 @@ def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
         try:
             status = process.wait()
         finally:
-            _end_group(process.pid)
+            end_group(process.pid, _PATIENCE_SECONDS)
     return status if status >= 0 else 128 - status
 
 
@@ -156,14 +156,3 @@ def _signals_passed_on() -> Iterator[list[subprocess.Popen[bytes]]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_group(group: int) -> None:
-    """End what the command has left behind."""
-    give_up_at = time.monotonic() + _PATIENCE_SECONDS
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGTERM)
-        while time.monotonic() < give_up_at:
-            os.killpg(group, 0)
-            time.sleep(0.05)
-        os.killpg(group, signal.SIGKILL)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lightning_gaudi._core.process_groups import end_group
 from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.planning.cards import Card
 from lightning_gaudi.planning.case import Case, Counted, Rehearsed, read_results
@@ -146,9 +145,9 @@ def _run(command: Sequence[str], env: dict[str, str]) -> tuple[int, str]:
     try:
         said, errors = process.communicate(timeout=_ENOUGH)
     finally:
-        with suppress(ProcessLookupError):  # with its forks; usually none is left
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
+        end_group(process.pid)  # its forks; usually none is left
     return process.returncode, f"{said[-2000:]}{errors[-3000:]}"
 
 
