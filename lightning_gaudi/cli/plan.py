@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_gaudi.cli.catalog import UsageError
@@ -27,6 +28,7 @@ little memory are needed: tensors on such a card have sizes and no values."""
 _EPILOG = f"""\
 examples:
   {_EXAMPLE}
+  lightning-gaudi plan --cards gaudi2 config.yaml
   lightning-gaudi plan -- lightning-gaudi run mrpc fit --config simulated
 
 exit status: 0 if one of the cards fits, 1 if none does, 2 if it cannot be planned."""
@@ -37,10 +39,17 @@ def add_parser(subparsers: _Subparsers) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="say what a program will take of a card",
-        usage="lightning-gaudi plan [OPTION ...] -- COMMAND [ARGUMENT ...]",
+        usage="lightning-gaudi plan [OPTION ...] (CONFIG.yaml | -- COMMAND [ARGUMENT ...])",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "config",
+        nargs="?",
+        type=Path,
+        metavar="CONFIG.yaml",
+        help="a LightningCLI's that names its classes (class_path), to plan its fit",
     )
     parser.add_argument(
         "--cards", default="", metavar="NAMES", help="gaudi1,gaudi2,gaudi3,a100,h100 (default all)"
@@ -80,6 +89,13 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     from lightning_gaudi.planning.case import Case
     from lightning_gaudi.planning.published_text import published_dict
 
+    if options.config is not None:
+        if command:
+            options.error(f"{options.config} and a command: there is one program to plan")
+        if not options.config.is_file():
+            options.error(f"there is no file {options.config}")
+        command = [sys.executable, "-m", "lightning_gaudi.planning.config_program"]
+        command.append(str(options.config))
     if not command:
         options.error(f"no command; write it after --, as in: {_EXAMPLE}")
     try:

@@ -84,8 +84,12 @@ def _verdict(card: Card, found: Rehearsed, counted: Counted, largest: int) -> st
     fits = found.need.whole <= card.memory_bytes
     best = str(largest) if largest else "none fits"
     peak = "fits" if fits else "too much"
-    times = [f"{each * 1e3:.1f} ms" for each in step_seconds(card, found, counted)]
+    times = [_time(each) for each in step_seconds(card, found, counted)]
     return (
         f"  {card.title:14}{gib(card.memory_bytes):>10}{peak:>9}{best:>15}"
         f"{times[0]:>18}{times[1]:>12}"
     )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
