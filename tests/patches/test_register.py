@@ -213,6 +213,7 @@ OWN = {
     "_core/lazy.py": {"setattr(sys.modules[package], name, found)"},
     "_core/mirror.py": {"spec.loader"},
     "_core/processes.py": {"_started.has_failed"},
+    "_core/rehearsals.py": {"_weight.of_rank", "_weight.whole"},
     "attention/bloom.py": {"setattr(alibi, _MEMO, (attention_mask, made_for, made))"},
     "callbacks/graphs.py": {
         "report.cpu_fallbacks",
@@ -235,6 +236,13 @@ OWN = {
     },
     "callbacks/compile.py": {"strategy.compile_callback"},
     "callbacks/reliability.py": {"strategy.reliability_callback"},
+    "planning/host.py": {"full.of_rank"},
+    "reliability/holders.py": {
+        "found.buckets",
+        "found.gathered",
+        "found.gradients",
+        "found.own",
+    },
     "reliability/watchdog.py": {"_current.limits"},
     # Of a process that rehearses, and ends then.
     "planning/rehearsal.py": {"group._check_cards", "loader.num_workers"},
