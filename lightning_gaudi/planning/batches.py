@@ -90,7 +90,7 @@ def _resized(batch: Any, size: int) -> Any:
         if not parts:
             return value
         is_list = type(value) in (list, tuple)
-        if is_list and len(parts) == before and not any(map(_holds, parts)):
+        if is_list and len(parts) == before and next(_tensors(value), None) is None:
             return value[:1] * size
         resized = [resize(each) for each in parts]
         if isinstance(value, Mapping):
@@ -103,7 +103,3 @@ def _resized(batch: Any, size: int) -> Any:
         return replace(value, **dict(zip(names, resized, strict=True)))
 
     return resize(batch)
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, Tensor) or bool(_parts(value))

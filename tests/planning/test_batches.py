@@ -53,6 +53,21 @@ def test_a_batch_has_as_many_samples_as_are_wanted(batch: Any) -> None:
         assert torch.equal(ids, IDS[:1].expand(6, 3))
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is told of a sample, without tensors."""
+
+    prompt: str
+
+
+def test_lists_of_anything_have_an_item_for_each_sample() -> None:
+    requests = [Request(prompt) for prompt in "abcd"]
+    words = [["one", "word"] for _ in range(4)]
+    found = next(iter(Repeated([{"ids": IDS, "requests": requests, "words": words}], 6)))
+    assert found["requests"] == [Request("a")] * 6
+    assert found["words"] == [["one", "word"]] * 6
+
+
 def test_what_is_no_row_stays() -> None:
     batch = {"ids": IDS, "numbers": [7, 8, 9, 10], "names": ["a", "b"], "scale": torch.tensor(2.0)}
     found = next(iter(Repeated([batch], 2)))
