@@ -43,5 +43,8 @@ def patch_trainer(module: ModuleType, family: Family) -> None:
         loop = importlib.import_module(f"{family.trainer}.loops.{name}")
 
         @wrap(_NAME, loop, "_process_dataloader")
-        def process(original: Callable[..., Any], *args: Any) -> Any:
-            return rehearsal.loader_for(original(*args))
+        def process(
+            original: Callable[..., Any], trainer: Any, purpose: Any, stage: Any, loader: Any
+        ) -> Any:
+            found = original(trainer, purpose, stage, loader)
+            return rehearsal.loader_for(found, trainer, stage)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from torch import Tensor
@@ -39,6 +40,10 @@ LOOKED_AT = 64
 buckets of lengths, the first is seldom the largest."""
 _LOOK_S = 5.0
 """For how long at most: a loader may be slow."""
+NUM_STEPS = 3
+"""Of the optimizer, or batches where nothing is trained, that a rehearsal takes."""
+_EVALUATE_S = 10.0
+"""For how long at most an evaluation goes on behind them: one may write long texts."""
 
 
 class Repeated:
@@ -47,10 +52,13 @@ class Repeated:
     Args:
         loader: What it has, this one has.
         batch_size: Of all batches; None for that of the largest.
+        limit: The Trainer's, of an evaluation's batches, a number or a share: so many come, for
+            what is gathered of them takes memory; None where as many come as are asked for.
     """
 
-    def __init__(self, loader: Any, batch_size: int | None) -> None:
-        self._loader, self._batch_size = loader, batch_size
+    def __init__(self, loader: Any, batch_size: int | None, limit: float | None = None) -> None:
+        self._loader, self._batch_size, self._limit = loader, batch_size, limit
+        self._looked_at: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # a copy that has not got it yet
@@ -58,13 +66,34 @@ class Repeated:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        return 2**20
+        limit = self._limit
+        if limit is None:
+            return 2**20
+        try:
+            num_batches: float = len(self._loader)
+        except (TypeError, NotImplementedError):  # of one without an end
+            num_batches = LOOKED_AT
+        if self._batch_size is not None:
+            num_batches *= size_of(self._largest()) / self._batch_size
+        is_share = isinstance(limit, float)
+        num_batches = num_batches * limit if is_share else min(num_batches, limit)
+        wanted = max(NUM_STEPS, min(math.ceil(num_batches), LOOKED_AT))
+        return math.ceil(wanted / limit) if is_share else wanted  # the Trainer takes a share of it
 
     def __iter__(self) -> Iterator[Any]:
-        largest = max(self._first(), key=_num_elements, default=None)
-        while largest is not None:
+        largest = self._largest()
+        end = time.monotonic() + _EVALUATE_S
+        for number in count() if largest is not None else ():
+            if self._limit is not None and number >= NUM_STEPS and time.monotonic() > end:
+                return
             # Each its own: hooks change them in place.
             yield _resized(largest, self._batch_size or size_of(largest))
+
+    def _largest(self) -> Any:
+        """The batch that comes again; None where none does."""
+        if not self._looked_at:
+            self._looked_at.append(max(self._first(), key=_num_elements, default=None))
+        return self._looked_at[0]
 
     def _first(self) -> Iterator[Any]:
         end = time.monotonic() + _LOOK_S

@@ -20,12 +20,12 @@ from typing import Any, NoReturn
 
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi._core.rehearsals import VARIABLE
-from lightning_gaudi.planning.batches import Repeated
+from lightning_gaudi.planning.batches import NUM_STEPS, Repeated
 from lightning_gaudi.planning.case import Case, Counted, Rehearsed
 from lightning_gaudi.planning.empty_weights import EmptyWeights
 from lightning_gaudi.planning.published import declared
 from lightning_gaudi.planning.search import Need, largest_within
-from lightning_gaudi.planning.watch import NUM_STEPS, Counts, MemoryWatch, Over
+from lightning_gaudi.planning.watch import Counts, MemoryWatch, Over
 from lightning_gaudi.simulator.memory import own_server, unlimited_memory
 from lightning_gaudi.simulator.rules.report import is_library
 
@@ -41,8 +41,8 @@ _SETTINGS = {
     **{"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
     **{"max_epochs": 1, "max_steps": -1, "max_time": None},
     **{"fast_dev_run": False, "overfit_batches": 0.0, "num_sanity_val_steps": 0},
-    **{"val_check_interval": None, "check_val_every_n_epoch": 1, "limit_val_batches": NUM_STEPS},
-    **{"limit_test_batches": NUM_STEPS, "limit_predict_batches": NUM_STEPS},
+    **{"val_check_interval": None, "check_val_every_n_epoch": 1},
+    **{"limit_predict_batches": NUM_STEPS},
 }
 """Of a Trainer that takes a few steps, and leaves nothing behind."""
 
@@ -60,6 +60,9 @@ def settings(given: dict[str, Any]) -> dict[str, Any]:
     case = _case()
     found = {**given, **_SETTINGS, "devices": case.devices}
     found["limit_train_batches"] = NUM_STEPS * (found.get("accumulate_grad_batches") or 1)
+    for name in ("limit_val_batches", "limit_test_batches"):
+        if limit := found.get(name):  # of a number, enough to measure; none stay none
+            found[name] = limit if isinstance(limit, float) else max(NUM_STEPS, limit)
     if case.strategy is not None:
         found["strategy"] = case.strategy
     if case.precision is not None:
@@ -243,11 +246,12 @@ def begin() -> None:
     _empty_weights.__enter__()  # type: ignore[no-untyped-call]
 
 
-def loader_for(loader: Any) -> Any:
+def loader_for(loader: Any, trainer: Any, stage: Any) -> Any:
     """What a run iterates in place of a loader of the program's."""
+    limit = getattr(trainer, f"limit_{stage.dataloader_prefix}_batches")
     if hasattr(loader, "num_workers"):
         loader.num_workers = 0  # nobody waits for it here
-    return Repeated(loader, _batch_size)
+    return Repeated(loader, _batch_size, limit if stage.evaluating else None)
 
 
 def _set_checkpointing(model: Any, *, is_on: bool) -> None:

@@ -17,17 +17,13 @@ from typing_extensions import override
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.planning import host
-from lightning_gaudi.planning.batches import size_of
+from lightning_gaudi.planning.batches import NUM_STEPS, size_of
 from lightning_gaudi.planning.case import Counted, Rehearsed
 from lightning_gaudi.planning.work import Work
 from lightning_gaudi.reliability.holders import PRECEDENCE, STAYING, holders
 from lightning_gaudi.reliability.memory import REST
 from lightning_gaudi.simulator import observer, statistics
 from lightning_gaudi.simulator.memory import MemoryLog
-
-NUM_STEPS = 3
-"""Of the optimizer, or batches where nothing is trained."""
-
 
 _NEAR = 0.9
 """Of the most that was in use: what is there then may be there at the peak."""

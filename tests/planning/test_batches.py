@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
-from lightning_gaudi.planning.batches import LOOKED_AT, Repeated, _tensors, size_of
+from lightning_gaudi.planning.batches import LOOKED_AT, NUM_STEPS, Repeated, _tensors, size_of
 
 
 class Pair(NamedTuple):
@@ -86,3 +86,26 @@ def test_without_a_size_the_largest_batch_of_the_loader_comes_again() -> None:
 def test_a_loader_without_end_is_looked_at_for_a_while() -> None:
     batches = (torch.zeros(1, size) for size in count(1))
     assert next(iter(Repeated(batches, None))).shape == (1, LOOKED_AT)
+
+
+@pytest.mark.parametrize(
+    ("num_batches", "limit", "batch_size", "expected"),
+    [
+        (10, 1.0, None, 10),
+        (10, 0.5, None, 5),
+        (10, 7, None, 7),
+        (10, 1.0, 8, 5),  # of twice the size half as many
+        (10, 7, 8, 5),
+        (10, 1.0, 2**16, NUM_STEPS),
+        (1, 1.0, None, NUM_STEPS),
+        (1000, 1.0, None, LOOKED_AT),
+        (1000, 0.1, None, LOOKED_AT),
+        (100, 0.03, None, NUM_STEPS),
+    ],
+)
+def test_an_evaluation_has_as_many_batches_as_in_a_run(
+    num_batches: int, limit: float, batch_size: int | None, expected: int
+) -> None:
+    loader = Repeated([torch.zeros(4, 2)] * num_batches, batch_size, limit)
+    taken = int(len(loader) * limit) if isinstance(limit, float) else min(len(loader), limit)
+    assert taken == expected

@@ -48,17 +48,7 @@ def test_recipes_take_what_is_planned(given: Run, tmp_path: Path) -> None:
     assert planned == pytest.approx(peak, rel=0.05)
 
 
-EXAMPLES = (
-    *("vae", "gan", "image_classifier", "multi_loader"),
-    pytest.param(
-        "contrastive",
-        marks=pytest.mark.xfail(
-            strict=True,
-            raises=AssertionError,
-            reason="compares all samples of an evaluation, of which a rehearsal takes 3 batches",
-        ),
-    ),
-)
+EXAMPLES = ("vae", "gan", "image_classifier", "multi_loader", "contrastive")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
