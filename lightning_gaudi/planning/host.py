@@ -34,8 +34,11 @@ def checkpoint_sizes(trainer: Any) -> tuple[dict[str, int], int]:
     strategy = trainer.strategy
     if (num_parts := num_fsdp_parts(strategy.model)) > 1:
         # To name what is in a state, FSDP asks the other ranks, which are not there: by its parts.
-        found = holders(strategy.model, strategy.optimizers)
-        sizes = {name: sum(each.nbytes for each in found[name]) * num_parts for name in STAYING}
+        found = [holders(strategy.model, strategy.optimizers, each) for each in ("hpu", "cpu")]
+        sizes = {
+            name: sum(each.nbytes for one in found for each in one[name]) * num_parts
+            for name in STAYING
+        }
         full = Weight(whole=sizes["weights"] + sizes["optimizer state"])
         full.of_rank = full.whole // (num_parts if strategy.saves_shards else 1)
         weights = Weight(whole=sizes["weights"])

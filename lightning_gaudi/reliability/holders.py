@@ -18,6 +18,8 @@ PRECEDENCE = ("gathered weights", "communication buckets", *STAYING[:-1], "KV ca
 
 _BUCKETS = re.compile(r"bucket|ipg_buffer|reduce_tmp", re.I)
 _GRADIENTS = re.compile(r"averaged_gradients|grad_partition|contiguous_grad", re.I)
+_MASTERS = re.compile(r"fp32_partitioned_groups_flat$")
+"""ZeRO-3's, which its groups have during a step alone."""
 _IN_FLIGHT = re.compile(r"__inflight_param_registry$")
 """Attributes of DeepSpeed's optimizers, and of what gathers for them.
 
@@ -43,7 +45,7 @@ def holders(module: Any, optimizers: Sequence[Any], device: str = "hpu") -> dict
     found: dict[str, list[Any]] = {
         "weights": [*parameters, *buffers, *_stepped(optimizers), *(s.own for s in shards)],
         "gradients": [
-            *(each.grad for each in [*parameters, *_grouped(optimizers)]),
+            *(each.grad for each in [*parameters, *_grouped(optimizers), *_masters(optimizers)]),
             *(each.gradients for each in shards),
             *_attributes(optimizers, _GRADIENTS),
         ],
@@ -178,6 +180,13 @@ def _states(optimizers: Sequence[Any]) -> Iterator[Any]:
     for optimizer in optimizers:
         yield getattr(optimizer, "state", {})
     yield from _grouped(optimizers)  # masters; weights have been counted
+    yield from _masters(optimizers)
+
+
+def _masters(optimizers: Sequence[Any]) -> Iterator[Any]:
+    """Those of ZeRO-3; without mixed precision its shards of the weights."""
+    for found in _attributes(optimizers, _MASTERS):
+        yield from found
 
 
 def _grouped(optimizers: Sequence[Any]) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi.planning.case import Case
+from lightning_gaudi.planning.case import Case, Rehearsed
 from tests.helpers.process import run
 from tests.planning.rehearsing import planned_peak, rehearse
 
@@ -44,12 +44,33 @@ def test_a_plan_is_what_ranks_take_and_save(
     assert held["gathered weights"] == pytest.approx(gathered, rel=0.01)
     assert held["activations and the rest"] < WEIGHTS * 1.02
 
+    _assert_is_as_in_a_run(found, command, num_cards, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fsdp_offload", "zero3_offload"])
+def test_a_plan_is_what_ranks_hold_on_the_host(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTNING_GAUDI_COMPILE", "none")
+    command = [sys.executable, str(SCRIPT), name, "2"]
+    found = rehearse(tmp_path, command, Case(devices=2))
+    out = _assert_is_as_in_a_run(found, command, 2, tmp_path)
+    (num_bytes,) = re.findall(r"HOST (\d+)", out)
+    held = sum(size for what, size in found.host.items() if what.endswith("offloaded"))
+    assert held == pytest.approx(int(num_bytes), rel=0.05)
+
+
+def _assert_is_as_in_a_run(
+    found: Rehearsed, command: list[str], num_cards: int, folder: Path
+) -> str:
+    """Compare peak and checkpoints; returns what the run says."""
     env = {"LIGHTNING_GAUDI_SIMULATE": str(num_cards), "LIGHTNING_GAUDI_RELIABILITY": "off"}
-    out = run([*command, "saved"], env=env, cwd=tmp_path, timeout=280).stdout
+    out = run([*command, "saved"], env=env, cwd=folder, timeout=280).stdout
     (peak,) = re.findall(r"PEAK (\d+)", out)
     assert planned_peak(found) == pytest.approx(int(peak), rel=0.01)
     for kind, size in zip(("full", "weights"), found.checkpoint.values(), strict=True):
-        path = tmp_path / "saved" / kind
+        path = folder / "saved" / kind
         files = [path] if path.is_file() else [*path.rglob("*")]
         saved = sum(each.stat().st_size for each in files if each.is_file())
         assert size == pytest.approx(saved, rel=0.02), kind
+    return out
