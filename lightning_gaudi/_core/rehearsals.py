@@ -46,6 +46,11 @@ def weighing() -> Iterator[Weight]:
         _weight = None
 
 
+def is_weighing() -> bool:
+    """Whether no checkpoint is written, so that nobody needs a copy of what is saved."""
+    return _weight is not None
+
+
 def weigh(measure: Callable[[], tuple[int, int]]) -> None:
     """Tell how large a checkpoint is before it is written, if that is all that is asked for.
 

@@ -42,7 +42,7 @@ _LOOK_S = 5.0
 """For how long at most: a loader may be slow."""
 NUM_STEPS = 3
 """Of the optimizer, or batches where nothing is trained, that a rehearsal takes."""
-_EVALUATE_S = 10.0
+_EVALUATE_S = 2.0
 """For how long at most an evaluation goes on behind them: one may write long texts."""
 
 

@@ -20,13 +20,14 @@ from lightning_gaudi.planning import host
 from lightning_gaudi.planning.batches import NUM_STEPS, size_of
 from lightning_gaudi.planning.case import Counted, Rehearsed
 from lightning_gaudi.planning.work import Work
-from lightning_gaudi.reliability.holders import PRECEDENCE, STAYING, holders
+from lightning_gaudi.reliability.holders import PRECEDENCE, STAYING, gathers, holders
 from lightning_gaudi.reliability.memory import REST
 from lightning_gaudi.simulator import observer, statistics
 from lightning_gaudi.simulator.memory import MemoryLog
 
-_NEAR = 0.9
-"""Of the most that was in use: what is there then may be there at the peak."""
+_GROWTH = 1.01
+"""How much more than ever before is in use where it is worth another look: each takes milliseconds,
+and what is new in between is found behind backward, at the end, or by the next collective."""
 
 
 class Over(BaseException):
@@ -131,13 +132,14 @@ class MemoryWatch(Watch):
 
     Args:
         trainer: It has not run yet.
-        model: What it will run, to tell what that takes beside the card; None not to.
+        model: What it will run, to tell whose memory is what, and what is taken beside the card;
+            None for the amounts alone, which is faster.
     """
 
     def __init__(self, trainer: Any, *, model: Any = None) -> None:
         super().__init__(trainer)
-        self._is_of_host = model is not None
-        self._host = {host.MADE: host.made_bytes(model)} if self._is_of_host else {}
+        self._is_thorough = model is not None
+        self._host = {host.MADE: host.made_bytes(model)} if self._is_thorough else {}
         self._checkpoint: dict[str, int] = {}
         self._end_mark: int | None = None
         self._log = MemoryLog()
@@ -147,13 +149,15 @@ class MemoryWatch(Watch):
         self._numbers: dict[str, set[int]] = {}
         self._held_bytes = 0
         self._most = 0
+        self._gathers = False
         self._is_behind_collective = False
 
     @override
     def begin(self, step: int, batch: Any) -> None:
         self._batch_size = self._batch_size or size_of(batch)
         self._marks.append(self._log.mark())
-        if step == NUM_STEPS - 1:
+        if step == NUM_STEPS - 1 and self._is_thorough:
+            self._gathers = gathers(self._trainer.strategy.model)
             observer.observe(self._look)
 
     @override
@@ -166,7 +170,7 @@ class MemoryWatch(Watch):
     def note_end(self) -> None:
         self._note_staying()
         self._end_mark = self._log.mark()
-        if self._is_of_host:
+        if self._is_thorough:
             strategy = self._trainer.strategy
             self._host |= host.offloaded_bytes(strategy.model, strategy.optimizers)
             if self._trainer.state.fn == "fit":
@@ -174,14 +178,14 @@ class MemoryWatch(Watch):
         super().note_end()
 
     def _look(self, kind: str, *event: Any) -> None:
-        """Note who holds what when the card is given something to do and is about as full as ever.
+        """Note who holds what when the card is given something to do and is fuller than ever.
 
         Gathered weights and buckets come and go within a step, and nobody tells of it. What they
         come from, ZeRO-3 has in reach just behind a collective, and keeps it for longer.
         """
-        used = vendor.memory_stats()["InUse"]
         is_behind, self._is_behind_collective = self._is_behind_collective, kind == "collective"
-        if is_behind or used >= _NEAR * self._most:
+        used = vendor.memory_stats()["InUse"]
+        if (is_behind and self._gathers) or used > _GROWTH * self._most:
             self._most = max(used, self._most)
             self._note_holders()
 

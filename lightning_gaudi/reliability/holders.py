@@ -73,6 +73,13 @@ def num_fsdp_parts(module: Any) -> int:
     return max(parts, default=1)
 
 
+def gathers(module: Any) -> bool:
+    """Whether a model has its weights in shards, and gathers them for a while."""
+    return any(True for _ in _sharded(module)) or any(
+        hasattr(each, "ds_tensor") for each in module.parameters()
+    )
+
+
 class _Shards:
     """What FSDP or FSDP2 holds for the weights that it shards together."""
 

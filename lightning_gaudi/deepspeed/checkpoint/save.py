@@ -182,10 +182,14 @@ class _Record:
     def __init__(self, writer: Any, memory: HostMemory | None) -> None:
         self._writer, self._memory = writer, memory
         self.error: Exception | None = None
-        self.files: list[tuple[Snapshot, Path]] = []
+        self.files: list[tuple[Any, Path]] = []
+        """Snapshots; what is weighed alone is not copied."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        self.keep(lambda: self.files.append((Snapshot(state_dict, self._memory), Path(path))))
+        if rehearsals.is_weighing():
+            self.files.append((state_dict, Path(path)))
+        else:
+            self.keep(lambda: self.files.append((Snapshot(state_dict, self._memory), Path(path))))
 
     def keep(self, do: Callable[[], Any]) -> None:
         try:
