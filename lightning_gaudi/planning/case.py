@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lightning_gaudi.planning.search import Need
+
+MAX_FORKS = min(4, os.cpu_count() or 1)
+"""Of a rehearsal at a time: each is busy, and needs memory for the program's data."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from lightning_gaudi._core.process_groups import end_group
 from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.planning.cards import Card
-from lightning_gaudi.planning.case import Case, Counted, Rehearsed, read_results
+from lightning_gaudi.planning.case import MAX_FORKS, Case, Counted, Rehearsed, read_results
 from lightning_gaudi.planning.published import PublishedRun
 from lightning_gaudi.simulator.settings import DRY, MAX_CARDS, RULES, SIMULATE, path_with_stand_in
 
@@ -54,12 +55,14 @@ class Planned:
 _ENOUGH = 2**10
 """Seconds after which a rehearsal is given up."""
 
+_SHARDED_WEIGHTS = "ZeRO-3 on 8 cards"
+
 CHANGES: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("activation checkpointing", {"checkpointing": True}),
     ("bf16-mixed", {"precision": "bf16-mixed"}),
     ("ZeRO-1 on 8 cards", {"strategy": "deepspeed_stage_1", "devices": 8}),
     ("ZeRO-2 on 8 cards", {"strategy": "deepspeed_stage_2", "devices": 8}),
-    ("ZeRO-3 on 8 cards", {"strategy": "deepspeed_stage_3", "devices": 8}),
+    (_SHARDED_WEIGHTS, {"strategy": "deepspeed_stage_3", "devices": 8}),
     (
         "ZeRO-3 on 8 cards, activation checkpointing",
         {"strategy": "deepspeed_stage_3", "devices": 8, "checkpointing": True},
@@ -91,9 +94,12 @@ def plan(
         raise PlanError(found.error)
     yield found
     missing = [card for card in cards if not found.largest[card.key]]
-    for change, values in CHANGES if with_changes else ():
+    for change, values in _changes(found.rehearsed) if with_changes else ():
         changed = replace(case, **values)
         if not missing or changed == case:
+            continue
+        if error := _too_large_here(changed, found.rehearsed):
+            yield Planned(changed, change, None, error=error)
             continue
         # Only shards make less of what a step holds whatever the batch.
         held = found.rehearsed.held_bytes if "strategy" not in values else 0
@@ -102,6 +108,35 @@ def plan(
         tried = _rehearse(command, changed, missing, change)
         yield tried
         missing = [card for card in missing if not tried.largest.get(card.key)]
+
+
+def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """What may make less of a program; where nothing is trained, shards of its weights alone."""
+    if found.categories["gradients"] or found.categories["optimizer state"]:
+        return CHANGES
+    return [(change, values) for change, values in CHANGES if change == _SHARDED_WEIGHTS]
+
+
+def _too_large_here(case: Case, found: Rehearsed) -> str:
+    """Why a rank that has its part on the host cannot be rehearsed here; that takes real memory."""
+    if "offload" not in (case.strategy or ""):
+        return ""
+    needed, free = found.held_bytes // case.devices * MAX_FORKS, _free_bytes()
+    if free is None or needed <= free:
+        return ""
+    return (
+        f"what each rank would have on the host takes {needed / 2**30:.1f} GiB in the "
+        f"{MAX_FORKS} rehearsals at a time, and {free / 2**30:.1f} GiB are free on this machine."
+    )
+
+
+def _free_bytes() -> int | None:
+    """Of this machine's memory, what can be had; None where the system does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 2**10
+    return None
 
 
 def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change: str) -> Planned:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.planning.batches import NUM_STEPS, Repeated
-from lightning_gaudi.planning.case import Case, Counted, Rehearsed
+from lightning_gaudi.planning.case import MAX_FORKS, Case, Counted, Rehearsed
 from lightning_gaudi.planning.empty_weights import EmptyWeights
 from lightning_gaudi.planning.published import declared
 from lightning_gaudi.planning.search import Need, largest_within
@@ -45,9 +45,6 @@ _SETTINGS = {
     **{"limit_predict_batches": NUM_STEPS},
 }
 """Of a Trainer that takes a few steps, and leaves nothing behind."""
-
-_MAX_FORKS = min(4, os.cpu_count() or 1)
-"""At a time: each is a process that is busy, and needs memory for the program's data."""
 
 _empty_weights = EmptyWeights()
 
@@ -97,7 +94,7 @@ def rehearse(run: Callable[[], Any], trainer: Any, model: Any, family: Family) -
     def needs(batch_sizes: Collection[int]) -> dict[int, Need]:
         found, forks = {}, dict[int, Fork]()
         for size in batch_sizes:
-            if len(forks) >= _MAX_FORKS:
+            if len(forks) >= MAX_FORKS:
                 done = next(iter(forks))
                 found[done] = Rehearsed(**forks.pop(done).found()).need
             forks[size] = start(MemoryWatch, size)

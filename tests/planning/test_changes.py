@@ -1,0 +1,64 @@
+"""What is tried where a program does not fit a card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from lightning_gaudi.planning import plan as module
+from lightning_gaudi.planning.cards import CARDS, Card
+from lightning_gaudi.planning.case import MAX_FORKS, Case, Rehearsed
+from lightning_gaudi.planning.plan import Planned, plan
+
+GIB = 2**30
+
+
+def _tried(monkeypatch: pytest.MonkeyPatch, free: int | None = None, **held: int) -> list[Planned]:
+    """What is planned of a program that fits nowhere, whatever is changed."""
+
+    def rehearse(command: Any, case: Case, cards: Sequence[Card], change: str) -> Planned:
+        sizes = {"weights": 0, "gradients": 0, "optimizer state": 0} | held
+        total = sum(sizes.values())
+        found = Rehearsed(1, total, total, total, held_bytes=total, categories=sizes)
+        return Planned(case, change, found, largest={card.key: 0 for card in cards})
+
+    monkeypatch.setattr(module, "_rehearse", rehearse)
+    monkeypatch.setattr(module, "_free_bytes", lambda: free)
+    return [*plan(["program"], Case(), [CARDS["gaudi2"]])]
+
+
+def test_a_program_that_trains_is_tried_in_shards_and_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = _tried(monkeypatch, weights=60 * GIB, gradients=60 * GIB)
+    assert [each.case.strategy for each in found[1:]] == [
+        *(f"deepspeed_stage_{stage}" for stage in (1, 2, 3, 3)),
+        "deepspeed_stage_3_offload",
+    ]
+
+
+def test_what_only_predicts_has_nothing_but_weights_to_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = _tried(monkeypatch, **{"weights": 120 * GIB, "KV cache": GIB})
+    assert [each.case.strategy for each in found[1:]] == ["deepspeed_stage_3"]
+
+
+@pytest.mark.parametrize(("spare", "is_tried"), [(0, True), (-1, False)])
+def test_shards_on_the_host_must_fit_this_machine(
+    spare: int, is_tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_each = 160 * GIB // 8
+    free = of_each * MAX_FORKS + spare
+    last = _tried(monkeypatch, free, weights=80 * GIB, gradients=80 * GIB)[-1]
+    assert last.case.strategy == "deepspeed_stage_3_offload"
+    assert (last.rehearsed is not None) == is_tried
+    assert ("GiB are free on this machine" in last.error) != is_tried
+
+
+def test_the_free_memory_of_this_machine_is_known() -> None:
+    free = module._free_bytes()
+    assert free is not None
+    assert 0 < free < 2**50
