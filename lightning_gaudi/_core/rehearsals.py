@@ -12,7 +12,10 @@ VARIABLE = "_LIGHTNING_GAUDI_REHEARSAL"
 
 
 def is_rehearsal() -> bool:
-    """Whether this process rehearses, so that nobody reads a value."""
+    """Whether this process is one of a plan's, where nobody reads a value.
+
+    A program that reads weights need not have them then: their sizes say all.
+    """
     return bool(os.environ.get(VARIABLE))
 
 

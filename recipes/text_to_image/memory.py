@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import diffusers
 import torch
-import transformers
-from torch import nn
 
 from lightning_gaudi.inference import MemoryTable, check_fits, parameter_bytes
 from recipes.common.errors import UserError
-from recipes.text_to_image.parts import encoder_names, latent_shape, read_part
+from recipes.text_to_image.parts import without_weights
 
 
 def memory_table(
@@ -39,12 +36,9 @@ def memory_table(
         UserError: naming the part whose configuration is missing, or the side that is wrong.
     """
     with torch.device("meta"):
-        encoders = [_text_encoder(name, each, index[each][1]) for each in encoder_names(index)]
-        unet = _from_config(diffusers.UNet2DConditionModel, name, "unet")
-        has_vae = bool(index.get("vae", [None])[0])
-        vae = _from_config(diffusers.AutoencoderKL, name, "vae") if has_vae else None
-    channels, rows, columns = latent_shape(unet, vae, height, width)
-    weights = {"text encoders": nn.ModuleList(encoders), "UNet": unet, "VAE": vae}
+        parts = without_weights(name, index)
+    channels, rows, columns = parts.latent_shape(height, width)
+    weights = {"text encoders": parts.text_encoders, "UNet": parts.unet, "VAE": parts.vae}
     sizes = {
         f"weights, {part}": parameter_bytes(module, dtype)
         for part, module in weights.items()
@@ -66,13 +60,3 @@ def check_memory(table: MemoryTable, capacity_bytes: int) -> None:
         check_fits(table, capacity_bytes)
     except ValueError as error:
         raise UserError(f"{error}\nThe model is whole on each card.") from error
-
-
-def _text_encoder(name: str, part: str, kind: str) -> nn.Module:
-    config = read_part(transformers.CLIPTextConfig.from_pretrained, name, part)
-    made: nn.Module = getattr(transformers, kind)(config)
-    return made
-
-
-def _from_config(kind: Any, name: str, part: str) -> Any:
-    return kind.from_config(read_part(kind.load_config, name, part))

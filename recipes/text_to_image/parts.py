@@ -6,7 +6,8 @@ a folder for each: tokenizer, text_encoder (two of either in SDXL), unet, vae, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import transformers
 from torch import nn
 
+from lightning_gaudi.planning import is_rehearsal
 from recipes.common.errors import UserError
 
 INDEX = "model_index.json"
@@ -142,9 +144,6 @@ def load(
     """
     index = index or read_index(name)
     names = encoder_names(index)
-    encoders = [
-        _weights(getattr(transformers, index[each][1]), name, each, dtype=dtype) for each in names
-    ]
     tokenizers = [
         read_part(
             transformers.CLIPTokenizer.from_pretrained,
@@ -153,13 +152,62 @@ def load(
         )
         for each in names
     ]
+    scheduler = read_part(diffusers.DDIMScheduler.load_config, name, "scheduler")
+    if is_rehearsal():
+        # A plan wants no values, and may be made where only the configurations are.
+        with torch.device("cpu"), _default_dtype(dtype):
+            parts = without_weights(name, index)
+    else:
+        parts = _with_weights(name, dtype, index)
+    return parts.requires_grad_(False).eval(), Loaded(tokenizers, scheduler, index)
+
+
+def without_weights(name: str, index: Mapping[str, Any]) -> Parts:
+    """The parts as their configurations say, as torch makes them on its current device.
+
+    Raises:
+        UserError: naming the part whose configuration is missing.
+    """
+    encoders = [_text_encoder(name, each, index[each][1]) for each in encoder_names(index)]
+    unet = _from_config(diffusers.UNet2DConditionModel, name, "unet")
+    vae = _from_config(diffusers.AutoencoderKL, name, "vae") if _has_vae(index) else None
+    return Parts(encoders, unet, vae)
+
+
+def _text_encoder(name: str, part: str, kind: str) -> nn.Module:
+    config = read_part(transformers.CLIPTextConfig.from_pretrained, name, part)
+    made: nn.Module = getattr(transformers, kind)(config)
+    return made
+
+
+def _from_config(kind: Any, name: str, part: str) -> Any:
+    return kind.from_config(read_part(kind.load_config, name, part))
+
+
+def _has_vae(index: Mapping[str, Any]) -> bool:
+    return bool(index.get("vae", [None])[0])
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _with_weights(name: str, dtype: torch.dtype, index: Mapping[str, Any]) -> Parts:
+    encoders = [
+        _weights(getattr(transformers, index[each][1]), name, each, dtype=dtype)
+        for each in encoder_names(index)
+    ]
     unet = _weights(diffusers.UNet2DConditionModel, name, "unet", torch_dtype=dtype)
     vae = None
-    if index.get("vae", [None])[0]:
+    if _has_vae(index):
         vae = _weights(diffusers.AutoencoderKL, name, "vae", torch_dtype=dtype)
-    scheduler = read_part(diffusers.DDIMScheduler.load_config, name, "scheduler")
-    parts = Parts(encoders, unet, vae).requires_grad_(False).eval()
-    return parts, Loaded(tokenizers, scheduler, index)
+    return Parts(encoders, unet, vae)
 
 
 def _weights(cls: Any, name: str, part: str, **options: Any) -> Any:
