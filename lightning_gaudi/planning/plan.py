@@ -36,6 +36,8 @@ class Planned:
     counted: Counted | None = None
     largest: Mapping[str, int] = field(default_factory=dict)
     """The largest batch of each card by the card's key; 0 where one sample does not fit."""
+    is_searched: bool = True
+    """Whether larger ones were looked for to the end; False if that took too long."""
     error: str = ""
     """Why it could not be rehearsed."""
     published: PublishedRun | None = None
@@ -155,11 +157,12 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
         found = read_results(result)
     errors = [each["error"] for each in found if "error" in each]
     first = next((each for each in found if "rehearsed" in each), None)
-    if errors or first is None:
-        error = errors[0] if errors else f"{reason}, and no Trainer ran in it.\n{output}"
+    last = next((each for each in found if "largest" in each), None)
+    if errors or first is None or last is None:
+        what = "no Trainer ran in it" if first is None else "no largest batch was found"
+        error = errors[0] if errors else f"{reason}, and {what}.\n{output}"
         return Planned(case, change, None, error=error.strip())
-    sizes: list[int] = next((each["largest"] for each in found if "largest" in each), [])
-    largest = dict(zip((card.key for card in cards), sizes, strict=True))
+    largest = dict(zip((card.key for card in cards), last["largest"], strict=True))
     published = first["published"] if not change else None
     return Planned(
         case,
@@ -167,6 +170,7 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
         Rehearsed(**first["rehearsed"]),
         Counted(**first["counted"]),
         largest,
+        is_searched=last["is_complete"],
         published=PublishedRun.of(published) if published else None,
     )
 

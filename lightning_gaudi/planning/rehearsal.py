@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -45,6 +46,9 @@ _SETTINGS = {
     **{"limit_predict_batches": NUM_STEPS},
 }
 """Of a Trainer that takes a few steps, and leaves nothing behind."""
+
+_SEARCH_S = 300.0
+"""For how long the largest batch is looked for; what is measured then is measured to its end."""
 
 _empty_weights = EmptyWeights()
 
@@ -113,8 +117,11 @@ def rehearse(run: Callable[[], Any], trainer: Any, model: Any, family: Family) -
                 "published": asdict(run_published) if run_published else None,
             },
         )
-        sizes = largest_within(needs, case.budgets, {first.batch_size: first.need})
-        _write(case, {"largest": sizes})
+        end = time.monotonic() + _SEARCH_S
+        found = largest_within(
+            needs, case.budgets, {first.batch_size: first.need}, lambda: time.monotonic() > end
+        )
+        _write(case, {"largest": found.sizes, "is_complete": found.is_complete})
     except RehearsalError as error:
         _write(case, {"error": str(error)})
         raise SystemExit(1) from None

@@ -31,6 +31,8 @@ def text(planned: Planned, cards: Sequence[Card]) -> str:
     for card in cards:
         if card.key in planned.largest:
             lines.append(_verdict(card, found, counted, planned.largest[card.key]))
+    if not planned.is_searched:
+        lines.append("  The search took too long and was ended: larger batches may fit.")
     lines.append(
         "  Times are estimates by the cards' peaks, not measurements: at least, what is computed,\n"
         "  sent and held whatever the batch takes; unfused, as if each operator used the memory."

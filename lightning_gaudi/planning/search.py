@@ -26,12 +26,22 @@ class Need(NamedTuple):
     """The part of it that depends on the batch: what forward and backward need at once."""
 
 
+class Largest(NamedTuple):
+    """What a search has found."""
+
+    sizes: list[int]
+    """For each budget; 0 if not even one sample keeps within it."""
+    is_complete: bool
+    """Whether nothing much larger keeps within them; False if the search was ended before."""
+
+
 def largest_within(
     measure: Callable[[Collection[int]], Mapping[int, Need]],
     budgets: Sequence[int],
     known: dict[int, Need],
-) -> list[int]:
-    """About the largest batch size that keeps within each budget; 0 if not even one sample does.
+    is_over: Callable[[], bool] = lambda: False,
+) -> Largest:
+    """About the largest batch size that keeps within each budget.
 
     The one that is found keeps within it; one that is 2 % larger may, too.
 
@@ -42,10 +52,16 @@ def largest_within(
         measure: Gives the needs of batch sizes.
         budgets: In bytes.
         known: Needs by batch size; gets those that are measured.
+        is_over: Whether to end the search with what is known; asked between measurements.
     """
     found = [0] * len(budgets)
     searches = {index: _search(budget, known) for index, budget in enumerate(budgets)}
     while searches:
+        if 1 in known and is_over():
+            for index in searches:
+                fitting = (size for size, need in known.items() if need.whole <= budgets[index])
+                found[index] = max(fitting, default=0)
+            return Largest(found, is_complete=False)
         wanted = set[int]()
         for index, search in [*searches.items()]:
             try:
@@ -54,7 +70,7 @@ def largest_within(
                 found[index] = end.value
                 del searches[index]
         known.update(measure(sorted(wanted)) if wanted else {})
-    return found
+    return Largest(found, is_complete=True)
 
 
 def _search(budget: int, known: Mapping[int, Need]) -> Generator[int, None, int]:

@@ -33,7 +33,7 @@ def _all(
 def test_a_line_needs_few_measurements_for_many_cards(slope: float, most: int) -> None:
     measure = _needs(slope, 0)
     known, waves, budgets = {1: measure(1)}, [], (32_000, 79_150, 94_620, 128_000)
-    sizes = largest_within(_all(measure, waves), budgets, known)
+    sizes = largest_within(_all(measure, waves), budgets, known).sizes
     for budget, found in zip(budgets, sizes, strict=True):
         true = max((b for b in range(1, LARGEST + 1) if measure(b).whole <= budget), default=0)
         assert true * 0.98 - 1 < found <= true
@@ -46,13 +46,24 @@ def test_a_line_needs_few_measurements_for_many_cards(slope: float, most: int) -
 def test_a_curve_is_found_within_two_percent(slope: float, square: float) -> None:
     measure = _needs(slope, square)
     budgets = (60_000, 128_000)
-    sizes = largest_within(_all(measure, []), budgets, {7: measure(7)})
+    sizes = largest_within(_all(measure, []), budgets, {7: measure(7)}).sizes
     for budget, found in zip(budgets, sizes, strict=True):
         true = max(b for b in range(1, LARGEST + 1) if measure(b).whole <= budget)
         assert true * 0.97 - 1 < found <= true
 
 
 def test_what_never_grows_ends_at_the_largest() -> None:
-    (found,) = largest_within(_all(lambda size: Need(5, 5), []), [10], {})
+    (found,) = largest_within(_all(lambda size: Need(5, 5), []), [10], {}).sizes
     assert LARGEST * 0.98 < found <= LARGEST
-    assert largest_within(_all(lambda size: Need(50, 5), []), [10, 20], {}) == [0, 0]
+    nothing = largest_within(_all(lambda size: Need(50, 5), []), [10, 20], {})
+    assert nothing == ([0, 0], True)
+
+
+def test_a_search_that_takes_too_long_ends_with_what_is_known() -> None:
+    measure, waves = _needs(220, 10), list[Collection[int]]()
+    budgets = (30_000, 60_000, 10**9)
+    found = largest_within(_all(measure, waves), budgets, {7: measure(7)}, lambda: len(waves) > 2)
+    known = {size for wave in waves for size in wave} | {7}
+    best = [max((b for b in known if measure(b).whole <= budget), default=0) for budget in budgets]
+    assert found == (best, False)
+    assert best[0] == 0 < best[1] < best[2]
