@@ -14,8 +14,12 @@ from torch import Tensor
 
 
 def size_of(batch: Any) -> int:
-    """How many samples a batch has: the first dim of most of its tensors; 0 if none."""
+    """How many samples a batch has: the first dim of most of its tensors; 0 if it tells nothing.
+
+    Where it has no tensor, that is the length of most of its lists.
+    """
     found = Counter(each.shape[0] for each in _tensors(batch) if each.dim())
+    found = found or Counter(_lengths(batch))
     return found.most_common(1)[0][0] if found else 0
 
 
@@ -26,6 +30,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(each)
 
 
+def _lengths(value: Any) -> Iterator[int]:
+    """Of the innermost lists: torch's collate function makes a list of columns of texts."""
+    parts = _parts(value)
+    if type(value) in (list, tuple) and not any(isinstance(each, _CONTAINERS) for each in parts):
+        yield len(parts)
+    for each in parts:
+        if isinstance(each, _CONTAINERS):
+            yield from _lengths(each)
+
+
 def _parts(value: Any) -> Sequence[Any]:
     """What a batch may have its tensors in; transformers has mappings of its own."""
     if isinstance(value, Mapping):
@@ -34,6 +48,8 @@ def _parts(value: Any) -> Sequence[Any]:
         return [getattr(value, field.name) for field in fields(value)]
     return value if isinstance(value, (list, tuple)) else ()
 
+
+_CONTAINERS = (Mapping, list, tuple)
 
 LOOKED_AT = 64
 """Batches of a loader, of which the one with most elements is planned with: where they come in

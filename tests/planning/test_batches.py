@@ -68,6 +68,22 @@ def test_lists_of_anything_have_an_item_for_each_sample() -> None:
     assert found["words"] == [["one", "word"]] * 6
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        list("abcd"),
+        [("a", "b", "c", "d"), ("e", "f", "g", "h")],
+        {"requests": [Request(prompt) for prompt in "abcd"], "is_real": [True, True, True, False]},
+    ],
+    ids=["texts", "columns", "records"],
+)
+def test_a_batch_without_tensors_is_as_large_as_its_lists(batch: Any) -> None:
+    assert size_of(batch) == 4
+    found = next(iter(Repeated([batch], 6)))
+    assert size_of(found) == 6
+    assert type(found) is type(batch)
+
+
 def test_what_is_no_row_stays() -> None:
     batch = {"ids": IDS, "numbers": [7, 8, 9, 10], "names": ["a", "b"], "scale": torch.tensor(2.0)}
     found = next(iter(Repeated([batch], 2)))
