@@ -255,7 +255,7 @@ def save_file(checkpoint: Mapping[str, Any], target: Path, *, with_manifest: boo
     Raises:
         OSError: It cannot be written.
     """
-    rehearsals.weigh(lambda: (file_bytes(checkpoint), file_bytes(checkpoint)))
+    rehearsals.weigh(lambda: (file_bytes(checkpoint),) * 2)
     check_replaceable(target)
     make_folder(target.parent)
     check_space(target, needed_bytes(checkpoint))

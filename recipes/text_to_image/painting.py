@@ -8,8 +8,7 @@ Shapes: B pictures, T tokens of a prompt, D hidden, H x W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from lightning_gaudi.inference import Denoiser, Engine, draw_latents, make_scheduler
 from recipes.common.errors import UserError
-from recipes.text_to_image.parts import Loaded, Parts
+from recipes.text_to_image.parts import Loaded, Parts, default_dtype
 from recipes.text_to_image.requests import Request
 
 _MAX_SHOWN = 60
@@ -80,7 +79,7 @@ class Painter:
     def paint(self, requests: Sequence[Request]) -> Tensor:
         """Pictures [B, 3, H, W] float32 from 0 to 1, on the device."""
         device = self._parts.unet.device
-        with _default_dtype(torch.float32):
+        with default_dtype(torch.float32):
             latents, generators = draw_latents([each.seed for each in requests], self.latent_shape)
             embeddings, added = self._encode(requests, device)
             latents = self._denoiser(latents.to(device), embeddings, added, generators)
@@ -159,17 +158,6 @@ def _tokens(
     if getattr(encoder.config, "use_attention_mask", False):
         given["attention_mask"] = tokens.attention_mask.to(device)
     return given
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Schedulers compute in it, and `precision=bf16-true` makes it bfloat16."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _shortened(text: str) -> str:

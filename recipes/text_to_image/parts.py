@@ -155,7 +155,7 @@ def load(
     scheduler = read_part(diffusers.DDIMScheduler.load_config, name, "scheduler")
     if is_rehearsal():
         # A plan wants no values, and may be made where only the configurations are.
-        with torch.device("cpu"), _default_dtype(dtype):
+        with torch.device("cpu"), default_dtype(dtype):
             parts = without_weights(name, index)
     else:
         parts = _with_weights(name, dtype, index)
@@ -189,7 +189,8 @@ def _has_vae(index: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What is made and computed in torch's default; `precision=bf16-true` makes that bfloat16."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
