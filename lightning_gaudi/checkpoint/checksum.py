@@ -1,33 +1,39 @@
-"""Checksums of files, taken while they are written, and by several threads when they are read."""
+"""Checksums of files, taken while they are written, and by several threads while they are read."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
+
+from typing_extensions import override
 
 from .manifest import CHUNK_BYTES, FileEntry
 
 _MAX_THREADS = 8
 
-_PIECE_BYTES = 2**18
-"""How much is read at a time: what a core's own cache holds until it is hashed."""
+_SHARED_BYTES = 4 * CHUNK_BYTES
+"""What is read at once is shared by threads from this size on."""
 
 
 class Checksum:
     """The checksum of what comes piece by piece: the SHA-256 of the SHA-256 of all chunks.
 
     A single SHA-256 of everything could not be shared among threads.
+
+    Args:
+        chunk_bytes: The size of a chunk.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._chunk_bytes = self._room = chunk_bytes
         self._chunks = hashlib.sha256()
         self._chunk = hashlib.sha256()
-        self._room = CHUNK_BYTES
         self.num_bytes = 0
 
     def update(self, data: Any) -> None:
@@ -38,62 +44,147 @@ class Checksum:
             self._chunk.update(view[: self._room])
             view = view[self._room :]
             self._chunks.update(self._chunk.digest())
-            self._chunk, self._room = hashlib.sha256(), CHUNK_BYTES
+            self._chunk, self._room = hashlib.sha256(), self._chunk_bytes
         if len(view):
             self._chunk.update(view)
             self._room -= len(view)
 
-    def hexdigest(self) -> str:
-        """The checksum of what has come."""
+    def entry(self) -> FileEntry:
+        """What has come."""
         chunks = self._chunks.copy()
-        if self._room < CHUNK_BYTES:
+        if self._room < self._chunk_bytes:
             chunks.update(self._chunk.digest())
-        return chunks.hexdigest()
+        return FileEntry(self.num_bytes, chunks.hexdigest(), self._chunk_bytes)
 
 
-def checksum_of(
-    path: Path, num_bytes: int, change: Callable[[int, memoryview], None] | None = None
-) -> str:
-    """The checksum of the first bytes of a file, as `Checksum` has it.
+class ReadingChecksum(io.RawIOBase):
+    """A file whose first bytes are hashed while somebody reads it.
+
+    What is read in large parts, as tensors are, several threads read and hash, chunk by chunk and
+    where it shall be: so hashing needs no copy, and what is used is what was compared.
 
     Args:
         path: The file.
-        num_bytes: How many; there must be as many.
-        change: Gets the position and the bytes of each piece, and may change these.
+        entry: How many bytes are hashed, and in which chunks; there must be as many.
+        change: Gets the first chunk, and may change it for the checksum.
 
     Raises:
         OSError: The file cannot be read.
     """
-    mine = _Buffer()
-    descriptor = os.open(path, os.O_RDONLY)
 
-    def digest(position: int) -> bytes:
-        chunk, end = hashlib.sha256(), min(position + CHUNK_BYTES, num_bytes)
-        for start in range(position, end, _PIECE_BYTES):
-            part = mine.buffer[: min(_PIECE_BYTES, end - start)]
-            _fill(descriptor, part, start)
-            if change is not None:
-                change(start, part)
-            chunk.update(part)
-        return chunk.digest()
+    def __init__(
+        self, path: Path, entry: FileEntry, change: Callable[[memoryview], None] | None = None
+    ) -> None:
+        self.name = str(path)
+        self._num_bytes, self._chunk_bytes = entry.num_bytes, entry.chunk_bytes
+        self._change = change
+        self._position = 0
+        self._digests: dict[int, bytes] = {}
+        self._num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="checksum")
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._file_bytes = os.fstat(self._descriptor).st_size
 
-    try:
-        with ThreadPoolExecutor(_num_threads()) as pool:
-            digests = pool.map(digest, range(0, num_bytes, CHUNK_BYTES))
-            return hashlib.sha256(b"".join(digests)).hexdigest()
-    finally:
-        os.close(descriptor)
+    @override
+    def close(self) -> None:
+        if not self.closed:
+            self._pool.shutdown()
+            os.close(self._descriptor)
+        super().close()
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        starts = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file_bytes}
+        self._position = max(0, starts[whence] + offset)
+        return self._position
+
+    @override
+    def tell(self) -> int:
+        return self._position
+
+    @override
+    def readinto(self, buffer: Any) -> int:
+        start, view = self._position, memoryview(buffer).cast("B")
+        view = view[: max(0, self._file_bytes - start)]
+        end = start + len(view)
+        if len(view) < _SHARED_BYTES:
+            _fill(self._descriptor, view, start)
+        else:
+            chunks = range(start // self._chunk_bytes, -(-end // self._chunk_bytes))
+            step = -(-len(chunks) // self._num_threads)
+            self._together(
+                partial(self._read, view, start, chunks[first : first + step])
+                for first in range(0, len(chunks), step)
+            )
+        self._position = end
+        return len(view)
+
+    def entry(self) -> FileEntry:
+        """The checksum; what nobody has read in large parts is read now.
+
+        Raises:
+            EOFError: There are not as many bytes.
+            OSError: The file cannot be read.
+        """
+        chunks = range(-(-self._num_bytes // self._chunk_bytes))
+        missing = [chunk for chunk in chunks if chunk not in self._digests]
+        self._together(
+            partial(self._hash, missing[first :: self._num_threads])
+            for first in range(self._num_threads)
+        )
+        digests = b"".join(self._digests[chunk] for chunk in chunks)
+        return FileEntry(self._num_bytes, hashlib.sha256(digests).hexdigest(), self._chunk_bytes)
+
+    def _together(self, tasks: Iterable[Callable[[], None]]) -> None:
+        mine, *others = tasks
+        futures = [self._pool.submit(task) for task in others]
+        try:
+            mine()
+        finally:
+            wait(futures)  # they write where the caller may give the memory back
+        for future in futures:
+            future.result()
+
+    def _read(self, view: memoryview, start: int, chunks: range) -> None:
+        """Read some chunks of what begins at `start`, and hash those that are there whole."""
+        for chunk in chunks:
+            begin = chunk * self._chunk_bytes
+            end = begin + self._chunk_bytes
+            part = view[max(0, begin - start) : max(0, end - start)]
+            _fill(self._descriptor, part, max(begin, start))
+            num_hashed = min(self._chunk_bytes, self._num_bytes - begin)
+            is_first = chunk == 0 and self._change is not None
+            if begin >= start and 0 < num_hashed <= len(part) and not is_first:
+                self._digests[chunk] = hashlib.sha256(part[:num_hashed]).digest()
+
+    def _hash(self, chunks: Iterable[int]) -> None:
+        buffer = memoryview(bytearray(self._chunk_bytes))
+        for chunk in chunks:
+            begin = chunk * self._chunk_bytes
+            part = buffer[: min(self._chunk_bytes, self._num_bytes - begin)]
+            _fill(self._descriptor, part, begin)
+            if chunk == 0 and self._change is not None:
+                self._change(part)
+            self._digests[chunk] = hashlib.sha256(part).digest()
 
 
-class _Buffer(threading.local):
-    """One for each thread."""
+def checksum_of(path: Path, entry: FileEntry) -> FileEntry:
+    """The checksum of a file, of as many bytes and in such chunks as an entry has.
 
-    def __init__(self) -> None:
-        self.buffer = memoryview(bytearray(_PIECE_BYTES))
-
-
-def _num_threads() -> int:
-    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    Raises:
+        EOFError: There are not as many bytes.
+        OSError: The file cannot be read.
+    """
+    with ReadingChecksum(path, entry) as file:
+        return file.entry()
 
 
 def _fill(descriptor: int, part: memoryview, position: int) -> None:
@@ -123,7 +214,7 @@ class ChecksumFile:
 
     def entry(self) -> FileEntry:
         """What has been written."""
-        return FileEntry(self._checksum.num_bytes, self._checksum.hexdigest())
+        return self._checksum.entry()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)

@@ -182,14 +182,15 @@ class HPUCheckpointIO(TorchCheckpointIO):
 
             return load_full_checkpoint(path, weights_only=weights_only)
         _refuse_folder(path)
-        source: Any = path
-        check: AbstractContextManager[Any] = nullcontext()
+        source: AbstractContextManager[Any] = nullcontext()
         if _is_local_file_protocol(path):
-            check = checking(local_path(path), with_checksum=self.verify)
+            source = checking(local_path(path), with_checksum=self.verify)
         elif not str(path).startswith("http"):
             source = BytesIO(read_remote(path, with_checksum=self.verify))
-        with check:
-            checkpoint: dict[str, Any] = load_file(source, map_location, weights_only, name=path)
+        with source as file:
+            checkpoint: dict[str, Any] = load_file(
+                file or path, map_location, weights_only, name=path
+            )
         return checkpoint
 
     @override

@@ -28,8 +28,11 @@ from .folders import sync
 FOLDER_MANIFEST = "manifest.json"
 """The manifest of a folder; the names in it are relative to the folder."""
 
-CHUNK_BYTES = 4 * 2**20
-"""A checksum is the SHA-256 of those of the chunks of this size, which threads share."""
+CHUNK_BYTES = 2**18
+"""A checksum is the SHA-256 of those of the chunks of this size, which threads share.
+
+A core's own cache holds one from when it is read until it is hashed.
+"""
 
 ADVICE = "Use another checkpoint, or copy it again from where it was saved."
 
@@ -52,6 +55,8 @@ class FileEntry:
     num_bytes: int
     sha256: str
     """The checksum of it all; see `CHUNK_BYTES`."""
+    chunk_bytes: int = 4 * 2**20
+    """The size of its chunks; manifests that do not tell it have this one."""
 
 
 @dataclass(frozen=True)

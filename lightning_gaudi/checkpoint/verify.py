@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, cast
 
 import torch.distributed as dist
 from lightning.fabric.utilities.cloud_io import get_filesystem
@@ -35,29 +35,29 @@ def check_file(path: Path, *, with_checksum: bool = True) -> None:
         DamagedCheckpointError: It is not what was saved; says what it has, and what it should.
         OSError: It cannot be read.
     """
-    found = zip_file.inspect(path)
-    if with_checksum:
-        zip_file.check(found)
+    with checking(path, with_checksum=with_checksum):
+        pass
 
 
 @contextmanager
-def checking(path: Path, *, with_checksum: bool = True) -> Iterator[None]:
-    """Do as `check_file` while a block loads the file; its error comes before the block's.
+def checking(path: Path, *, with_checksum: bool = True) -> Iterator[IO[bytes] | None]:
+    """Do as `check_file` of a file that a block loads; its error comes before the block's.
 
-    It ends when both are through: nothing is used that was not compared.
+    Yields:
+        The file, open, if it is compared: what is read from it is not read again to be compared.
+        Where the block ends, all of it is.
     """
     found = zip_file.inspect(path)
-    if not with_checksum or found.manifest is None:
-        yield
+    if not with_checksum or found.entry is None:
+        yield None
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="checksum") as pool:
-        compared = pool.submit(zip_file.check, found)
+    with zip_file.reading(found, found.entry) as file:
         try:
-            yield
+            yield cast("IO[bytes]", file)
         except Exception:
-            compared.result()
+            zip_file.compare(path, file.entry(), found.entry)
             raise
-        compared.result()
+        zip_file.compare(path, file.entry(), found.entry)
 
 
 def read_remote(path: _PATH, *, with_checksum: bool = True) -> bytes:
@@ -73,8 +73,9 @@ def read_remote(path: _PATH, *, with_checksum: bool = True) -> bytes:
     with get_filesystem(path).open(str(path), "rb") as file:
         data: bytes = file.read()
     found = zip_file.inspect_bytes(data, Path(path))
-    if with_checksum:
-        zip_file.check(found, lambda num_bytes: zip_file.checksum_in_memory(data, num_bytes))
+    if with_checksum and found.entry is not None:
+        actual = zip_file.checksum_in_memory(data, found.entry)
+        zip_file.compare(found.path, actual, found.entry)
     return data
 
 
@@ -150,10 +151,10 @@ def _length_problem(path: Path, expected: FileEntry) -> str | None:
 
 
 def _checksum_problem(path: Path, expected: FileEntry) -> str | None:
-    found = checksum_of(path, expected.num_bytes)
-    if found == expected.sha256:
+    found = checksum_of(path, expected)
+    if found == expected:
         return None
     return (
-        f"{path.name} has the SHA-256 {found[:16]} of its {expected.num_bytes:,} bytes, expected "
-        f"{expected.sha256[:16]}"
+        f"{path.name} has the SHA-256 {found.sha256[:16]} of its {expected.num_bytes:,} bytes, "
+        f"expected {expected.sha256[:16]}"
     )

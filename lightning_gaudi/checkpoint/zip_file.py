@@ -12,12 +12,11 @@ The length stands at the start, too, since a file that was cut short has lost it
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from .checksum import Checksum, checksum_of
+from .checksum import Checksum, ReadingChecksum
 from .manifest import (
     ADVICE,
     DamagedCheckpointError,
@@ -81,7 +80,7 @@ class SealingFile:
         assert self._tail.startswith(_END), "torch.save has not written a zip file"
         assert self._tail.endswith(b"\0\0"), "the zip file has a comment already"
         self._pass_on(self._tail[:-2])
-        entry = FileEntry(self._checksum.num_bytes, self._checksum.hexdigest())
+        entry = self._checksum.entry()
         comment = encode(with_files(manifest, {"": entry}))
         self._file.write(struct.pack("<H", len(comment)) + comment)
         if self._head[_PADDING:] == _PADDING_START and self._file.seekable():
@@ -104,6 +103,11 @@ class Inspected:
     num_bytes: int
     is_zip: bool
     manifest: Manifest | None
+
+    @property
+    def entry(self) -> FileEntry | None:
+        """What its manifest tells of it, if it has one."""
+        return None if self.manifest is None else self.manifest.files[""]
 
 
 def inspect(path: Path) -> Inspected:
@@ -146,44 +150,45 @@ def _inspect(path: Path, head: bytes, tail: bytes, size: int) -> Inspected:
     return Inspected(path, size, head.startswith(_START), manifest)
 
 
-def check(found: Inspected, checksum: Callable[[int], str] | None = None) -> None:
-    """Compare all of a file with its manifest, if it has one.
+def reading(found: Inspected, expected: FileEntry) -> ReadingChecksum:
+    """The file, to be compared with `compare` once it has been read.
 
     Args:
         found: What `inspect` has found.
-        checksum: Gives that of its first bytes; None to read the file.
+        expected: What its manifest tells of it.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return ReadingChecksum(found.path, expected, _empty_slot)
+
+
+def checksum_in_memory(data: bytes, expected: FileEntry) -> FileEntry:
+    """That of a file in memory, of as many bytes and in such chunks as an entry has."""
+    checksum, head = Checksum(expected.chunk_bytes), bytearray(data[: _SLOT.stop])
+    _empty_slot(memoryview(head))
+    checksum.update(head)
+    checksum.update(memoryview(data)[_SLOT.stop : expected.num_bytes])
+    return checksum.entry()
+
+
+def compare(path: Path, actual: FileEntry, expected: FileEntry) -> None:
+    """Compare all of a file with its manifest.
 
     Raises:
         DamagedCheckpointError: They differ.
-        OSError: It cannot be read.
     """
-    if found.manifest is None:
-        return
-    expected = found.manifest.files[""]
-    if checksum is None:
-        actual = checksum_of(found.path, expected.num_bytes, empty_slot)
-    else:
-        actual = checksum(expected.num_bytes)
-    if actual != expected.sha256:
+    if actual != expected:
         raise DamagedCheckpointError(
-            f"{found.path} is damaged: its {expected.num_bytes:,} bytes have the SHA-256 "
-            f"{actual[:16]}, expected {expected.sha256[:16]}. {ADVICE}"
+            f"{path} is damaged: its {expected.num_bytes:,} bytes have the SHA-256 "
+            f"{actual.sha256[:16]}, expected {expected.sha256[:16]}. {ADVICE}"
         )
 
 
-def checksum_in_memory(data: bytes, num_bytes: int) -> str:
-    """That of the first bytes of a file in memory."""
-    checksum, head = Checksum(), bytearray(data[: _SLOT.stop])
-    empty_slot(0, memoryview(head))
-    checksum.update(head)
-    checksum.update(memoryview(data)[_SLOT.stop : num_bytes])
-    return checksum.hexdigest()
-
-
-def empty_slot(position: int, chunk: memoryview) -> None:
+def _empty_slot(start: memoryview) -> None:
     """Put back what was where the length is now, for the checksum."""
-    if position == 0 and _length(chunk[: _SLOT.stop].tobytes()) is not None:
-        chunk[_SLOT] = _EMPTY_SLOT
+    if _length(start[: _SLOT.stop].tobytes()) is not None:
+        start[_SLOT] = _EMPTY_SLOT
 
 
 def _length(head: bytes) -> int | None:

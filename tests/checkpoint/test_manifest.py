@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 
 import fsspec
@@ -13,9 +14,16 @@ import torch
 
 from lightning_gaudi import HPUCheckpointIO
 from lightning_gaudi.checkpoint import checksum, zip_file
-from lightning_gaudi.checkpoint.checksum import Checksum, checksum_of
+from lightning_gaudi.checkpoint.checksum import Checksum, ReadingChecksum, checksum_of
 from lightning_gaudi.checkpoint.io import open_mapped
-from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError, decode, describe, encode
+from lightning_gaudi.checkpoint.manifest import (
+    CHUNK_BYTES,
+    DamagedCheckpointError,
+    FileEntry,
+    decode,
+    describe,
+    encode,
+)
 from lightning_gaudi.reliability.session import begin_session, continue_run
 
 STATE = {
@@ -137,20 +145,75 @@ def test_address_is_read_once_and_compared() -> None:
         HPUCheckpointIO().load_checkpoint("memory://folder/x.ckpt")
 
 
-def test_checksum_is_the_same_in_pieces_and_in_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checksum, "CHUNK_BYTES", 64)
+def test_checksum_is_the_same_in_pieces_and_in_threads(tmp_path: Path) -> None:
     data, path, rng = random.Random(1).randbytes(1000), tmp_path / "x", random.Random(2)
     path.write_bytes(data)
     for num_bytes in (0, 1, 63, 64, 65, 128, 1000):
-        found, position = Checksum(), 0
+        found, position = Checksum(chunk_bytes=64), 0
         while position < num_bytes:
             step = min(rng.randrange(1, 200), num_bytes - position)
             found.update(data[position : position + step])
             position += step
-        assert found.num_bytes == num_bytes
-        assert found.hexdigest() == checksum_of(path, num_bytes)
+        assert found.entry().num_bytes == num_bytes
+        assert found.entry() == checksum_of(path, FileEntry(num_bytes, "", 64))
+
+
+def test_checksum_is_the_same_whatever_was_read_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checksum, "_SHARED_BYTES", 100)
+    data, path, rng = random.Random(1).randbytes(1000), tmp_path / "x", random.Random(2)
+    path.write_bytes(data)
+    for num_bytes in (0, 1, 63, 64, 65, 128, 950, 1000):
+        expected = checksum_of(path, FileEntry(num_bytes, "", 64))
+        for _ in range(20):
+            with ReadingChecksum(path, expected) as file:
+                for _ in range(rng.randrange(8)):
+                    start, length = rng.randrange(1100), rng.randrange(1100)
+                    assert file.seek(start) == start
+                    assert file.read(length) == data[start : start + length]
+                    assert file.tell() == max(start, min(start + length, len(data)))
+                assert file.entry() == expected
+    with ReadingChecksum(
+        path, FileEntry(1000, "", 64), lambda part: part.__setitem__(0, 7)
+    ) as file:
+        assert file.read() == data
+        path.write_bytes(b"\7" + data[1:])
+        assert file.entry() == checksum_of(path, FileEntry(1000, "", 64))
+
+
+def test_what_was_used_is_what_was_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that gives other bytes the second time does not get the first ones by."""
+    path = tmp_path / "x.ckpt"
+    HPUCheckpointIO().save_checkpoint({"weight": torch.arange(2.0**20)}, path)
+    whole, read = path.read_bytes(), os.preadv
+    seen: set[int] = set()
+
+    def flips_once(descriptor: int, buffers: list[memoryview], position: int) -> int:
+        num_bytes = read(descriptor, buffers, position)
+        if position <= 2_000_000 < position + num_bytes and position not in seen:
+            seen.add(position)
+            buffers[0][2_000_000 - position] ^= 1
+        return num_bytes
+
+    monkeypatch.setattr(checksum.os, "preadv", flips_once)
+    with pytest.raises(
+        DamagedCheckpointError, match=r"x\.ckpt is damaged: its .* have the SHA-256"
+    ):
+        HPUCheckpointIO().load_checkpoint(path)
+    assert len(seen) == 1
+    assert path.read_bytes() == whole
+
+
+def test_manifest_without_a_size_of_chunks_is_compared(path: Path) -> None:
+    """As they were before they told it."""
+    found = zip_file.inspect(path)
+    assert found.entry is not None
+    old = asdict(found.entry)
+    assert old.pop("chunk_bytes") == CHUNK_BYTES
+    assert FileEntry(**old).chunk_bytes == 4 * 2**20
 
 
 def test_manifest_that_was_changed_is_found(tmp_path: Path) -> None:

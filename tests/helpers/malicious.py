@@ -174,6 +174,6 @@ def forge_manifest(folder: Path) -> None:
     files = {}
     for name in manifest.files:
         num_bytes = (folder / name).stat().st_size
-        files[name] = FileEntry(num_bytes, checksum_of(folder / name, num_bytes))
+        files[name] = checksum_of(folder / name, FileEntry(num_bytes, ""))
     (folder / FOLDER_MANIFEST).unlink()
     write_folder_manifest(folder, with_files(manifest, files))
