@@ -62,11 +62,11 @@ class Checksum:
         return FileEntry(self.num_bytes, chunks.hexdigest(), self._chunk_bytes)
 
 
-class ReadingChecksum(io.RawIOBase):
+class ReadingChecksum(io.FileIO):
     """A file whose first bytes are hashed while somebody reads it.
 
-    What is read in large parts, as tensors are, several threads read and hash, chunk by chunk and
-    where it shall be: so hashing needs no copy, and what is used is what was compared.
+    What is read into memory in large parts, as tensors are, several threads read and hash, chunk by
+    chunk and where it shall be: so hashing needs no copy, and what is used is what was compared.
 
     Args:
         path: The file.
@@ -80,56 +80,35 @@ class ReadingChecksum(io.RawIOBase):
     def __init__(
         self, path: Path, entry: FileEntry, change: Callable[[memoryview], None] | None = None
     ) -> None:
-        self.name = str(path)
         self._num_bytes, self._chunk_bytes = entry.num_bytes, entry.chunk_bytes
         self._change = change
-        self._position = 0
         self._digests: dict[int, bytes] = {}
         self._num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+        # First, since `close` ends it, also of a file that cannot be opened.
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="checksum")
-        self._descriptor = os.open(path, os.O_RDONLY)
-        self._file_bytes = os.fstat(self._descriptor).st_size
+        super().__init__(path)
+        self._file_bytes = os.fstat(self.fileno()).st_size
 
     @override
     def close(self) -> None:
-        if not self.closed:
-            self._pool.shutdown()
-            os.close(self._descriptor)
+        self._pool.shutdown()
         super().close()
 
     @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        starts = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file_bytes}
-        self._position = max(0, starts[whence] + offset)
-        return self._position
-
-    @override
-    def tell(self) -> int:
-        return self._position
-
-    @override
-    def readinto(self, buffer: Any) -> int:
-        start, view = self._position, memoryview(buffer).cast("B")
+    def readinto(self, buffer: Any, /) -> int:
+        start, view = self.tell(), memoryview(buffer).cast("B")
         view = view[: max(0, self._file_bytes - start)]
-        end = start + len(view)
         if len(view) < _SHARED_BYTES:
-            _fill(self._descriptor, view, start)
+            _fill(self.fileno(), view, start)
         else:
+            end = start + len(view)
             chunks = range(start // self._chunk_bytes, -(-end // self._chunk_bytes))
             step = -(-len(chunks) // self._num_threads)
             self._together(
                 partial(self._read, view, start, chunks[first : first + step])
                 for first in range(0, len(chunks), step)
             )
-        self._position = end
+        self.seek(start + len(view))
         return len(view)
 
     def entry(self) -> FileEntry:
@@ -165,7 +144,7 @@ class ReadingChecksum(io.RawIOBase):
             end = begin + self._chunk_bytes
             part = view[max(0, begin - start) : max(0, end - start)]
             _populate(part)
-            _fill(self._descriptor, part, max(begin, start))
+            _fill(self.fileno(), part, max(begin, start))
             num_hashed = min(self._chunk_bytes, self._num_bytes - begin)
             is_first = chunk == 0 and self._change is not None
             if begin >= start and 0 < num_hashed <= len(part) and not is_first:
@@ -176,7 +155,7 @@ class ReadingChecksum(io.RawIOBase):
         for chunk in chunks:
             begin = chunk * self._chunk_bytes
             part = buffer[: min(self._chunk_bytes, self._num_bytes - begin)]
-            _fill(self._descriptor, part, begin)
+            _fill(self.fileno(), part, begin)
             if chunk == 0 and self._change is not None:
                 self._change(part)
             self._digests[chunk] = hashlib.sha256(part).digest()
