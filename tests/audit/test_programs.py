@@ -182,7 +182,8 @@ def test_eight_faults_are_found_at_their_lines(name: str, cards: int, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 @pytest.mark.parametrize(
-    "recipe", ["bert_pretraining", "mrpc", "t5_summarization", "text_generation"]
+    "recipe",
+    ["bert_pretraining", "mrpc", "t5_summarization", "text_generation", "text_to_image"],
 )
 def test_recipes_are_clean(recipe: str, mode: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lightning_gaudi.cli", "run", recipe, "fit"]
