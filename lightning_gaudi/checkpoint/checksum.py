@@ -66,7 +66,8 @@ class ReadingChecksum(io.FileIO):
     """A file whose first bytes are hashed while somebody reads it.
 
     What is read into memory in large parts, as tensors are, several threads read and hash, chunk by
-    chunk and where it shall be: so hashing needs no copy, and what is used is what was compared.
+    chunk and where it shall be: so hashing needs no copy, and what is used is what was compared,
+    but for the two chunks in which a part begins and ends.
 
     Args:
         path: The file.
@@ -148,7 +149,9 @@ class ReadingChecksum(io.FileIO):
             num_hashed = min(self._chunk_bytes, self._num_bytes - begin)
             is_first = chunk == 0 and self._change is not None
             if begin >= start and 0 < num_hashed <= len(part) and not is_first:
-                self._digests[chunk] = hashlib.sha256(part[:num_hashed]).digest()
+                digest = hashlib.sha256(part[:num_hashed]).digest()
+                if self._digests.setdefault(chunk, digest) != digest:
+                    self._digests[chunk] = b""  # one of two that were used is not what was saved
 
     def _hash(self, chunks: Iterable[int]) -> None:
         buffer = memoryview(bytearray(self._chunk_bytes))

@@ -184,6 +184,14 @@ def test_checksum_is_the_same_whatever_was_read_before(
         assert part == data
         path.write_bytes(b"\7" + data[1:])
         assert file.entry() == checksum_of(path, FileEntry(1000, "", 64))
+    expected = checksum_of(path, FileEntry(1000, "", 64))
+    with ReadingChecksum(path, expected) as file:
+        assert file.readinto(part) == 1000
+        path.write_bytes(data)  # other bytes in the first chunk, which are read as well
+        file.seek(0)
+        assert file.readinto(part) == 1000
+        assert file.entry() != expected
+        assert expected != checksum_of(path, expected)
 
 
 def test_what_was_used_is_what_was_compared(
