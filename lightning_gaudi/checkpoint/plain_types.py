@@ -1,19 +1,36 @@
 """What a checkpoint may hold beside tensors: the names that its pickle may ask for.
 
 All of it is data. None of these names runs what it is given, reads or writes a file, or finds
-another name by what it is given.
+another name by what it is given, but for the member of an enumeration.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import _weights_only_unpickler
 
 from . import numpy_values
+from .errors import RefusedError
+
+
+def _member(kind: Any, name: Any, *default: Any) -> Enum:
+    """The member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as an attribute of it.
+
+    Source: CPython 3.11.3, `Lib/enum.py`, `Enum.__reduce_ex__`; 3.11.4 pickles its value again.
+
+    Raises:
+        RefusedError: It is another attribute, or one of something else.
+    """
+    members = kind.__members__ if isinstance(kind, type) and issubclass(kind, Enum) else {}
+    if default or not isinstance(name, str) or name not in members:
+        raise RefusedError("builtins.getattr")
+    return members[name]
+
 
 _PYTHON = (
     "argparse.Namespace",
@@ -109,6 +126,8 @@ def find(name: str) -> tuple[Any, bool]:
         return users[name], True
     if name in _NUMPY:
         return _NUMPY[name], False
+    if name == "builtins.getattr":
+        return _member, False
     if name not in _NAMES:
         raise LookupError(name)
     module, _, attribute = name.rpartition(".")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from lightning_gaudi.checkpoint import restricted
 from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
@@ -111,6 +112,40 @@ def test_an_object_that_runs_code_is_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UntrustedCheckpointError, match=r"bad\.pt was not loaded: it holds .*trust"):
         restricted.load(path)
     assert canaries.num_executed == 0
+
+
+class Attribute:
+    """Is pickled as Python 3.11.0 to 3.11.3 pickle a member of an enumeration."""
+
+    def __init__(self, *of: Any) -> None:
+        self._of = of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self._of
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_members_of_enumerations_are_loaded_as_any_python_pickles_them(protocol: int) -> None:
+    member = _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+    for value in (member, Attribute(_MEM_FORMAT_ENCODING, member.name)):
+        assert restricted.load(_saved(value, protocol))["value"] is member
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        (_MEM_FORMAT_ENCODING, "__class__"),
+        (_MEM_FORMAT_ENCODING, "mro"),
+        (_MEM_FORMAT_ENCODING, ["TORCH_PRESERVE_FORMAT"]),
+        (_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT", 1),
+        (dict, "fromkeys"),
+        (collections.OrderedDict, "__members__"),
+        ("text", "format"),
+    ],
+)
+def test_other_attributes_are_refused(of: tuple[Any, ...]) -> None:
+    with pytest.raises(UntrustedCheckpointError, match=r"it holds builtins\.getattr, which is"):
+        restricted.load(_saved(Attribute(*of)))
 
 
 @pytest.mark.parametrize("form", FORMS)
