@@ -19,9 +19,9 @@ from .errors import RefusedError
 
 
 def _member(kind: Any, name: Any, *default: Any) -> Enum:
-    """The member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as an attribute of it.
+    """The member of an enumeration, which the first releases of Python 3.11 pickle by its name.
 
-    Source: CPython 3.11.3, `Lib/enum.py`, `Enum.__reduce_ex__`; 3.11.4 pickles its value again.
+    Source: CPython's pull request 26658; so in 3.11.2, not in 3.11.7 (`Enum.__reduce_ex__`).
 
     Raises:
         RefusedError: It is another attribute, or one of something else.

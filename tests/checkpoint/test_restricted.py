@@ -115,7 +115,7 @@ def test_an_object_that_runs_code_is_refused(kind: str, tmp_path: Path) -> None:
 
 
 class Attribute:
-    """Is pickled as Python 3.11.0 to 3.11.3 pickle a member of an enumeration."""
+    """Is pickled as the first releases of Python 3.11 pickle a member of an enumeration."""
 
     def __init__(self, *of: Any) -> None:
         self._of = of
