@@ -7,7 +7,7 @@ import hashlib
 import io
 import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -106,8 +106,10 @@ class ReadingChecksum(io.FileIO):
             chunks = range(start // self._chunk_bytes, -(-end // self._chunk_bytes))
             step = -(-len(chunks) // self._num_threads)
             self._together(
-                partial(self._read, view, start, chunks[first : first + step])
-                for first in range(0, len(chunks), step)
+                [
+                    partial(self._read, view, start, chunks[first : first + step])
+                    for first in range(0, len(chunks), step)
+                ]
             )
         self.seek(start + len(view))
         return len(view)
@@ -121,18 +123,16 @@ class ReadingChecksum(io.FileIO):
         """
         chunks = range(-(-self._num_bytes // self._chunk_bytes))
         missing = [chunk for chunk in chunks if chunk not in self._digests]
-        self._together(
-            partial(self._hash, missing[first :: self._num_threads])
-            for first in range(self._num_threads)
-        )
+        shares = [missing[first :: self._num_threads] for first in range(self._num_threads)]
+        self._together([partial(self._hash, share) for share in shares if share])
         digests = b"".join(self._digests[chunk] for chunk in chunks)
         return FileEntry(self._num_bytes, hashlib.sha256(digests).hexdigest(), self._chunk_bytes)
 
-    def _together(self, tasks: Iterable[Callable[[], None]]) -> None:
-        mine, *others = tasks
-        futures = [self._pool.submit(task) for task in others]
+    def _together(self, tasks: Sequence[Callable[[], None]]) -> None:
+        futures = [self._pool.submit(task) for task in tasks[1:]]
         try:
-            mine()
+            for mine in tasks[:1]:
+                mine()
         finally:
             wait(futures)  # they write where the caller may give the memory back
         for future in futures:
