@@ -180,7 +180,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
         if _is_local_file_protocol(path) and is_sharded_folder(Path(path)):
             from .torch_dcp.load import load_full_checkpoint  # torch's DCP, for who has shards
 
-            return load_full_checkpoint(path, weights_only=weights_only)
+            return load_full_checkpoint(path, weights_only=weights_only, verify=self.verify)
         _refuse_folder(path)
         source: AbstractContextManager[Any] = nullcontext()
         if _is_local_file_protocol(path):

@@ -262,6 +262,19 @@ def test_flipped_bit_is_found(path: Path, name: str) -> None:
         load_full_checkpoint(path)
 
 
+def test_what_is_not_to_be_compared_is_not(path: Path) -> None:
+    loaded = HPUCheckpointIO().load_checkpoint(path)
+    start = (path / "__0_0.distcp").read_bytes()
+    value = loaded["state_dict"]["layer.weight"][0, 1].numpy().tobytes()
+    (path / "__0_0.distcp").write_bytes(start.replace(value, bytes(4)))
+    with pytest.raises(DamagedCheckpointError, match="__0_0"):
+        HPUCheckpointIO().load_checkpoint(path)
+    found = HPUCheckpointIO(verify=False).load_checkpoint(path)
+    assert (
+        found["state_dict"]["layer.weight"][0, 1] == 0 != loaded["state_dict"]["layer.weight"][0, 1]
+    )
+
+
 def test_folder_tells_what_it_is(path: Path) -> None:
     found = read_folder_manifest(path)
     assert found is not None

@@ -122,12 +122,15 @@ def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Ten
     return state
 
 
-def load_full_checkpoint(folder: str | Path, *, weights_only: bool | None = None) -> dict[str, Any]:
+def load_full_checkpoint(
+    folder: str | Path, *, weights_only: bool | None = None, verify: bool = True
+) -> dict[str, Any]:
     """A checkpoint in shards as the one file that the Trainer or Fabric would have saved instead.
 
     Args:
         folder: The checkpoint.
         weights_only: See `HPUCheckpointIO.load_checkpoint`.
+        verify: Whether to compare all of it with its manifest, if it has one.
 
     Returns:
         What `torch.load` gives of a full checkpoint: tensors on the CPU. Optimizers name their
@@ -137,7 +140,7 @@ def load_full_checkpoint(folder: str | Path, *, weights_only: bool | None = None
         ValueError: There is no such checkpoint, or a file of it is missing or truncated.
     """
     with trusting(False, weights_only) if weights_only is not None else nullcontext():
-        metadata = _opened(folder)
+        metadata = _opened(folder, verify=verify)
         rest = load_rest(Path(folder), weights_only=weights_only)
         checkpoint = read_values(Reader(folder), metadata, lambda path: True)
     for state in checkpoint.values():
@@ -158,13 +161,13 @@ def _as_trainers(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return checkpoint | ({"optimizer_states": states} if states else {})
 
 
-def _opened(folder: str | Path) -> Metadata:
+def _opened(folder: str | Path, *, verify: bool = True) -> Metadata:
     if not is_sharded_folder(Path(folder)):
         raise ValueError(
             f"{folder} is no checkpoint in shards: it has neither {METADATA} nor {REST}. Pass the "
             "folder that the Trainer or Fabric has saved."
         )
-    check_folder(Path(folder))
+    check_folder(Path(folder), with_checksum=verify)
     return read_metadata(Path(folder))
 
 
