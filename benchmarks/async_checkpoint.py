@@ -1,9 +1,7 @@
 """How long training stands still for a checkpoint: written in the loop, and in the background.
 
 The state is that of BERT base with AdamW in fp32, on the card; a step stands for training beside
-the writer. How long reading takes with and without comparing checksums is measured first, as in a
-process that resumes: what has saved before has freed memory, which then comes without faults, so
-that plain reading takes half. The file is in the system's cache. TMPDIR says on which disk.
+the writer. TMPDIR says on which disk.
 """
 
 from __future__ import annotations
@@ -16,12 +14,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.interleaved import Effort, elapsed, in_turns
+from benchmarks.harness.interleaved import Effort, elapsed
 from benchmarks.harness.rows import RATIO, Row, of_rounds, ratio, seconds
 from lightning_gaudi import HPUCheckpointIO
 
-NUM_ROUNDS, NUM_READS = 5, 9
-STANDS_STILL_LIMIT, COMPARED_LIMIT = 0.25, 1.3
+NUM_ROUNDS = 5
+STANDS_STILL_LIMIT = 0.25
 HIDDEN, LAYERS, VOCABULARY = 768, 12, 30522
 
 
@@ -44,12 +42,9 @@ def state() -> dict[str, Any]:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Read in turns, then save in turns."""
+    """Save in turns."""
     with tempfile.TemporaryDirectory() as folder:
-        path, saved = Path(folder) / "x.ckpt", state()
-        HPUCheckpointIO().save_checkpoint(saved, path)
-        read = _read(path, effort.rounds(NUM_READS))
-        return [*_saved(path, saved, effort.rounds(NUM_ROUNDS)), read]
+        return _saved(Path(folder) / "x.ckpt", state(), effort.rounds(NUM_ROUNDS))
 
 
 def _saved(path: Path, saved: dict[str, Any], num_rounds: int) -> list[Row]:
@@ -87,14 +82,3 @@ def _saved(path: Path, saved: dict[str, Any], num_rounds: int) -> list[Row]:
         Row("the same, the first time", first / median(whole), RATIO, detail=saves),
         of_rounds("what steps lose meanwhile, share of saving in the loop", steps, RATIO),
     ]
-
-
-def _read(path: Path, num_rounds: int) -> Row:
-    sides = {"compared": HPUCheckpointIO(), "plain": HPUCheckpointIO(verify=False)}
-    times = in_turns(
-        tuple(sides),
-        num_rounds,
-        lambda name: elapsed(lambda: sides[name].load_checkpoint(path)),
-    )
-    name = "loading with checksums against loading without"
-    return ratio(name, times["compared"], times["plain"], limit=COMPARED_LIMIT)

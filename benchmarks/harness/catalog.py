@@ -52,6 +52,7 @@ _ALL = (
     Benchmark("reliability_cost", "distributed", num_cards=2),
     Benchmark("sharded_memory", "distributed", num_cards=4),
     Benchmark("async_checkpoint", "checkpoints"),
+    Benchmark("checkpoint_loading", "checkpoints"),
     Benchmark("generation", "generation", modes=(EAGER, LAZY)),
     Benchmark("pictures", "generation"),
     Benchmark("import_cost", "import", num_cards=0),
