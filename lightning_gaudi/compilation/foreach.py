@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -47,8 +46,10 @@ def _may(group: dict[str, Any]) -> bool:
         return False
     if any(isinstance(value, Tensor) for name, value in group.items() if name != "params"):
         return False
+    # Of each weight in each step: what a Parameter proper holds is a Tensor, and asking for it as
+    # `data` would make a tensor.
     weights = group["params"]
-    kinds = {type(weight.data) if type(weight) is Parameter else type(weight) for weight in weights}
+    kinds = {Tensor if kind is Parameter else kind for kind in map(type, weights)}
     return len(kinds) == 1 and all(
-        weight.device.type == "hpu" and not torch.is_complex(weight) for weight in weights
+        weight.is_hpu and not weight.dtype.is_complex for weight in weights
     )

@@ -45,7 +45,10 @@ class CompiledForward:
         *,
         keeps_inner: bool = False,
     ) -> None:
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
         self.module = module
+        self._failures = TorchDynamoException, FailOnRecompileLimitHit
         self._inner = inner
         self._keeps_inner = keeps_inner
         self._original: Any = module.forward
@@ -57,26 +60,32 @@ class CompiledForward:
         """What the module's own `forward` returns."""
         if self._compiled is None or torch.compiler.is_compiling():
             return self._original(*args, **kwargs)
-        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+        if self._inner:
+            self._settle_inner()
+        before = self._watch.count()
+        try:
+            result = self._compiled(*args, **kwargs)
+        except self._failures as error:
+            if self._watch.raises:
+                self._watch.refuse(self.module, error)
+            failure = error
+        else:
+            self._watch.tell_since(before, self.module)
+            return result
+        # An error of the user's own is raised as it is without a compiler.
+        result = self._original(*args, **kwargs)
+        self._compiled = None
+        self._watch.tell_failure(self.module, failure)
+        return result
 
+    def _settle_inner(self) -> None:
+        """Before the first call: decide what becomes of those of modules in this one."""
         inner, self._inner = self._inner, ()
         for each in inner:
             if self._keeps_inner:
                 each.keep()
             else:
                 each.remove()
-        try:
-            with self._watch.of(self.module):
-                return self._compiled(*args, **kwargs)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            if self._watch.raises:
-                self._watch.refuse(self.module, error)
-            failure = error
-        # An error of the user's own is raised as it is without a compiler.
-        result = self._original(*args, **kwargs)
-        self._compiled = None
-        self._watch.tell_failure(self.module, failure)
-        return result
 
     def install(self) -> None:
         """Have the module's calls come here."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from traceback import FrameSummary
 from typing import Any
 
@@ -30,7 +29,10 @@ class Watch:
     """
 
     def __init__(self, *, raises: bool) -> None:
+        from torch._dynamo import utils
+
         self.raises = raises
+        self._utils = utils
         self._told: set[object] = set()
         self._limits: list[tuple[Any, ...]] = []
         logging.getLogger("torch._dynamo.convert_frame").addFilter(self._note_limit)
@@ -39,14 +41,22 @@ class Watch:
         """Stop watching."""
         logging.getLogger("torch._dynamo.convert_frame").removeFilter(self._note_limit)
 
-    @contextmanager
-    def of(self, module: Module) -> Iterator[None]:
-        """Tell what is given up in a call of `module`."""
-        from torch._dynamo import utils
+    def count(self) -> tuple[int, int]:
+        """How much the compiler has given up so far, for `tell_since`."""
+        return len(self._utils.graph_break_reasons), len(self._utils.counters["unimplemented"])
 
-        breaks, losses = utils.graph_break_reasons, utils.counters["unimplemented"]
-        num_breaks, num_losses = len(breaks), len(losses)
-        yield
+    def tell_since(self, before: tuple[int, int], module: Module) -> None:
+        """Tell what was given up in a call of `module`.
+
+        Args:
+            before: What `count` was before it.
+            module: For messages.
+        """
+        # Two calls and no context manager: this is done in each step, and seldom has to tell.
+        if self.count() == before and not self._limits:
+            return
+        num_breaks, num_losses = before
+        breaks, losses = self._utils.graph_break_reasons, self._utils.counters["unimplemented"]
         for reason in breaks[num_breaks:]:
             self._tell_break(module, reason.reason, reason.user_stack)
         if len(breaks) == num_breaks and len(losses) > num_losses:

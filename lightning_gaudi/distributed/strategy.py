@@ -78,6 +78,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
     _compile_argument: Compilation | None = None
     _reliability_argument: ReliabilitySettings | None = None
     _compiled: tuple[Any, ...] = ()
+    _steps_at_once: bool | None = None
     _advice: LaunchAdvice | None = None
     _losses: FiniteLosses | None = None
     _watches_losses = False
@@ -176,7 +177,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
             module: The model, before or after it has been wrapped.
             with_root: Whether its user calls it, and not other methods.
         """
-        choice = self._choice()
+        choice, self._steps_at_once = self._choice(), None
         if not compiled_model.is_wanted(choice, module):
             self._advise(module, choice)
         elif choice.compilation.mode == "model":
@@ -263,10 +264,12 @@ class HPUMixin(_Base):  # type: ignore[misc]
         return [bad]
 
     def _stepping(self, optimizer: Any) -> AbstractContextManager[None]:
-        compilation = self._choice().compilation
-        if compilation.mode == "none" or not compilation.foreach or vendor.is_lazy():
-            return nullcontext()
-        return stepping_at_once(optimizer)
+        if self._steps_at_once is None:  # asked once a setup, not in each step
+            compilation = self._choice().compilation
+            self._steps_at_once = (
+                compilation.mode != "none" and compilation.foreach and not vendor.is_lazy()
+            )
+        return stepping_at_once(optimizer) if self._steps_at_once else nullcontext()
 
     def _end_of_graph(self) -> None:
         if vendor.is_lazy():

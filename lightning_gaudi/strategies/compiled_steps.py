@@ -39,8 +39,10 @@ class CompiledSteps:
 
     def _watched(self, step: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            with self.watch.of(self._module):
-                return step(*args, **kwargs)
+            before = self.watch.count()
+            result = step(*args, **kwargs)
+            self.watch.tell_since(before, self._module)
+            return result
 
         return watched
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, update_wrapper
 from typing import Any, Literal, get_args
 
@@ -131,15 +131,11 @@ class HPUWholePrecision(Precision):
         return self.tensor_init_context()
 
     @override
-    @contextmanager
-    def forward_context(self) -> Generator[None, None, None]:
+    def forward_context(self) -> AbstractContextManager[Any]:
         """The model's forward: autocast on the HPU, or the weights' dtype as the default one."""
         if self._is_mixed:
-            with torch.autocast("hpu", dtype=self._dtype, cache_enabled=False):
-                yield
-        else:
-            with self.tensor_init_context():
-                yield
+            return torch.autocast("hpu", dtype=self._dtype, cache_enabled=False)
+        return self.tensor_init_context()
 
     @property
     def _dtype(self) -> torch.dtype:
