@@ -104,6 +104,27 @@ def test_many_tensors_of_one_call(matrix: torch.Tensor) -> None:
     assert all(torch.equal(t.cpu(), matrix.cpu() + n) for n, t in enumerate(tensors))
 
 
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lists_compute_as_on_the_cpu(matrix: torch.Tensor, dtype: torch.dtype) -> None:
+    def step(device: str) -> list[torch.Tensor]:
+        start = [matrix.to(device, dtype) + 1, matrix.t().to(device, dtype) + 2]
+        weights, means, squares = ([tensor.clone() for tensor in start] for _ in range(3))
+        torch._foreach_mul_(weights, 0.9)
+        torch._foreach_lerp_(means, weights, 0.1)
+        torch._foreach_addcmul_(squares, weights, weights, 0.5)
+        roots = list(torch._foreach_sqrt(squares))
+        torch._foreach_div_(roots, [2.0, 3.0])
+        torch._foreach_add_(roots, 1e-3)
+        torch._foreach_addcdiv_(weights, means, roots, [-0.1, -0.2])
+        return [*weights, *means, *squares, *roots]
+
+    for ours, theirs in zip(step("hpu"), step("cpu"), strict=True):
+        assert ours.device.type == "hpu"
+        assert ours.dtype == dtype
+        assert torch.equal(ours.cpu(), theirs)
+
+
 def test_conjugate_and_negative_views_keep_their_bits() -> None:
     numbers = torch.tensor([1 + 2j, 3 - 4j], device="hpu")
     assert numbers.conj().is_conj()
@@ -167,8 +188,17 @@ def test_what_may_stay_on_the_host(matrix: torch.Tensor) -> None:
         (lambda cpu, hpu: torch.add(hpu, hpu, out=cpu), r"'out' of aten::add\.out"),
         (lambda cpu, hpu: torch.sum(hpu, (), out=cpu), r"'out' of aten::sum\.IntList_out"),
         (lambda cpu, hpu: torch._foreach_add_([hpu, cpu], [hpu, hpu]), r"'self' of aten::.*add_.*"),
+        (lambda cpu, hpu: torch._foreach_mul_([hpu, cpu], 2), r"'self' of aten::_foreach_mul_.*"),
     ],
-    ids=["unboxed", "unboxed of three", "boxed", "out", "out of a reduction", "foreach"],
+    ids=[
+        "unboxed",
+        "unboxed of three",
+        "boxed",
+        "out",
+        "out of a reduction",
+        "foreach",
+        "foreach unboxed",
+    ],
 )
 def test_number_of_the_host_is_not_written_by_the_card(
     write: Callable[..., Any], operator: str
