@@ -178,3 +178,97 @@ def test_backward_passes_are_compiled_when_asked_for():
         """
     ).stdout
     assert out.split() == ["2"]
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """Whether each graph that was compiled has become a program of the extension."""
+    found = []
+
+    def compile_program(graph_module):
+        program = original(graph_module)
+        found.append(program is not None)
+        return program
+
+    original = backends.compile_program
+    monkeypatch.setattr(backends, "compile_program", compile_program)
+    return found
+
+
+def _lists_and_several_results(x, index):
+    parts = torch.split(torch.cat([x, x * 2, x.exp()], dim=1), 4, dim=1)
+    values, places = torch.topk(parts[1], 2, dim=1)
+    picked = x[:, index] + x[index[:2], index[2:]].sum()
+    variance, mean = torch.var_mean(picked, dim=0)
+    return torch.stack([parts[0], parts[-1]]), values, places, variance / mean, x
+
+
+def test_a_graph_with_lists_and_several_results_computes_as_in_eager_mode(programs):
+    torch.manual_seed(0)
+    x, index = torch.randn(4, 4, device="hpu"), torch.tensor([0, 1, 3, 2]).to("hpu")
+    expected = _lists_and_several_results(x, index)
+    found = torch.compile(_lists_and_several_results, backend="hpu_backend")(x, index)
+    assert found[-1] is x
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other.cpu(), rtol=0, atol=0)
+    assert programs == [True]
+
+
+def test_a_graph_updates_its_inputs_in_place(programs):
+    cache, row = torch.zeros(3, 2, device="hpu"), torch.ones(1, 2, device="hpu")
+    place = torch.tensor([1]).to("hpu")
+
+    def step(cache, place, row):
+        cache.index_copy_(0, place, row)
+        place.add_(1)
+        return cache.sum()
+
+    compiled = torch.compile(step, backend="hpu_backend")
+    with torch.no_grad():
+        sums = [compiled(cache, place, row).item() for _ in range(2)]
+    assert sums == [2.0, 4.0]
+    assert cache.tolist() == [[0, 0], [1, 1], [1, 1]]
+    assert place.tolist() == [3]
+    assert programs == [True]
+
+
+def test_a_graph_for_sizes_that_vary_runs_as_python(programs):
+    def double(x):
+        return x.reshape(-1, x.shape[0]) * 2
+
+    compiled = torch.compile(double, backend="hpu_backend", dynamic=True)
+    for rows in (2, 3):
+        x = torch.randn(rows, 6, device="hpu")
+        torch.testing.assert_close(compiled(x).cpu(), double(x).cpu(), rtol=0, atol=0)
+    assert programs == [False]
+
+
+def test_values_of_a_graph_are_freed_when_nobody_reads_them_any_more(programs):
+    def chain(x):
+        for _ in range(8):
+            x = x + 1
+        return x
+
+    x = torch.zeros(1 << 20, device="hpu")
+    compiled = torch.compile(chain, backend="hpu_backend")
+    compiled(x)
+    before = torch.hpu.memory_allocated()
+    torch.hpu.reset_peak_memory_stats()
+    result = compiled(x)
+    assert torch.hpu.max_memory_allocated() - before <= 2 * result.nbytes
+    assert result.max().item() == 8
+    assert programs == [True]
+
+
+def test_an_error_in_a_graph_is_raised_and_the_launch_ends(programs):
+    def look_up(table, index):
+        return torch.nn.functional.embedding(index, table)
+
+    table, index = torch.randn(4, 2, device="hpu"), torch.tensor([9]).to("hpu")
+    compiled = torch.compile(look_up, backend="hpu_backend")
+    with pytest.raises(IndexError, match="index out of range"):
+        compiled(table, index)
+    with torch.hpu.metric_localcontext("launch") as metric:
+        _ = table + table
+    assert dict(metric.stats())["TotalNumber"] == 1
+    assert programs == [True]

@@ -6,6 +6,7 @@
 #include "aten/fallback.h"
 #include "aten/op_info.h"
 #include "aten/registration.h"
+#include "compiled/binding.h"
 #include "distributed/hccl.h"
 #include "rules/rules.h"
 #include "runtime/allocator.h"
@@ -198,4 +199,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   hpu_sim::init_graph(m);
   hpu_sim::init_rules(m);
   hpu_sim::bind_collectives(m);
+  hpu_sim::bind_programs(m);
 }

@@ -17,6 +17,7 @@ from ...internal import bridge_config
 from ...utils.debug import dynamo_utils
 from ...utils.internal import is_lazy
 from . import config
+from ._program import compile_program
 
 
 @register_backend
@@ -84,9 +85,11 @@ def _compile(
     compiled_graphs.add((role, kind), shapes)
     dynamo_utils.count_graph(graph_module)
 
+    forward = compile_program(graph_module) or graph_module.forward
+
     def launch(*args: Any) -> Any:
         with one_launch():
-            return graph_module.forward(*args)
+            return forward(*args)
 
     return make_boxed_func(launch)
 
