@@ -14,7 +14,8 @@ from lightning_gaudi._core.fused_clipping import clip_norm
 from ..fabric.precision.plugin import HPUWholePrecision
 
 
-class HPUPrecisionPlugin(HPUWholePrecision, MixedPrecision):
+# Lightning's `forward_context` is typed as made by a generator, and ours is any context manager.
+class HPUPrecisionPlugin(HPUWholePrecision, MixedPrecision):  # type: ignore[misc]
     """How numbers are held and computed on an HPU: `Trainer(precision=...)`.
 
     The forward of a step and its loss are computed as `HPUWholePrecision` says.
