@@ -71,8 +71,9 @@ class Rehearsed:
     """Most in use during a step, and an evaluation behind it."""
     setup_bytes: int
     """Most in use before: as it is set up, and in the steps that compile."""
-    backward_bytes: int = 0
-    """Most in use during that step before the optimizer's part: it grows with the batch."""
+    growing_bytes: int = 0
+    """Most in use in forward and backward of any step, and in an evaluation: what grows with the
+    batch, beside which setup and the optimizer's part do not."""
     held_bytes: int = 0
     """Of weights, gradients, optimizer state and buckets at once, whatever the batch."""
     categories: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class Rehearsed:
     @property
     def need(self) -> Need:
         """What a card must have."""
-        return Need(max(self.peak_bytes, self.setup_bytes), self.backward_bytes)
+        return Need(max(self.peak_bytes, self.setup_bytes), self.growing_bytes)
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ def rehearse(run: Callable[[], Any], trainer: Any, model: Any, family: Family) -
         return found | {size: Rehearsed(**fork.found()).need for size, fork in forks.items()}
 
     try:
-        measure = partial(MemoryWatch, model=model or trainer.lightning_module)
+        measure = partial(MemoryWatch, is_thorough=True)
         counting, measuring = (start(each, case.batch_size) for each in (Counts, measure))
         first = Rehearsed(**measuring.found())
         run_published = declared(trainer.callbacks)

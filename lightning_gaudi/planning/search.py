@@ -5,6 +5,7 @@ A search asks for what it wants to be measured, so that those of several budgets
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,10 @@ _CLOSE = 64
 """A batch that is larger by less than this part is not looked for: each takes seconds."""
 
 _FIRST_LEAP = 16
+
+_ENOUGH_POOR = 2
+"""Guesses in a row that left more than half of what was between the nearest sizes: what grows is
+not in a line then, or more grows than is told."""
 
 
 class Need(NamedTuple):
@@ -79,6 +84,7 @@ def _search(budget: int, known: Mapping[int, Need]) -> Generator[int, None, int]
     def fits(size: int) -> bool:
         return known[size].whole <= budget
 
+    width, num_poor = math.inf, 0
     if 1 not in known:
         yield 1
     if not fits(1):
@@ -95,8 +101,11 @@ def _search(budget: int, known: Mapping[int, Need]) -> Generator[int, None, int]
         guess = most if high not in known else _crossing(known, low, high, budget)
         if guess is None:
             guess = _FIRST_LEAP * low if high not in known else (low + high) // 2
-        elif high in known and guess - low < low / _CLOSE:
-            guess = (low + high) // 2
+        elif high in known:
+            num_poor = num_poor + 1 if 2 * (high - low) > width else 0
+            if guess - low < low / _CLOSE or num_poor == _ENOUGH_POOR:
+                guess, num_poor = (low + high) // 2, 0
+            width = high - low
         yield max(low + 1, min(guess, high - 1))
 
 

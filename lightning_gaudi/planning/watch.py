@@ -19,6 +19,7 @@ from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.planning import host
 from lightning_gaudi.planning.batches import NUM_STEPS, size_of
 from lightning_gaudi.planning.case import Counted, Rehearsed
+from lightning_gaudi.planning.empty_weights import EmptyWeights
 from lightning_gaudi.planning.work import Work
 from lightning_gaudi.reliability.holders import PRECEDENCE, STAYING, gathers, holders
 from lightning_gaudi.reliability.memory import REST
@@ -45,11 +46,27 @@ class Watch:
         self._trainer = trainer
         self._num_begun = 0
         self._step = -1
+        self._empty_weights = EmptyWeights()
+        set_up = trainer.strategy.setup
+
+        def set_up_made(trainer: Any) -> None:
+            self.note_made()
+            set_up(trainer)
+
+        trainer.strategy.setup = set_up_made  # no callback is told between configure_model and it
 
     def callback(self, family: Family) -> Any:
         """What tells this one."""
         base = importlib.import_module(f"{family.trainer}.callbacks").Callback
         return type("RehearsalCallback", (_Told, base), {"watch": self})()
+
+    def note_making(self) -> None:
+        """The module's hooks that may make weights come next; the data are set up."""
+        self._empty_weights.__enter__()  # type: ignore[no-untyped-call]
+
+    def note_made(self) -> None:
+        """The strategy is about to set up what the module has made."""
+        self._empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def note_batch(self, step: int, batch: Any) -> None:
         """A batch comes next; between two there may be steps of several optimizers, or none."""
@@ -63,6 +80,9 @@ class Watch:
 
     def note_backward(self) -> None:
         """The optimizer is about to step."""
+
+    def note_evaluation(self) -> None:
+        """The evaluation behind the steps is about to begin."""
 
     def note_end(self) -> None:
         """All batches are through, and what the program does with that does not matter."""
@@ -132,25 +152,32 @@ class MemoryWatch(Watch):
 
     Args:
         trainer: It has not run yet.
-        model: What it will run, to tell whose memory is what, and what is taken beside the card;
-            None for the amounts alone, which is faster.
+        is_thorough: Whether to tell whose memory is what, and what is taken beside the card; the
+            amounts alone are faster.
     """
 
-    def __init__(self, trainer: Any, *, model: Any = None) -> None:
+    def __init__(self, trainer: Any, *, is_thorough: bool = False) -> None:
         super().__init__(trainer)
-        self._is_thorough = model is not None
-        self._host = {host.MADE: host.made_bytes(model)} if self._is_thorough else {}
+        self._is_thorough = is_thorough
+        self._host: dict[str, int] = {}
         self._checkpoint: dict[str, int] = {}
         self._end_mark: int | None = None
         self._log = MemoryLog()
         self._marks: list[int] = []
         self._batch_size = 0
-        self._backward_bytes = 0
+        self._growing_bytes = 0
+        self._evaluation_mark: int | None = None
         self._numbers: dict[str, set[int]] = {}
         self._held_bytes = 0
         self._most = 0
         self._gathers = False
         self._is_behind_collective = False
+
+    @override
+    def note_made(self) -> None:
+        super().note_made()
+        if self._is_thorough:
+            self._host[host.MADE] = host.made_bytes(self._trainer.lightning_module)
 
     @override
     def begin(self, step: int, batch: Any) -> None:
@@ -162,14 +189,22 @@ class MemoryWatch(Watch):
 
     @override
     def note_backward(self) -> None:
-        if len(self._marks) == NUM_STEPS:
-            self._backward_bytes = self._log.peak(self._marks[-1]).num_bytes
+        self._note_growing(self._marks[-1])
         self._note_staying()  # of each step: its gradients are there until the next one's backward
+
+    @override
+    def note_evaluation(self) -> None:
+        self._evaluation_mark = self._log.mark()
 
     @override
     def note_end(self) -> None:
         self._note_staying()
         self._end_mark = self._log.mark()
+        # Where nothing is trained all of it grows, with the capture of a graph in the first step.
+        is_trained = self._trainer.state.fn == "fit"
+        start = self._evaluation_mark if is_trained else next(iter(self._marks), None)
+        if start is not None:
+            self._note_growing(start)
         if self._is_thorough:
             strategy = self._trainer.strategy
             self._host |= host.offloaded_bytes(strategy.model, strategy.optimizers)
@@ -188,6 +223,9 @@ class MemoryWatch(Watch):
         if (is_behind and self._gathers) or used > _GROWTH * self._most:
             self._most = max(used, self._most)
             self._note_holders()
+
+    def _note_growing(self, start: int) -> None:
+        self._growing_bytes = max(self._growing_bytes, self._log.peak(start).num_bytes)
 
     def _note_staying(self) -> None:
         found = self._note_holders()
@@ -219,7 +257,7 @@ class MemoryWatch(Watch):
             batch_size=self._batch_size,
             peak_bytes=peak.num_bytes,
             setup_bytes=self._log.peak(0, self._marks[-1]).num_bytes,
-            backward_bytes=self._backward_bytes or peak.num_bytes,
+            growing_bytes=self._growing_bytes,
             held_bytes=self._held_bytes,
             categories=sizes,
             host=self._host,
@@ -231,6 +269,9 @@ class _Told:
     """The hooks of a callback."""
 
     watch: Watch
+
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
+        self.watch.note_making()
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         self.watch.note_batch(trainer.global_step, batch)
@@ -248,6 +289,10 @@ class _Told:
     def on_validation_batch_start(self, trainer: Any, *args: Any) -> None:
         if trainer.state.fn == "validate":  # and not within a fit
             self.on_predict_batch_start(trainer, *args)
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        if trainer.state.fn == "fit":
+            self.watch.note_evaluation()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self.watch.note_end()

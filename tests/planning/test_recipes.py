@@ -12,6 +12,7 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM
 
 from recipes.common.tokenization import train_byte_bpe
+from tests.helpers.diffusion import save_pipeline
 from tests.helpers.process import run
 
 pytestmark = pytest.mark.slow
@@ -56,3 +57,16 @@ def test_texts_are_written_by_eight_cards_with_weights_that_nobody_has(tmp_path:
     assert whole / 8 < found["categories"]["weights"] < whole / 8 * 1.05
     # What the cards keep of the words so far: keys and values, of a head each.
     assert found["peak_bytes"] > found["categories"]["weights"] + 3 * 2 * 64 * 64 * 2
+
+
+def test_pictures_are_planned_without_one_and_with_weights_as_they_are_loaded(
+    tmp_path: Path,
+) -> None:
+    overrides = [f"--model.name={save_pipeline('sd1', tmp_path / 'model')}"]
+    overrides += ["--model.num_inference_steps=3", "--data.num_images_per_prompt=8"]
+    found = _plan(tmp_path, *_recipe("text_to_image", "predict", "simulated", *overrides))
+    weights = found["categories"]["weights"]
+    assert weights > 0
+    assert found["host"]["weights, as they are made"] == weights
+    # Of painting all grows with the batch, the first one that compiles, too.
+    assert found["growing_bytes"] >= max(found["peak_bytes"], found["setup_bytes"])

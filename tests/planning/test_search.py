@@ -52,6 +52,16 @@ def test_a_curve_is_found_within_two_percent(slope: float, square: float) -> Non
         assert true * 0.97 - 1 < found <= true
 
 
+def test_what_grows_elsewhere_is_not_looked_for_one_by_one() -> None:
+    def measure(size: int) -> Need:  # what is told to grow is not what fills the card
+        return Need(5_000 + 800 * size, 5_000 + 10 * size)
+
+    known = {1: measure(1)}
+    (found,) = largest_within(_all(measure, []), [85_000], known).sizes
+    assert 98 <= found <= 100
+    assert len(known) <= 40  # of 7,900 in which guesses by the line would go down
+
+
 def test_what_never_grows_ends_at_the_largest() -> None:
     (found,) = largest_within(_all(lambda size: Need(5, 5), []), [10], {}).sizes
     assert LARGEST * 0.98 < found <= LARGEST
