@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from itertools import count, islice
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -62,6 +62,21 @@ _EVALUATE_S = 2.0
 """For how long at most an evaluation goes on behind them: one may write long texts."""
 
 
+_MAX_OTHERS = 7
+"""Shapes beside the largest batch's that come, too: more are no buckets."""
+
+
+class _Looked(NamedTuple):
+    """What was found in a loader."""
+
+    largest: Any
+    """None of one that has no batch."""
+    before: list[Any]
+    """A batch of each other shape that the loader has before a largest one, in its order."""
+    behind: list[Any]
+    """Of those that come behind the last largest one."""
+
+
 class Repeated:
     """A loader whose largest batch comes again and again, as it is or in another size.
 
@@ -70,11 +85,25 @@ class Repeated:
         batch_size: Of all batches; None for that of the largest.
         limit: The Trainer's, of an evaluation's batches, a number or a share: so many come, for
             what is gathered of them takes memory; None where as many come as are asked for.
+        has_others: Whether a batch of each other shape comes, too, before the largest or behind it
+            as in the loader: what runs without gradients may keep something for each from then on,
+            as `TextGenerator` does its caches and graphs.
     """
 
-    def __init__(self, loader: Any, batch_size: int | None, limit: float | None = None) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        batch_size: int | None,
+        limit: float | None = None,
+        *,
+        has_others: bool = False,
+    ) -> None:
         self._loader, self._batch_size, self._limit = loader, batch_size, limit
-        self._looked_at: list[Any] = []
+        num_others = _MAX_OTHERS if has_others else 0
+        if isinstance(limit, int):
+            num_others = min(num_others, max(limit - NUM_STEPS, 0))
+        self._num_shapes = 1 + num_others
+        self._looked_at: _Looked | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # a copy that has not got it yet
@@ -85,31 +114,71 @@ class Repeated:
         limit = self._limit
         if limit is None:
             return 2**20
+        wanted = self._num_wanted(limit)  # of a share the Trainer takes so many
+        return math.ceil(wanted / limit) if isinstance(limit, float) else wanted
+
+    def _num_wanted(self, limit: float) -> int:
+        """How many batches an evaluation takes."""
         try:
             num_batches: float = len(self._loader)
         except (TypeError, NotImplementedError):  # of one without an end
             num_batches = LOOKED_AT
         if self._batch_size is not None:
-            num_batches *= size_of(self._largest()) / self._batch_size
-        is_share = isinstance(limit, float)
-        num_batches = num_batches * limit if is_share else min(num_batches, limit)
-        wanted = max(NUM_STEPS, min(math.ceil(num_batches), LOOKED_AT))
-        return math.ceil(wanted / limit) if is_share else wanted  # the Trainer takes a share of it
+            num_batches *= size_of(self._look().largest) / self._batch_size
+        num_batches = num_batches * limit if isinstance(limit, float) else min(num_batches, limit)
+        return max(self.num_others + NUM_STEPS, min(math.ceil(num_batches), LOOKED_AT))
+
+    @property
+    def num_before(self) -> int:
+        """Batches that come before the largest one."""
+        return len(self._look().before)
+
+    @property
+    def num_others(self) -> int:
+        """Batches of other shapes, before the largest and behind it."""
+        return len(self._look().before) + len(self._look().behind)
 
     def __iter__(self) -> Iterator[Any]:
-        largest = self._largest()
+        found = self._look()
+        if found.largest is None:
+            return
+        yield from map(self._sized, found.before)
+        num_largest = NUM_STEPS if self._num_shapes > 1 else len(self)
+        if self._limit is not None:
+            num_largest = self._num_wanted(self._limit) - self.num_others
         end = time.monotonic() + _EVALUATE_S
-        for number in count() if largest is not None else ():
+        for number in range(num_largest):
             if self._limit is not None and number >= NUM_STEPS and time.monotonic() > end:
-                return
+                break
             # Each its own: hooks change them in place.
-            yield _resized(largest, self._batch_size or size_of(largest))
+            yield self._sized(found.largest)
+        yield from map(self._sized, found.behind)
 
-    def _largest(self) -> Any:
-        """The batch that comes again; None where none does."""
-        if not self._looked_at:
-            self._looked_at.append(max(self._first(), key=_num_elements, default=None))
-        return self._looked_at[0]
+    def _look(self) -> _Looked:
+        """At the first batches: one of each shape that they will have, where that is wanted."""
+        if self._looked_at is None:
+            first: dict[Any, tuple[int, Any]] = {}
+            last: dict[Any, int] = {}
+            for number, batch in enumerate(self._first()):
+                shape = _shapes(batch, self._batch_size)
+                first.setdefault(shape, (number, batch))
+                last[shape] = number
+                if len(first) > self._num_shapes:
+                    # The last of those that are as small: the first of the largest stays.
+                    sizes = {each: _num_elements(first[each][1]) for each in reversed(first)}
+                    del first[min(sizes, key=lambda each: sizes[each])]
+            largest = max(first, key=lambda each: _num_elements(first[each][1]), default=None)
+            others = [found for shape, found in first.items() if shape != largest]
+            end = last[largest] if largest is not None else 0
+            self._looked_at = _Looked(
+                None if largest is None else first[largest][1],
+                [batch for number, batch in others if number < end],
+                [batch for number, batch in others if number > end],
+            )
+        return self._looked_at
+
+    def _sized(self, batch: Any) -> Any:
+        return _resized(batch, self._batch_size or size_of(batch))
 
     def _first(self) -> Iterator[Any]:
         end = time.monotonic() + _LOOK_S
@@ -117,6 +186,15 @@ class Repeated:
             yield batch
             if time.monotonic() > end:
                 return
+
+
+def _shapes(batch: Any, size: int | None) -> tuple[Any, ...]:
+    """Of its tensors, where it has so many samples; None for as many as it has."""
+    before = size_of(batch)
+    return tuple(
+        (size or before, *each.shape[1:]) if each.dim() and each.shape[0] == before else each.shape
+        for each in _tensors(batch)
+    )
 
 
 def _num_elements(batch: Any) -> int:

@@ -43,7 +43,7 @@ _SETTINGS = {
     **{"max_epochs": 1, "max_steps": -1, "max_time": None},
     **{"fast_dev_run": False, "overfit_batches": 0.0, "num_sanity_val_steps": 0},
     **{"val_check_interval": None, "check_val_every_n_epoch": 1},
-    **{"limit_predict_batches": NUM_STEPS},
+    **{"limit_predict_batches": 1.0},
 }
 """Of a Trainer that takes a few steps, and leaves nothing behind."""
 
@@ -52,8 +52,13 @@ _SEARCH_S = 300.0
 
 _empty_weights = EmptyWeights()
 
+_Watch = Counts | MemoryWatch
+
 _batch_size: int | None = None
 """Of the fork that this process is; None for the program's own."""
+
+_watch: _Watch | None = None
+"""Of the fork that this process is."""
 
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
@@ -216,9 +221,6 @@ def _place_of_user(error: BaseException) -> str:
     return ""
 
 
-_Watch = Counts | MemoryWatch
-
-
 def _run(
     run: Callable[[], Any],
     trainer: Any,
@@ -229,7 +231,7 @@ def _run(
     make_watch: Callable[[Any], _Watch],
 ) -> Counted | Rehearsed:
     """Run it in this process, a fork that ends behind it."""
-    global _batch_size
+    global _batch_size, _watch
     _batch_size = batch_size
     _empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     unlimited_memory()
@@ -238,7 +240,7 @@ def _run(
     group._check_cards = lambda node_rank: None  # the other ranks are not there
     if case.checkpointing is not None and model is not None:
         _set_checkpointing(model, is_on=case.checkpointing)
-    watch = make_watch(trainer)
+    _watch = watch = make_watch(trainer)
     trainer.callbacks.insert(0, watch.callback(family))
     with suppress(Over):
         run()
@@ -252,10 +254,16 @@ def begin() -> None:
 
 def loader_for(loader: Any, trainer: Any, stage: Any) -> Any:
     """What a run iterates in place of a loader of the program's."""
-    limit = getattr(trainer, f"limit_{stage.dataloader_prefix}_batches")
+    kind = stage.dataloader_prefix
+    limit = getattr(trainer, f"limit_{kind}_batches")
     if hasattr(loader, "num_workers"):
         loader.num_workers = 0  # nobody waits for it here
-    return Repeated(loader, _batch_size, limit if stage.evaluating else None)
+    found = Repeated(
+        loader, _batch_size, limit if stage.evaluating else None, has_others=kind != "train"
+    )
+    if _watch is not None and trainer.state.fn != "fit":
+        _watch.note_loader(found.num_before, found.num_others)
+    return found
 
 
 def _set_checkpointing(model: Any, *, is_on: bool) -> None:

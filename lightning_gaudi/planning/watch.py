@@ -46,6 +46,8 @@ class Watch:
         self._trainer = trainer
         self._num_begun = 0
         self._step = -1
+        self._num_before: int | None = None
+        self._num_others = 0
         self._empty_weights = EmptyWeights()
         set_up = trainer.strategy.setup
 
@@ -67,6 +69,26 @@ class Watch:
     def note_made(self) -> None:
         """The strategy is about to set up what the module has made."""
         self._empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def note_loader(self, num_before: int, num_others: int) -> None:
+        """A loader is made ready.
+
+        Args:
+            num_before: Its batches before those that are watched.
+            num_others: These, and those behind.
+        """
+        if self._num_before is None:  # of the first one, where there are several
+            self._num_before, self._num_others = num_before, num_others
+
+    def note_evaluated(self, number: int, batch: Any) -> None:
+        """A batch comes next where nothing is trained, with this number of its loader."""
+        if number >= (self._num_before or 0):
+            self.note_batch(number, batch)
+
+    def note_predicted(self, number: int) -> None:
+        """A batch of a prediction is through; nothing of it is to be written."""
+        if number == self._num_others + NUM_STEPS - 1:
+            self.note_end()
 
     def note_batch(self, step: int, batch: Any) -> None:
         """A batch comes next; between two there may be steps of several optimizers, or none."""
@@ -282,7 +304,7 @@ class _Told:
     def on_predict_batch_start(
         self, trainer: Any, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self.watch.note_batch(batch_idx, batch)
+        self.watch.note_evaluated(batch_idx, batch)
 
     on_test_batch_start = on_predict_batch_start
 
@@ -308,5 +330,4 @@ class _Told:
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if batch_idx == NUM_STEPS - 1:  # nothing of it is to be written
-            self.watch.note_end()
+        self.watch.note_predicted(batch_idx)

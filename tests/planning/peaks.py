@@ -34,7 +34,11 @@ _NO_TEXTS = ("--data.num_generated=0",)
 _ONE_SHAPE = ("--data.num_buckets=1",)
 _T5 = (*_NO_TEXTS, *_ONE_SHAPE)
 _PROMPTS = ("--data.max_prompts=24", "--data.batch_size=8", "--data.prompt_tokens=40")
+_LENGTHS = (5, 5, 20, 45)
+_TEXTS = ", ".join(f'"{"word " * length}"' for length in _LENGTHS * 6)
+_BUCKETED = (*_PROMPTS[:2], f"--data.prompts=[{_TEXTS}]")
 _BERT_BASE = ("--model.hidden_size=768", "--model.num_layers=12", "--model.num_heads=12")
+_BLOOM_BASE = (*_BERT_BASE, "--data.batch_size=4")
 _T5_BASE = (
     *("--model.d_model=768", "--model.d_kv=64", "--model.d_ff=3072"),
     *("--model.num_layers=12", "--model.num_heads=12", "--data.batch_size=4"),
@@ -52,6 +56,8 @@ class Run(NamedTuple):
     subcommand: str = "fit"
     num_steps: int = 3
     """So many meet the batch that is planned with, where all have one shape."""
+    note: str = ""
+    """What else sets it apart."""
     is_large: bool = False
     """Of base size: it takes gigabytes and minutes, and is left to this program."""
 
@@ -60,6 +66,7 @@ class Run(NamedTuple):
         """As the table has it."""
         told = {"base size": self.is_large, "checkpointing": self.checkpointing}
         told["predict"] = self.subcommand == "predict"
+        told[self.note] = bool(self.note)
         return ", ".join((self.recipe, *(each for each, is_so in told.items() if is_so)))
 
     @property
@@ -88,12 +95,22 @@ RUNS = (
     Run("t5_summarization", overrides=_NO_TEXTS, checkpointing=True, num_steps=LOOKED_AT),
     Run("bert_pretraining", checkpointing=True),
     Run("bert_pretraining", "DDP"),
+    Run("mrpc", "DDP", _ONE_SHAPE),
+    Run("t5_summarization", "DDP", _T5),
+    Run("text_generation"),
+    Run("text_generation", "DDP"),
+    Run("text_to_image", "DDP"),
+    Run("mrpc", "ZeRO-2", _ONE_SHAPE),
+    Run("bert_pretraining", "ZeRO-2"),
+    Run("t5_summarization", "ZeRO-2", _T5),
     Run("text_generation", "ZeRO-2"),
+    Run("text_to_image", "ZeRO-2"),
     Run("mrpc", "ZeRO-3", _ONE_SHAPE),
     Run("bert_pretraining", "ZeRO-3"),
     Run("text_generation", "ZeRO-3"),
     Run("t5_summarization", "ZeRO-3", _T5),
     Run("t5_summarization", "ZeRO-3", _T5, checkpointing=True),
+    Run("text_to_image", "ZeRO-3", ("--model.engine=none",)),  # its hooks are not compiled
     Run("t5_summarization", "FSDP2", _T5),
     Run("t5_summarization", "FSDP2", _T5, checkpointing=True),
     Run("t5_summarization", "tensor parallel", _T5),
@@ -103,6 +120,13 @@ RUNS = (
     Run(
         "text_generation", overrides=(*_PROMPTS, "--data.prompt_buckets=[64]"), subcommand="predict"
     ),
+    Run(
+        "text_generation",
+        "tensor parallel",
+        (*_PROMPTS, "--data.prompt_buckets=[64]"),
+        subcommand="predict",
+    ),
+    Run("text_generation", overrides=_BUCKETED, subcommand="predict", note="several buckets"),
     Run("mrpc", overrides=(*_BERT_BASE, "--data.batch_size=4", *_ONE_SHAPE), is_large=True),
     Run("bert_pretraining", overrides=(*_BERT_BASE, "--data.batch_size=2"), is_large=True),
     Run(
@@ -112,6 +136,8 @@ RUNS = (
         is_large=True,
     ),
     Run("bert_pretraining", "DDP", (*_BERT_BASE, "--data.batch_size=2"), is_large=True),
+    Run("text_generation", overrides=_BLOOM_BASE, is_large=True),
+    Run("text_generation", "DDP", _BLOOM_BASE, is_large=True),
     Run("t5_summarization", overrides=(*_T5_BASE, *_T5), is_large=True),
     Run("t5_summarization", overrides=(*_T5_BASE, *_T5), checkpointing=True, is_large=True),
 )

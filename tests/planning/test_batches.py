@@ -125,3 +125,42 @@ def test_an_evaluation_has_as_many_batches_as_in_a_run(
     loader = Repeated([torch.zeros(4, 2)] * num_batches, batch_size, limit)
     taken = int(len(loader) * limit) if isinstance(limit, float) else min(len(loader), limit)
     assert taken == expected
+
+
+@pytest.mark.parametrize(
+    ("widths", "expected", "num_before"),
+    [
+        ([7, 5, 9], [7, 5, 9, 9, 9], 2),
+        ([9, 5, 7], [9, 9, 9, 5, 7], 0),  # what is kept for the others is not there before
+        ([9, 5, 9, 7, 7], [5, 9, 9, 9, 7], 1),
+        ([9, 9], [9, 9, 9], 0),
+    ],
+)
+def test_what_evaluates_meets_each_other_shape_once_where_the_loader_has_it(
+    widths: list[int], expected: list[int], num_before: int
+) -> None:
+    for size, given in ((2, None), (4, 4)):
+        loader = Repeated([torch.zeros(2, each) for each in widths], given, has_others=True)
+        assert [tuple(each.shape) for each in loader] == [(size, each) for each in expected]
+        assert (loader.num_before, loader.num_others) == (num_before, len(expected) - NUM_STEPS)
+        evaluated = Repeated([torch.zeros(2, each) for each in widths], given, 1.0, has_others=True)
+        assert len(evaluated) == max(len(widths) if size == 2 else 0, len(expected))
+
+
+def test_of_a_share_the_trainer_takes_all_shapes() -> None:
+    batches = [torch.zeros(2, each) for each in (9, 5)]
+    loader = Repeated(batches, None, 0.5, has_others=True)
+    taken = islice(iter(loader), int(len(loader) * 0.5))
+    assert [each.shape[1] for each in taken] == [9, 9, 9, 5]
+
+
+def test_a_limit_leaves_room_for_the_largest_batches() -> None:
+    batches = [torch.zeros(2, each) for each in (7, 5, 9)]
+    assert [each.shape[1] for each in Repeated(batches, None, 3, has_others=True)] == [9] * 3
+    assert [each.shape[1] for each in Repeated(batches, None, 4, has_others=True)] == [7, 9, 9, 9]
+
+
+def test_the_largest_of_many_shapes_come() -> None:
+    loader = Repeated([torch.zeros(1, size) for size in range(1, 31)], None, has_others=True)
+    assert [each.shape[1] for each in loader] == [*range(23, 31), 30, 30]
+    assert [*Repeated([], None, has_others=True)] == []
