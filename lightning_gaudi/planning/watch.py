@@ -212,6 +212,8 @@ class MemoryWatch(Watch):
     @override
     def note_backward(self) -> None:
         self._note_growing(self._marks[-1])
+        # The optimizer's part is looked at anew: what it holds then is not what backward held.
+        self._most = 0
         self._note_staying()  # of each step: its gradients are there until the next one's backward
 
     @override
@@ -223,8 +225,7 @@ class MemoryWatch(Watch):
         self._note_staying()
         self._end_mark = self._log.mark()
         # Where nothing is trained all of it grows, with the capture of a graph in the first step.
-        is_trained = self._trainer.state.fn == "fit"
-        start = self._evaluation_mark if is_trained else next(iter(self._marks), None)
+        start = self._evaluation_mark if self._is_trained else next(iter(self._marks), None)
         if start is not None:
             self._note_growing(start)
         if self._is_thorough:
@@ -242,9 +243,15 @@ class MemoryWatch(Watch):
         """
         is_behind, self._is_behind_collective = self._is_behind_collective, kind == "collective"
         used = vendor.memory_stats()["InUse"]
-        if (is_behind and self._gathers) or used > _GROWTH * self._most:
+        # In shards each layer has about the same peak, with other gathered weights and gradients.
+        is_as_full = self._gathers and self._is_trained and _GROWTH * used > self._most
+        if (is_behind and self._gathers) or is_as_full or used > _GROWTH * self._most:
             self._most = max(used, self._most)
             self._note_holders()
+
+    @property
+    def _is_trained(self) -> bool:
+        return bool(self._trainer.state.fn == "fit")
 
     def _note_growing(self, start: int) -> None:
         self._growing_bytes = max(self._growing_bytes, self._log.peak(start).num_bytes)
