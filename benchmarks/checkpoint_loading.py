@@ -30,6 +30,7 @@ from benchmarks.async_checkpoint import HIDDEN, LAYERS, state
 from benchmarks.harness.interleaved import Effort, elapsed, in_turns
 from benchmarks.harness.rows import Row, of_rounds, ratio
 from lightning_gaudi import HPUCheckpointIO
+from lightning_gaudi.checkpoint.manifest import CHUNK_BYTES
 from lightning_gaudi.fabric.strategies import HPUDeepSpeedStrategy, HPUModelParallelStrategy
 
 NUM_ROUNDS = 9
@@ -154,7 +155,7 @@ def _drop_from_cache(path: Path) -> None:
 
 
 def _speed_of_sha256(num_rounds: int) -> Row:
-    data = os.urandom(2**18)
+    data = os.urandom(CHUNK_BYTES)
     speeds = [
         len(data) * 400 / elapsed(lambda: [hashlib.sha256(data).digest() for _ in range(400)]) / 1e9
         for _ in range(num_rounds)
