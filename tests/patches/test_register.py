@@ -246,7 +246,7 @@ OWN = {
     "reliability/watchdog.py": {"_current.limits"},
     # Of a process that rehearses, and ends then.
     "planning/rehearsal.py": {"group._check_cards", "loader.num_workers"},
-    "planning/watch.py": {"self._trainer.strategy.teardown"},
+    "planning/watch.py": {"self._trainer.strategy.teardown", "trainer.strategy.setup"},
     "distributed/device_mesh.py": {"plugin.scaler.spans_ranks"},
     "doctor/hosts.py": {"answers.said", "answers.status"},
     "data/describe.py": {
