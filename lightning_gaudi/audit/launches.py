@@ -70,7 +70,8 @@ def _fix(record: Record) -> str:
     if record.trainer == "lightning":
         return (
             "Set LIGHTNING_GAUDI_COMPILE=regions, or pass compile='regions' to the HPU strategy. "
-            "That is the default: something has switched it off, or keeps torch.compile from it."
+            "That is the default: something has switched it off, or keeps torch.compile from it, "
+            "as an RNN, LSTM or GRU of torch does."
         )
     if record.trainer == "transformers":
         return "Pass torch_compile=True, torch_compile_backend='hpu_backend' to TrainingArguments."
