@@ -372,6 +372,31 @@ REGISTER = (
         apply="rehearsal:patch_trainer",
     ),
     Patch(
+        name="fabric-rehearsal",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=(
+            "{fabric}.fabric:Fabric.__init__",
+            "{fabric}.fabric:Fabric.setup",
+            "{fabric}.fabric:Fabric.setup_module",
+            "{fabric}.fabric:Fabric.save",
+            "{fabric}.fabric:Fabric.load",
+            "{fabric}.fabric:Fabric.load_raw",
+            "{fabric}.wrappers:_FabricModule.__init__",
+            "{fabric}.wrappers:_FabricOptimizer.__init__",
+            "{fabric}.wrappers:_FabricOptimizer.step",
+            "torch.utils.data.dataloader:DataLoader.__iter__",
+        ),
+        why=(
+            "A loop that a program of `lightning-gaudi plan` has written with Fabric is to take a "
+            "few steps on a dry card, of batches as large as are asked about, and to write "
+            "nothing. In all other programs they stay as they are."
+        ),
+        without="lightning-gaudi plan will not work for loops of Fabric",
+        trigger="{fabric}._graveyard",
+        apply="rehearsal:patch_fabric",
+    ),
+    Patch(
         name="shard-clipping",
         library="lightning",
         checked=_LIGHTNING,

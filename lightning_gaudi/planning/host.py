@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gaudi._core.rehearsals import Weight, weighing
+from lightning_gaudi.planning.run import Run
 from lightning_gaudi.reliability.holders import STAYING, holders, num_fsdp_parts
 
 MADE = "weights, as they are made"
@@ -25,29 +26,33 @@ def offloaded_bytes(model: Any, optimizers: Any) -> dict[str, int]:
     return {f"{name}, offloaded": size for name, size in sizes.items()}
 
 
-def checkpoint_sizes(trainer: Any) -> tuple[dict[str, int], int]:
-    """How large a checkpoint of a fit would be.
+def checkpoint_sizes(run: Run) -> tuple[dict[str, int], int]:
+    """How large a checkpoint of what is trained would be.
 
     Returns:
-        Bytes of all its files, with the optimizer and without; and what of it this rank writes.
+        Bytes of all its files, with the optimizer and without, as far as it can be saved; and what
+        of it this rank writes.
     """
-    strategy = trainer.strategy
-    if (num_parts := num_fsdp_parts(strategy.model)) > 1:
+    if (num_parts := num_fsdp_parts(run.model)) > 1:
         # To name what is in a state, FSDP asks the other ranks, which are not there: by its parts.
-        found = [holders(strategy.model, strategy.optimizers, each) for each in ("hpu", "cpu")]
+        found = [holders(run.model, run.optimizers, each) for each in ("hpu", "cpu")]
         sizes = {
             name: sum(each.nbytes for one in found for each in one[name]) * num_parts
             for name in STAYING
         }
         full = Weight(whole=sizes["weights"] + sizes["optimizer state"])
-        full.of_rank = full.whole // (num_parts if strategy.saves_shards else 1)
-        weights = Weight(whole=sizes["weights"])
+        full.of_rank = full.whole // (num_parts if run.strategy.saves_shards else 1)
+        weights = sizes["weights"]
     else:
-        full, weights = _weigh(trainer, weights_only=False), _weigh(trainer, weights_only=True)
-    return {"with the optimizer": full.whole, "weights alone": weights.whole}, full.of_rank
+        full = _weigh(run, weights_only=False)
+        weights = _weigh(run, weights_only=True).whole
+    found_sizes = {"with the optimizer": full.whole, "weights alone": weights}
+    return {name: size for name, size in found_sizes.items() if size}, full.of_rank
 
 
-def _weigh(trainer: Any, *, weights_only: bool) -> Weight:
+def _weigh(run: Run, *, weights_only: bool) -> Weight:
+    if not run.can_save(weights_only=weights_only):
+        return Weight()
     with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder, weighing() as found:
-        trainer.save_checkpoint(Path(folder, "checkpoint"), weights_only=weights_only)
+        run.save(Path(folder, "checkpoint"), weights_only=weights_only)
     return found

@@ -57,6 +57,11 @@ class Planned:
 _ENOUGH = 2**10
 """Seconds after which a rehearsal is given up."""
 
+_NOTHING_RAN = (
+    "no Trainer of Lightning and no Fabric ran in it. For another loop see `lightning-gaudi "
+    "audit`, or plan its module with a batch (lightning_gaudi.planning.plan.plan_module)"
+)
+
 _SHARDED_WEIGHTS = "ZeRO-3 on 8 cards"
 
 CHANGES: Sequence[tuple[str, Mapping[str, Any]]] = (
@@ -159,7 +164,7 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
     first = next((each for each in found if "rehearsed" in each), None)
     last = next((each for each in found if "largest" in each), None)
     if errors or first is None or last is None:
-        what = "no Trainer ran in it" if first is None else "no largest batch was found"
+        what = _NOTHING_RAN if first is None else "no largest batch was found"
         error = errors[0] if errors else f"{reason}, and {what}.\n{output}"
         return Planned(case, change, None, error=error.strip())
     largest = dict(zip((card.key for card in cards), last["largest"], strict=True))

@@ -7,19 +7,17 @@ operator is seen as it is called, which keeps torch from compiling it.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.planning import host
 from lightning_gaudi.planning.batches import NUM_STEPS, size_of
 from lightning_gaudi.planning.case import Counted, Rehearsed
-from lightning_gaudi.planning.empty_weights import EmptyWeights
+from lightning_gaudi.planning.run import Run
 from lightning_gaudi.planning.work import Work
 from lightning_gaudi.reliability.holders import PRECEDENCE, STAYING, gathers, holders
 from lightning_gaudi.reliability.memory import REST
@@ -31,44 +29,22 @@ _GROWTH = 1.01
 and what is new in between is found behind backward, at the end, or by the next collective."""
 
 
-class Over(BaseException):
-    """Ends a run: what is wanted of it is known."""
-
-
 class Watch:
-    """Is told how far a Trainer's run on a dry card is.
+    """Is told how far a run on a dry card is.
 
     Args:
-        trainer: It has not run yet.
+        run: It has not begun yet.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._num_begun = 0
         self._step = -1
         self._num_before: int | None = None
         self._num_others = 0
-        self._empty_weights = EmptyWeights()
-        set_up = trainer.strategy.setup
 
-        def set_up_made(trainer: Any) -> None:
-            self.note_made()
-            set_up(trainer)
-
-        trainer.strategy.setup = set_up_made  # no callback is told between configure_model and it
-
-    def callback(self, family: Family) -> Any:
-        """What tells this one."""
-        base = importlib.import_module(f"{family.trainer}.callbacks").Callback
-        return type("RehearsalCallback", (_Told, base), {"watch": self})()
-
-    def note_making(self) -> None:
-        """The module's hooks that may make weights come next; the data are set up."""
-        self._empty_weights.__enter__()  # type: ignore[no-untyped-call]
-
-    def note_made(self) -> None:
-        """The strategy is about to set up what the module has made."""
-        self._empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def note_made(self, model: Any) -> None:
+        """The strategy is about to set up a module, whose weights are made."""
 
     def note_loader(self, num_before: int, num_others: int) -> None:
         """A loader is made ready.
@@ -108,13 +84,15 @@ class Watch:
 
     def note_end(self) -> None:
         """All batches are through, and what the program does with that does not matter."""
-        self._end()
+        self._run.end()
 
-    def _end(self) -> NoReturn:
-        self._trainer.callbacks.clear()  # one of them may write a report of a run that fails
-        # It would bring the whole model to the host, of which there may be too little.
-        self._trainer.strategy.teardown = lambda: None
-        raise Over
+    def found(self) -> Counted | Rehearsed:
+        """What was measured, when the run has ended.
+
+        Raises:
+            ValueError: It had too few batches.
+        """
+        raise NotImplementedError
 
     def _need(self, num_steps: int) -> None:
         if self._num_begun < num_steps:
@@ -136,21 +114,17 @@ class Counts(Watch):
             statistics.reset_statistics()
             # A frame that must be compiled whole would refuse to be looked at.
             torch.compiler.set_stance("force_eager")
-            self._work = Work(holders(self._trainer.strategy.model, [])["weights"])
+            self._work = Work(holders(self._run.model, [])["weights"])
             self._work.start()
-            self._warm_up = 0 if self._trainer.state.fn == "fit" else 1
+            self._warm_up = 0 if self._run.is_trained else 1
             self._before = self._work.so_far()
         elif step == self._warm_up:
             self._before = self._work.so_far()
         else:
-            self._end()
+            self._run.end()
 
+    @override
     def found(self) -> Counted:
-        """What was counted, when the run has ended.
-
-        Raises:
-            ValueError: It had no batch.
-        """
         self._need(1)
         self._work.stop()
         found = self._work.so_far().since(self._before)
@@ -158,9 +132,9 @@ class Counts(Watch):
             flops=found.flops if self._work.is_complete else 0,
             moved_bytes=found.moved_bytes,
             collective_bytes=dict(found.sent),
-            num_micro_batches=self._trainer.accumulate_grad_batches,
+            num_micro_batches=self._run.num_micro_batches,
             weight_bytes=found.weight_bytes,
-            num_replicas=_num_replicas(self._trainer.strategy),
+            num_replicas=_num_replicas(self._run.strategy),
         )
 
 
@@ -173,13 +147,13 @@ class MemoryWatch(Watch):
     """What the steps take of the card.
 
     Args:
-        trainer: It has not run yet.
+        run: It has not begun yet.
         is_thorough: Whether to tell whose memory is what, and what is taken beside the card; the
             amounts alone are faster.
     """
 
-    def __init__(self, trainer: Any, *, is_thorough: bool = False) -> None:
-        super().__init__(trainer)
+    def __init__(self, run: Run, *, is_thorough: bool = False) -> None:
+        super().__init__(run)
         self._is_thorough = is_thorough
         self._host: dict[str, int] = {}
         self._checkpoint: dict[str, int] = {}
@@ -196,17 +170,16 @@ class MemoryWatch(Watch):
         self._is_behind_collective = False
 
     @override
-    def note_made(self) -> None:
-        super().note_made()
+    def note_made(self, model: Any) -> None:
         if self._is_thorough:
-            self._host[host.MADE] = host.made_bytes(self._trainer.lightning_module)
+            self._host[host.MADE] = self._host.get(host.MADE, 0) + host.made_bytes(model)
 
     @override
     def begin(self, step: int, batch: Any) -> None:
         self._batch_size = self._batch_size or size_of(batch)
         self._marks.append(self._log.mark())
         if step == NUM_STEPS - 1 and self._is_thorough:
-            self._gathers = gathers(self._trainer.strategy.model)
+            self._gathers = gathers(self._run.model)
             observer.observe(self._look)
 
     @override
@@ -225,14 +198,13 @@ class MemoryWatch(Watch):
         self._note_staying()
         self._end_mark = self._log.mark()
         # Where nothing is trained all of it grows, with the capture of a graph in the first step.
-        start = self._evaluation_mark if self._is_trained else next(iter(self._marks), None)
+        start = self._evaluation_mark if self._run.is_trained else next(iter(self._marks), None)
         if start is not None:
             self._note_growing(start)
         if self._is_thorough:
-            strategy = self._trainer.strategy
-            self._host |= host.offloaded_bytes(strategy.model, strategy.optimizers)
-            if self._trainer.state.fn == "fit":
-                self._checkpoint, self._host[host.SAVED] = host.checkpoint_sizes(self._trainer)
+            self._host |= host.offloaded_bytes(self._run.model, self._run.optimizers)
+            if self._run.is_trained:
+                self._checkpoint, self._host[host.SAVED] = host.checkpoint_sizes(self._run)
         super().note_end()
 
     def _look(self, kind: str, *event: Any) -> None:
@@ -244,14 +216,10 @@ class MemoryWatch(Watch):
         is_behind, self._is_behind_collective = self._is_behind_collective, kind == "collective"
         used = vendor.memory_stats()["InUse"]
         # In shards each layer has about the same peak, with other gathered weights and gradients.
-        is_as_full = self._gathers and self._is_trained and _GROWTH * used > self._most
+        is_as_full = self._gathers and self._run.is_trained and _GROWTH * used > self._most
         if (is_behind and self._gathers) or is_as_full or used > _GROWTH * self._most:
             self._most = max(used, self._most)
             self._note_holders()
-
-    @property
-    def _is_trained(self) -> bool:
-        return bool(self._trainer.state.fn == "fit")
 
     def _note_growing(self, start: int) -> None:
         self._growing_bytes = max(self._growing_bytes, self._log.peak(start).num_bytes)
@@ -263,19 +231,14 @@ class MemoryWatch(Watch):
 
     def _note_holders(self) -> dict[str, list[Tensor]]:
         """Note which allocations are whose."""
-        strategy = self._trainer.strategy
-        found = holders(strategy.model, strategy.optimizers)
+        found = holders(self._run.model, self._run.optimizers)
         for name, tensors in found.items():
             numbers = {self._log.number_of(each) for each in tensors}
             self._numbers.setdefault(name, set()).update(numbers)
         return found
 
+    @override
     def found(self) -> Rehearsed:
-        """What was measured, when the run has ended.
-
-        Raises:
-            ValueError: It had too few batches.
-        """
         self._need(NUM_STEPS)
         peak = self._log.peak(self._marks[-1], self._end_mark)
         sizes = dict.fromkeys((*self._numbers, REST), 0)
@@ -292,49 +255,3 @@ class MemoryWatch(Watch):
             host=self._host,
             checkpoint=self._checkpoint,
         )
-
-
-class _Told:
-    """The hooks of a callback."""
-
-    watch: Watch
-
-    def setup(self, trainer: Any, module: Any, stage: str) -> None:
-        self.watch.note_making()
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        self.watch.note_batch(trainer.global_step, batch)
-
-    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        self.watch.note_backward()
-
-    def on_predict_batch_start(
-        self, trainer: Any, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.watch.note_evaluated(batch_idx, batch)
-
-    on_test_batch_start = on_predict_batch_start
-
-    def on_validation_batch_start(self, trainer: Any, *args: Any) -> None:
-        if trainer.state.fn == "validate":  # and not within a fit
-            self.on_predict_batch_start(trainer, *args)
-
-    def on_validation_start(self, trainer: Any, module: Any) -> None:
-        if trainer.state.fn == "fit":
-            self.watch.note_evaluation()
-
-    def on_train_end(self, trainer: Any, module: Any) -> None:
-        self.watch.note_end()
-
-    on_validation_end = on_test_end = on_train_end  # in a fit it is the last evaluation's
-
-    def on_predict_batch_end(
-        self,
-        trainer: Any,
-        module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self.watch.note_predicted(batch_idx)

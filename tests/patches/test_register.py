@@ -100,6 +100,7 @@ def test_every_function_that_is_wrapped_has_its_hash() -> None:
         "{trainer}.core.saving:_load_state",
         "{trainer}.utilities.deepspeed:convert_zero_checkpoint_to_fp32_state_dict",
         *BY_NAME["rehearsal"].targets,
+        *BY_NAME["fabric-rehearsal"].targets,
     }
     wrapped = {
         target
@@ -176,7 +177,7 @@ def test_what_changes_when_we_are_imported_is_what_the_register_says() -> None:
         )
     }
     # In a program alone that `lightning-gaudi plan` has started.
-    rehearsed = BY_NAME["rehearsal"].targets
+    rehearsed = BY_NAME["rehearsal"].targets + BY_NAME["fabric-rehearsal"].targets
     targets -= {format_target(t, family) for t in rehearsed for family in mirror.FAMILIES}
     # How a module finds what it has no more (PEP 562).
     stubs = {
@@ -245,8 +246,13 @@ OWN = {
     },
     "reliability/watchdog.py": {"_current.limits"},
     # Of a process that rehearses, and ends then.
-    "planning/rehearsal.py": {"group._check_cards", "loader.num_workers"},
-    "planning/watch.py": {"self._trainer.strategy.teardown", "trainer.strategy.setup"},
+    "planning/rehearsal.py": {"group._check_cards"},
+    "planning/trainer.py": {
+        "loader.num_workers",
+        "self._trainer.strategy.teardown",
+        "strategy.setup",
+    },
+    "planning/fabric.py": {"loader.num_workers", "sys.excepthook"},
     "distributed/device_mesh.py": {"plugin.scaler.spans_ranks"},
     "doctor/hosts.py": {"answers.said", "answers.status"},
     "data/describe.py": {

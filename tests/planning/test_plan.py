@@ -154,11 +154,11 @@ def test_what_cannot_be_planned_is_named_with_its_line(tmp_path: Path) -> None:
     [
         (("--cards", "gaudy2"), ("python",), "There is no card 'gaudy2'. Did you mean 'gaudi2'?"),
         ((), ("no-such-program",), "no-such-program: command not found."),
-        ((), (sys.executable, "-c", "print('hello')"), "no Trainer ran in it.\nhello"),
+        ((), (sys.executable, "-c", "print('hello')"), "plan_module).\nhello"),
         (
             (),
             (sys.executable, "-c", "import sys; print('mine', file=sys.stderr); sys.exit(7)"),
-            "the program ended with status 7, and no Trainer ran in it.\nmine",
+            "status 7, and no Trainer of Lightning and no Fabric ran in it.",
         ),
         ((), (sys.executable, "no_such_file.py"), "can't open file"),
     ],

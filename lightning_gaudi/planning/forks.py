@@ -1,0 +1,108 @@
+"""Forks of a program that rehearses: each uses a card of its own, and tells what it has found."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lightning_gaudi.simulator.rules.report import is_library
+
+
+class RehearsalError(RuntimeError):
+    """A program cannot be rehearsed; the message says why, and where."""
+
+
+class GoOn(BaseException):
+    """Raised in a fork that is to go on as the program, for whoever is called by that to return."""
+
+
+class Fork:
+    """A fork of this process, which has used no card: each fork uses its own.
+
+    Args:
+        act: What it does, given what tells the process that waits for it and ends it. It may raise
+            `GoOn`, and have the program do so later.
+    """
+
+    def __init__(self, act: Callable[[Teller], NoReturn]) -> None:
+        self._reader, writer = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._reader)
+            act(Teller(writer))
+        os.close(writer)
+
+    def found(self) -> dict[str, Any]:
+        """The fields of what it has found; waits for it.
+
+        Raises:
+            RehearsalError: The program cannot be rehearsed.
+        """
+        with os.fdopen(self._reader) as file:
+            text = file.read()
+        _, status = os.waitpid(self._pid, 0)
+        found = json.loads(text or "{}")
+        if "found" not in found:
+            how = f"the process ended with status {os.waitstatus_to_exitcode(status)}"
+            raise RehearsalError(found.get("error", how))
+        fields: dict[str, Any] = found["found"]
+        return fields
+
+
+class Teller:
+    """Tells what a fork has found, and ends it.
+
+    Args:
+        writer: The end of a pipe.
+    """
+
+    def __init__(self, writer: int) -> None:
+        self._writer = writer
+
+    def end(self, find: Callable[[], Any]) -> NoReturn:
+        """Tell what a function returns, a dataclass of plain data, or why it raises."""
+        status = 1
+        try:
+            with os.fdopen(self._writer, "w") as file:
+                found: dict[str, Any]
+                try:
+                    found = {"found": asdict(find())}
+                    status = 0
+                except BaseException as error:
+                    found = {"error": explain(error)}
+                file.write(json.dumps(found))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+
+def explain(error: BaseException) -> str:
+    """What went wrong, and at which line of the user's."""
+    kind = type(error).__name__
+    place = _place_of_user(error)
+    hint = ""
+    if isinstance(error, NotImplementedError):
+        hint = (
+            " On a dry card nothing has values: an operator whose result has a size that depends "
+            "on them cannot be planned. Give it a size, or leave it out of what is planned."
+        )
+    return f"{kind}: {str(error).strip()}{hint}{place}"
+
+
+def _place_of_user(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        is_of_library = "site-packages" in path.parts or any(map(is_library, path.parts))
+        if not is_of_library and path.exists():
+            return f" ({path}, line {frame.lineno})"
+    return ""

@@ -1,0 +1,48 @@
+"""What a rehearsal asks of the run that it measures, a Trainer's or a loop of the user's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+class Run(ABC):
+    """A run on a dry card, as it is now."""
+
+    @property
+    @abstractmethod
+    def strategy(self) -> Any:
+        """Of the Trainer or Fabric."""
+
+    @property
+    @abstractmethod
+    def model(self) -> Any:
+        """As the strategy has wrapped it; None where nothing is set up."""
+
+    @property
+    @abstractmethod
+    def optimizers(self) -> list[Any]:
+        """As the strategy has wrapped them."""
+
+    @property
+    @abstractmethod
+    def is_trained(self) -> bool:
+        """Whether it takes steps of an optimizer."""
+
+    @property
+    @abstractmethod
+    def num_micro_batches(self) -> int:
+        """Batches of a step of the optimizer."""
+
+    def can_save(self, *, weights_only: bool) -> bool:
+        """Whether it can save a checkpoint of all, or of the weights alone."""
+        return True
+
+    @abstractmethod
+    def save(self, path: Path, *, weights_only: bool) -> None:
+        """Save a checkpoint, with the optimizer or without."""
+
+    @abstractmethod
+    def end(self) -> NoReturn:
+        """End it: what is wanted of it is known."""
