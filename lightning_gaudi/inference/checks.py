@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .buckets import empty_prompt
+from .engine import is_gathered
 from .sampling import Sampling
 
 _BEAMS = ("num_beams", "num_beam_groups", "num_return_sequences")
@@ -169,6 +170,12 @@ def check_call(
     for name, number in (("max_new_tokens", max_new_tokens), ("check_end_every", check_end_every)):
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, but is {number}.")
+    if check_end_every and is_gathered(model):
+        raise ValueError(
+            f"check_end_every={check_end_every} ends a call when all of its rows have ended, and "
+            "ZeRO-3 has each rank gather the weights as often as the others: those with longer "
+            "texts would wait for ever. Leave it out."
+        )
     if model.training:
         check_model(model)
 

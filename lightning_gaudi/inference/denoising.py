@@ -119,7 +119,7 @@ class Denoiser:
             raise ValueError(f"num_steps must be at least 1, but is {num_steps}.")
         self.unet, self.scheduler = unet, scheduler
         self.num_steps, self.guidance = num_steps, guidance
-        self.engine = resolve(engine, next(unet.parameters()).device)
+        self.engine = resolve(engine, next(unet.parameters()).device, unet)
         self._runners: dict[tuple[Any, ...], tuple[Runner, list[Tensor]]] = {}
         self._draws_noise = "generator" in inspect.signature(scheduler.step).parameters
         self._current: list[weakref.ref[Tensor]] = []

@@ -17,16 +17,25 @@ from torch import Tensor
 from lightning_gaudi._core import vendor
 
 Engine: TypeAlias = Literal["auto", "graph", "compile", "none"]
-"""How a step is run: "auto" is "graph" in lazy mode, "compile" in eager mode, "none" elsewhere."""
+"""How a step is run: "auto" is "graph" in lazy mode, "compile" in eager mode, "none" elsewhere, and
+with weights in shards of ZeRO-3."""
 
 _numbers = itertools.count()
 
 
-def resolve(engine: Engine, device: torch.device | str) -> Engine:
+def resolve(
+    engine: Engine, device: torch.device | str, model: torch.nn.Module | None = None
+) -> Engine:
     """What `engine` means on a device: "graph", "compile" or "none".
 
+    Args:
+        engine: See `Engine`.
+        device: Where the step runs.
+        model: Of the step, if it has one.
+
     Raises:
-        ValueError: There is no such engine, or the device has none such in this mode.
+        ValueError: There is no such engine, the device has none such in this mode, or the model's
+            weights are in shards of ZeRO-3.
     """
     if engine not in get_args(Engine):
         raise ValueError(f"engine={engine!r} is none of {', '.join(map(repr, get_args(Engine)))}.")
@@ -36,6 +45,14 @@ def resolve(engine: Engine, device: torch.device | str) -> Engine:
             raise ValueError(
                 f"engine={engine!r} is for the HPU, and this runs on {kind!r}. Move the model "
                 "there, or pass engine='auto' or 'none'."
+            )
+        return "none"
+    if model is not None and is_gathered(model):
+        # Hooks bring each layer's weights to the card, and take them away again.
+        if engine in ("graph", "compile"):
+            raise ValueError(
+                f"engine={engine!r} wants the weights where they are, and ZeRO-3 gathers them "
+                "layer by layer as the model runs. Pass engine='none' or 'auto', or take ZeRO-2."
             )
         return "none"
     if engine == "auto":
@@ -53,6 +70,11 @@ def resolve(engine: Engine, device: torch.device | str) -> Engine:
             "'auto'."
         )
     return engine
+
+
+def is_gathered(model: torch.nn.Module) -> bool:
+    """Whether a model's weights are in shards of ZeRO-3, which all ranks gather as they run it."""
+    return any(hasattr(each, "ds_tensor") for each in model.parameters())
 
 
 class Runner:

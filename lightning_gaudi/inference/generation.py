@@ -67,7 +67,7 @@ class TextGenerator:
         self.buckets = check_buckets(buckets)
         """The widths."""
         self._device = next(model.parameters()).device
-        self.engine = resolve(engine, self._device)
+        self.engine = resolve(engine, self._device, self.model)
         """"graph", "compile" or "none"."""
         if self.engine == "graph":
             check_capture(model)

@@ -60,6 +60,14 @@ def test_wrong_arguments_are_refused(generator, name):
         call(generator, **settings)
 
 
+def test_texts_of_weights_in_shards_of_zero3_have_one_length():
+    model = build()
+    next(model.parameters()).ds_tensor = torch.zeros(1)  # as DeepSpeed marks them
+    generator = TextGenerator(model)
+    with pytest.raises(ValueError, match=r"check_end_every=4 ends a call .* wait for ever"):
+        call(generator, check_end_every=4)
+
+
 def test_a_text_longer_than_the_models_positions_is_refused():
     generator = TextGenerator(build("GPT-2", n_positions=10), buckets=(16,))
     assert call(generator, num_tokens=7).shape == (2, 7)

@@ -27,6 +27,15 @@ def test_an_engine_that_there_is_not_is_refused(engine, device, message):
         Runner(lambda: None, engine, device=device)
 
 
+def test_weights_in_shards_of_zero3_are_run_as_they_are():
+    model = torch.nn.Linear(2, 2)
+    model.weight.ds_tensor = torch.zeros(2)  # as DeepSpeed marks them
+    assert resolve("auto", "hpu", model) == resolve("none", "hpu", model) == "none"
+    assert resolve("auto", "hpu", torch.nn.Linear(2, 2)) == "compile"
+    with pytest.raises(ValueError, match="engine='compile' wants the weights where they are"):
+        resolve("compile", "hpu", model)
+
+
 @pytest.mark.parametrize(("engine", "device"), [("none", "cpu"), ("none", "hpu")])
 def test_a_step_runs_without_gradients_and_updates_in_place(engine, device):
     total = torch.zeros(2, device=device)

@@ -110,7 +110,7 @@ RUNS = (
     Run("text_generation", "ZeRO-3"),
     Run("t5_summarization", "ZeRO-3", _T5),
     Run("t5_summarization", "ZeRO-3", _T5, checkpointing=True),
-    Run("text_to_image", "ZeRO-3", ("--model.engine=none",)),  # its hooks are not compiled
+    Run("text_to_image", "ZeRO-3"),
     Run("t5_summarization", "FSDP2", _T5),
     Run("t5_summarization", "FSDP2", _T5, checkpointing=True),
     Run("t5_summarization", "tensor parallel", _T5),

@@ -120,6 +120,19 @@ def test_two_cards_write_the_file_of_one(pretrained, tmp_path):
         assert not list((tmp_path / kind).glob("out.jsonl.*"))
 
 
+def _in_shards(rank: int, path: Path) -> None:
+    write(str(path / "model"), path, strategy="deepspeed_stage_3", devices=2)
+
+
+@pytest.mark.slow
+def test_weights_in_shards_of_zero3_write_the_file_of_one(pretrained, tmp_path):
+    """Which are neither captured nor compiled, by default."""
+    save_pretrained(tmp_path / "model")
+    run_trainers(_in_shards, tmp_path, tmp_path, num_ranks=2)
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == write(pretrained, tmp_path)
+
+
 @pytest.mark.slow
 def test_lazy_mode_replays_graphs_to_the_same_texts(pretrained, tmp_path):
     fork_python(
