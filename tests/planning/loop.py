@@ -59,6 +59,8 @@ def main(name, num_cards, folder=None):
                 loss = model(batch).square().mean()
                 fabric.backward(loss)
             if not is_accumulating:
+                if not name.startswith("zero"):
+                    fabric.clip_gradients(model, optimizer, max_norm=1.0)
                 optimizer.step()
                 optimizer.zero_grad()
                 num_steps += 1
