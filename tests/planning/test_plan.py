@@ -52,6 +52,10 @@ if __name__ == "__main__":
 """
 
 
+NOTHING_RAN = (
+    "no Trainer of Lightning and no Fabric ran in it. For another loop see `lightning-gaudi "
+    "audit`, or plan its module with a batch (lightning_gaudi.planning.plan.plan_module)"
+)
 PRINTED = 'print("PEAK", torch.hpu.memory_stats()["MaxInUse"])'
 
 
@@ -154,11 +158,11 @@ def test_what_cannot_be_planned_is_named_with_its_line(tmp_path: Path) -> None:
     [
         (("--cards", "gaudy2"), ("python",), "There is no card 'gaudy2'. Did you mean 'gaudi2'?"),
         ((), ("no-such-program",), "no-such-program: command not found."),
-        ((), (sys.executable, "-c", "print('hello')"), "plan_module).\nhello"),
+        ((), (sys.executable, "-c", "print('hello')"), f"{NOTHING_RAN}.\nhello"),
         (
             (),
             (sys.executable, "-c", "import sys; print('mine', file=sys.stderr); sys.exit(7)"),
-            "status 7, and no Trainer of Lightning and no Fabric ran in it.",
+            f"the program ended with status 7, and {NOTHING_RAN}.\nmine",
         ),
         ((), (sys.executable, "no_such_file.py"), "can't open file"),
     ],
