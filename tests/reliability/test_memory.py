@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 from torch import nn
 
@@ -12,6 +13,12 @@ from lightning_gaudi.reliability import memory
 from tests.helpers.diffusion import make_unet
 from tests.inference.denoised import CONFIG, SEEDS, SHAPE, embeddings
 from tests.inference.tiny_models import build
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> None:
+    """Generators of other tests are cycles: until Python collects them their caches are there."""
+    gc.collect()
 
 
 def test_bytes_are_told_by_category_and_what_is_shared_once() -> None:
