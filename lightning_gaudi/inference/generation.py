@@ -5,6 +5,7 @@ B prompts of a batch, T tokens that each is padded to, N new tokens, V vocabular
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,6 +76,8 @@ class TextGenerator:
         self._capture_prefill = capture_prefill
         warn_of_settings(model)
         self._decoders: dict[Any, Decoder] = {}
+        # With the generator, and not when Python collects cycles: the card may be full by then.
+        weakref.finalize(self, _release, self._decoders).atexit = False
         self._memory: list[tuple[int, torch.dtype]] = []
 
     def __call__(
@@ -169,9 +172,7 @@ class TextGenerator:
             )
         memory = [(_local(weight).data_ptr(), weight.dtype) for weight in now]
         if memory != self._memory:
-            for decoder in self._decoders.values():
-                decoder.release()
-            self._decoders.clear()
+            _release(self._decoders)
             self._memory = memory
 
     def _run(
@@ -238,6 +239,12 @@ def generate(
         )
     generator: TextGenerator = kept[key]
     return generator(input_ids, attention_mask, max_new_tokens, **settings)
+
+
+def _release(decoders: dict[Any, Decoder]) -> None:
+    for decoder in decoders.values():
+        decoder.release()
+    decoders.clear()
 
 
 def _local(weight: Tensor) -> Tensor:

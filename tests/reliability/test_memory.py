@@ -17,7 +17,7 @@ from tests.inference.tiny_models import build
 
 @pytest.fixture(autouse=True)
 def _collected() -> None:
-    """Generators of other tests are cycles: until Python collects them their caches are there."""
+    """What other tests have left in cycles is on the card until Python collects it."""
     gc.collect()
 
 
@@ -44,7 +44,6 @@ def test_a_cache_is_told_as_long_as_its_generator_is_there() -> None:
     assert sizes["KV cache"] == 2 * config.num_hidden_layers * 3 * (8 + 4) * config.hidden_size * 4
     assert sizes["weights"] == sum(each.nbytes for each in [*model.parameters(), *model.buffers()])
     del generator
-    gc.collect()
     assert memory.by_category(model, [])["KV cache"] == 0
 
 
