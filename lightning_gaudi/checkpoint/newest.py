@@ -1,4 +1,4 @@
-"""The newest checkpoint of a run that is what was saved, whatever files were copied since."""
+"""The newest checkpoints of a run, whatever files were copied since."""
 
 from __future__ import annotations
 
@@ -29,26 +29,15 @@ class Candidate(NamedTuple):
     """Which run has saved it; None if it has no manifest."""
 
 
-def newest_valid(folders: Iterable[Path]) -> Path | None:
-    """The newest checkpoint in folders that a fit can go on from, compared with its manifest.
+def whole(checkpoints: Sequence[Path]) -> list[Path]:
+    """Those of some checkpoints that are there and have all of their bytes, the last one first.
 
-    That is the last one of the fit that began last. Those without a manifest come after all others,
-    by the time of their files. One process calls it; a damaged checkpoint is warned of.
-
-    Args:
-        folders: Local ones; those that are not there have none.
-    """
-    damaged: list[str] = []
-    return _first_valid((each.path for each in candidates(folders, damaged)), damaged)
-
-
-def last_valid(checkpoints: Sequence[Path]) -> Path | None:
-    """The last of some checkpoints that is still there and is what was saved.
+    Checksums are not compared, which loading does; what is damaged is warned of.
 
     Args:
         checkpoints: Files or folders, in the order in which they were saved.
     """
-    return _first_valid((path for path in reversed(checkpoints) if path.exists()), [])
+    return [each for each in reversed(checkpoints) if each.exists() and _is_whole(each)]
 
 
 def candidates(folders: Iterable[Path], damaged: list[str] | None = None) -> list[Candidate]:
@@ -119,7 +108,7 @@ def _candidate(path: Path) -> Candidate | None:
         is_checkpoint = is_sharded_folder(path) or (path / LATEST).is_file()
         manifest = read_manifest_if_any(path) if is_checkpoint else None
         if manifest is None and is_checkpoint:
-            _check(path)  # says what is wrong with a manifest that is there
+            _check_lengths(path)  # says what is wrong with a manifest that is there
     else:
         manifest = None
         is_checkpoint = path.suffix == _SUFFIX
@@ -130,26 +119,19 @@ def _candidate(path: Path) -> Candidate | None:
     return Candidate(path, (0.0, -1, path.stat().st_mtime), None) if is_checkpoint else None
 
 
-def _first_valid(paths: Iterable[Path], damaged: list[str]) -> Path | None:
-    valid = next((path for path in paths if _is_valid(path, damaged)), None)
-    for problem in damaged:
-        rank_zero_warn(f"{problem} It is left out.")
-    return valid
-
-
-def _is_valid(path: Path, damaged: list[str]) -> bool:
+def _is_whole(path: Path) -> bool:
     try:
-        _check(path)
+        _check_lengths(path)
     except (DamagedCheckpointError, OSError) as error:
-        damaged.append(str(error))
+        rank_zero_warn(f"{error} It is left out.")
         return False
     return True
 
 
-def _check(path: Path) -> None:
+def _check_lengths(path: Path) -> None:
     if not path.is_dir():
-        check_file(path)
+        check_file(path, with_checksum=False)
     elif is_sharded_folder(path):
-        check_folder(path)
+        check_folder(path, with_checksum=False)
     else:
-        check_folder(path / (path / LATEST).read_text().strip())
+        check_folder(path / (path / LATEST).read_text().strip(), with_checksum=False)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi.reliability.jobs import Job, count_fit, find_job
 
 from ..checkpoint.job_record import JobRecord
-from ..checkpoint.newest import last_valid
+from ..checkpoint.newest import whole
 
 # Beside it stands the rest of a strategy; why it is over ABC says `distributed.strategy`.
 _Base: Any = ABC
@@ -43,6 +43,8 @@ class AutoResume(_Base):  # type: ignore[misc]
     # A class attribute, since an instance of Lightning's own strategy may have become one of ours.
     _record: JobRecord | None = None
     """What rank 0 writes down of the fit that runs."""
+    _instead: Sequence[Any] = ()
+    """What the fit may begin with where rank 0's choice is damaged, the best first."""
 
     def choose_checkpoint(self, trainer: pl.Trainer, given: Any) -> Any:
         """What the Trainer begins with; all ranks call this when they are connected.
@@ -54,7 +56,7 @@ class AutoResume(_Base):  # type: ignore[misc]
         Returns:
             A path, the same on all ranks, or `given`.
         """
-        self._record = None
+        self._record, self._instead = None, ()
         if trainer.state.fn != TrainerFn.FITTING:
             return given
         model = type(trainer.lightning_module).__qualname__
@@ -66,12 +68,24 @@ class AutoResume(_Base):  # type: ignore[misc]
         if self.is_global_zero:
             record = JobRecord(trainer.default_root_dir, job.name, job.agent, fit)
             try:
-                chosen = _choose(record, job, _asked_for(trainer, given), is_restarted=is_restarted)
+                own = _choose(record, job, _asked_for(trainer, given), is_restarted=is_restarted)
+                if own:
+                    chosen, *others = map(str, own)
+                    self._instead = (*others, None if given is None else str(given))
                 self._record = record
             except (OSError, ValueError, LookupError, TypeError) as error:
                 _warn(record, error)
         chosen = self.broadcast(chosen)
         return given if chosen is None else chosen
+
+    def instead_of_chosen(self) -> Sequence[Any]:
+        """What a further start begins with if the checkpoint that was chosen for it is damaged.
+
+        Returns:
+            Paths, the best first, then what the program asks for, None for nothing; empty where the
+            choice was the program's, and on ranks other than 0.
+        """
+        return self._instead
 
     def _can_note(self, trainer: pl.Trainer) -> bool:
         is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
@@ -103,25 +117,27 @@ class AutoResume(_Base):  # type: ignore[misc]
             _warn(record, error)
 
 
-def _choose(record: JobRecord, job: Job, given: str | None, *, is_restarted: bool) -> str | None:
-    """The fit's own newest checkpoint, or None for what was given."""
+def _choose(
+    record: JobRecord, job: Job, given: str | None, *, is_restarted: bool
+) -> Sequence[Path]:
+    """The fit's own checkpoints, the newest first; none where it begins with what was given."""
     agent, again = record.read(), f"{job.scheduler} has started this again; "
     if agent is None or not job.is_restart_of(agent, is_restarted=is_restarted):
         record.begin(given)
         if is_restarted:
             say(f"{again}nothing that it saved is known, so it begins as at first")
-        return None
+        return ()
     saved = record.saved()
     if given not in (None, record.first_path, *map(str, saved)):
         record.begin(given)
         say(f"{again}it goes on from ckpt_path={given!r}")
-        return None
-    newest = last_valid(saved)
-    if newest is None:
+        return ()
+    found = whole(saved)
+    if found:
+        say(f"{again}it goes on from {found[0]}")
+    else:
         say(f"{again}it had saved no checkpoint that is whole, so it begins as at first")
-        return None
-    say(f"{again}it goes on from {newest}")
-    return str(newest)
+    return found
 
 
 def _asked_for(trainer: pl.Trainer, given: Any) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,21 +97,36 @@ def _load_valid(
         load(path)
         return chosen
     except DamagedCheckpointError as error:
-        others: Iterable[Path] = ()
-        if trainer.is_global_zero:
-            found = [each.path for each in candidates(checkpoint_folders(trainer))]
-            others = [each for each in found if each != chosen] if is_newest else fallbacks(chosen)
         problem = error
-    for other in trainer.strategy.broadcast(others):
-        rank_zero_warn(f"{problem}\nThe fit goes on from {other} instead.")
+    found: Any = None
+    if trainer.is_global_zero:
+        found = _instead_of(trainer, chosen, is_newest=is_newest)
+    others, why_no_other = trainer.strategy.broadcast(found)
+    for other in others:
+        begins = "begins anew" if other is None else f"goes on from {other}"
+        rank_zero_warn(f"{problem}\nThe fit {begins} instead.")
         try:
-            load(str(other))
-            return other
+            load(other)
+            return None if other is None or "://" in other else local_path(other)
         except DamagedCheckpointError as error:
             problem = error
-    where = (
-        "its folder has no other that is valid"
-        if is_newest
-        else (f"{chosen.parent} has no earlier one of the same run that is valid")
-    )
-    raise DamagedCheckpointError(f"{problem} The fit cannot go on from another: {where}.")
+    raise DamagedCheckpointError(f"{problem} The fit cannot go on from another: {why_no_other}.")
+
+
+def _instead_of(
+    trainer: pl.Trainer, chosen: Path, *, is_newest: bool
+) -> tuple[list[str | None], str]:
+    """What takes the place of a damaged checkpoint, the best first, and why there is no other.
+
+    None stands for a new beginning.
+    """
+    of_job = trainer.strategy.instead_of_chosen()  # type: ignore[attr-defined]
+    if of_job:
+        return [*of_job], "all that this job has saved, and what it began with, is damaged"
+    if is_newest:
+        found = [each.path for each in candidates(checkpoint_folders(trainer))]
+        why = "its folder has no other that is valid"
+    else:
+        found = fallbacks(chosen)
+        why = f"{chosen.parent} has no earlier one of the same run that is valid"
+    return [str(each) for each in found if each != chosen], why

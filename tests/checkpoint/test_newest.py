@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gaudi import HPUCheckpointIO
 from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
-from lightning_gaudi.checkpoint.newest import fallbacks, newest_valid
+from lightning_gaudi.checkpoint.newest import candidates, fallbacks, whole
 from lightning_gaudi.reliability.session import begin_session, continue_run
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
 
@@ -29,6 +29,10 @@ def _save(path: Path, step: int, **others: Any) -> Path:
     return path
 
 
+def _newest(*folders: Path) -> list[Path]:
+    return [each.path for each in candidates(folders)]
+
+
 def _flip(path: Path) -> Path:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -41,7 +45,7 @@ def test_step_decides_and_not_the_time_of_the_file(tmp_path: Path) -> None:
     newest = _save(tmp_path / "a.ckpt", 7)
     _save(tmp_path / "last.ckpt", 5)
     (tmp_path / "notes.txt").write_text("x")
-    assert newest_valid([tmp_path, tmp_path / "none"]) == newest
+    assert _newest(tmp_path, tmp_path / "none")[0] == newest
 
 
 def test_fit_that_began_last_comes_first(tmp_path: Path) -> None:
@@ -49,17 +53,16 @@ def test_fit_that_began_last_comes_first(tmp_path: Path) -> None:
     _save(tmp_path / "a.ckpt", 100)
     begin_session()
     newest = _save(tmp_path / "b.ckpt", 3)
-    assert newest_valid([tmp_path]) == newest
+    assert _newest(tmp_path)[0] == newest
 
 
-def test_damaged_ones_are_named_and_left_out(tmp_path: Path) -> None:
-    valid = _save(tmp_path / "a.ckpt", 1)
-    _flip(_save(tmp_path / "b.ckpt", 2))
-    os.truncate(_save(tmp_path / "c.ckpt", 3), 3000)
+def test_those_that_are_cut_short_are_named_and_left_out(tmp_path: Path) -> None:
+    first = _save(tmp_path / "a.ckpt", 1)
+    second = _save(tmp_path / "b.ckpt", 2)
+    os.truncate(third := _save(tmp_path / "c.ckpt", 3), 3000)
     with pytest.warns(UserWarning, match="It is left out") as warned:
-        assert newest_valid([tmp_path]) == valid
-    said = "\n".join(str(each.message) for each in warned)
-    assert "b.ckpt is damaged" in said
+        assert whole([first, tmp_path / "removed.ckpt", second, third]) == [second, first]
+    (said,) = {str(each.message) for each in warned}
     assert "c.ckpt is cut short or damaged: 3,000 bytes of" in said
 
 
@@ -68,9 +71,9 @@ def test_weights_alone_and_other_programs_files_come_last(tmp_path: Path) -> Non
     HPUCheckpointIO().save_checkpoint(
         {"pytorch-lightning_version": "2.6.6", "global_step": 9}, tmp_path / "weights.ckpt"
     )
-    assert newest_valid([tmp_path]) == tmp_path / "other.ckpt"
+    assert _newest(tmp_path) == [tmp_path / "other.ckpt"]
     ours = _save(tmp_path / "a.ckpt", 1)
-    assert newest_valid([tmp_path]) == ours
+    assert _newest(tmp_path) == [ours, tmp_path / "other.ckpt"]
 
 
 def test_only_older_ones_of_the_same_run_take_the_place_of_another(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gaudi.checkpoint.job_record import FOLDER
+from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
 from lightning_gaudi.reliability import jobs
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
@@ -139,7 +140,13 @@ def test_another_ckpt_path_than_at_first_is_the_programs_choice(
     assert _fit(tmp_path, 10, own) == 8
 
 
-def test_a_checkpoint_that_is_damaged_is_left_out(starts: Any, tmp_path: Path) -> None:
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_checkpoint_that_is_cut_short_is_left_out(starts: Any, tmp_path: Path) -> None:
     starts(JOB)
     _fit(tmp_path)
     newest = tmp_path / "checkpoints" / "epoch=0-step=4.ckpt"
@@ -147,6 +154,55 @@ def test_a_checkpoint_that_is_damaged_is_left_out(starts: Any, tmp_path: Path) -
     starts(_restarted())
     with pytest.warns(UserWarning, match=r"step=4\.ckpt is cut short or damaged: 1,000 bytes of"):
         assert _fit(tmp_path) == 2
+
+
+def test_what_is_damaged_is_found_by_loading_and_the_jobs_own_one_before_is_taken(
+    starts: Any, tmp_path: Path
+) -> None:
+    starts(JOB)
+    _fit(tmp_path, 2, folder="version_0")
+    starts(_restarted(1))
+    _fit(tmp_path, 5, folder="version_1")
+    _flip(tmp_path / "version_1" / "epoch=0-step=4.ckpt")
+    starts(_restarted(2))
+    before = (
+        rf"step=4\.ckpt is damaged(?s:.*)goes on from {tmp_path}/version_0/epoch=0-step=2\.ckpt"
+    )
+    with pytest.warns(UserWarning, match=before):
+        assert _fit(tmp_path, 7, folder="version_2") == 2
+
+
+def test_with_nothing_valid_it_begins_as_at_first(starts: Any, tmp_path: Path) -> None:
+    _fit(tmp_path, 2, folder="pretrained")
+    first = tmp_path / "pretrained" / "epoch=0-step=2.ckpt"
+    for ckpt_path, begin in ((None, 0), (first, 2)):
+        starts(JOB | {"TORCHELASTIC_RUN_ID": f"from {begin}"})
+        root = tmp_path / f"from {begin}"
+        _fit(root, 5, ckpt_path)
+        for each in (root / "checkpoints").iterdir():
+            _flip(each)
+        starts(_restarted() | {"TORCHELASTIC_RUN_ID": f"from {begin}"})
+        with pytest.warns(UserWarning, match=r"is damaged(?s:.*) instead") as warned:
+            assert _fit(root, 6, ckpt_path) == begin
+        last = "begins anew" if ckpt_path is None else f"goes on from {ckpt_path}"
+        said = [str(each.message).rpartition("\n")[2] for each in warned]
+        assert [each for each in said if each.startswith("The fit")][
+            -1
+        ] == f"The fit {last} instead."
+
+
+def test_with_nothing_valid_at_all_it_says_so(starts: Any, tmp_path: Path) -> None:
+    _fit(tmp_path, 2, folder="pretrained")
+    first = tmp_path / "pretrained" / "epoch=0-step=2.ckpt"
+    starts(JOB)
+    _fit(tmp_path, 5, first)
+    for each in (first, *(tmp_path / "checkpoints").iterdir()):
+        _flip(each)
+    starts(_restarted())
+    with pytest.warns(UserWarning, match="instead"), pytest.raises(DamagedCheckpointError) as error:
+        _fit(tmp_path, 6, first)
+    assert "pretrained/epoch=0-step=2.ckpt is damaged" in str(error.value)
+    assert "all that this job has saved, and what it began with, is damaged" in str(error.value)
 
 
 def test_weights_alone_do_not_count(
