@@ -44,7 +44,7 @@ def merge(processes: Sequence[Process]) -> Report:
         for finding, where in findings.items()
     ]
     different, common = compare(processes), _common(processes)
-    if not different:
+    if not different and len(processes) > 1:
         who = f"{len(processes)} processes on {', '.join(hosts)}"
         found.append(ok("hosts", f"{who} have the same {len(common)} versions and settings"))
     return Report([*different, *found], common)

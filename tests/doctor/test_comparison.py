@@ -21,6 +21,10 @@ def test_servers_that_agree_are_one_line() -> None:
     assert (report.facts, report.status) == (COMMON, 0)
 
 
+def test_one_server_is_compared_with_none() -> None:
+    assert comparison.merge([_process("a", 0, COMMON)]).findings == []
+
+
 def test_another_driver_is_an_error_that_names_both() -> None:
     processes = [
         _process("a", 0, COMMON),
