@@ -77,7 +77,7 @@ class TextGenerator:
         warn_of_settings(model)
         self._decoders: dict[Any, Decoder] = {}
         # With the generator, and not when Python collects cycles: the card may be full by then.
-        weakref.finalize(self, _release, self._decoders).atexit = False
+        weakref.finalize(self, _release, self._decoders)
         self._memory: list[tuple[int, torch.dtype]] = []
 
     def __call__(
