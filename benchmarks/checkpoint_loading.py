@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -145,13 +146,22 @@ def _drop_from_cache(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return  # it would have to be read from disk, as is wanted
+        for _ in range(10):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            if not _is_cached(descriptor):
+                return
+            time.sleep(0.1)  # pages that another core has just used are not dropped at once
     finally:
         os.close(descriptor)
     raise RuntimeError(f"{path} stays in memory. Set TMPDIR to a folder on a disk.")
+
+
+def _is_cached(descriptor: int) -> bool:
+    try:
+        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False  # it would have to be read from disk
+    return True
 
 
 def _speed_of_sha256(num_rounds: int) -> Row:

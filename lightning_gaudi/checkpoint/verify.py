@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import torch.distributed as dist
 from lightning.fabric.utilities.cloud_io import get_filesystem
@@ -14,7 +14,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning_gaudi._core.collectives import gather_objects, is_connected
 
 from . import zip_file
-from .checksum import checksum_of
+from .checksum import ReadingChecksum, checksum_of
 from .manifest import (
     ADVICE,
     DamagedCheckpointError,
@@ -80,13 +80,19 @@ def read_remote(path: _PATH, *, with_checksum: bool = True) -> bytes:
 
 
 def check_folder(
-    folder: Path, *, with_checksum: bool = True, part: int = 0, num_parts: int = 1
+    folder: Path,
+    *,
+    with_checksum: bool = True,
+    but: Collection[Path] = (),
+    part: int = 0,
+    num_parts: int = 1,
 ) -> None:
     """Compare the files of a folder with its manifest, if it has one.
 
     Args:
         folder: The one that the manifest is in.
         with_checksum: Whether to read all of them.
+        but: Those that are not read here, see `read_checked`.
         part: Which of the files are read, if several processes share them.
         num_parts: How many processes do.
 
@@ -100,24 +106,54 @@ def check_folder(
         return
     problems = [_length_problem(folder / name, each) for name, each in manifest.files.items()]
     if with_checksum and not any(problems):
-        shared = [*manifest.files.items()][part::num_parts]
-        problems = [_checksum_problem(folder / name, each) for name, each in shared]
-    found = [each for each in problems if each]
-    if found:
+        files = {folder / name: each for name, each in manifest.files.items()}
+        shared = [path for path in files if path not in but][part::num_parts]
+        problems = [_checksum_problem(path, files[path]) for path in shared]
+    if found := [each for each in problems if each]:
         is_missing = any(each.endswith(" is missing") for each in found)
-        raise (IncompleteCheckpointError if is_missing else DamagedCheckpointError)(
-            f"The checkpoint {folder} is damaged: {'; '.join(found)}. {ADVICE}"
-        )
+        raise _damaged(folder, found, IncompleteCheckpointError if is_missing else None)
 
 
-def check_folder_together(folder: Path, *, with_checksum: bool = True) -> None:
+def check_folder_together(
+    folder: Path, *, with_checksum: bool = True, but: Collection[Path] = ()
+) -> None:
     """`check_folder` by all ranks, of which each reads some of the files.
 
     What one finds, all raise; the devices work on.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if is_connected() else (0, 1)
     with damage_on_all_ranks():
-        check_folder(folder, with_checksum=with_checksum, part=rank, num_parts=world)
+        check_folder(folder, with_checksum=with_checksum, but=but, part=rank, num_parts=world)
+
+
+def read_checked(path: Path, load: Callable[[IO[bytes]], Any]) -> Any:
+    """Load a file of a folder that has a manifest, and compare it as it is read.
+
+    Args:
+        path: One that the manifest tells of.
+        load: Gets the file, open; its error comes after that of what is damaged.
+
+    Returns:
+        What `load` does.
+
+    Raises:
+        DamagedCheckpointError: It is not what was saved.
+        OSError: It cannot be read.
+    """
+    manifest = read_folder_manifest(path.parent)
+    assert manifest is not None
+    expected = manifest.files[path.name]
+    with ReadingChecksum(path, expected) as file:
+        error: Exception | None = None
+        try:
+            found = load(cast("IO[bytes]", file))
+        except Exception as caught:
+            error = caught
+        if problem := _difference(path, file.entry(), expected):
+            raise _damaged(path.parent, [problem]) from error
+    if error is not None:
+        raise error
+    return found
 
 
 @contextmanager
@@ -151,10 +187,20 @@ def _length_problem(path: Path, expected: FileEntry) -> str | None:
 
 
 def _checksum_problem(path: Path, expected: FileEntry) -> str | None:
-    found = checksum_of(path, expected)
+    return _difference(path, checksum_of(path, expected), expected)
+
+
+def _difference(path: Path, found: FileEntry, expected: FileEntry) -> str | None:
     if found == expected:
         return None
     return (
         f"{path.name} has the SHA-256 {found.sha256[:16]} of its {expected.num_bytes:,} bytes, "
         f"expected {expected.sha256[:16]}"
     )
+
+
+def _damaged(
+    folder: Path, problems: Sequence[str], kind: type[DamagedCheckpointError] | None = None
+) -> DamagedCheckpointError:
+    message = f"The checkpoint {folder} is damaged: {'; '.join(problems)}. {ADVICE}"
+    return (kind or DamagedCheckpointError)(message)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
+from lightning_gaudi.checkpoint import restricted
 from lightning_gaudi.deepspeed.checkpoint import save
 from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
 from tests.helpers.slow import SLOW
@@ -31,6 +32,10 @@ def _damage(home: Path, kind: str) -> None:
     shard = next(version.glob("*zero_pp_rank_1_mp_rank_00_optim_states.pt"))
     if kind == "missing":
         shard.unlink()
+    elif kind == "flipped":
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
     else:
         os.truncate(shard, shard.stat().st_size // 2)
 
@@ -57,7 +62,10 @@ def _fail(rank: int, folder: Path) -> dict[Any, Any]:
         after = consolidated(home)[0]["state_dict"]
         found[stage, "intact"] = all(torch.equal(after[name], before[name]) for name in before)
         found[stage, "left"] = sorted(each.name for each in home.iterdir())
-        found[stage, "damage"] = _load_damaged(rank, folder, home, stage, DAMAGES[stage])
+        for kind in (DAMAGES[stage], "flipped"):
+            found[stage, kind] = _load_damaged(rank, folder, home, stage, kind)
+        for verify in ("on", "off"):
+            found[stage, verify] = _read_by_deepspeed(rank, home, stage, verify)
         for name, settings in _refused(home).items():
             found[stage, name] = _message(fit, rank, 2, Rich(), ckpt_path=home, **settings)
     with warnings.catch_warnings(record=True) as warned:
@@ -96,6 +104,27 @@ def _load_damaged(rank: int, folder: Path, home: Path, stage: int, kind: str) ->
     # Under ZeRO-3 there is nothing whole to compare.
     after = before if stage == 3 else model.state_dict()
     return message, all(torch.equal(after[name].cpu(), before[name]) for name in before)
+
+
+def _read_by_deepspeed(rank: int, home: Path, stage: int, verify: str) -> list[str]:
+    """The files that DeepSpeed reads itself as a fit goes on."""
+    names: list[str] = []
+    instead_of = restricted.instead_of
+
+    def recording(original: Callable[..., Any]) -> Callable[..., Any]:
+        load = instead_of(original)
+
+        def record(file: str, *args: Any, **options: Any) -> Any:
+            names.append(Path(file).name)
+            return load(file, *args, **options)
+
+        return record
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restricted, "instead_of", recording)
+        patch.setenv("LIGHTNING_GAUDI_RELIABILITY", f"verify_checkpoints={verify}")
+        fit(rank, 2, Rich(), ckpt_path=str(home), **zero(stage))
+    return names
 
 
 def _refused(home: Path) -> dict[str, dict[str, Any]]:
@@ -141,19 +170,33 @@ def test_a_full_disk_of_one_rank_fails_all_and_leaves_the_last_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("stage", "text"),
+    ("stage", "kind", "text"),
     [
-        (2, "checkpoint is damaged: zero_pp_rank_1_mp_rank_00_optim_states.pt is missing."),
-        (3, "checkpoint is damaged: zero_pp_rank_1_mp_rank_00_optim_states.pt is truncated: "),
+        (2, "missing", "is missing."),
+        (3, "truncated", "is truncated: "),
+        (2, "flipped", "has the SHA-256 "),
+        (3, "flipped", "has the SHA-256 "),
     ],
 )
 def test_a_damaged_checkpoint_is_named_before_anything_is_loaded(
-    ranks: Any, stage: int, text: str
+    ranks: Any, stage: int, kind: str, text: str
 ) -> None:
     for rank in ranks:
-        message, is_as_it_was = rank[stage, "damage"]
-        assert text in message
+        message, is_as_it_was = rank[stage, kind]
+        shard = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        assert f"checkpoint is damaged: {shard} {text}" in message
         assert is_as_it_was
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_was_read_to_be_compared_is_not_read_again(ranks: Any, stage: int) -> None:
+    for number, rank in enumerate(ranks):
+        prefix = f"zero_pp_rank_{number}_" if stage == 3 else ""
+        assert rank[stage, "on"] == []
+        assert {*rank[stage, "off"]} == {
+            f"{prefix}mp_rank_00_model_states.pt",
+            f"zero_pp_rank_{number}_mp_rank_00_optim_states.pt",
+        }
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -13,10 +15,12 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
 
+from ...checkpoint import restricted
 from ...checkpoint.errors import UntrustedCheckpointError
 from ...checkpoint.io import HPUCheckpointIO
+from ...checkpoint.manifest import read_folder_manifest
 from ...checkpoint.torch_dcp.layout import is_sharded_folder
-from ...checkpoint.verify import check_folder_together, damage_on_all_ranks
+from ...checkpoint.verify import check_folder_together, damage_on_all_ranks, read_checked
 from . import consolidate, resize, shards, versions
 from .save import local_folder
 from .shards import Shards
@@ -102,17 +106,55 @@ def load(
     """
     folder = local_folder(path)
     version = folder / on_rank_zero(lambda: versions.latest(folder))
-    check_folder_together(version, with_checksum=verify)
-    with damage_on_all_ranks():
-        found = on_rank_zero(lambda: shards.find(folder))
+    check_folder_together(version, with_checksum=False)
+    found = _find(folder, version, verify=verify)
+    is_read_once = verify and with_optimizer and _has_own_files(found, version)
+    read_later = (*found.model_files, *found.optimizer_files) if is_read_once else ()
+    check_folder_together(version, with_checksum=verify, but=read_later)
     if not with_optimizer:
         load_weights(engine, consolidate.weights(found), strict=strict)
         return consolidate.extras(found)
-    raise_together(_refused(found))
+    states = _read_own(found) if is_read_once else {}
+    if not is_read_once:
+        raise_together(_refused(found))
     _check_kind(engine, found)
-    with shards.read_by_deepspeed():
+    with shards.read_by_deepspeed(states):
         _load_all(engine, found, strict=strict)
     return consolidate.extras(found)
+
+
+def _find(folder: Path, version: Path, *, verify: bool) -> Shards:
+    """The files; where they cannot be told, the manifest says which is damaged."""
+    try:
+        with damage_on_all_ranks():
+            return on_rank_zero(lambda: shards.find(folder))
+    except Exception:
+        check_folder_together(version, with_checksum=verify)
+        raise
+
+
+def _has_own_files(found: Shards, version: Path) -> bool:
+    """Whether each rank reads files of its own, and all of them together all that there are."""
+    is_same_number = found.num_ranks == dist.get_world_size() or not found.optimizer_files
+    return is_same_number and on_rank_zero(lambda: read_folder_manifest(version) is not None)
+
+
+def _read_own(found: Shards) -> dict[Path, Any]:
+    """Read this rank's files, compared with their manifest, before any rank loads one.
+
+    Reading them again to compare them is what would take the time. So the host holds the states of
+    the model and of the optimizer at once, where DeepSpeed reads one after the other.
+    """
+    states: dict[Path, Any] = {}
+    refused: Exception | None = None
+    with damage_on_all_ranks():
+        try:
+            for path in found.of_rank(dist.get_rank()):
+                states[path] = read_checked(path, partial(restricted.load, name=path))
+        except UntrustedCheckpointError as error:
+            refused = error
+    raise_together(refused)
+    return states
 
 
 def _refused(found: Shards) -> Exception | None:

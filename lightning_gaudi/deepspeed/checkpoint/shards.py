@@ -6,10 +6,12 @@ ZeRO-3 has a file of the model's state for each rank, the other stages have one.
 
 from __future__ import annotations
 
+import copy
+import os
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +43,11 @@ class Shards(NamedTuple):
     """The model's state; of each rank if the parameters too are in shards."""
     optimizer_files: tuple[Path, ...]
     """Of each rank; none if nothing is in shards."""
+
+    def of_rank(self, rank: int) -> tuple[Path, ...]:
+        """What a rank reads that goes on where as many as now saved it."""
+        model = self.model_files[rank if self.is_stage_3 else 0]
+        return (model, *self.optimizer_files[rank : rank + 1])
 
     @property
     def is_stage_3(self) -> bool:
@@ -86,9 +93,21 @@ def load(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def read_by_deepspeed() -> Iterator[None]:
-    """Have DeepSpeed, which trusts all files, run nothing that they hold."""
-    with replaced("deepspeed-loading", torch, load=restricted.instead_of(torch.load)):
+def read_by_deepspeed(states: Mapping[Path, Any] | None = None) -> Iterator[None]:
+    """Have DeepSpeed, which trusts all files, run nothing that they hold.
+
+    Args:
+        states: What some of them hold, which is not read again, however often DeepSpeed asks.
+    """
+    load = restricted.instead_of(torch.load)
+
+    def load_or_give(f: Any, *args: Any, **options: Any) -> Any:
+        is_path = isinstance(f, (str, os.PathLike))
+        if states and is_path and Path(f) in states:
+            return copy.copy(states[Path(f)])
+        return load(f, *args, **options)
+
+    with replaced("deepspeed-loading", torch, load=load_or_give):
         yield
 
 
