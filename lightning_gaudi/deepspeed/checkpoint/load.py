@@ -134,9 +134,15 @@ def _find(folder: Path, version: Path, *, verify: bool) -> Shards:
 
 
 def _has_own_files(found: Shards, version: Path) -> bool:
-    """Whether each rank reads files of its own, and all of them together all that there are."""
+    """Whether each rank reads files of its own, and the manifest tells of all of them."""
+
+    def is_told() -> bool:
+        manifest = read_folder_manifest(version)
+        files = (*found.model_files, *found.optimizer_files)
+        return manifest is not None and all(path.name in manifest.files for path in files)
+
     is_same_number = found.num_ranks == dist.get_world_size() or not found.optimizer_files
-    return is_same_number and on_rank_zero(lambda: read_folder_manifest(version) is not None)
+    return is_same_number and on_rank_zero(is_told)
 
 
 def _read_own(found: Shards) -> dict[Path, Any]:
