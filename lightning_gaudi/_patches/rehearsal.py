@@ -35,9 +35,8 @@ def patch_trainer(module: ModuleType, family: Family) -> None:
 
         @wrap(_TRAINER, module.Trainer, name)
         def run(original: Callable[..., Any], trainer: Any, *args: Any, **settings: Any) -> Any:
-            model = args[0] if args else settings.get("model")
             whole = partial(original, trainer, *args, **settings)
-            rehearsed.rehearse(whole, trainer, model, family)
+            rehearsed.rehearse(whole, trainer, family)
 
     for name in ("fit_loop", "evaluation_loop", "prediction_loop"):
         loop = importlib.import_module(f"{family.trainer}.loops.{name}")

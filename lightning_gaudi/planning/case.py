@@ -83,6 +83,8 @@ class Rehearsed:
     checkpoint: Mapping[str, int] = field(default_factory=dict)
     """Bytes of a checkpoint of all ranks, with the optimizer and without; empty if none is asked
     for, or nothing is trained."""
+    can_checkpoint: bool = False
+    """Whether a module can be told to compute its activations again in backward."""
 
     @property
     def need(self) -> Need:

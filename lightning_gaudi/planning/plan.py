@@ -63,6 +63,7 @@ _NOTHING_RAN = (
 )
 
 _SHARDED_WEIGHTS = "ZeRO-3 on 8 cards"
+_CHECKPOINTED = ", activation checkpointing"
 
 CHANGES: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("activation checkpointing", {"checkpointing": True}),
@@ -71,11 +72,11 @@ CHANGES: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("ZeRO-2 on 8 cards", {"strategy": "deepspeed_stage_2", "devices": 8}),
     (_SHARDED_WEIGHTS, {"strategy": "deepspeed_stage_3", "devices": 8}),
     (
-        "ZeRO-3 on 8 cards, activation checkpointing",
+        f"{_SHARDED_WEIGHTS}{_CHECKPOINTED}",
         {"strategy": "deepspeed_stage_3", "devices": 8, "checkpointing": True},
     ),
     (
-        "ZeRO-3 on 8 cards with its optimizer on the host, activation checkpointing",
+        f"{_SHARDED_WEIGHTS} with its optimizer on the host{_CHECKPOINTED}",
         {"strategy": "deepspeed_stage_3_offload", "devices": 8, "checkpointing": True},
     ),
 )
@@ -99,6 +100,12 @@ def plan(
     found = _rehearse(command, case, cards, "")
     if found.rehearsed is None:
         raise PlanError(found.error)
+    if case.checkpointing and not found.rehearsed.can_checkpoint:
+        raise PlanError(
+            "--checkpointing has modules of transformers compute activations again, and this "
+            "program has none that can (no `gradient_checkpointing_enable`): it would be planned "
+            "as it is. Leave it out, or have the program checkpoint its activations itself."
+        )
     yield found
     missing = [card for card in cards if not found.largest[card.key]]
     for change, values in _changes(found.rehearsed) if with_changes else ():
@@ -119,9 +126,15 @@ def plan(
 
 def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
     """What may make less of a program; where nothing is trained, shards of its weights alone."""
-    if found.categories["gradients"] or found.categories["optimizer state"]:
+    if not found.categories["gradients"] and not found.categories["optimizer state"]:
+        return [(change, values) for change, values in CHANGES if change == _SHARDED_WEIGHTS]
+    if found.can_checkpoint:
         return CHANGES
-    return [(change, values) for change, values in CHANGES if change == _SHARDED_WEIGHTS]
+    left: dict[str, Mapping[str, Any]] = {}
+    for change, values in CHANGES:
+        name = change.removesuffix(_CHECKPOINTED)
+        left.setdefault(name, {key: each for key, each in values.items() if key != "checkpointing"})
+    return [(change, values) for change, values in left.items() if values]
 
 
 def _too_large_here(case: Case, found: Rehearsed) -> str:

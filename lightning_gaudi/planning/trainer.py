@@ -17,7 +17,7 @@ from typing_extensions import override
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.planning import rehearsal
 from lightning_gaudi.planning.batches import NUM_STEPS, Repeated
-from lightning_gaudi.planning.case import Case, Counted, Rehearsed
+from lightning_gaudi.planning.case import Counted, Rehearsed
 from lightning_gaudi.planning.empty_weights import EmptyWeights
 from lightning_gaudi.planning.forks import Fork
 from lightning_gaudi.planning.published import declared
@@ -63,13 +63,12 @@ def _is_dropped(callback: Any) -> bool:
     return any(kind.__name__ in _DROPPED for kind in type(callback).__mro__)
 
 
-def rehearse(run: Callable[[], Any], trainer: Any, model: Any, family: Family) -> NoReturn:
+def rehearse(run: Callable[[], Any], trainer: Any, family: Family) -> NoReturn:
     """Measure what a run takes, for all that the case asks, and end the program.
 
     Args:
         run: Has the Trainer fit, validate, test or predict.
         trainer: Its cards are dry.
-        model: Of the run; None where the Trainer has it.
         family: Of the Trainer.
 
     Raises:
@@ -79,7 +78,8 @@ def rehearse(run: Callable[[], Any], trainer: Any, model: Any, family: Family) -
 
     def start(make_watch: Callable[[Run], Watch], batch_size: int | None) -> Fork:
         def find() -> Counted | Rehearsed:
-            return _find(run, _TrainerRun(trainer, batch_size), model, case, family, make_watch)
+            measured = _TrainerRun(trainer, batch_size, case.checkpointing)
+            return _find(run, measured, family, make_watch)
 
         return Fork(lambda teller: teller.end(find))
 
@@ -89,8 +89,6 @@ def rehearse(run: Callable[[], Any], trainer: Any, model: Any, family: Family) -
 def _find(
     run: Callable[[], Any],
     measured: _TrainerRun,
-    model: Any,
-    case: Case,
     family: Family,
     make_watch: Callable[[Run], Watch],
 ) -> Counted | Rehearsed:
@@ -98,8 +96,6 @@ def _find(
     global _run
     rehearsal.fill_weights()
     rehearsal.begin_fork(family)
-    if case.checkpointing is not None and model is not None:
-        rehearsal.set_checkpointing(model, is_on=case.checkpointing)
     _run = measured
     watch = make_watch(measured)
     measured.tell(watch, family)
@@ -135,10 +131,12 @@ class _TrainerRun(Run):
     Args:
         trainer: It has not run yet.
         batch_size: Of all batches; None for the program's own.
+        checkpointing: Whether activations are computed again; None for what the program says.
     """
 
-    def __init__(self, trainer: Any, batch_size: int | None) -> None:
+    def __init__(self, trainer: Any, batch_size: int | None, checkpointing: bool | None) -> None:
         self._trainer = trainer
+        self._checkpointing = checkpointing
         self.batch_size = batch_size
         self.watch: Watch | None = None
         self._empty_weights = EmptyWeights()
@@ -154,7 +152,10 @@ class _TrainerRun(Run):
 
         def set_up_made(trainer: Any) -> None:
             self._empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            watch.note_made(trainer.lightning_module)
+            module = trainer.lightning_module
+            if self._checkpointing is not None:
+                rehearsal.set_checkpointing(module, is_on=self._checkpointing)
+            watch.note_made(module)
             set_up(trainer)
 
         strategy.setup = set_up_made  # no callback is told between configure_model and it

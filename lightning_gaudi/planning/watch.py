@@ -155,6 +155,7 @@ class MemoryWatch(Watch):
     def __init__(self, run: Run, *, is_thorough: bool = False) -> None:
         super().__init__(run)
         self._is_thorough = is_thorough
+        self._can_checkpoint = False
         self._host: dict[str, int] = {}
         self._checkpoint: dict[str, int] = {}
         self._end_mark: int | None = None
@@ -173,6 +174,7 @@ class MemoryWatch(Watch):
     def note_made(self, model: Any) -> None:
         if self._is_thorough:
             self._host[host.MADE] = self._host.get(host.MADE, 0) + host.made_bytes(model)
+            self._can_checkpoint |= any(map(_can_checkpoint, model.modules()))
 
     @override
     def begin(self, step: int, batch: Any) -> None:
@@ -254,4 +256,11 @@ class MemoryWatch(Watch):
             categories=sizes,
             host=self._host,
             checkpoint=self._checkpoint,
+            can_checkpoint=self._can_checkpoint,
         )
+
+
+def _can_checkpoint(module: Any) -> bool:
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    can = getattr(module, "supports_gradient_checkpointing", True)  # of transformers
+    return can and any(hasattr(module, name) for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,23 +11,31 @@ import pytest
 from lightning_gaudi.planning import plan as module
 from lightning_gaudi.planning.cards import CARDS, Card
 from lightning_gaudi.planning.case import MAX_FORKS, Case, Rehearsed
-from lightning_gaudi.planning.plan import Planned, plan
+from lightning_gaudi.planning.plan import PlanError, Planned, plan
 
 GIB = 2**30
 
 
-def _tried(monkeypatch: pytest.MonkeyPatch, free: int | None = None, **held: int) -> list[Planned]:
+def _tried(
+    monkeypatch: pytest.MonkeyPatch,
+    free: int | None = None,
+    *,
+    checkpointing: bool = False,
+    can_checkpoint: bool = True,
+    **held: int,
+) -> list[Planned]:
     """What is planned of a program that fits nowhere, whatever is changed."""
 
     def rehearse(command: Any, case: Case, cards: Sequence[Card], change: str) -> Planned:
         sizes = {"weights": 0, "gradients": 0, "optimizer state": 0} | held
         total = sum(sizes.values())
         found = Rehearsed(1, total, total, total, held_bytes=total, categories=sizes)
+        found = replace(found, can_checkpoint=can_checkpoint)
         return Planned(case, change, found, largest={card.key: 0 for card in cards})
 
     monkeypatch.setattr(module, "_rehearse", rehearse)
     monkeypatch.setattr(module, "_free_bytes", lambda: free)
-    return [*plan(["program"], Case(), [CARDS["gaudi2"]])]
+    return [*plan(["program"], Case(checkpointing=checkpointing or None), [CARDS["gaudi2"]])]
 
 
 def test_a_program_that_trains_is_tried_in_shards_and_on_the_host(
@@ -37,6 +46,17 @@ def test_a_program_that_trains_is_tried_in_shards_and_on_the_host(
         *(f"deepspeed_stage_{stage}" for stage in (1, 2, 3, 3)),
         "deepspeed_stage_3_offload",
     ]
+
+
+def test_what_cannot_checkpoint_is_not_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _tried(monkeypatch, can_checkpoint=False, gradients=120 * GIB)
+    assert [each.change for each in found[1:]] == [
+        *(f"ZeRO-{stage} on 8 cards" for stage in (1, 2, 3)),
+        "ZeRO-3 on 8 cards with its optimizer on the host",
+    ]
+    assert not any(each.case.checkpointing for each in found)
+    with pytest.raises(PlanError, match=r"has none that can \(no `gradient_checkpointing_enable`"):
+        _tried(monkeypatch, can_checkpoint=False, checkpointing=True)
 
 
 def test_what_only_predicts_has_nothing_but_weights_to_shard(

@@ -112,6 +112,57 @@ def _rehearse(folder: Path, script: Path, *, is_dry: bool) -> dict[str, Any]:
     return found
 
 
+MADE_LATE = """
+import lightning.pytorch as pl, sys, torch
+from torch.utils.data import DataLoader
+from transformers import BertConfig, BertForSequenceClassification
+
+SIZES = {"num_hidden_layers": 6, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 99}
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        if sys.argv[1] == "at once":
+            self.make()
+
+    def make(self):
+        self.net = BertForSequenceClassification(BertConfig(**SIZES, intermediate_size=128))
+
+    def configure_model(self):
+        if not hasattr(self, "net"):
+            self.make()
+
+    def training_step(self, batch, batch_idx):
+        return self.net(**batch).loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+
+if __name__ == "__main__":
+    one = {"input_ids": torch.ones(128, dtype=torch.long), "labels": torch.tensor(1)}
+    pl.Trainer(max_epochs=100).fit(Model(), DataLoader([one] * 32, batch_size=8))
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_is_made_late_checkpoints_its_activations_as_well(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MADE_LATE)
+
+    def held(made: str, *options: str) -> int:
+        program = (sys.executable, "train.py", made)
+        done = _plan(tmp_path, "--cards", "gaudi2", "--json", *options, program=program)
+        assert done.returncode == 0, done.stderr
+        (found,) = json.loads(done.stdout)
+        rest: int = found["rehearsed"]["categories"][REST]
+        return rest
+
+    late = held("late", "--checkpointing")
+    assert late == held("at once", "--checkpointing")
+    assert late < 0.6 * held("late")
+
+
 @pytest.mark.slow
 def test_a_rehearsal_is_what_a_card_that_computes_measures(tmp_path: Path) -> None:
     script = _script(tmp_path)
