@@ -26,6 +26,7 @@ from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.planning import rehearsal
 from lightning_gaudi.planning.batches import NUM_STEPS, Repeated
 from lightning_gaudi.planning.case import Case
+from lightning_gaudi.planning.checkpointing import set_checkpointing
 from lightning_gaudi.planning.forks import Fork, GoOn, Teller
 from lightning_gaudi.planning.published import declared
 from lightning_gaudi.planning.run import Run
@@ -134,7 +135,7 @@ class _FabricRun(Run):
         rehearsal.fill_weights()
         self._fabric = fabric
         if self._case.checkpointing is not None:
-            rehearsal.set_checkpointing(module, is_on=self._case.checkpointing)
+            set_checkpointing(module, is_on=self._case.checkpointing)
         self._watch.note_made(module)
 
     def note_module(self, wrapped: Any) -> None:

@@ -10,7 +10,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -120,19 +119,3 @@ def begin_fork(family: Family) -> None:
     own_server()
     group = family.find("distributed.process_group")
     group._check_cards = lambda node_rank: None
-
-
-def set_checkpointing(model: Any, *, is_on: bool) -> None:
-    """Have modules of transformers compute activations again in backward, or not."""
-    names = (
-        ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-        if is_on
-        else ("activation_checkpointing_disable", "gradient_checkpointing_disable")
-    )
-    for module in model.modules():
-        for name in names:
-            switch = getattr(module, name, None)
-            if switch is not None:
-                with suppress(ValueError):  # of a model that cannot
-                    switch()
-                break

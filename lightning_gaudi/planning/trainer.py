@@ -18,6 +18,7 @@ from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.planning import rehearsal
 from lightning_gaudi.planning.batches import NUM_STEPS, Repeated
 from lightning_gaudi.planning.case import Counted, Rehearsed
+from lightning_gaudi.planning.checkpointing import set_checkpointing
 from lightning_gaudi.planning.empty_weights import EmptyWeights
 from lightning_gaudi.planning.forks import Fork
 from lightning_gaudi.planning.published import declared
@@ -154,7 +155,7 @@ class _TrainerRun(Run):
             self._empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             module = trainer.lightning_module
             if self._checkpointing is not None:
-                rehearsal.set_checkpointing(module, is_on=self._checkpointing)
+                set_checkpointing(module, is_on=self._checkpointing)
             watch.note_made(module)
             set_up(trainer)
 

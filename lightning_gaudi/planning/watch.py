@@ -17,6 +17,7 @@ from lightning_gaudi._core import vendor
 from lightning_gaudi.planning import host
 from lightning_gaudi.planning.batches import NUM_STEPS, size_of
 from lightning_gaudi.planning.case import Counted, Rehearsed
+from lightning_gaudi.planning.checkpointing import can_checkpoint
 from lightning_gaudi.planning.run import Run
 from lightning_gaudi.planning.work import Work
 from lightning_gaudi.reliability.holders import PRECEDENCE, STAYING, gathers, holders
@@ -174,7 +175,7 @@ class MemoryWatch(Watch):
     def note_made(self, model: Any) -> None:
         if self._is_thorough:
             self._host[host.MADE] = self._host.get(host.MADE, 0) + host.made_bytes(model)
-            self._can_checkpoint |= any(map(_can_checkpoint, model.modules()))
+            self._can_checkpoint |= can_checkpoint(model)
 
     @override
     def begin(self, step: int, batch: Any) -> None:
@@ -258,9 +259,3 @@ class MemoryWatch(Watch):
             checkpoint=self._checkpoint,
             can_checkpoint=self._can_checkpoint,
         )
-
-
-def _can_checkpoint(module: Any) -> bool:
-    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-    can = getattr(module, "supports_gradient_checkpointing", True)  # of transformers
-    return can and any(hasattr(module, name) for name in names)

@@ -13,7 +13,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
-from lightning_gaudi.checkpoint.newest import fallbacks
+from lightning_gaudi.checkpoint.newest import candidates, fallbacks
 from tests.faults.saving import KINDS
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 
@@ -30,6 +30,7 @@ def test_cut_is_named_and_the_one_before_is_taken(
     first, second = tmp_path / "step=1.ckpt", tmp_path / "step=2.ckpt"
     save(first, 1)
     save(second, 2)
+    assert candidates([tmp_path])[0].path == second
     parts = [each for each in [second, *second.rglob("*")] if each.is_file()]
     parts = [
         each for each in parts if each.suffix not in (".py", ".json") and each.name != "latest"
@@ -48,6 +49,7 @@ def test_cut_is_named_and_the_one_before_is_taken(
         assert length < 58 or f"of {len(whole):,}" in message, message
         assert fallbacks(second) == [first]
         path.write_bytes(whole)
+    assert candidates([tmp_path])[0].path == second
     assert load(second) == 2
     measured(f"{kind}: {NUM_CUTS} of {NUM_CUTS} rejected with both lengths, the one before taken")
 

@@ -186,9 +186,8 @@ def test_with_nothing_valid_it_begins_as_at_first(starts: Any, tmp_path: Path) -
             assert _fit(root, 6, ckpt_path) == begin
         last = "begins anew" if ckpt_path is None else f"goes on from {ckpt_path}"
         said = [str(each.message).rpartition("\n")[2] for each in warned]
-        assert [each for each in said if each.startswith("The fit")][
-            -1
-        ] == f"The fit {last} instead."
+        *_, final = (each for each in said if each.startswith("The fit"))
+        assert final == f"The fit {last} instead."
 
 
 def test_with_nothing_valid_at_all_it_says_so(starts: Any, tmp_path: Path) -> None:

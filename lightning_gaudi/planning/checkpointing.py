@@ -1,0 +1,29 @@
+"""Activations that are computed again in backward, in models that can be told to do so."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+_ENABLE = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+_DISABLE = ("activation_checkpointing_disable", "gradient_checkpointing_disable")
+
+
+def set_checkpointing(model: Any, *, is_on: bool) -> None:
+    """Have modules of transformers compute activations again in backward, or not."""
+    for module in model.modules():
+        for name in _ENABLE if is_on else _DISABLE:
+            switch = getattr(module, name, None)
+            if switch is not None:
+                with suppress(ValueError):  # of a model that cannot
+                    switch()
+                break
+
+
+def can_checkpoint(model: Any) -> bool:
+    """Whether a module of a model can."""
+    return any(
+        any(hasattr(module, name) for name in _ENABLE)
+        and getattr(module, "supports_gradient_checkpointing", True)  # of transformers
+        for module in model.modules()
+    )
