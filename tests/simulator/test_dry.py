@@ -109,6 +109,138 @@ def test_sizes_that_depend_on_values_are_refused(operation: str) -> None:
     assert "refused" in fork_python(source, env=DRY).stdout
 
 
+LIKE_BEFORE = """
+    import json, torch
+    calls = []
+    def tell(x, y, *, alpha=1):
+        calls.append(1)
+        return torch.empty(x.shape, dtype=x.dtype, device="meta")
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("add.Tensor", tell, "Meta")
+    x, y = torch.ones(2, 3, device="hpu"), torch.ones(2, 3, device="hpu")
+    for other in range(2):
+        torch.add(x, y)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.add(x.t(), y.t())",
+        "torch.add(x[:1], y[:1])",
+        "torch.add(x.half(), y)",
+        "torch.add(x, x)",
+        "torch.add(x, y, alpha=2)",
+        "torch.add(x, y, alpha=True)",
+        "torch.add(x, 1.0)",
+        "torch.add(x, torch.tensor(1.0))",
+    ],
+)
+def test_a_kernel_is_asked_once_for_arguments_that_look_the_same(call: str) -> None:
+    source = f"""{LIKE_BEFORE}
+    again = len(calls)
+    for other in range(3):
+        result = {call}
+    print(json.dumps([again, len(calls) - again]))
+    """
+    assert _last_line(source, **DRY) == [1, 1]
+
+
+def test_what_is_remembered_has_memory_of_its_own() -> None:
+    found = _last_line(
+        f"""{LIKE_BEFORE}
+    big = torch.ones(1024, 1024, device="hpu")
+    torch.add(big, big)
+    before = torch.hpu.memory_stats()["InUse"]
+    sums = [torch.add(big, big) for _ in range(3)]
+    taken = torch.hpu.memory_stats()["InUse"] - before
+    print(json.dumps([len(calls), taken, len({{each.data_ptr() for each in sums}})]))
+        """,
+        **DRY,
+    )
+    assert found == [2, 3 * 2**22, 3]
+
+
+def test_what_resizes_or_shares_memory_is_never_taken_from_before() -> None:
+    found = _last_line(
+        """
+        import json, torch
+        x = torch.ones(4, 6, device="hpu")
+        found = []
+        for _ in range(2):
+            out, small = torch.empty(0, device="hpu"), torch.empty(2, 3, device="hpu")
+            torch.add(x, 1, out=out)
+            small.resize_(5, 7)
+            flat = x.reshape(24)
+            kept = x.type(torch.float32)
+            found.append([[*out.shape], [*small.shape], flat.data_ptr() == x.data_ptr(), kept is x])
+        for name in ("float32", "float64"):
+            torch.set_default_dtype(getattr(torch, name))
+            whole = torch.ones(3, dtype=torch.int32, device="hpu")
+            found.append(str((whole / 2).dtype))
+        print(json.dumps(found))
+        """,
+        LIGHTNING_GAUDI_SIMULATE_RULES="off",
+        **DRY,
+    )
+    assert found[0] == found[1] == [[4, 6], [5, 7], True, True]
+    assert found[2:] == ["torch.float32", "torch.float64"]
+
+
+ALL_TWICE = """
+    import json, warnings, torch
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.utils._pytree import tree_leaves, tree_map
+    warnings.simplefilter("ignore")
+
+    def look(value):
+        return [
+            (each.shape, each.stride(), each.dtype, each.storage_offset(), str(each.device),
+             each.untyped_storage().nbytes()) if isinstance(each, torch.Tensor) else repr(each)
+            for each in tree_leaves(value)
+        ]
+
+    def shared(inputs, outputs):
+        inside = [each for each in tree_leaves(inputs) if isinstance(each, torch.Tensor)]
+        outside = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor)]
+        return [[each.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+                 for each in inside] for other in outside]
+
+    def try_out(call, sample):
+        to_card = lambda each: each.to("hpu") if isinstance(each, torch.Tensor) else each
+        try:
+            args = tree_map(to_card, (sample.input, sample.args, sample.kwargs))
+            result = call(args[0], *args[1], **args[2])
+        except Exception as error:
+            return type(error).__name__, None
+        return look(result), shared(args, result), look(args)
+
+    num, other = 0, []
+    for op in op_db:
+        if torch.float32 not in op.dtypes:
+            continue
+        for call in filter(None, (op.op, op.inplace_variant)):
+            try:
+                samples = [*op.sample_inputs("cpu", torch.float32)][:4]
+            except Exception:
+                continue
+            for sample in samples:
+                first, second = try_out(call, sample), try_out(call, sample)
+                num += first[1] is not None
+                if first != second:
+                    other.append([op.name, str(first), str(second)])
+    print(json.dumps([num, other]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_operator_gives_the_same_twice() -> None:
+    num, other = _last_line(ALL_TWICE, LIGHTNING_GAUDI_SIMULATE_RULES="off", **DRY)
+    assert num > 2000
+    assert not other
+
+
 def _peak(rank: int, name: str, num_ranks: int) -> int:
     torch.manual_seed(7)
     stage = name.removeprefix("zero_")

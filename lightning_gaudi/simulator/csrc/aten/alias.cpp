@@ -142,21 +142,24 @@ at::Tensor AliasTable::to_hpu(const at::Tensor& tensor, bool contiguous) {
   return make_view(std::move(hpu), kHpuKeys, impl);
 }
 
-void sync_metadata(const at::Tensor& hpu, const at::Tensor& cpu) {
+bool sync_metadata(const at::Tensor& hpu, const at::Tensor& cpu) {
   c10::TensorImpl* to = hpu.unsafeGetTensorImpl();
   const c10::TensorImpl* from = cpu.unsafeGetTensorImpl();
   const c10::Storage& cpu_storage = from->unsafe_storage();
   c10::StorageImpl* storage = to->unsafe_storage().unsafeGetStorageImpl();
   const bool is_other = cpu_storage.device_type() != c10::DeviceType::Meta &&
                         memory_of(to->unsafe_storage()) != memory_of(cpu_storage);
-  if (is_other || storage->nbytes() != cpu_storage.nbytes()) {
+  const bool has_other_bytes = is_other || storage->nbytes() != cpu_storage.nbytes();
+  if (has_other_bytes) {
     storage->set_data_ptr_noswap(adopt_storage(cpu_storage));
     storage->set_nbytes(cpu_storage.nbytes());
   }
-  if (to->sizes() != from->sizes() || to->strides() != from->strides() ||
-      to->storage_offset() != from->storage_offset()) {
+  const bool is_other_view = to->sizes() != from->sizes() || to->strides() != from->strides() ||
+                             to->storage_offset() != from->storage_offset();
+  if (is_other_view) {
     to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
   }
+  return has_other_bytes || is_other_view;
 }
 
 }  // namespace hpu_sim

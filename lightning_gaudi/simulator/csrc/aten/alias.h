@@ -59,7 +59,7 @@ class AliasTable {
 };
 
 /// Carries sizes, strides, bytes and memory from a mutated CPU alias to its hpu tensor: a CPU
-/// kernel may have resized an `out=` tensor.
-void sync_metadata(const at::Tensor& hpu, const at::Tensor& cpu);
+/// kernel may have resized an `out=` tensor. Whether anything had changed.
+bool sync_metadata(const at::Tensor& hpu, const at::Tensor& cpu);
 
 }  // namespace hpu_sim

@@ -10,6 +10,7 @@
 #include "aten/alias.h"
 #include "aten/attention.h"
 #include "aten/dispatch_keys.h"
+#include "aten/meta_results.h"
 #include "aten/op_info.h"
 #include "aten/random.h"
 #include "aten/widen.h"
@@ -176,6 +177,14 @@ class FallbackCall {
   }
 
   void call_meta_kernel() {
+    MetaKey key(info_, torch::jit::last(stack_, num_arguments_));
+    if (key.is_complete() && recall_meta_results(key, info_, stack_)) return;
+    call_unknown_meta_kernel();
+    // One that has resized an argument may find it resized already, and does another thing.
+    if (key.is_complete() && !sync_mutated()) remember_meta_results(std::move(key), info_, stack_);
+  }
+
+  void call_unknown_meta_kernel() {
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     try {
       op_.redispatchBoxed(kMetaKeys, &stack_);
@@ -189,21 +198,24 @@ class FallbackCall {
     }
   }
 
-  void sync_mutated() {
+  /// Whether the kernel has resized one of them, or put it in other memory.
+  bool sync_mutated() {
+    bool has_changed = false;
     for (size_t k = 0; k < originals_.size(); ++k) {
       const c10::IValue& original = originals_[k];
       if (original.isTensor()) {
-        sync(original.toTensor(), aliases_[k].toTensor());
+        has_changed |= sync(original.toTensor(), aliases_[k].toTensor());
       } else if (original.isTensorList()) {
         const auto tensors = original.toTensorVector();
         const auto aliases = aliases_[k].toTensorVector();
-        for (size_t j = 0; j < tensors.size(); ++j) sync(tensors[j], aliases[j]);
+        for (size_t j = 0; j < tensors.size(); ++j) has_changed |= sync(tensors[j], aliases[j]);
       }
     }
+    return has_changed;
   }
 
-  static void sync(const at::Tensor& tensor, const at::Tensor& alias) {
-    if (tensor.defined() && tensor.device().is_hpu()) sync_metadata(tensor, alias);
+  static bool sync(const at::Tensor& tensor, const at::Tensor& alias) {
+    return tensor.defined() && tensor.device().is_hpu() && sync_metadata(tensor, alias);
   }
 
   void results_to_hpu() {
