@@ -94,7 +94,11 @@ def measure(
         )
         end = time.monotonic() + _SEARCH_S
         found = largest_within(
-            needs, case.budgets, {first.batch_size: first.need}, lambda: time.monotonic() > end
+            needs,
+            case.budgets,
+            {first.batch_size: first.need},
+            lambda: time.monotonic() > end,
+            held=first.held_bytes,
         )
         _write(case, {"largest": found.sizes, "is_complete": found.is_complete})
     except RehearsalError as error:

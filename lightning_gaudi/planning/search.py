@@ -45,6 +45,8 @@ def largest_within(
     budgets: Sequence[int],
     known: dict[int, Need],
     is_over: Callable[[], bool] = lambda: False,
+    *,
+    held: int | None = None,
 ) -> Largest:
     """About the largest batch size that keeps within each budget.
 
@@ -58,9 +60,11 @@ def largest_within(
         budgets: In bytes.
         known: Needs by batch size; gets those that are measured.
         is_over: Whether to end the search with what is known; asked between measurements.
+        held: What is in use whatever the batch, in bytes, of what grows with it otherwise; None if
+            that is not known.
     """
     found = [0] * len(budgets)
-    searches = {index: _search(budget, known) for index, budget in enumerate(budgets)}
+    searches = {index: _search(budget, known, held) for index, budget in enumerate(budgets)}
     while searches:
         if 1 in known and is_over():
             for index in searches:
@@ -78,7 +82,7 @@ def largest_within(
     return Largest(found, is_complete=True)
 
 
-def _search(budget: int, known: Mapping[int, Need]) -> Generator[int, None, int]:
+def _search(budget: int, known: Mapping[int, Need], held: int | None) -> Generator[int, None, int]:
     """Yields a size whose need is not known; when it is asked again, it must be."""
 
     def fits(size: int) -> bool:
@@ -100,7 +104,7 @@ def _search(budget: int, known: Mapping[int, Need]) -> Generator[int, None, int]
             return low  # the line from below ends here, and the true one is no flatter
         guess = most if high not in known else _crossing(known, low, high, budget)
         if guess is None:
-            guess = _FIRST_LEAP * low if high not in known else (low + high) // 2
+            guess = _leap(known, low, budget, held) if high not in known else (low + high) // 2
         elif high in known:
             num_poor = num_poor + 1 if 2 * (high - low) > width else 0
             if guess - low < low / _CLOSE or num_poor == _ENOUGH_POOR:
@@ -109,9 +113,22 @@ def _search(budget: int, known: Mapping[int, Need]) -> Generator[int, None, int]
         yield max(low + 1, min(guess, high - 1))
 
 
+def _leap(known: Mapping[int, Need], low: int, budget: int, held: int | None) -> int:
+    """Where to look from one size alone.
+
+    A batch of no samples needs what is held, or more: the line through it is too steep rather than
+    too flat, and what is on it fits. Two sizes that are near each other tell little of the others.
+    """
+    most = None if held is None else _line(0, held, low, known[low].growing, budget)
+    return max(most or 0, _FIRST_LEAP * low)
+
+
 def _crossing(known: Mapping[int, Need], low: int, high: int, budget: int) -> int | None:
     """Where the line through two sizes meets a budget; None if it does not."""
-    if not low or known[high].growing <= known[low].growing:
+    return _line(low, known[low].growing, high, known[high].growing, budget) if low else None
+
+
+def _line(low: int, at_low: int, high: int, at_high: int, budget: int) -> int | None:
+    if at_high <= at_low:
         return None
-    slope = (known[high].growing - known[low].growing) / (high - low)
-    return low + int((budget - known[low].growing) / slope)
+    return low + int((budget - at_low) * (high - low) / (at_high - at_low))

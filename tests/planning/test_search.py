@@ -41,6 +41,19 @@ def test_a_line_needs_few_measurements_for_many_cards(slope: float, most: int) -
     assert len(waves) <= 3
 
 
+@pytest.mark.parametrize(
+    ("held", "most", "num_waves"),
+    [(43_000, 4, 1), (42_900, 7, 2), (40_000, 7, 3), (43_219, 7, 3), (50_000, 7, 3)],
+)
+def test_what_is_held_tells_where_to_look(held: int, most: int, num_waves: int) -> None:
+    measure = _needs(220, 0)
+    known, waves, budgets = {1: measure(1)}, [], (79_150, 94_620, 128_000)
+    sizes = largest_within(_all(measure, waves), budgets, known, held=held).sizes
+    assert sizes == [164, 234, 386]
+    assert len(known) <= most
+    assert len(waves) <= num_waves
+
+
 @pytest.mark.parametrize("slope", [10, 220, 3000])
 @pytest.mark.parametrize("square", [0.1, 10])
 def test_a_curve_is_found_within_two_percent(slope: float, square: float) -> None:
