@@ -60,8 +60,7 @@ def largest_within(
         budgets: In bytes.
         known: Needs by batch size; gets those that are measured.
         is_over: Whether to end the search with what is known; asked between measurements.
-        held: What is in use whatever the batch, in bytes, of what grows with it otherwise; None if
-            that is not known.
+        held: What is in use whatever the batch, in bytes; None if that is not known.
     """
     found = [0] * len(budgets)
     searches = {index: _search(budget, known, held) for index, budget in enumerate(budgets)}

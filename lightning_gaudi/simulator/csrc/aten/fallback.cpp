@@ -52,8 +52,12 @@ class FallbackCall {
     if (!is_dry_) widen_arguments(info_, stack_, first_, widened_);
     keep_mutated(aliases_);
     if (!is_lazy()) count_launches(num_launches());
-    is_dry_ ? call_meta_kernel() : call_cpu_kernel();
-    sync_mutated();
+    if (is_dry_) {
+      call_meta_kernel();
+    } else {
+      call_cpu_kernel();
+      sync_mutated();
+    }
     results_to_hpu();
     if (is_recorded) define_results();
     check_entering(info_.name.c_str(), result_types_ & ~types_);
@@ -181,7 +185,7 @@ class FallbackCall {
     if (key.is_complete() && recall_meta_results(key, info_, stack_)) return;
     call_unknown_meta_kernel();
     // One that has resized an argument may find it resized already, and does another thing.
-    if (key.is_complete() && !sync_mutated()) remember_meta_results(std::move(key), info_, stack_);
+    if (!sync_mutated() && key.is_complete()) remember_meta_results(std::move(key), info_, stack_);
   }
 
   void call_unknown_meta_kernel() {

@@ -1,7 +1,7 @@
 #include "aten/meta_results.h"
 
-#include <ATen/TensorUtils.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/bit_cast.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,29 +10,16 @@
 #include <utility>
 #include <vector>
 
-#include "aten/dispatch_keys.h"
-
 namespace hpu_sim {
 namespace {
 
 /// More calls than these are no longer the same few again and again.
 constexpr size_t kMaxCalls = 1 << 14;
 
-/// A new tensor, without memory.
-struct Made {
-  bool is_defined = false;
-  c10::ScalarType type = c10::ScalarType::Undefined;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
-  int64_t offset = 0;
-  size_t num_bytes = 0;  ///< of its storage
-};
-
 /// What takes one place of the stack.
 struct Returned {
   int argument = -1;  ///< the mutated one that it is, or
-  bool is_list = false;
-  std::vector<Made> made;  ///< the new one, or those of the list
+  c10::IValue made;   ///< the new tensor, or the list of them
 };
 
 using Table = std::unordered_map<MetaKey, std::vector<Returned>, MetaKey::Hash>;
@@ -49,52 +36,46 @@ int64_t bits_of(const at::Tensor& tensor) {
          static_cast<int64_t>(tensor.unsafeGetTensorImpl()->is_wrapped_number()) << 2;
 }
 
-/// The tensors that a call has returned, as far as they were seen.
+/// What a call has returned, as it can be given again: it has no memory, and the card's tensors get
+/// theirs when they are made of it.
 class Reader {
  public:
   explicit Reader(const MetaKey& key) : key_(key) {}
 
-  /// False if another call would not return the like.
-  bool read(const at::Tensor& tensor, std::vector<Made>& made) {
-    Made& found = made.emplace_back();
-    found.is_defined = tensor.defined();
-    if (!found.is_defined) return true;
-    if (!tensor.is_meta() || !tensor.has_storage() || bits_of(tensor) != 0) return false;
-    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-    if (std::find(seen_.begin(), seen_.end(), storage) != seen_.end()) return false;
-    seen_.push_back(storage);
-    found.type = tensor.scalar_type();
-    found.sizes = tensor.sizes().vec();
-    found.strides = tensor.strides().vec();
-    found.offset = tensor.storage_offset();
-    found.num_bytes = storage->nbytes();
-    return !key_.has_memory_of(tensor);
+  /// None if another call would not return the like.
+  c10::IValue read(const c10::IValue& value) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      return is_new(tensor) ? c10::IValue(without_object(tensor)) : c10::IValue();
+    }
+    if (!value.isTensorList()) return {};
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& each : value.toTensorVector()) {
+      if (!is_new(each)) return {};
+      list.push_back(without_object(each));
+    }
+    return list;
   }
 
  private:
+  /// Whether it has memory of its own, beside the arguments' and what else was returned.
+  bool is_new(const at::Tensor& tensor) {
+    if (!tensor.defined()) return true;
+    if (!tensor.is_meta() || !tensor.has_storage() || bits_of(tensor) != 0) return false;
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    const bool is_seen = std::find(seen_.begin(), seen_.end(), storage) != seen_.end();
+    seen_.push_back(storage);
+    return !is_seen && !key_.has_memory_of(tensor);
+  }
+
+  /// A kernel in Python returns a tensor that belongs to an object, which must not outlive Python.
+  static at::Tensor without_object(const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.tensor_data() : tensor;
+  }
+
   const MetaKey& key_;
   std::vector<const c10::StorageImpl*> seen_;
 };
-
-at::Tensor make(const Made& like) {
-  if (!like.is_defined) return {};
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), like.num_bytes,
-      c10::DataPtr(nullptr, c10::Device(c10::DeviceType::Meta)),
-      c10::GetAllocator(c10::DeviceType::Meta), /*resizable=*/true));
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kMetaKeys,
-                                                         c10::scalarTypeToTypeMeta(like.type));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes, like.strides, like.offset);
-  return tensor;
-}
-
-c10::IValue make(const Returned& like) {
-  if (!like.is_list) return make(like.made.front());
-  c10::List<at::Tensor> list;
-  list.reserve(like.made.size());
-  for (const Made& each : like.made) list.push_back(make(each));
-  return list;
-}
 
 }  // namespace
 
@@ -125,12 +106,6 @@ void MetaKey::add_sizes(c10::IntArrayRef sizes) {
   words_.append(sizes.begin(), sizes.end());
 }
 
-void MetaKey::add_bits(Kind kind, double number) {
-  int64_t word;
-  std::memcpy(&word, &number, sizeof(word));
-  add_all({kind, word});
-}
-
 void MetaKey::add_value(const c10::IValue& value) {
   if (value.isTensor()) {
     add_tensor(value.toTensor());
@@ -139,7 +114,7 @@ void MetaKey::add_value(const c10::IValue& value) {
   } else if (value.isBool()) {
     add_all({kBool, value.toBool()});
   } else if (value.isDouble()) {
-    add_bits(kDouble, value.toDouble());
+    add_all({kDouble, c10::bit_cast<int64_t>(value.toDouble())});
   } else if (value.isNone()) {
     add(kNone);
   } else if (value.isDevice()) {
@@ -198,7 +173,7 @@ bool recall_meta_results(const MetaKey& key, const OpInfo& info, torch::jit::Sta
   const size_t first = stack.size() - num_arguments;
   c10::SmallVector<c10::IValue, 4> results;
   for (const Returned& each : known->second) {
-    results.push_back(each.argument < 0 ? make(each) : stack[first + each.argument]);
+    results.push_back(each.argument < 0 ? each.made : stack[first + each.argument]);
   }
   torch::jit::drop(stack, num_arguments);
   for (c10::IValue& each : results) stack.push_back(std::move(each));
@@ -210,20 +185,10 @@ void remember_meta_results(MetaKey key, const OpInfo& info, const torch::jit::St
   std::vector<Returned> found(num_results);
   Reader reader(key);
   for (size_t r = 0; r < num_results; ++r) {
-    Returned& each = found[r];
-    const c10::IValue& value = stack[stack.size() - num_results + r];
-    each.argument = info.returned_arguments[r];
-    if (each.argument >= 0) continue;
-    each.is_list = value.isTensorList();
-    if (value.isTensor()) {
-      if (!reader.read(value.toTensor(), each.made)) return;
-    } else if (each.is_list) {
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        if (!reader.read(tensor, each.made)) return;
-      }
-    } else {
-      return;
-    }
+    found[r].argument = info.returned_arguments[r];
+    if (found[r].argument >= 0) continue;
+    found[r].made = reader.read(stack[stack.size() - num_results + r]);
+    if (found[r].made.isNone()) return;
   }
   if (table().size() >= kMaxCalls) table().clear();
   table().emplace(std::move(key), std::move(found));

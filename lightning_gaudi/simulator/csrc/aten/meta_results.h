@@ -53,7 +53,6 @@ class MetaKey {
 
   void add(int64_t word) { words_.push_back(word); }
   void add_all(std::initializer_list<int64_t> words) { words_.append(words.begin(), words.end()); }
-  void add_bits(Kind kind, double number);
   void add_sizes(c10::IntArrayRef sizes);
   void add_value(const c10::IValue& value);
   void add_tensor(const at::Tensor& tensor);

@@ -1,5 +1,7 @@
 #include "statistics/graph.h"
 
+#include <c10/util/bit_cast.h>
+
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -51,7 +53,7 @@ class Tracker {
     } else if (value.isBool()) {
       mix(value.toBool() ? 1 : 2);
     } else if (value.isDouble()) {
-      mix_double(value.toDouble());
+      mix(c10::bit_cast<uint64_t>(value.toDouble()));
     } else if (value.isNone()) {
       mix(kNone);
     } else if (value.isString()) {
@@ -130,12 +132,6 @@ class Tracker {
     hash ^= word + 0x9e3779b97f4a7c15ULL + (hash << 12) + (hash >> 4);
     hash *= 0xff51afd7ed558ccdULL;
     hash ^= hash >> 32;
-  }
-
-  void mix_double(double value) {
-    uint64_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    mix(bits);
   }
 
   // Values are numbered in the order in which the graph meets them. What it meets first as an
