@@ -219,7 +219,8 @@ def _environment(request: Path, num_cards: int) -> dict[str, str]:
         "PYTHONPATH": path_with_stand_in(),
     }
     if num_cards > 1:
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+        # Nobody listens and nobody comes. Port 0 is free, whoever rehearses at the same time.
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         env |= {"WORLD_SIZE": str(num_cards), "RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0"}
     return env
 

@@ -195,6 +195,18 @@ def test_a_plan_is_what_the_program_takes(
     assert planned == pytest.approx(int(peak), rel=1e-5)  # some numbers are logged in a fourth step
 
 
+def test_several_cards_are_planned_while_another_program_has_their_port(tmp_path: Path) -> None:
+    path = _script(tmp_path)
+    at_port = "import os, socket\nport = int(os.environ['MASTER_PORT'])\n"
+    at_port += "server = socket.create_server(('', port))\n"
+    path.write_text(at_port + path.read_text())
+    options = ("--devices", "2", "--strategy", "ddp", "--cards", "gaudi2", "--json")
+    done = _plan(tmp_path, *options, program=(sys.executable, str(path)))
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    assert found["rehearsed"]["categories"]["weights"] > 0
+
+
 def test_what_cannot_be_planned_is_named_with_its_line(tmp_path: Path) -> None:
     path = _script(tmp_path, "features = features[features.sum(1) > 0]")
     done = _plan(tmp_path, program=(sys.executable, str(path)))
