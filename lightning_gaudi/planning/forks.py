@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
+
+import torch
 
 from lightning_gaudi.simulator.rules.report import is_library
 
@@ -25,6 +28,10 @@ class GoOn(BaseException):
 class Fork:
     """A fork of this process, which has used no card: each fork uses its own.
 
+    It computes on the host in one thread, as the workers of torch's loaders do: those that OpenMP
+    has begun before are not in the fork, and an operator that shares its work with them never
+    returns.
+
     Args:
         act: What it does, given what tells the process that waits for it and ends it. It may raise
             `GoOn`, and have the program do so later.
@@ -37,6 +44,7 @@ class Fork:
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._reader)
+            torch.set_num_threads(1)
             act(Teller(writer))
         os.close(writer)
 
@@ -51,8 +59,7 @@ class Fork:
         _, status = os.waitpid(self._pid, 0)
         found = json.loads(text or "{}")
         if "found" not in found:
-            how = f"the process ended with status {os.waitstatus_to_exitcode(status)}"
-            raise RehearsalError(found.get("error", how))
+            raise RehearsalError(found.get("error") or _tell_end(os.waitstatus_to_exitcode(status)))
         fields: dict[str, Any] = found["found"]
         return fields
 
@@ -83,6 +90,19 @@ class Teller:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
+
+
+def _tell_end(status: int) -> str:
+    if status >= 0:
+        return f"the process ended with status {status}"
+    number = signal.Signals(-status)
+    hint = ""
+    if number == signal.SIGKILL:
+        hint = (
+            ". A system does so when it is out of memory: see what else is running, or plan it on "
+            "a machine with more"
+        )
+    return f"{number.name} ended the process{hint}"
 
 
 def explain(error: BaseException) -> str:
