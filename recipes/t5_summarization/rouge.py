@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from rouge_score import rouge_scorer
 
@@ -17,11 +18,16 @@ def rouge_sums(predictions: Iterable[str], references: Iterable[str]) -> dict[st
     Words are stemmed. ROUGE-Lsum takes each line for a sentence, so every sentence is put on one.
     """
     scorer = rouge_scorer.RougeScorer(list(NAMES), use_stemmer=True)
+
+    @cache  # a plan's batches repeat one row, tens of thousands of times
+    def score(prediction: str, reference: str) -> dict[str, float]:
+        scores = scorer.score(on_lines(reference), on_lines(prediction))
+        return {name: 100 * scores[name].fmeasure for name in NAMES}
+
     sums = dict.fromkeys(NAMES, 0.0)
     for prediction, reference in zip(predictions, references, strict=True):
-        scores = scorer.score(on_lines(reference), on_lines(prediction))
-        for name in NAMES:
-            sums[name] += 100 * scores[name].fmeasure
+        for name, value in score(prediction, reference).items():
+            sums[name] += value
     return sums
 
 
