@@ -110,7 +110,7 @@ class RankMonitor:
             self._reported |= new
         for rank in sorted(new):
             pid, status = self._processes()[rank - self._first_rank].pid, failed[rank]
-            how = f"failed with exit status {status}" if status > 0 else _killed_by(-status)
+            how = f"failed with exit status {status}" if status > 0 else killed_by(-status)
             say(f"local rank {rank} (process {pid}) {how}; the other ranks end too")
 
     def were_stopped(self) -> bool:
@@ -144,7 +144,8 @@ def _status(process: Process) -> int | None:
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
-def _killed_by(number: int) -> str:
+def killed_by(number: int) -> str:
+    """That a signal, by its name if it has one, has ended a process."""
     try:
         return f"was killed by {signal.Signals(number).name}"
     except ValueError:

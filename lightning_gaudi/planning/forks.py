@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from lightning_gaudi._core.rank_monitor import killed_by
 from lightning_gaudi.simulator.rules.report import is_library
 
 
@@ -95,14 +96,13 @@ class Teller:
 def _tell_end(status: int) -> str:
     if status >= 0:
         return f"the process ended with status {status}"
-    number = signal.Signals(-status)
     hint = ""
-    if number == signal.SIGKILL:
+    if status == -signal.SIGKILL:
         hint = (
             ". A system does so when it is out of memory: see what else is running, or plan it on "
             "a machine with more"
         )
-    return f"{number.name} ended the process{hint}"
+    return f"the process {killed_by(-status)}{hint}"
 
 
 def explain(error: BaseException) -> str:

@@ -14,6 +14,8 @@ import traceback
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from lightning_gaudi._core.rank_monitor import killed_by
+
 _SIGNAL = signal.SIGRTMAX - 5
 """At which a rank writes its stack, without any of its threads."""
 
@@ -123,9 +125,7 @@ def how(process: Process) -> str | None:
     number = status.code & 0x7F
     if not number:
         return f"ended with exit status {status.code >> 8}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(number).name}"
-    return f"was killed by signal {number}"
+    return killed_by(number)
 
 
 class _Status(NamedTuple):

@@ -45,11 +45,15 @@ def test_a_fork_computes_without_the_threads_of_the_program() -> None:
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (signal.SIGKILL, "SIGKILL ended the process. A system does so when it is out of memory"),
-        (signal.SIGSEGV, "SIGSEGV ended the process$"),
+        (
+            signal.SIGKILL,
+            "the process was killed by SIGKILL. A system does so when it is out of memory",
+        ),
+        (signal.SIGSEGV, "the process was killed by SIGSEGV$"),
+        (signal.SIGRTMIN + 1, f"the process was killed by signal {signal.SIGRTMIN + 1}$"),
     ],
 )
-def test_a_fork_that_is_killed_is_told(number: signal.Signals, message: str) -> None:
+def test_a_fork_that_is_killed_is_told(number: int, message: str) -> None:
     def act(teller: Teller) -> NoReturn:
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # pytest shows one's traceback
         os.kill(os.getpid(), number)
