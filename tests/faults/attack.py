@@ -31,6 +31,7 @@ from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
 from lightning_gaudi.cli.consolidate import consolidate
 from tests.helpers.malicious import FORMS, OBJECTS, STREAMS, Canaries, forge_manifest
 from tests.helpers.tiny import QUIET, TinyModule, batches
+from tests.helpers.torchscript import DISGUISES, program
 
 Entry = Callable[[Path], Any]
 REFUSAL = "was not loaded: it holds"
@@ -129,6 +130,10 @@ def poison_whole(attack: Attack, good: Path) -> tuple[dict[str, Path], dict[str,
             path = attack.folder / f"{form}-{kind}.ckpt".replace(" ", "-")
             write(attack.stream(kind), path)
             (some if kind == "INST" else others)[f"{kind} as {form}"] = path
+    for kind, disguise in DISGUISES.items():
+        path = attack.folder / f"program-{kind}.ckpt".replace(" ", "-")
+        path.write_bytes(disguise(program(attack.canaries.path(f"program-{kind}"))))
+        (some if kind == "two directories" else others)[f"TorchScript, {kind}"] = path
     return some, others
 
 
