@@ -18,16 +18,18 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
+from lightning_gaudi._core import torchscript
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.reliability.trust import ADVICE, trusted_by
 
-from . import torchscript
 from .errors import RefusedError, UntrustedCheckpointError
 from .manifest import ADVICE as DAMAGED_ADVICE, DamagedCheckpointError
 from .unpickler import Unpickler, plain_pickle
 
 _ARCHIVE = b"PK\x03\x04"
 """What torch looks at to tell an archive from its older formats."""
+
+_TORCHSCRIPT = "a program of TorchScript"
 
 _DATA = "data/"
 """What the names of the records of storages begin with."""
@@ -94,7 +96,12 @@ def _load_plainly(
     load_with: Callable[..., Any], file: File, options: dict[str, Any], name: object
 ) -> Any:
     """Calls a `torch.load` with our unpickler, on the very file whose kind was looked at."""
-    with explained(_shown(name or file)), _opened(file) as opened, torchscript.unreachable():
+    refusal = RefusedError(_TORCHSCRIPT)
+    with (
+        explained(_shown(name or file)),
+        _opened(file) as opened,
+        torchscript.unreachable(refusal),
+    ):
         found = _look_at(opened)
         options |= _plainly(found.storage_bytes)
         if not options.get("mmap"):
@@ -211,7 +218,7 @@ def _records(file: IO[bytes], num_bytes: int) -> dict[str, int]:
     reader = torch._C.PyTorchFileReader(file)
     names = reader.get_all_records()
     if any(name.rpartition("/")[2].lower() == "constants.pkl" for name in names):
-        raise RefusedError("a program of TorchScript")
+        raise RefusedError(_TORCHSCRIPT)
     sizes = {name: _size(reader, name) for name in {*names}}
     if sum(sizes.values()) > num_bytes:
         raise RefusedError(

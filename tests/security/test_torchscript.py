@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gaudi.checkpoint import restricted, torchscript
+from lightning_gaudi._core import torchscript
+from lightning_gaudi.checkpoint import restricted
 from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
 from lightning_gaudi.checkpoint.io import HPUCheckpointIO, load_file, open_mapped
 from lightning_gaudi.deepspeed.checkpoint import shards
@@ -87,7 +88,7 @@ def test_other_threads_may_load_programs_meanwhile(tmp_path: Path) -> None:
     path.write_bytes(program(str(tmp_path / "ran")))
     loaded: list[Any] = []
     before = torch.jit.load
-    with torchscript.unreachable():
+    with torchscript.unreachable(ValueError()):
         thread = threading.Thread(target=lambda: loaded.append(torch.jit.load(str(path))))
         thread.start()
         thread.join()

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from .errors import RefusedError
-
 _lock = threading.Lock()
 _num_blocks = 0
 _original: Any = None
@@ -24,19 +22,19 @@ _here = threading.local()
 
 
 @contextmanager
-def unreachable() -> Iterator[None]:
+def unreachable(refusal: Exception) -> Iterator[None]:
     """Has `torch.jit.load` refuse within the block; in other threads it does what it did.
 
-    Raises:
-        RefusedError: It was called.
+    Args:
+        refusal: What it raises.
     """
     _enter()
-    depth = getattr(_here, "depth", 0)
-    _here.depth = depth + 1
+    before = getattr(_here, "refusal", None)
+    _here.refusal = refusal
     try:
         yield
     finally:
-        _here.depth = depth
+        _here.refusal = before
         _leave()
 
 
@@ -59,8 +57,8 @@ def _leave() -> None:
 def _refusing(original: Any) -> Any:
     @functools.wraps(original)
     def load(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_here, "depth", 0):
-            raise RefusedError("a program of TorchScript")
+        if (refusal := getattr(_here, "refusal", None)) is not None:
+            raise refusal
         return original(*args, **kwargs)
 
     return load
