@@ -13,6 +13,8 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from lightning_gaudi.hardware import Gaudi, find_gaudi
+
 from . import vendor_import
 
 if TYPE_CHECKING:
@@ -215,6 +217,11 @@ def synchronize() -> None:
 def device_name() -> str:
     """`"GAUDI"`, `"GAUDI2"` or `"GAUDI3"`; acquires the card."""
     return str(package().hpu.get_device_name())
+
+
+def generation() -> Gaudi | None:
+    """What is known of this process's card, which it acquires; None of a generation to come."""
+    return find_gaudi(device_name())
 
 
 def is_fp16_supported() -> bool:

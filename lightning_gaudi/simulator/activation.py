@@ -219,7 +219,7 @@ def _announce(settings: Settings) -> None:
     cards = "card" if settings.num_cards == 1 else "cards"
     print(
         f"lightning-gaudi: HPU is simulated: {settings.num_cards} {card.title} {cards} of "
-        f"{card.memory_bytes / 2**30:.0f} GiB on this CPU; results are real, speed is not a "
+        f"{card.memory_gib} GiB on this CPU; results are real, speed is not a "
         "Gaudi's.",
         file=sys.stderr,
         flush=True,

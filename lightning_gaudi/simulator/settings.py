@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_gaudi.hardware import GAUDIS, Gaudi
+
 SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
 CARD = "LIGHTNING_GAUDI_SIMULATE_CARD"
 RELEASE = "LIGHTNING_GAUDI_SIMULATE_RELEASE"
@@ -23,36 +25,16 @@ MAX_CARDS = 8
 STAND_IN = Path(__file__).parent / "stand_in"
 """The folder with the simulator's `habana_frameworks`; on `sys.path` only while simulating."""
 
-_GIB = 2**30
-
 
 class SimulatorError(RuntimeError):
     """The simulated HPU was asked for and cannot be had; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class Card:
-    """A card that can be simulated."""
+Card = Gaudi
+"""A card that can be simulated; its memory is the default memory limit."""
 
-    key: str
-    """The value of LIGHTNING_GAUDI_SIMULATE_CARD."""
-    title: str
-    """The product's name."""
-    device_name: str
-    """What the vendor's `get_device_name()` answers."""
-    memory_bytes: int
-    """Device memory, and so the default memory limit."""
-
-
-CARDS = {
-    card.key: card
-    for card in (
-        Card("gaudi1", "Gaudi 1", "GAUDI", 32 * _GIB),
-        Card("gaudi2", "Gaudi 2", "GAUDI2", 96 * _GIB),
-        Card("gaudi3", "Gaudi 3", "GAUDI3", 128 * _GIB),
-    )
-}
-"""The cards by key."""
+CARDS = GAUDIS
+"""The cards by key, which is the value of LIGHTNING_GAUDI_SIMULATE_CARD."""
 
 
 @dataclass(frozen=True)

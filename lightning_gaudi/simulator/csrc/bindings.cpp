@@ -89,6 +89,7 @@ int64_t allocation_of(const at::Tensor& tensor) {
 
 void init_memory(py::module_& m) {
   m.def("set_memory_limit", &set_memory_limit);
+  m.def("set_workspace_bytes", &set_workspace_bytes);
   m.def("memory_stats", &memory_stats);
   m.def("reset_peak_memory_stats", &reset_peak_memory_stats);
   m.def("log_memory", &log_memory);
