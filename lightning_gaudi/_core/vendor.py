@@ -45,9 +45,10 @@ def package() -> Any:
         # The vendor wraps torch.manual_seed when it is imported: see `seed_if_due`.
         _seed_is_due = _NAME not in sys.modules
         given = vendor_import.given_variables(is_new=_seed_is_due)
-        import habana_frameworks.torch  # noqa: TID251
-        import habana_frameworks.torch.hpu.metrics  # noqa: TID251
-        import habana_frameworks.torch.utils.internal  # noqa: TID251
+        with vendor_import.explained():
+            import habana_frameworks.torch  # noqa: TID251
+            import habana_frameworks.torch.hpu.metrics  # noqa: TID251
+            import habana_frameworks.torch.utils.internal  # noqa: TID251
 
         visible = os.environ.get(_VISIBLE_MODULES)
         _guessed_module = vendor_import.forget_defaults(

@@ -6,7 +6,7 @@ HPUAccelerator takes its card. `fused_attention` says otherwise for a block of c
 On by default, though the vendor's dispatch takes operators unless asked: its Megatron-LM, vLLM
 and optimum-habana call the kernel themselves, and nothing tells a user that they have to. A first
 Gaudi does not have the kernel, nor is it known to work in float16: operators compute it there.
-Numbers differ by rounding: the softmax is the precise one. The kernel is called from here, and not by
+Numbers differ by rounding: the softmax is the precise one. The kernel is called from here, not by
 `torch.nn.attention.sdpa_kernel(SDPBackend.OVERRIDEABLE)`: in 1.24.0 its backward pass forgets a
 mask that wants no gradient.
 

@@ -85,6 +85,8 @@ class Rehearsed:
     for, or nothing is trained."""
     can_checkpoint: bool = False
     """Whether a module can be told to compute its activations again in backward."""
+    is_lazy: bool = False
+    """Whether it ran in lazy mode, where what is between two `mark_step` is one graph."""
 
     @property
     def need(self) -> Need:

@@ -117,7 +117,7 @@ def plan(
             continue
         # Only shards make less of what a step holds whatever the batch.
         held = found.rehearsed.held_bytes if "strategy" not in values else 0
-        if all(held > card.memory_bytes for card in missing):
+        if all(held > card.budget_bytes for card in missing):
             continue
         tried = _rehearse(command, changed, missing, change)
         yield tried
@@ -162,7 +162,7 @@ def _free_bytes() -> int | None:
 def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change: str) -> Planned:
     with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
         result, request = Path(folder, "result"), Path(folder, "case")
-        budgets = tuple(card.memory_bytes for card in cards)
+        budgets = tuple(card.budget_bytes for card in cards)
         asked = replace(case, result=str(result), budgets=budgets)
         asked.save(request)
         try:

@@ -25,6 +25,9 @@ from lightning_gaudi.reliability.memory import REST
 from lightning_gaudi.simulator import observer, statistics
 from lightning_gaudi.simulator.memory import MemoryLog
 
+BESIDE = "beside tensors"
+"""What the card's allocator takes: see `simulator.memory.Peak.beside_tensors`."""
+
 _GROWTH = 1.01
 """How much more than ever before is in use where it is worth another look: each takes milliseconds,
 and what is new in between is found behind backward, at the end, or by the next collective."""
@@ -248,6 +251,7 @@ class MemoryWatch(Watch):
         for number, num_bytes in peak.live.items():
             holder = next((name for name in PRECEDENCE if number in self._numbers[name]), REST)
             sizes[holder] += num_bytes
+        sizes[BESIDE] = peak.beside_tensors
         return Rehearsed(
             batch_size=self._batch_size,
             peak_bytes=peak.num_bytes,
@@ -258,4 +262,5 @@ class MemoryWatch(Watch):
             host=self._host,
             checkpoint=self._checkpoint,
             can_checkpoint=self._can_checkpoint,
+            is_lazy=vendor.is_lazy(),
         )

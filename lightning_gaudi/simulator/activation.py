@@ -29,6 +29,7 @@ from lightning_gaudi.simulator.settings import (
     SimulatorError,
     read_rule_mode,
     read_settings,
+    read_workspace_bytes,
     server_name,
 )
 
@@ -129,6 +130,7 @@ def _start(settings: Settings) -> None:
         raise SimulatorError(f"The simulated HPU cannot start: {error}") from error
     device.set_device_count(settings.num_cards)
     device.set_memory_limit(settings.card.memory_bytes)
+    device.set_workspace_bytes(read_workspace_bytes())
     device.set_server(server_name())
     accelerator: Any = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "hpu":

@@ -14,6 +14,7 @@ RELEASE = "LIGHTNING_GAUDI_SIMULATE_RELEASE"
 RULES = "LIGHTNING_GAUDI_SIMULATE_RULES"
 SERVER = "LIGHTNING_GAUDI_SIMULATE_SERVER"
 DRY = "LIGHTNING_GAUDI_SIMULATE_DRY"
+WORKSPACE = "PT_HPU_INITIAL_WORKSPACE_SIZE"
 CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
 
 RULE_MODES = ("warn", "error", "off")
@@ -157,6 +158,25 @@ def read_rule_mode() -> str:
             f"{RULES}={mode!r} is unknown. Set it to one of {', '.join(RULE_MODES)}."
         )
     return mode
+
+
+def read_workspace_bytes() -> int:
+    """What the workspace that all graphs share has at first.
+
+    The vendor's variable PT_HPU_INITIAL_WORKSPACE_SIZE gives it in GiB: with it a program is tried
+    beside graphs that take so much, as on a card. Without it, or with 0, it is 4 MiB.
+    Source: Gaudi PyTorch bridge 1.19.0, backend/synapse_helpers/device.cpp, scripts/env_flags.yaml.
+
+    Raises:
+        SimulatorError: It is no number.
+    """
+    value = os.environ.get(WORKSPACE) or "0"
+    if not (value.isascii() and value.isdigit()):
+        raise SimulatorError(
+            f"{WORKSPACE}={value!r} is no number of GiB. Set it to what the workspace of graphs is "
+            "to take of the card from the start, or unset it for 4 MiB."
+        )
+    return int(value) * 2**30 or 4 * 2**20
 
 
 def is_switched_on(value: str) -> bool:

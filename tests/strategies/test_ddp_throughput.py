@@ -111,7 +111,9 @@ def test_on_a_gaudi_utilization_is_logged(tmp_path: Path) -> None:
     table = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text()
     (row,) = csv.DictReader(table.splitlines())
     speed = float(row["train/device/flops_per_sec"])
-    assert float(row["train/device/mfu"]) == pytest.approx(speed / GAUDIS["gaudi2"].peaks["bfloat16"])
+    assert float(row["train/device/mfu"]) == pytest.approx(
+        speed / GAUDIS["gaudi2"].peaks["bfloat16"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ from lightning_gaudi.simulator.rules.rule import Rule, Verdict
 _ATTENTION = ("hpu::sdpa_fwd", "hpu::sdpa_recomp_fwd")
 _FLOAT8_ATTENTION = ("hpu::fp8_sdpa_fwd", "hpu::fp8_sdpa_recomp_fwd")
 _TEST = "bridge 1.19.0 tests/pytest_working/any_mode/FusedSDPA/test_hpu_sdpa.py"
-_INSTEAD = (
-    "Call F.scaled_dot_product_attention, which lightning_gaudi composes of operators there."
-)
+_INSTEAD = "Call F.scaled_dot_product_attention, which lightning_gaudi composes of operators there."
 
 ROWS: tuple[Rule, ...] = (
     Rule(

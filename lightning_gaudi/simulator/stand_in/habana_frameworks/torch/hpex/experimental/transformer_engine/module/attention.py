@@ -140,7 +140,11 @@ class FusedAttention(TransformerEngineBaseModule):
             with sdp_kernel(enable_recompute=self.enable_recompute):
                 return FusedSDPA.apply(*tensors, attention_mask, *settings)
         recipe = FP8GlobalStateManager.get_fp8_recipe()
-        if recipe is not None and recipe.fp8_format is Format.HYBRID and not card().has_hybrid_float8_attention:
+        if (
+            recipe is not None
+            and recipe.fp8_format is Format.HYBRID
+            and not card().has_hybrid_float8_attention
+        ):
             raise ValueError(
                 "FusedAttention in fp8 with Format.HYBRID needs a Gaudi 3. Use Format.E5M2, or "
                 "leave it out of fp8_autocast."
