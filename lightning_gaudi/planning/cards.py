@@ -35,6 +35,8 @@ class Card:
     """Of products of matrices, in FLOP/s."""
     link_bandwidth: float | None
     """What a card sends to the others of its server and gets from them, in bytes a second."""
+    has_fused_attention: bool = True
+    """Whether attention is one kernel there; where it is not, its scores are in memory."""
     kept_bytes: int = 0
     """What a plan leaves free for what nothing here can count: the workspace of graphs."""
 
@@ -52,6 +54,7 @@ def _of_gaudi(gaudi: Gaudi) -> Card:
         gaudi.bandwidth,
         gaudi.peaks["bfloat16"],
         gaudi.link_bandwidth,
+        gaudi.has_fused_attention,
         int(KEPT_SHARE * gaudi.memory_bytes),
     )
 

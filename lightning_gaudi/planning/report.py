@@ -17,6 +17,7 @@ _SHOWN_BYTES = 2**16
 def text(planned: Planned, cards: Sequence[Card]) -> str:
     """What a way to run a program takes, and which cards it fits."""
     title = planned.change or "as it is"
+    title += f", on a {planned.on}, which has no fused attention" if planned.on else ""
     lines = [f"{title}: {describe(planned.case)}"]
     found = planned.rehearsed
     if found is None:

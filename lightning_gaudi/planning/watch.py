@@ -24,6 +24,8 @@ from lightning_gaudi.reliability.holders import PRECEDENCE, STAYING, gathers, ho
 from lightning_gaudi.reliability.memory import REST
 from lightning_gaudi.simulator import observer, statistics
 from lightning_gaudi.simulator.memory import MemoryLog
+from lightning_gaudi.simulator.rules import rows_kernels
+from lightning_gaudi.simulator.rules.table import called_kernels
 
 BESIDE = "beside tensors"
 """What the card's allocator takes: see `simulator.memory.Peak.beside_tensors`."""
@@ -262,5 +264,6 @@ class MemoryWatch(Watch):
             host=self._host,
             checkpoint=self._checkpoint,
             can_checkpoint=self._can_checkpoint,
+            has_fused_attention=not called_kernels().isdisjoint(rows_kernels.ATTENTION),
             is_lazy=vendor.is_lazy(),
         )

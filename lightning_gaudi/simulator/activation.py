@@ -130,6 +130,7 @@ def _start(settings: Settings) -> None:
         raise SimulatorError(f"The simulated HPU cannot start: {error}") from error
     device.set_device_count(settings.num_cards)
     device.set_memory_limit(settings.card.memory_bytes)
+    device.compose_attention(not settings.card.has_fused_attention)
     device.set_workspace_bytes(read_workspace_bytes())
     device.set_server(server_name())
     accelerator: Any = torch.accelerator.current_accelerator()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
 
 _ATTENTION = ("hpu::sdpa_fwd", "hpu::sdpa_recomp_fwd")
-_FLOAT8_ATTENTION = ("hpu::fp8_sdpa_fwd", "hpu::fp8_sdpa_recomp_fwd")
+ATTENTION = (*_ATTENTION, "hpu::fp8_sdpa_fwd", "hpu::fp8_sdpa_recomp_fwd")
+"""The operators of fused attention."""
 _TEST = "bridge 1.19.0 tests/pytest_working/any_mode/FusedSDPA/test_hpu_sdpa.py"
 _INSTEAD = "Call F.scaled_dot_product_attention, which lightning_gaudi composes of operators there."
 
@@ -13,7 +14,7 @@ ROWS: tuple[Rule, ...] = (
     Rule(
         "fused-attention-refused-on-gaudi1",
         Verdict.REFUSED,
-        (*_ATTENTION, *_FLOAT8_ATTENTION),
+        ATTENTION,
         what="of the first generation does not have FusedSDPA",
         instead=_INSTEAD,
         source=_TEST + " (is_gaudi1: not supported)",

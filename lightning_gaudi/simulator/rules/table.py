@@ -37,6 +37,9 @@ RULES: tuple[Rule, ...] = (
 _of_kernels: dict[str, list[Rule]] = {}
 """Of the vendor's own operators, the rules that apply to this card, by the operator's name."""
 
+_called: set[str] = set()
+"""The vendor's own operators that this process has called."""
+
 _BY_KEY = {rule.key: rule for rule in RULES}
 
 # The order is that of the enum in csrc/rules/rules.h.
@@ -86,6 +89,7 @@ def report_kernel(operator: str, arguments: Iterable[object]) -> None:
     Raises:
         GaudiRuleError: A card refuses it, or the rules are to raise.
     """
+    _called.add(operator)
     rules = _of_kernels.get(operator)
     if not rules:
         return
@@ -94,6 +98,11 @@ def report_kernel(operator: str, arguments: Iterable[object]) -> None:
         met = next((name for name in names if name in rule.dtypes), "")
         if met or not rule.dtypes:
             report(rule, operator, f"got {met}" if met else "")
+
+
+def called_kernels() -> frozenset[str]:
+    """The vendor's own operators that this process, or the one that forked it, has called."""
+    return frozenset(_called)
 
 
 def _report_met(number: int, operator: str, detail: str) -> None:
