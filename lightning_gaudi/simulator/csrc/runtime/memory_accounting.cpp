@@ -52,6 +52,9 @@ void give_back(int64_t num_bytes, int64_t counted_bytes) {
   add(g_in_use, -counted_bytes);
 }
 
+/// What the allocator takes for itself, when the process takes its card.
+int64_t own_bytes() { return kHeaderBytes + 2 * kSmallPoolBytes + round_up(g_workspace.load()); }
+
 [[noreturn]] void throw_out_of_memory(int64_t num_bytes, int64_t in_use, int64_t limit) {
   C10_THROW_ERROR(
       OutOfMemoryError,
@@ -108,7 +111,7 @@ void release_reserved(int64_t num_bytes, int64_t counted_bytes) {
 }
 
 void occupy_at_start() {
-  g_at_start.store(kHeaderBytes + 2 * kSmallPoolBytes + round_up(g_workspace.load()));
+  g_at_start.store(own_bytes());
   add(g_in_use, g_at_start.load());
   raise_to(g_max_in_use, g_in_use.load());
 }
@@ -126,9 +129,11 @@ void set_memory_limit(int64_t num_bytes) {
 std::map<std::string, int64_t> memory_stats() {
   const int64_t num_allocs = g_num_allocs.load();
   const int64_t num_frees = g_num_frees.load();
+  // Whoever asks a card for its statistics takes it.
+  const int64_t at_start = g_at_start.load() == 0 ? own_bytes() : 0;
   return {{"Limit", g_limit.load()},
-          {"InUse", g_in_use.load()},
-          {"MaxInUse", g_max_in_use.load()},
+          {"InUse", g_in_use.load() + at_start},
+          {"MaxInUse", g_max_in_use.load() + at_start},
           {"NumAllocs", num_allocs - g_allocs_at_reset.load()},
           {"NumFrees", num_frees - g_frees_at_reset.load()},
           {"ActiveAllocs", num_allocs - num_frees},
