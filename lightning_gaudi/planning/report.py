@@ -17,7 +17,7 @@ _SHOWN_BYTES = 2**16
 def text(planned: Planned, cards: Sequence[Card]) -> str:
     """What a way to run a program takes, and which cards it fits."""
     title = planned.change or "as it is"
-    title += f", on a {planned.on}, which has no fused attention" if planned.on else ""
+    title += f", on a {planned.on} (attention unfused)" if planned.on else ""
     lines = [f"{title}: {describe(planned.case)}"]
     found = planned.rehearsed
     if found is None:
@@ -47,10 +47,10 @@ def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
     kept = [card for card in cards if card.kept_bytes and card.key in planned.largest]
     if not kept:
         return []
-    sizes = ", ".join(f"{gib(card.kept_bytes)} of a {card.title}" for card in kept)
+    sizes = ", ".join(f"{gib(card.kept_bytes)} ({card.title})" for card in kept)
     lines = [
-        f"  Kept free (--keep-free): {sizes}. What the",
-        "  workspace of graphs takes beside tensors is known to the vendor's compiler alone.",
+        f"  Kept free (--keep-free): {sizes},",
+        "  for the workspace of graphs, whose size the vendor's compiler alone knows.",
     ]
     if planned.rehearsed is not None and planned.rehearsed.is_lazy:
         lines += [

@@ -284,7 +284,7 @@ def test_a_plan_is_told_and_drawn_with_all_that_may_hold_memory(tmp_path: Path) 
     lines = [" ".join(each.split()) for each in report.text(planned, find_cards("")).splitlines()]
     assert "gathered weights 5.00 GiB" in lines
     assert "beside tensors 9.00 GiB" in lines
-    assert sum("9.46 GiB of a Gaudi 2" in each for each in lines) == 1
+    assert sum("9.46 GiB (Gaudi 2)" in each for each in lines) == 1
     assert "weights, as they are made 3.00 GiB" in lines
     assert not any("offloaded" in each for each in lines)
     assert "a checkpoint: 6.00 GiB with the optimizer, 2.00 GiB weights alone" in lines
