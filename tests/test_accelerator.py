@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import DeviceStatsMonitor
 
 from lightning_gaudi import HPUAccelerator
 from lightning_gaudi._core import vendor
+from lightning_gaudi.hardware import GAUDIS
 from tests.helpers.forked import fork_python
 from tests.helpers.tiny import QUIET, TinyModule, batches, hpu_trainer
 
@@ -166,7 +167,7 @@ def test_a_process_keeps_the_card_it_has(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_device_stats_are_the_vendors_memory_figures() -> None:
     stats = HPUAccelerator().get_device_stats("hpu")
     assert stats == vendor.memory_stats()
-    assert stats["Limit"] == 96 * 2**30
+    assert stats["Limit"] == GAUDIS["gaudi2"].memory_bytes
 
 
 class _Watched(TinyModule):
@@ -200,7 +201,7 @@ def test_device_stats_monitor_logs_them_in_log_steps_without_a_wait(
         name = "DeviceStatsMonitor.on_train_batch_end/"
         if row[f"{name}InUse"]:
             assert 0 < int(row[f"{name}InUse"]) <= int(row[f"{name}MaxInUse"])
-            assert int(row[f"{name}Limit"]) == 96 * 2**30
+            assert int(row[f"{name}Limit"]) == GAUDIS["gaudi2"].memory_bytes
 
 
 def _rows(file: Path) -> list[dict[str, str]]:

@@ -39,13 +39,14 @@ def _roots(path: Path) -> set[str]:
 
 ROOMS: dict[str, set[str]] = {
     "_version": set(),
-    "_core": set(),
-    "simulator": set(),
+    "hardware": set(),
+    "_core": {"hardware"},
+    "simulator": {"hardware"},
     "attention": {"_core"},
     "compilation": {"_core"},
-    "inference": {"_core"},
+    "inference": {"_core", "hardware"},
     "reliability": {"_core"},
-    "planning": {"_core", "reliability", "simulator"},
+    "planning": {"_core", "hardware", "reliability", "simulator"},
     "_patches": {"_core", "attention", "planning", "reliability", "simulator"},
     "data": {"_core"},
     "callbacks": {"_core", "compilation", "reliability"},

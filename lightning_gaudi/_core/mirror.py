@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
 _SHARED = (
-    *("attention", "audit", "cli", "compilation", "data", "doctor", "inference", "planning"),
-    *("reliability", "simulator"),
+    *("attention", "audit", "cli", "compilation", "data", "doctor", "hardware", "inference"),
+    *("planning", "reliability", "simulator"),
 )
 
 

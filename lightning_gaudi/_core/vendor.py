@@ -13,6 +13,8 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from lightning_gaudi.hardware import Gaudi, find_gaudi
+
 from . import vendor_import
 
 if TYPE_CHECKING:
@@ -43,9 +45,10 @@ def package() -> Any:
         # The vendor wraps torch.manual_seed when it is imported: see `seed_if_due`.
         _seed_is_due = _NAME not in sys.modules
         given = vendor_import.given_variables(is_new=_seed_is_due)
-        import habana_frameworks.torch  # noqa: TID251
-        import habana_frameworks.torch.hpu.metrics  # noqa: TID251
-        import habana_frameworks.torch.utils.internal  # noqa: TID251
+        with vendor_import.explained():
+            import habana_frameworks.torch  # noqa: TID251
+            import habana_frameworks.torch.hpu.metrics  # noqa: TID251
+            import habana_frameworks.torch.utils.internal  # noqa: TID251
 
         visible = os.environ.get(_VISIBLE_MODULES)
         _guessed_module = vendor_import.forget_defaults(
@@ -215,6 +218,11 @@ def synchronize() -> None:
 def device_name() -> str:
     """`"GAUDI"`, `"GAUDI2"` or `"GAUDI3"`; acquires the card."""
     return str(package().hpu.get_device_name())
+
+
+def generation() -> Gaudi | None:
+    """What is known of this process's card, which it acquires; None of a generation to come."""
+    return find_gaudi(device_name())
 
 
 def is_fp16_supported() -> bool:

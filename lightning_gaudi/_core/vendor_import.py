@@ -1,14 +1,17 @@
 """What the import of the vendor's package sets in this process's environment and should not.
 
 It guesses a port, and the card of this rank. Called by `vendor` alone, for the vendor's package and
-for its stand-in.
+for its stand-in. Where it cannot be imported, this says what to set instead.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
+
+LAZY_MODE = "PT_HPU_LAZY_MODE"
 
 
 def given_variables(*, is_new: bool) -> Set[str]:
@@ -49,3 +52,28 @@ def forget_defaults(given: Set[str], visible_modules: Sequence[str] | None) -> s
     guess = dict(enumerate(modules)).get(int(local_rank) if local_rank.isdecimal() else -1)
     is_guess = "HLS_MODULE_ID" not in given and os.environ.get("HLS_MODULE_ID") == guess
     return guess if is_guess else None
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Says what to set instead where the vendor's package refuses a setting in this block.
+
+    Lazy mode needs the vendor's own build of torch, and the published settings of the recipes ask
+    for lazy mode. Source: releases 1.19 and 1.24.1, `habana_frameworks/torch/__init__.py`, which
+    asserts this before it loads anything.
+
+    Raises:
+        ImportError: It has refused lazy mode.
+    """
+    try:
+        yield
+    except AssertionError as error:
+        if "lazy mode" not in str(error).lower():
+            raise
+        value = os.environ.get(LAZY_MODE)
+        asking = f"{LAZY_MODE}={value} asks for" if value else "This release starts in"
+        raise ImportError(
+            f"{error} {asking} lazy mode, which needs the vendor's build of torch. Set "
+            f"{LAZY_MODE}=0 for eager mode. In a recipe's command write "
+            f"--environment.{LAZY_MODE}=0, and --model.engine=auto where it has engine: graph."
+        ) from error

@@ -40,7 +40,7 @@ def fused_sdpa(
     """Attend by the fused kernel, whatever the switch says; `F.scaled_dot_product_attention`'s.
 
     Args:
-        query: (B, H, T, D) or (B, T, D), on the HPU; float32, bfloat16 or float16.
+        query: (B, H, T, D) or (B, T, D), on the HPU, which is no first Gaudi; float32 or bfloat16.
         key: (B, G, S, D) or (B, S, D), of that dtype.
         value: (B, G, S, D) or (B, S, D), of that dtype.
         attn_mask: Broadcasts to (B, H, T, S): booleans, True where to attend, or numbers that are
@@ -57,12 +57,12 @@ def fused_sdpa(
         ValueError: The kernel cannot compute this.
     """
     tensors = (query, key, value)
-    reason = why_not_fused(tensors, attn_mask, enable_gqa)
+    reason = why_not_fused(tensors, attn_mask, enable_gqa, dtype_for(query))
     if query.device.type != "hpu":
         reason = f"the queries are on {query.device}, and not on the HPU"
     if reason is None and is_torchs_to_answer(tensors, attn_mask, dropout_p, is_causal):
         reason = (
-            "it takes float32, bfloat16 or float16, the same for all, tensors that are not empty, "
+            "it takes float32 or bfloat16, the same for all, tensors that are not empty, "
             "0 <= dropout_p < 1, and a mask on the HPU or is_causal=True, but not both"
         )
     if reason is not None:

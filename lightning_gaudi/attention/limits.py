@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from lightning_gaudi._core import vendor
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_OF_THE_KERNEL = (torch.float32, torch.bfloat16)
 
 
 def is_torchs_to_answer(
@@ -30,7 +33,10 @@ def is_torchs_to_answer(
 
 
 def why_not_fused(
-    tensors: tuple[Tensor, Tensor, Tensor], attn_mask: Tensor | None, enable_gqa: bool
+    tensors: tuple[Tensor, Tensor, Tensor],
+    attn_mask: Tensor | None,
+    enable_gqa: bool,
+    dtype: torch.dtype,
 ) -> str | None:
     """What keeps the kernel from computing this, or None.
 
@@ -39,10 +45,18 @@ def why_not_fused(
             heads: (B, T, D).
         attn_mask: Booleans, True where to attend, or numbers that are added to the scores.
         enable_gqa: Whether G may be less than H.
+        dtype: What it would be computed in: autocast's dtype, or that of the queries.
 
     Source: Gaudi PyTorch bridge 1.24.0, hpex/kernels/FusedSDPA.py, whose backward pass has no
-    gradient for the mask; habana_eager/ops/fused_sdpa.cpp, which says that none is computed.
+    gradient for the mask; habana_eager/ops/fused_sdpa.cpp, which says that none is computed;
+    1.19.0 tests/pytest_working/any_mode/FusedSDPA/test_hpu_sdpa.py, which says that a first
+    Gaudi does not have it, and knows float32 and bfloat16 alone.
     """
+    if (card := _card_without_kernel()) is not None:
+        return f"a {card} does not have the vendor's FusedSDPA"
+    if dtype not in _OF_THE_KERNEL:
+        name = str(dtype).removeprefix("torch.")
+        return f"the vendor's FusedSDPA is known to work in float32 and bfloat16, not in {name}"
     if any(map(is_traceable_wrapper_subclass, tensors)):
         return "the tensors are of a class of their own, such as DTensor"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
@@ -53,6 +67,18 @@ def why_not_fused(
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
         return f"queries, keys and values of the shapes {shapes} are not (B, H, T, D) or (B, T, D)"
     return None
+
+
+def _card_without_kernel() -> str | None:
+    """The card of this process if the vendor's kernel is not for it, else None."""
+    card = vendor.generation()
+    return None if card is None or card.has_fused_attention else card.title
+
+
+# The driver cannot be asked inside a compiled graph, and its answer never changes: it is asked as
+# the graph is traced. This is what torch.compiler's assume_constant_result does (torch 2.6 to
+# 2.13), which imports the compiler for it.
+_card_without_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _have_shapes_of_the_kernel(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:

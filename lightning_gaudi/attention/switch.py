@@ -4,8 +4,9 @@
 HPUAccelerator takes its card. `fused_attention` says otherwise for a block of code.
 
 On by default, though the vendor's dispatch takes operators unless asked: its Megatron-LM, vLLM
-and optimum-habana call the kernel themselves, and nothing tells a user that they have to. Numbers
-differ by rounding: the softmax is the precise one. The kernel is called from here, and not by
+and optimum-habana call the kernel themselves, and nothing tells a user that they have to. A first
+Gaudi does not have the kernel, nor is it known to work in float16: operators compute it there.
+Numbers differ by rounding: the softmax is the precise one. The kernel is called from here, not by
 `torch.nn.attention.sdpa_kernel(SDPBackend.OVERRIDEABLE)`: in 1.24.0 its backward pass forgets a
 mask that wants no gradient.
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .kernel import attend
+from .kernel import attend, dtype_for
 from .limits import is_torchs_to_answer, why_not_fused
 
 VARIABLE = "LIGHTNING_GAUDI_FUSED_ATTENTION"
@@ -118,7 +119,7 @@ def fused_or_torchs(
     tensors = (query, key, value)
     if is_torchs_to_answer(tensors, attn_mask, dropout_p, is_causal):
         return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if reason := why_not_fused(tensors, attn_mask, enable_gqa):
+    if reason := why_not_fused(tensors, attn_mask, enable_gqa, dtype_for(query)):
         _warn_once(reason)
         # DTensor has rules for operators, and not for the kernels of all devices.
         is_math = any(map(is_traceable_wrapper_subclass, tensors))
@@ -152,8 +153,8 @@ def _warn_once(reason: str) -> None:
     _warned.add(kind)
     warnings.warn(
         f"Attention on the HPU is composed of operators here, not fused: {reason}. Results are "
-        "right, but it is slower and keeps the scores in memory. To be spared this message, call "
-        "it in lightning_gaudi.attention.fused_attention(False).",
+        "right, but it is slower and keeps the scores in memory. To be spared this message, set "
+        f"{VARIABLE}=0, or call it in lightning_gaudi.attention.fused_attention(False).",
         UserWarning,
         stacklevel=2,
     )

@@ -73,6 +73,12 @@ def add_parser(subparsers: _Subparsers) -> None:
         help="compute activations again in backward, where the model can",
     )
     parser.add_argument(
+        "--keep-free",
+        type=float,
+        metavar="GIB",
+        help="of each Gaudi, for what its graphs take beside tensors (default 10 %% of it)",
+    )
+    parser.add_argument(
         "--changes",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -85,7 +91,7 @@ def add_parser(subparsers: _Subparsers) -> None:
 
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     from lightning_gaudi.planning import picture, plan, report
-    from lightning_gaudi.planning.cards import find_cards
+    from lightning_gaudi.planning.cards import find_cards, with_kept
     from lightning_gaudi.planning.case import Case
     from lightning_gaudi.planning.published_text import published_dict
 
@@ -99,7 +105,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if not command:
         options.error(f"no command; write it after --, as in: {_EXAMPLE}")
     try:
-        cards = find_cards(options.cards)
+        cards = with_kept(find_cards(options.cards), options.keep_free)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if (status := prepare("`lightning-gaudi plan`")) is not None:

@@ -82,7 +82,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         choices=list(CARDS),
         default="gaudi2",
         help="the generation: memory of "
-        + ", ".join(f"{c.memory_bytes // 2**30} GiB ({c.key})" for c in CARDS.values()),
+        + ", ".join(f"{c.memory_gib} GiB ({c.key})" for c in CARDS.values()),
     )
     parser.add_argument(
         "--release",

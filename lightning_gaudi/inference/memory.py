@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi._core.peaks import MEMORY_BYTES
+from lightning_gaudi.hardware import GAUDIS
 
 from .plans import plan
 
@@ -99,10 +99,9 @@ def card_memory_bytes(card: str | None = None) -> int:
     """
     if card is None:
         return vendor.memory_stats()["Limit"]
-    names = {"gaudi1": "GAUDI", "gaudi2": "GAUDI2", "gaudi3": "GAUDI3"}
-    if card not in names:
-        raise ValueError(f"card={card!r} is none of {', '.join(names)}.")
-    return MEMORY_BYTES[names[card]]
+    if card not in GAUDIS:
+        raise ValueError(f"card={card!r} is none of {', '.join(GAUDIS)}.")
+    return GAUDIS[card].memory_bytes
 
 
 def check_fits(table: MemoryTable, capacity_bytes: int | None = None) -> None:

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lightning_gaudi.hardware import GAUDIS, Gaudi
 
 _GIB = 2**30
+KEPT_SHARE = 0.1
+"""Of a Gaudi's memory, what is kept free by default.
+
+A graph has a workspace for what it computes on the way. Its size is known when the vendor's
+compiler has made the graph, and nobody publishes it. The allocator also gives a free chunk that is
+up to this share larger than what is asked for without splitting it.
+Source: Gaudi PyTorch bridge 1.19.0, backend/synapse_helpers/pool_allocator/
+CoalescedStringentPoolAllocator.cpp (DEFRAGMENT_TH). vLLM for Gaudi leaves a tenth of the memory
+unused by default, too (gpu_memory_utilization=0.9; docs, "Performance tuning").
+"""
 
 
 @dataclass(frozen=True)
@@ -22,24 +35,62 @@ class Card:
     """Of products of matrices, in FLOP/s."""
     link_bandwidth: float | None
     """What a card sends to the others of its server and gets from them, in bytes a second."""
+    has_fused_attention: bool = True
+    """Whether attention is one kernel there; where it is not, its scores are in memory."""
+    kept_bytes: int = 0
+    """What a plan leaves free for what nothing here can count: the workspace of graphs."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """What may hold what a plan counts."""
+        return self.memory_bytes - self.kept_bytes
+
+
+def _of_gaudi(gaudi: Gaudi) -> Card:
+    return Card(
+        gaudi.key,
+        gaudi.title,
+        gaudi.memory_bytes,
+        gaudi.bandwidth,
+        gaudi.peaks["bfloat16"],
+        gaudi.link_bandwidth,
+        gaudi.has_fused_attention,
+        int(KEPT_SHARE * gaudi.memory_bytes),
+    )
 
 
 CARDS = {
     card.key: card
     for card in (
-        Card("gaudi1", "Gaudi 1", 32 * _GIB, 0.9e12, 60e12, 2e12 / 8),
-        Card("gaudi2", "Gaudi 2", int(94.62 * _GIB), 2.46e12, 432e12, 4.8e12 / 8),
-        Card("gaudi3", "Gaudi 3", 128 * _GIB, 3.67e12, 1835e12, 9.6e12 / 8),
+        *map(_of_gaudi, GAUDIS.values()),
         Card("a100", "A100 80GB", int(79.15 * _GIB), 2.0e12, 312e12, 0.6e12),
         Card("h100", "H100 80GB", int(79.1 * _GIB), 3.35e12, 989e12, 0.9e12),
     )
 }
 """By key.
 
-Source: Intel, "Intel Gaudi 3 AI Accelerator", Hot Chips 2024 (memory, bandwidth, peaks, NICs);
-Intel Gaudi documentation, "Memory Stats APIs" (94.62 GiB of a Gaudi 2); NVIDIA, "A100 Tensor Core
-GPU" and "H100 Tensor Core GPU" data sheets (SXM), and what torch reports of their memory.
+Source: `lightning_gaudi.hardware`; NVIDIA, "A100 Tensor Core GPU" and "H100 Tensor Core GPU" data
+sheets (SXM), and what torch reports of their memory.
 """
+
+
+def with_kept(cards: Sequence[Card], kept_gib: float | None) -> list[Card]:
+    """The cards with another amount of memory kept free on each Gaudi; None for the default.
+
+    Raises:
+        ValueError: It is negative, or leaves nothing of one of them.
+    """
+    if kept_gib is None:
+        return [*cards]
+    kept = int(kept_gib * _GIB)
+    changed = [replace(card, kept_bytes=kept) if card.key in GAUDIS else card for card in cards]
+    for card in changed:
+        if kept < 0 or card.budget_bytes <= 0:
+            raise ValueError(
+                f"--keep-free {kept_gib:g} GiB is not possible on a {card.title}, which has "
+                f"{card.memory_bytes / _GIB:.2f}. Give what its graphs may take beside tensors."
+            )
+    return changed
 
 
 def find_cards(names: str) -> list[Card]:

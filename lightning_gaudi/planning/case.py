@@ -85,6 +85,10 @@ class Rehearsed:
     for, or nothing is trained."""
     can_checkpoint: bool = False
     """Whether a module can be told to compute its activations again in backward."""
+    has_fused_attention: bool = False
+    """Whether its attention was the vendor's fused kernel, which a first Gaudi does not have."""
+    is_lazy: bool = False
+    """Whether it ran in lazy mode, where what is between two `mark_step` is one graph."""
 
     @property
     def need(self) -> Need:

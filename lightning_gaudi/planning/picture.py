@@ -10,7 +10,17 @@ from lightning_gaudi.planning.cards import Card
 from lightning_gaudi.planning.plan import Planned
 from lightning_gaudi.planning.report import describe, gib
 
-_COLOURS = ("#0868ac", "#43a2ca", "#7bccc4", "#bae4bc", "#c2a5cf", "#9970ab", "#762a83", "#f4a582")
+_COLOURS = (
+    "#0868ac",
+    "#43a2ca",
+    "#7bccc4",
+    "#bae4bc",
+    "#c2a5cf",
+    "#9970ab",
+    "#762a83",
+    "#f4a582",
+    "#999999",
+)
 """Of the categories of `Rehearsed`, in their order."""
 _WIDTH, _ROW, _LEFT, _TOP = 900, 46, 20, 60
 

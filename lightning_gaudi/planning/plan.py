@@ -15,10 +15,18 @@ from typing import Any
 
 from lightning_gaudi._core.process_groups import end_group
 from lightning_gaudi._core.rehearsals import VARIABLE
+from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.planning.cards import Card
 from lightning_gaudi.planning.case import MAX_FORKS, Case, Counted, Rehearsed, read_results
 from lightning_gaudi.planning.published import PublishedRun
-from lightning_gaudi.simulator.settings import DRY, MAX_CARDS, RULES, SIMULATE, path_with_stand_in
+from lightning_gaudi.simulator.settings import (
+    CARD,
+    DRY,
+    MAX_CARDS,
+    RULES,
+    SIMULATE,
+    path_with_stand_in,
+)
 
 
 class PlanError(RuntimeError):
@@ -38,6 +46,8 @@ class Planned:
     """The largest batch of each card by the card's key; 0 where one sample does not fit."""
     is_searched: bool = True
     """Whether larger ones were looked for to the end; False if that took too long."""
+    on: str = ""
+    """The card by its title where it was rehearsed for that one alone."""
     error: str = ""
     """Why it could not be rehearsed."""
     published: PublishedRun | None = None
@@ -97,31 +107,51 @@ def plan(
     Raises:
         PlanError: The program itself cannot be rehearsed.
     """
-    found = _rehearse(command, case, cards, "")
-    if found.rehearsed is None:
-        raise PlanError(found.error)
-    if case.checkpointing and not found.rehearsed.can_checkpoint:
-        raise PlanError(
-            "--checkpointing has modules of transformers compute activations again, and this "
-            "program has none that can (no `gradient_checkpointing_enable`): it would be planned "
-            "as it is. Leave it out, or have the program checkpoint its activations itself."
-        )
-    yield found
-    missing = [card for card in cards if not found.largest[card.key]]
-    for change, values in _changes(found.rehearsed) if with_changes else ():
+    missing = [*cards]
+    rehearsed: Rehearsed | None = None
+    for found in _rehearse_for_each(command, case, cards, ""):
+        if found.rehearsed is None:
+            raise PlanError(found.error)
+        if case.checkpointing and not found.rehearsed.can_checkpoint:
+            raise PlanError(
+                "--checkpointing has modules of transformers compute activations again, and this "
+                "program has none that can (no `gradient_checkpointing_enable`): it would be "
+                "planned as it is. Leave it out, or have the program checkpoint its activations "
+                "itself."
+            )
+        yield found
+        rehearsed = rehearsed or found.rehearsed
+        missing = [card for card in missing if not found.largest.get(card.key)]
+    assert rehearsed is not None
+    for change, values in _changes(rehearsed) if with_changes else ():
         changed = replace(case, **values)
         if not missing or changed == case:
             continue
-        if error := _too_large_here(changed, found.rehearsed):
+        if error := _too_large_here(changed, rehearsed):
             yield Planned(changed, change, None, error=error)
             continue
         # Only shards make less of what a step holds whatever the batch.
-        held = found.rehearsed.held_bytes if "strategy" not in values else 0
-        if all(held > card.memory_bytes for card in missing):
+        held = rehearsed.held_bytes if "strategy" not in values else 0
+        if all(held > card.budget_bytes for card in missing):
             continue
-        tried = _rehearse(command, changed, missing, change)
-        yield tried
-        missing = [card for card in missing if not tried.largest.get(card.key)]
+        for tried in _rehearse_for_each(command, changed, missing, change):
+            yield tried
+            missing = [card for card in missing if not tried.largest.get(card.key)]
+
+
+def _rehearse_for_each(
+    command: Sequence[str], case: Case, cards: Sequence[Card], change: str
+) -> Iterator[Planned]:
+    """Rehearse a program, and once more for cards on which its attention is not fused."""
+    found = _rehearse(command, case, cards, change)
+    others = [card for card in cards if not card.has_fused_attention]
+    is_fused = found.rehearsed is not None and found.rehearsed.has_fused_attention
+    if not is_fused or not others:
+        yield found
+        return
+    keys = {card.key for card in others}
+    yield replace(found, largest={key: n for key, n in found.largest.items() if key not in keys})
+    yield _rehearse(command, case, others, change)
 
 
 def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
@@ -162,11 +192,11 @@ def _free_bytes() -> int | None:
 def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change: str) -> Planned:
     with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
         result, request = Path(folder, "result"), Path(folder, "case")
-        budgets = tuple(card.memory_bytes for card in cards)
+        budgets = tuple(card.budget_bytes for card in cards)
         asked = replace(case, result=str(result), budgets=budgets)
         asked.save(request)
         try:
-            status, output = _run(command, _environment(request, case.devices))
+            status, output = _run(command, _environment(request, case.devices, cards))
             reason = f"the program ended with status {status}"
         except FileNotFoundError:
             raise PlanError(f"{command[0]}: command not found.") from None
@@ -189,6 +219,7 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
         Counted(**first["counted"]),
         largest,
         is_searched=last["is_complete"],
+        on=_alone(cards),
         published=PublishedRun.of(published) if published else None,
     )
 
@@ -208,13 +239,22 @@ def _run(command: Sequence[str], env: dict[str, str]) -> tuple[int, str]:
     return process.returncode, f"{said[-2000:]}{errors[-3000:]}"
 
 
-def _environment(request: Path, num_cards: int) -> dict[str, str]:
+def _alone(cards: Sequence[Card]) -> str:
+    """The title of the cards that have no fused attention if there are no others, else empty."""
+    return "" if any(card.has_fused_attention for card in cards) else cards[0].title
+
+
+def _environment(request: Path, num_cards: int, cards: Sequence[Card]) -> dict[str, str]:
     """That of a program of which this is the first of its ranks, on a dry card."""
+    # Those that have fused attention plan alike.
+    fused = next(key for key, gaudi in GAUDIS.items() if gaudi.has_fused_attention)
+    key = cards[0].key if _alone(cards) else fused
     env = os.environ | {
         VARIABLE: str(request),
         SIMULATE: str(MAX_CARDS),
         DRY: "1",
         RULES: "off",
+        CARD: key,
         "LIGHTNING_GAUDI_RELIABILITY": "off",
         "PYTHONPATH": path_with_stand_in(),
     }

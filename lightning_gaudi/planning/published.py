@@ -137,6 +137,8 @@ def _beside(
     key = "" if card is None else card.key
     if card is None:
         why_not = "no such card is known"
+    elif found.has_fused_attention and not card.has_fused_attention:
+        why_not = f"its attention is not fused there: plan with --cards {card.key}"
     elif case.devices != run.num_cards:
         why_not = f"of {run.num_cards} cards: plan with --devices {run.num_cards}"
     elif found.batch_size != figure.batch_size:

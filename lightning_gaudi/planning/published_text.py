@@ -51,7 +51,12 @@ def _found(planned: Planned) -> tuple[Sequence[Beside], Sequence[Room]]:
     assert run is not None
     assert rehearsed is not None
     assert counted is not None
-    return beside(run, planned.case, rehearsed, counted), rooms(run, planned.largest)
+    figures = beside(run, planned.case, rehearsed, counted)
+    fitted = rooms(run, planned.largest)
+    if planned.on:  # what is of other cards stands beside the plan for those
+        figures = [each for each in figures if each.card in planned.largest]
+        fitted = [each for each in fitted if each.largest is not None]
+    return figures, fitted
 
 
 def _figure(each: Beside) -> str:

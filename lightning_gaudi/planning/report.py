@@ -17,6 +17,7 @@ _SHOWN_BYTES = 2**16
 def text(planned: Planned, cards: Sequence[Card]) -> str:
     """What a way to run a program takes, and which cards it fits."""
     title = planned.change or "as it is"
+    title += f", on a {planned.on} (attention unfused)" if planned.on else ""
     lines = [f"{title}: {describe(planned.case)}"]
     found = planned.rehearsed
     if found is None:
@@ -31,6 +32,7 @@ def text(planned: Planned, cards: Sequence[Card]) -> str:
     for card in cards:
         if card.key in planned.largest:
             lines.append(_verdict(card, found, counted, planned.largest[card.key]))
+    lines += _kept(cards, planned)
     if not planned.is_searched:
         lines.append("  The search took too long and was ended: larger batches may fit.")
     lines.append(
@@ -38,6 +40,24 @@ def text(planned: Planned, cards: Sequence[Card]) -> str:
         "  sent and held whatever the batch takes; unfused, as if each operator used the memory."
     )
     return "\n".join([*lines, *published_text(planned), ""])
+
+
+def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
+    """What is kept free of a card, and what may need it."""
+    kept = [card for card in cards if card.kept_bytes and card.key in planned.largest]
+    if not kept:
+        return []
+    sizes = ", ".join(f"{gib(card.kept_bytes)} ({card.title})" for card in kept)
+    lines = [
+        f"  Kept free (--keep-free): {sizes},",
+        "  for the workspace of graphs, whose size the vendor's compiler alone knows.",
+    ]
+    if planned.rehearsed is not None and planned.rehearsed.is_lazy:
+        lines += [
+            "  In lazy mode a step is one graph or two, and it may need far more: a T5-3B of 2022",
+            "  ran batch 1 at most where this plan says dozens. Measure MaxInUse on the card.",
+        ]
+    return lines
 
 
 def describe(case: Case) -> str:
@@ -83,7 +103,7 @@ def _host(found: Rehearsed) -> list[str]:
 
 
 def _verdict(card: Card, found: Rehearsed, counted: Counted, largest: int) -> str:
-    fits = found.need.whole <= card.memory_bytes
+    fits = found.need.whole <= card.budget_bytes
     best = str(largest) if largest else "none fits"
     peak = "fits" if fits else "too much"
     times = [_time(each) for each in step_seconds(card, found, counted)]

@@ -24,6 +24,11 @@ from lightning_gaudi.reliability.holders import PRECEDENCE, STAYING, gathers, ho
 from lightning_gaudi.reliability.memory import REST
 from lightning_gaudi.simulator import observer, statistics
 from lightning_gaudi.simulator.memory import MemoryLog
+from lightning_gaudi.simulator.rules import rows_kernels
+from lightning_gaudi.simulator.rules.table import called_kernels
+
+BESIDE = "beside tensors"
+"""What the card's allocator takes: see `simulator.memory.Peak.beside_tensors`."""
 
 _GROWTH = 1.01
 """How much more than ever before is in use where it is worth another look: each takes milliseconds,
@@ -248,6 +253,7 @@ class MemoryWatch(Watch):
         for number, num_bytes in peak.live.items():
             holder = next((name for name in PRECEDENCE if number in self._numbers[name]), REST)
             sizes[holder] += num_bytes
+        sizes[BESIDE] = peak.beside_tensors
         return Rehearsed(
             batch_size=self._batch_size,
             peak_bytes=peak.num_bytes,
@@ -258,4 +264,6 @@ class MemoryWatch(Watch):
             host=self._host,
             checkpoint=self._checkpoint,
             can_checkpoint=self._can_checkpoint,
+            has_fused_attention=not called_kernels().isdisjoint(rows_kernels.ATTENTION),
+            is_lazy=vendor.is_lazy(),
         )

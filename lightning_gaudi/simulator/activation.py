@@ -29,6 +29,7 @@ from lightning_gaudi.simulator.settings import (
     SimulatorError,
     read_rule_mode,
     read_settings,
+    read_workspace_bytes,
     server_name,
 )
 
@@ -129,6 +130,8 @@ def _start(settings: Settings) -> None:
         raise SimulatorError(f"The simulated HPU cannot start: {error}") from error
     device.set_device_count(settings.num_cards)
     device.set_memory_limit(settings.card.memory_bytes)
+    device.compose_attention(not settings.card.has_fused_attention)
+    device.set_workspace_bytes(read_workspace_bytes())
     device.set_server(server_name())
     accelerator: Any = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "hpu":
@@ -219,7 +222,7 @@ def _announce(settings: Settings) -> None:
     cards = "card" if settings.num_cards == 1 else "cards"
     print(
         f"lightning-gaudi: HPU is simulated: {settings.num_cards} {card.title} {cards} of "
-        f"{card.memory_bytes / 2**30:.0f} GiB on this CPU; results are real, speed is not a "
+        f"{card.memory_gib} GiB on this CPU; results are real, speed is not a "
         "Gaudi's.",
         file=sys.stderr,
         flush=True,

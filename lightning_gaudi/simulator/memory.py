@@ -17,8 +17,17 @@ class Peak(NamedTuple):
     """The moment at which most was in use."""
 
     num_bytes: int
+    """All that was in use, as the card's statistics count it."""
     live: Mapping[int, int]
-    """The bytes of each allocation that was there, by its number."""
+    """The bytes of each tensor that was there, by its allocation's number."""
+
+    @property
+    def beside_tensors(self) -> int:
+        """What the card's allocator took beyond the tensors.
+
+        It rounds sizes up, and keeps a header, a pool of small chunks and a workspace for graphs.
+        """
+        return self.num_bytes - sum(self.live.values())
 
 
 class MemoryLog:
@@ -48,15 +57,15 @@ class MemoryLog:
             start: A `mark`.
             end: Another one; None for now.
         """
-        events: list[tuple[int, int]] = self._device.memory_log()[:end]
-        total = sum(num_bytes for _, num_bytes in events[:start])
+        events: list[tuple[int, int, int]] = self._device.memory_log()[:end]
+        total = sum(counted for _, _, counted in events[:start])
         most, at = total, start
-        for index, (_, num_bytes) in enumerate(events[start:], start):
-            total += num_bytes
+        for index, (_, _, counted) in enumerate(events[start:], start):
+            total += counted
             if total > most:
                 most, at = total, index + 1
         live: dict[int, int] = {}
-        for number, num_bytes in events[:at]:
+        for number, num_bytes, _ in events[:at]:
             if num_bytes >= 0:
                 live[number] = num_bytes
             else:

@@ -6,12 +6,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_gaudi.hardware import GAUDIS, Gaudi
+
 SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
 CARD = "LIGHTNING_GAUDI_SIMULATE_CARD"
 RELEASE = "LIGHTNING_GAUDI_SIMULATE_RELEASE"
 RULES = "LIGHTNING_GAUDI_SIMULATE_RULES"
 SERVER = "LIGHTNING_GAUDI_SIMULATE_SERVER"
 DRY = "LIGHTNING_GAUDI_SIMULATE_DRY"
+WORKSPACE = "PT_HPU_INITIAL_WORKSPACE_SIZE"
 CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
 
 RULE_MODES = ("warn", "error", "off")
@@ -23,36 +26,16 @@ MAX_CARDS = 8
 STAND_IN = Path(__file__).parent / "stand_in"
 """The folder with the simulator's `habana_frameworks`; on `sys.path` only while simulating."""
 
-_GIB = 2**30
-
 
 class SimulatorError(RuntimeError):
     """The simulated HPU was asked for and cannot be had; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class Card:
-    """A card that can be simulated."""
+Card = Gaudi
+"""A card that can be simulated; its memory is the default memory limit."""
 
-    key: str
-    """The value of LIGHTNING_GAUDI_SIMULATE_CARD."""
-    title: str
-    """The product's name."""
-    device_name: str
-    """What the vendor's `get_device_name()` answers."""
-    memory_bytes: int
-    """Device memory, and so the default memory limit."""
-
-
-CARDS = {
-    card.key: card
-    for card in (
-        Card("gaudi1", "Gaudi 1", "GAUDI", 32 * _GIB),
-        Card("gaudi2", "Gaudi 2", "GAUDI2", 96 * _GIB),
-        Card("gaudi3", "Gaudi 3", "GAUDI3", 128 * _GIB),
-    )
-}
-"""The cards by key."""
+CARDS = GAUDIS
+"""The cards by key, which is the value of LIGHTNING_GAUDI_SIMULATE_CARD."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +158,25 @@ def read_rule_mode() -> str:
             f"{RULES}={mode!r} is unknown. Set it to one of {', '.join(RULE_MODES)}."
         )
     return mode
+
+
+def read_workspace_bytes() -> int:
+    """What the workspace that all graphs share has at first.
+
+    The vendor's variable PT_HPU_INITIAL_WORKSPACE_SIZE gives it in GiB: with it a program is tried
+    beside graphs that take so much, as on a card. Without it, or with 0, it is 4 MiB.
+    Source: Gaudi PyTorch bridge 1.19.0, backend/synapse_helpers/device.cpp, scripts/env_flags.yaml.
+
+    Raises:
+        SimulatorError: It is no number.
+    """
+    value = os.environ.get(WORKSPACE) or "0"
+    if not (value.isascii() and value.isdigit()):
+        raise SimulatorError(
+            f"{WORKSPACE}={value!r} is no number of GiB. Set it to what the workspace of graphs is "
+            "to take of the card from the start, or unset it for 4 MiB."
+        )
+    return int(value) * 2**30 or 4 * 2**20
 
 
 def is_switched_on(value: str) -> bool:

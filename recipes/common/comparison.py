@@ -128,7 +128,10 @@ def planned_run(run: Run, config: Mapping[str, Any]) -> planning.PublishedRun:
         )
         for figure in (*run.figures, *run.elsewhere)
     ]
-    no_room = [planning.NoRoom(each.hardware, run.batch_size, each.source) for each in run.no_room]
+    no_room = [
+        planning.NoRoom(each.hardware, each.batch_size or run.batch_size, each.source)
+        for each in run.no_room
+    ]
     num_steps = run.settings.get("trainer.max_steps")
     return planning.PublishedRun(
         name=run.name,

@@ -60,6 +60,8 @@ class NoRoom:
     hardware: str
     source: str
     """The title of its source."""
+    batch_size: int | None = None
+    """Samples of a card and a micro-batch that did not, where they are others than the run's."""
 
 
 @dataclass(frozen=True)

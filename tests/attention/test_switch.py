@@ -10,7 +10,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import functional as F  # noqa: N812
 
 from lightning_gaudi import simulator
-from lightning_gaudi.attention import fused_attention, is_fused
+from lightning_gaudi._core import vendor
+from lightning_gaudi.attention import fused_attention, fused_sdpa, is_fused, switch
 from lightning_gaudi.attention.switch import torchs
 from tests.attention.reference import CLOSE, attend, compare, masks, qkv
 from tests.helpers.forked import fork_python
@@ -138,6 +139,43 @@ def test_other_shapes_and_transforms_stay_with_torch_and_say_so():
         with pytest.warns(UserWarning, match=r"not fused: torch\.func transforms it"):
             out = torch.func.vmap(F.scaled_dot_product_attention)(q, k, v)
         torch.testing.assert_close(out.cpu(), expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_card_without_the_kernel_takes_operators_and_says_so(monkeypatch, compiled):
+    monkeypatch.setattr(vendor, "device_name", lambda: "GAUDI")
+    monkeypatch.setattr(switch, "_warned", set())
+    attention = F.scaled_dot_product_attention
+    attention = torch.compile(attention, backend="eager") if compiled else attention
+    ours, theirs = qkv(device="hpu"), qkv()
+    with fused_attention():
+        with pytest.warns(UserWarning, match="not fused: a Gaudi 1 does not have .* FusedSDPA"):
+            out = attention(*ours)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert not _is_fused(F.scaled_dot_product_attention(*ours))
+    compare(ours, theirs, out, attend(*theirs))
+    with pytest.raises(ValueError, match="cannot compute this: a Gaudi 1 does not have"):
+        fused_sdpa(*ours)
+
+
+def test_a_generation_to_come_has_the_kernel(monkeypatch):
+    monkeypatch.setattr(vendor, "device_name", lambda: "GAUDI9")
+    with fused_attention():
+        assert _is_fused(F.scaled_dot_product_attention(*qkv(device="hpu")))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_float16_takes_operators_and_says_so(monkeypatch, autocast):
+    monkeypatch.setattr(switch, "_warned", set())
+    given = torch.float32 if autocast else torch.float16
+    with fused_attention(), torch.autocast("hpu", torch.float16, enabled=autocast):
+        with pytest.warns(UserWarning, match="float32 and bfloat16, not in float16"):
+            out = F.scaled_dot_product_attention(*qkv(device="hpu", dtype=given))
+        with pytest.raises(ValueError, match="not in float16"):
+            fused_sdpa(*qkv(device="hpu", dtype=given))
+    assert not _is_fused(out)
+    assert out.dtype == torch.float16
 
 
 def test_what_torch_refuses_it_still_refuses():

@@ -81,8 +81,15 @@ def test_nothing_is_thrown_without_the_vendors_package() -> None:
     [
         ("raise OSError('libSynapse.so: no such file')", "OSError: libSynapse.so: no such file"),
         ("from . import hpu, utils", "its driver reports no card"),
+        (
+            "raise AssertionError('Upstream PyTorch 2.11.0 is not supported in Lazy mode.')",
+            "Lazy mode. PT_HPU_LAZY_MODE=1 asks for lazy mode, which needs the vendor's build of "
+            "torch. Set PT_HPU_LAZY_MODE=0 for eager mode. In a recipe's command write "
+            "--environment.PT_HPU_LAZY_MODE=0, and --model.engine=auto",
+        ),
+        ("raise AssertionError('Compile-time version differs.')", "(AssertionError: Compile-time"),
     ],
-    ids=["broken", "no-card"],
+    ids=["broken", "no-card", "lazy-mode-refused", "another-assertion"],
 )
 def test_a_vendor_package_without_a_card_is_explained(
     source: str, reason: str, tmp_path: Path
@@ -99,7 +106,11 @@ def test_a_vendor_package_without_a_card_is_explained(
         import lightning.pytorch as pl
         pl.Trainer(accelerator="hpu", logger=False)
         """,
-        env={"LIGHTNING_GAUDI_SIMULATE": None, "PYTHONPATH": str(tmp_path)},
+        env={
+            "LIGHTNING_GAUDI_SIMULATE": None,
+            "PT_HPU_LAZY_MODE": "1",
+            "PYTHONPATH": str(tmp_path),
+        },
         check=False,
     )
     assert reason in result.stderr.strip().splitlines()[-1]

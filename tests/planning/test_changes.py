@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from lightning_gaudi.planning import plan as module
 from lightning_gaudi.planning.cards import CARDS, Card
 from lightning_gaudi.planning.case import MAX_FORKS, Case, Rehearsed
 from lightning_gaudi.planning.plan import PlanError, Planned, plan
+from lightning_gaudi.simulator.settings import CARD
 
 GIB = 2**30
 
@@ -82,3 +84,33 @@ def test_the_free_memory_of_this_machine_is_known() -> None:
     free = module._free_bytes()
     assert free is not None
     assert 0 < free < 2**50
+
+
+def test_a_card_without_fused_attention_is_planned_for_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def rehearse(command: Any, case: Case, cards: Sequence[Card], change: str) -> Planned:
+        asked.append([card.key for card in cards])
+        is_fused = any(card.has_fused_attention for card in cards) and attends
+        found = Rehearsed(1, GIB, GIB, has_fused_attention=is_fused)
+        return Planned(case, change, found, largest={card.key: len(asked) for card in cards})
+
+    monkeypatch.setattr(module, "_rehearse", rehearse)
+    cards = [CARDS[key] for key in ("gaudi1", "gaudi2", "a100")]
+    attends = True
+    found = [*plan(["program"], Case(), cards, with_changes=False)]
+    assert asked == [["gaudi1", "gaudi2", "a100"], ["gaudi1"]]
+    assert [each.largest for each in found] == [{"gaudi2": 1, "a100": 1}, {"gaudi1": 2}]
+    attends = False
+    found = [*plan(["program"], Case(), cards, with_changes=False)]
+    assert [sorted(each.largest) for each in found] == [["a100", "gaudi1", "gaudi2"]]
+
+
+def test_a_first_gaudi_is_rehearsed_as_one() -> None:
+    keys = {
+        names: module._environment(Path("case"), 1, [CARDS[key] for key in names])[CARD]
+        for names in (("gaudi1",), ("gaudi1", "gaudi3"), ("a100",))
+    }
+    assert [*keys.values()] == ["gaudi1", "gaudi2", "gaudi2"]

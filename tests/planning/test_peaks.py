@@ -13,16 +13,19 @@ from tests.planning.peaks import EXAMPLES, RUNS, Run, of_example, of_recipe
 
 SMALL = [run for run in RUNS if not run.is_large]
 
+OWN = 5_767_296
+"""What the card's allocator takes for itself from the start, which would hide a difference."""
+
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("given", SMALL, ids=lambda run: f"{run.name}, {run.strategy}")
 def test_recipes_take_what_is_planned(given: Run, tmp_path: Path) -> None:
     planned, measured = of_recipe(given, tmp_path)
-    assert planned == pytest.approx(measured, rel=0.05)
+    assert planned - OWN == pytest.approx(measured - OWN, rel=0.05)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_take_what_is_planned(name: str, tmp_path: Path) -> None:
     planned, measured = of_example(name, tmp_path)
-    assert planned == pytest.approx(measured, rel=0.05)
+    assert planned - OWN == pytest.approx(measured - OWN, rel=0.05)

@@ -15,9 +15,10 @@ import pytest
 
 from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.planning import picture, report
-from lightning_gaudi.planning.cards import CARDS, find_cards
+from lightning_gaudi.planning.cards import CARDS, find_cards, with_kept
 from lightning_gaudi.planning.case import Case, Rehearsed, read_results
 from lightning_gaudi.planning.plan import Planned
+from lightning_gaudi.planning.watch import BESIDE
 from lightning_gaudi.reliability.holders import holders
 from lightning_gaudi.reliability.memory import REST
 from tests.helpers.process import environment, is_running
@@ -267,7 +268,9 @@ def test_a_signal_leaves_nothing_that_it_has_started(
 
 
 def test_a_plan_is_told_and_drawn_with_all_that_may_hold_memory(tmp_path: Path) -> None:
-    sizes = {name: 2**30 * number for number, name in enumerate((*holders(None, []), REST), 1)}
+    sizes = {
+        name: 2**30 * number for number, name in enumerate((*holders(None, []), REST, BESIDE), 1)
+    }
     host = {"weights, as they are made": 3 * 2**30, "weights, offloaded": 48}
     found = Rehearsed(
         batch_size=4,
@@ -280,6 +283,8 @@ def test_a_plan_is_told_and_drawn_with_all_that_may_hold_memory(tmp_path: Path) 
     planned = Planned(Case(), "", found, largest={"gaudi2": 8})
     lines = [" ".join(each.split()) for each in report.text(planned, find_cards("")).splitlines()]
     assert "gathered weights 5.00 GiB" in lines
+    assert "beside tensors 9.00 GiB" in lines
+    assert sum("9.46 GiB (Gaudi 2)" in each for each in lines) == 1
     assert "weights, as they are made 3.00 GiB" in lines
     assert not any("offloaded" in each for each in lines)
     assert "a checkpoint: 6.00 GiB with the optimizer, 2.00 GiB weights alone" in lines
@@ -291,3 +296,27 @@ def test_a_plan_is_told_and_drawn_with_all_that_may_hold_memory(tmp_path: Path) 
 def test_cards_are_found_by_name() -> None:
     assert [card.key for card in find_cards("a100, gaudi1")] == ["a100", "gaudi1"]
     assert [card.key for card in find_cards("")] == [*CARDS]
+
+
+def test_what_is_kept_free_of_a_gaudi_can_be_said() -> None:
+    assert [card.kept_bytes / card.memory_bytes for card in find_cards("gaudi1,gaudi2,a100")] == [
+        pytest.approx(0.1),
+        pytest.approx(0.1),
+        0,
+    ]
+    gaudi, other = with_kept(find_cards("gaudi2,a100"), 50)
+    assert gaudi.budget_bytes == gaudi.memory_bytes - 50 * 2**30
+    assert other == CARDS["a100"]
+    assert with_kept([CARDS["gaudi2"]], None) == [CARDS["gaudi2"]]
+    for wrong in (-1, 95):
+        with pytest.raises(
+            ValueError, match=rf"--keep-free {wrong} GiB is not .* Gaudi 2, .*94.62"
+        ):
+            with_kept(find_cards("gaudi2"), wrong)
+
+
+def test_lazy_mode_says_what_no_plan_knows() -> None:
+    for is_lazy in (True, False):
+        found = Rehearsed(1, 2**30, 0, is_lazy=is_lazy)
+        told = report.text(Planned(Case(), "", found, largest={"gaudi2": 8}), find_cards("gaudi2"))
+        assert ("In lazy mode a step is one graph" in told) == is_lazy

@@ -93,3 +93,16 @@ def test_all_figures_are_printed() -> None:
 
 def test_a_run_comes_back_from_plain_data() -> None:
     assert PublishedRun.of(asdict(RUN)) == RUN
+
+
+def test_figures_of_a_card_without_fused_attention_stand_beside_its_own_plan() -> None:
+    figures = (Figure("latency_seconds", 3.0, "s", "Gaudi", BLOG, 1), *FIGURES[:1])
+    run = replace(RUN, figures=figures, no_room=())
+    fused = replace(FOUND, has_fused_attention=True)
+    first, second = beside(run, PLANNED.case, fused, COUNTED)
+    assert first.why_not == "its attention is not fused there: plan with --cards gaudi1"
+    assert second.least is not None
+    alone = replace(PLANNED, on="Gaudi 1", largest={"gaudi1": 3}, published=run)
+    text = "\n".join(published_text(alone))
+    assert "latency_seconds 3" in text
+    assert "train_samples_per_s" not in text

@@ -35,8 +35,9 @@ def test_cards():
         ("gaudi2", "GAUDI2"),
         ("gaudi3", "GAUDI3"),
     ]
+    assert [card.memory_gib for card in simulator.CARDS.values()] == [32, 96, 128]
     gib = [card.memory_bytes / 2**30 for card in simulator.CARDS.values()]
-    assert gib == [32, 96, 128]
+    assert gib == [32, pytest.approx(94.62), 128]
 
 
 @pytest.mark.parametrize("value", ["0", "9", "-1", "two", "1.0", "1,2", "²"])

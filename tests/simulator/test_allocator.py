@@ -21,7 +21,8 @@ def _in_use() -> int:
 
 @pytest.fixture(scope="module")
 def _frozen() -> Iterator[None]:
-    """What is there before does not take the garbage collector's time."""
+    """What is there before does not take the garbage collector's time; the card is taken."""
+    torch.empty(1, device="hpu")
     gc.collect()
     gc.freeze()
     yield
@@ -217,3 +218,67 @@ def test_workers_of_a_loader_fork_beside_a_used_card() -> None:
         print([(batch.to("hpu") * weight).sum().item() for batch in loader])
     """
     assert fork_python(source).stdout.strip() == "[6.0, 22.0]"
+
+
+AT_START = 128 + 2 * 6 * 1024 * 128
+"""A header, and the pool of small chunks, which the vendor's allocator adds twice."""
+
+COUNTED = """
+import torch
+def in_use():
+    return torch.hpu.memory_stats()["InUse"]
+held = [torch.empty(1, dtype=torch.uint8, device="hpu")]
+start = in_use()
+print(start)
+for num_bytes in (128, 129, 256, 1000):
+    before = in_use()
+    held.append(torch.empty(num_bytes, dtype=torch.uint8, device="hpu"))
+    print(num_bytes, in_use() - before)
+before = in_use()
+held += [torch.empty(1, device="hpu") for _ in range(6 * 1024)]
+print(in_use() - before)
+held.clear()
+print(in_use() - start)
+held = [torch.empty(1, device="hpu") for _ in range(6 * 1024)]
+print(in_use() - start)
+"""
+
+
+@pytest.mark.parametrize(("gib", "workspace"), [(None, 4 * MIB), ("0", 4 * MIB), ("3", 3 << 30)])
+def test_what_a_card_takes_beside_tensors_is_counted_as_the_vendors_pool_does(
+    gib: str | None, workspace: int
+) -> None:
+    """Source: bridge 1.19.0, CoalescedStringentPoolAllocator.cpp, device.cpp."""
+    out = fork_python(COUNTED, env={"PT_HPU_INITIAL_WORKSPACE_SIZE": gib}).stdout
+    start, *sizes, overflow, left, again = out.splitlines()
+    assert int(start) == AT_START + workspace
+    assert sizes == ["128 0", "129 256", "256 256", "1000 1024"]
+    # Two small chunks were taken before, so that as many of these did not fit into the pool.
+    assert (overflow, left, again) == (str(2 * 128), "0", "0")
+
+
+def test_a_peak_says_what_no_tensor_holds() -> None:
+    source = """
+        import torch
+        from lightning_gaudi.simulator.memory import MemoryLog
+        log = MemoryLog()
+        kept = torch.empty(1000, dtype=torch.uint8, device="hpu")
+        large = torch.empty(5000, dtype=torch.uint8, device="hpu")
+        del large
+        peak = log.peak()
+        log.close()
+        stats = torch.hpu.memory_stats()
+        print(peak.num_bytes == stats["MaxInUse"], sorted(peak.live.values())[-2:])
+        print(peak.beside_tensors - stats["InUse"] + 1024)
+        late = MemoryLog()
+        print(late.peak().num_bytes < 0, late.peak().beside_tensors)
+    """
+    first, rounding, late = fork_python(source).stdout.splitlines()
+    assert first == "True [1000, 5000]"
+    assert int(rounding) == (1024 - 1000) + (5120 - 5000)
+    assert late == f"False {AT_START + 4 * MIB}"
+
+
+def test_a_size_of_the_workspace_that_is_no_number_is_an_error() -> None:
+    result = fork_python("import torch", env={"PT_HPU_INITIAL_WORKSPACE_SIZE": "much"}, check=False)
+    assert "PT_HPU_INITIAL_WORKSPACE_SIZE='much' is no number of GiB" in result.stderr

@@ -45,6 +45,43 @@ def test_mark_step_flushes_then_runs_closures_once_in_lazy_mode():
     assert out == "[((1, 2), 0)]\n"
 
 
+MODULES = """
+import copy, pickle, torch
+from torch import nn
+net = nn.Sequential()
+net.add_module("first", nn.Linear(4, 4))
+net.second = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+found = {name: (module.custom_name, len(module._forward_hooks), len(module._forward_pre_hooks))
+         for name, module in net.named_modules() if name and hasattr(module, "custom_name")}
+print(found)
+print(list(net.state_dict()), hasattr(net, "custom_name"))
+x = torch.ones(2, 4, device="hpu")
+expected = net.to("hpu")(x)
+expected.sum().backward()
+twin = copy.deepcopy(net)
+data = pickle.dumps(net.cpu())
+print(b"habana_frameworks.torch.core.torch_overwrites" in data, b"_post_fwd_hook" in data)
+again = pickle.loads(data).to("hpu")
+print(torch.equal(twin(x), expected), torch.equal(again(x), expected))
+try:
+    twin(x[:, :3])
+except RuntimeError:
+    print(torch.equal(twin(x), expected))
+"""
+
+
+def test_lazy_mode_names_and_hooks_modules():
+    first, *lines = fork_python(MODULES, env=LAZY).stdout.splitlines()
+    names = {"first": "first", "second": "second", "second.0": "0", "second.1": "1"}
+    assert first == str({name: (custom, 1, 1) for name, custom in names.items()})
+    keys = [f"{name}.{kind}" for name in ("first", "second.0") for kind in ("weight", "bias")]
+    assert lines == [f"{keys} False", "True True", "True True", "True"]
+
+
+def test_eager_mode_leaves_modules_alone():
+    assert fork_python(MODULES).stdout.startswith("{}\n")
+
+
 @pytest.mark.parametrize(
     ("value", "expected"), [(None, False), ("", False), ("0", False), ("1", True), ("2", True)]
 )

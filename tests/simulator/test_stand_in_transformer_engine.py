@@ -383,7 +383,7 @@ def _attend(attention, tensors, recipe, **settings):
 @pytest.mark.parametrize("fp8_format", [Format.E5M2, Format.HYBRID])
 def test_attention_in_fp8_stays_near_fp32(fp8_format, num_key_heads, monkeypatch):
     monkeypatch.setattr(fp8_ops, "card", lambda: CARDS["gaudi3"])
-    monkeypatch.setattr(te.module.attention, "is_gaudi3", lambda: True)
+    monkeypatch.setattr(te.module.attention, "card", lambda: CARDS["gaudi3"])
     attention, tensors = te.FusedAttention(None, 0.0, False), _qkv(num_key_heads)
     recipe = DelayedScaling(fp8_format=fp8_format)
     for _ in range(2):

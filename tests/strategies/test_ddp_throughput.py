@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from lightning_gaudi import HPUPrecisionPlugin
 from lightning_gaudi._core import vendor
-from lightning_gaudi._core.peaks import BF16_PEAKS
+from lightning_gaudi.hardware import GAUDIS
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers
 
@@ -81,11 +81,13 @@ MODULES = [
 @pytest.mark.usefixtures("_on_a_gaudi")
 def test_peaks_are_those_of_the_card(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     hpu = torch.device("hpu")
-    for name, peak in BF16_PEAKS.items():
-        monkeypatch.setattr(vendor, "device_name", lambda name=name: name)
-        assert module.get_available_flops(hpu, torch.bfloat16) == peak
-        with pytest.warns(UserWarning, match=f"of a {name} the peak in bfloat16 .* in float32"):
-            assert module.get_available_flops(hpu, torch.float32) is None
+    for card in GAUDIS.values():
+        monkeypatch.setattr(vendor, "device_name", lambda name=card.device_name: name)
+        assert module.get_available_flops(hpu, torch.bfloat16) == card.peaks["bfloat16"]
+        with pytest.warns(UserWarning, match=f"{card.device_name} the peak in bfloat16.* float16"):
+            assert module.get_available_flops(hpu, torch.float16) is None
+    assert module.get_available_flops(hpu, torch.bfloat16) == 1677 * 10**12  # a Gaudi 3
+    assert module.get_available_flops(hpu, torch.float32) == 229 * 10**12
     monkeypatch.setattr(vendor, "device_name", lambda: "GAUDI9")
     with pytest.warns(UserWarning, match="no peak is known of 'GAUDI9', but of GAUDI, GAUDI2"):
         assert module.get_available_flops(hpu, torch.bfloat16) is None
@@ -109,7 +111,9 @@ def test_on_a_gaudi_utilization_is_logged(tmp_path: Path) -> None:
     table = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text()
     (row,) = csv.DictReader(table.splitlines())
     speed = float(row["train/device/flops_per_sec"])
-    assert float(row["train/device/mfu"]) == pytest.approx(speed / BF16_PEAKS["GAUDI2"])
+    assert float(row["train/device/mfu"]) == pytest.approx(
+        speed / GAUDIS["gaudi2"].peaks["bfloat16"]
+    )
 
 
 @pytest.mark.parametrize(

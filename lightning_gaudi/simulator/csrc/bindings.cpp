@@ -6,6 +6,7 @@
 #include "aten/fallback.h"
 #include "aten/op_info.h"
 #include "aten/registration.h"
+#include "aten/sdpa.h"
 #include "compiled/binding.h"
 #include "distributed/hccl.h"
 #include "rules/rules.h"
@@ -89,6 +90,8 @@ int64_t allocation_of(const at::Tensor& tensor) {
 
 void init_memory(py::module_& m) {
   m.def("set_memory_limit", &set_memory_limit);
+  m.def("compose_attention", &compose_attention);
+  m.def("set_workspace_bytes", &set_workspace_bytes);
   m.def("memory_stats", &memory_stats);
   m.def("reset_peak_memory_stats", &reset_peak_memory_stats);
   m.def("log_memory", &log_memory);

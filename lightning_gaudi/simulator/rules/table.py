@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from types import ModuleType
 
 from lightning_gaudi.simulator.rules import (
@@ -11,6 +12,7 @@ from lightning_gaudi.simulator.rules import (
     rows_fallbacks,
     rows_fallbacks_by_argument,
     rows_graphs,
+    rows_kernels,
     rows_processes,
     rows_shapes,
     rows_types,
@@ -24,12 +26,19 @@ RULES: tuple[Rule, ...] = (
     *rows_shapes.ROWS,
     *rows_fallbacks.ROWS,
     *rows_fallbacks_by_argument.ROWS,
+    *rows_kernels.ROWS,
     *rows_collectives.ROWS,
     *rows_graphs.ROWS,
     *rows_processes.ROWS,
     *rows_differences.ROWS,
 )
 """Every row, in the order of the documentation."""
+
+_of_kernels: dict[str, list[Rule]] = {}
+"""Of the vendor's own operators, the rules that apply to this card, by the operator's name."""
+
+_called: set[str] = set()
+"""The vendor's own operators that this process has called."""
 
 _BY_KEY = {rule.key: rule for rule in RULES}
 
@@ -57,11 +66,43 @@ def find(key: str) -> Rule:
 def install(device: ModuleType, settings: Settings) -> None:
     """Give the device the rules that operators can meet, before any operator runs."""
     device.clear_rules()
+    _of_kernels.clear()
     for number, rule in enumerate(RULES):
-        if rule.verdict in _VERDICTS and _applies(rule, settings):
+        if not _applies(rule, settings):
+            continue
+        if rule in rows_kernels.ROWS:
+            for operator in rule.operators:
+                _of_kernels.setdefault(operator, []).append(rule)
+        elif rule.verdict in _VERDICTS:
             _add(device, number, rule)
     device.report_rules_to(_report_met)
     device.set_rules_reported(is_reported())
+
+
+def report_kernel(operator: str, arguments: Iterable[object]) -> None:
+    """Report the rules that a call of one of the vendor's own operators meets.
+
+    Args:
+        operator: Its name, as "hpu::sdpa_fwd".
+        arguments: What it is called with.
+
+    Raises:
+        GaudiRuleError: A card refuses it, or the rules are to raise.
+    """
+    _called.add(operator)
+    rules = _of_kernels.get(operator)
+    if not rules:
+        return
+    names = [str(each.dtype).removeprefix("torch.") for each in arguments if hasattr(each, "dtype")]
+    for rule in rules:
+        met = next((name for name in names if name in rule.dtypes), "")
+        if met or not rule.dtypes:
+            report(rule, operator, f"got {met}" if met else "")
+
+
+def called_kernels() -> frozenset[str]:
+    """The vendor's own operators that this process, or the one that forked it, has called."""
+    return frozenset(_called)
 
 
 def _report_met(number: int, operator: str, detail: str) -> None:

@@ -145,12 +145,29 @@ DIFFERENCES: dict[str, Provocation] = {
     ),
 }
 
+
+def _fused_attention(dtype: torch.dtype) -> Provocation:
+    def attend(device: torch.device) -> object:
+        tensors = uniform(3, 1, 2, 8, 4, device=device).to(dtype)
+        return torch.ops.hpu.sdpa_recomp_fwd(
+            *tensors, None, 0.0, 0.5, False, False, "none", None, "left"
+        )
+
+    return attend
+
+
+KERNELS: dict[str, Provocation] = {
+    "fused-attention-refused-on-gaudi1": _fused_attention(torch.float32),
+    "fused-attention-in-float16": _fused_attention(torch.float16),
+}
+
 PROCESSES: dict[str, Provocation] = {"fork-beside-card": _fork}
 
 PROVOCATIONS: dict[str, Provocation] = {
     **TYPES,
     **SHAPES,
     **DIFFERENCES,
+    **KERNELS,
     **PROCESSES,
     **fallback_provocations.NO_KERNEL,
     **fallback_provocations.BY_ARGUMENT,
@@ -163,5 +180,6 @@ NOT_ON_CPU: dict[str, str] = {
     "fork-beside-card": "it is no operator",
     "sync-batch-norm-refused": "the CPU has no such kernels",
     "stochastic-rounding-flushes": "an operator of the vendor's",
+    **dict.fromkeys(KERNELS, "an operator of the vendor's"),
 }
 """Rows whose program the CPU cannot run, or runs otherwise, and why; collectives beside."""

@@ -18,23 +18,23 @@ namespace {
 std::atomic<int64_t> g_num_blocks{0};
 std::atomic<bool> g_is_logging{false};
 std::mutex g_log_mutex;
-std::vector<std::pair<int64_t, int64_t>> g_log;
+std::vector<std::tuple<int64_t, int64_t, int64_t>> g_log;
 
-void log_event(int64_t number, int64_t num_bytes) {
+void log_event(int64_t number, int64_t num_bytes, int64_t counted_bytes) {
   if (!g_is_logging.load(std::memory_order_relaxed)) return;
   std::lock_guard<std::mutex> lock(g_log_mutex);
-  g_log.emplace_back(number, num_bytes);
+  g_log.emplace_back(number, num_bytes, counted_bytes);
 }
 
 void free_block(void* context) {
   std::unique_ptr<Block> block(static_cast<Block*>(context));
-  log_event(block->number, -block->num_bytes);
-  release_reserved(block->num_bytes);
+  log_event(block->number, -block->num_bytes, -block->counted_bytes);
+  release_reserved(block->num_bytes, block->counted_bytes);
 }
 
 c10::DataPtr to_data_ptr(void* pointer, std::unique_ptr<Block> block, Reservation& reservation) {
   reservation.keep();
-  log_event(block->number, block->num_bytes);
+  log_event(block->number, block->num_bytes, block->counted_bytes);
   return {pointer, block.release(), &free_block, hpu_device()};
 }
 
@@ -59,8 +59,9 @@ class HPUAllocator final : public c10::Allocator {
     Reservation reservation(static_cast<int64_t>(num_bytes));
     c10::DataPtr memory = allocate_on_host(num_bytes);
     void* pointer = memory.get();
-    auto block =
-        std::make_unique<Block>(static_cast<int64_t>(num_bytes), std::move(memory), c10::Storage());
+    auto block = std::make_unique<Block>(static_cast<int64_t>(num_bytes),
+                                         reservation.counted_bytes(), std::move(memory),
+                                         c10::Storage());
     return to_data_ptr(pointer, std::move(block), reservation);
   }
 
@@ -101,8 +102,9 @@ PinnedAllocator g_pinned_allocator;
 
 REGISTER_ALLOCATOR(c10::DeviceType::HPU, &g_hpu_allocator);
 
-Block::Block(int64_t num_bytes, c10::DataPtr memory, c10::Storage adopted)
+Block::Block(int64_t num_bytes, int64_t counted_bytes, c10::DataPtr memory, c10::Storage adopted)
     : num_bytes(num_bytes),
+      counted_bytes(counted_bytes),
       memory(std::move(memory)),
       adopted(std::move(adopted)),
       number(++g_num_blocks) {}
@@ -126,17 +128,24 @@ c10::DataPtr adopt_storage(const c10::Storage& cpu) {
   const auto num_bytes = static_cast<int64_t>(cpu.nbytes());
   Reservation reservation(num_bytes);
   void* pointer = cpu.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
-  auto block = std::make_unique<Block>(num_bytes, c10::DataPtr(), cpu);
+  auto block =
+      std::make_unique<Block>(num_bytes, reservation.counted_bytes(), c10::DataPtr(), cpu);
   return to_data_ptr(pointer, std::move(block), reservation);
 }
 
 void log_memory(bool is_on) {
   std::lock_guard<std::mutex> lock(g_log_mutex);
   g_log.clear();
+  if (is_on && bytes_at_start() > 0) g_log.emplace_back(kAllocatorsOwn, 0, bytes_at_start());
   g_is_logging.store(is_on);
 }
 
-std::vector<std::pair<int64_t, int64_t>> memory_log() {
+void note_card_taken() {
+  occupy_at_start();
+  log_event(kAllocatorsOwn, 0, bytes_at_start());
+}
+
+std::vector<std::tuple<int64_t, int64_t, int64_t>> memory_log() {
   std::lock_guard<std::mutex> lock(g_log_mutex);
   return g_log;
 }

@@ -8,19 +8,20 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 namespace hpu_sim {
 
 /// What stands behind the DataPtr of an hpu storage.
 struct Block {
-  Block(int64_t num_bytes, c10::DataPtr memory, c10::Storage adopted);
+  Block(int64_t num_bytes, int64_t counted_bytes, c10::DataPtr memory, c10::Storage adopted);
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   ~Block();
 
   const int64_t num_bytes;
+  const int64_t counted_bytes;  ///< what it adds to the card's bytes in use
   const c10::DataPtr memory;   ///< set if the allocator took the memory
   const c10::Storage adopted;  ///< set if a CPU kernel had made it
 
@@ -51,11 +52,21 @@ bool is_pinned(const void* pointer);
 /// From now on keep a log of what is allocated and freed, or no longer; the log begins anew.
 void log_memory(bool is_on);
 
-/// Of each event the number of the allocation and its bytes, negative where it was freed.
-std::vector<std::pair<int64_t, int64_t>> memory_log();
+/// The number of what the card's allocator takes for itself, in the log.
+inline constexpr int64_t kAllocatorsOwn = -1;
+
+/// Of each event the number of the allocation, its bytes, and those that it adds to the bytes in
+/// use; both negative where it was freed.
+std::vector<std::tuple<int64_t, int64_t, int64_t>> memory_log();
+
+/// The process has taken its card: what its allocator takes for itself is in use, and logged.
+void note_card_taken();
 
 /// Capacity in bytes; 0 means without a limit.
 void set_memory_limit(int64_t num_bytes);
+
+/// What the workspace that all graphs share has when a process takes its card.
+void set_workspace_bytes(int64_t num_bytes);
 
 /// The vendor's keys: Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize,
 /// TotalSystemAllocs, TotalSystemFrees, TotalActiveAllocs.

@@ -5,6 +5,7 @@
 
 #include <mutex>
 
+#include "runtime/allocator.h"
 #include "runtime/cards.h"
 
 namespace hpu_sim {
@@ -49,6 +50,7 @@ void first_touch_or_refuse() {
   std::lock_guard<std::mutex> lock(mutex);
   if (g_process_state.load() == ProcessState::kInUse) return;  // another thread was first
   acquire_card();
+  note_card_taken();
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, &after_fork_in_child); });
   g_process_state.store(ProcessState::kInUse);

@@ -12,6 +12,14 @@ namespace {
 
 using Counter = std::atomic<int64_t>;
 
+constexpr int64_t kAlignment = 128;
+constexpr int64_t kHeaderBytes = kAlignment;
+constexpr int64_t kNumSmallChunks = 6 * 1024;
+constexpr int64_t kSmallPoolBytes = kNumSmallChunks * kAlignment;
+
+Counter g_workspace{4 << 20};
+Counter g_at_start{0};
+Counter g_num_small{0};
 Counter g_limit{0};
 Counter g_in_use{0};
 Counter g_max_in_use{0};
@@ -28,6 +36,24 @@ void raise_to(Counter& counter, int64_t value) {
   while (value > seen && !counter.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
   }
 }
+
+int64_t round_up(int64_t num_bytes) { return (num_bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+/// Whether one of the pool's small chunks was free for a request.
+bool take_small_chunk(int64_t num_bytes) {
+  if (num_bytes <= 0 || num_bytes > kAlignment) return false;
+  if (g_num_small.fetch_add(1, std::memory_order_relaxed) < kNumSmallChunks) return true;
+  add(g_num_small, -1);
+  return false;
+}
+
+void give_back(int64_t num_bytes, int64_t counted_bytes) {
+  if (num_bytes > 0 && counted_bytes == 0) add(g_num_small, -1);
+  add(g_in_use, -counted_bytes);
+}
+
+/// What the allocator takes for itself, when the process takes its card.
+int64_t own_bytes() { return kHeaderBytes + 2 * kSmallPoolBytes + round_up(g_workspace.load()); }
 
 [[noreturn]] void throw_out_of_memory(int64_t num_bytes, int64_t in_use, int64_t limit) {
   C10_THROW_ERROR(
@@ -57,30 +83,42 @@ std::string format_bytes(int64_t num_bytes) {
   return std::to_string(num_bytes) + " bytes";
 }
 
-Reservation::Reservation(int64_t num_bytes) : num_bytes_(num_bytes) {
+Reservation::Reservation(int64_t num_bytes)
+    : num_bytes_(num_bytes), counted_bytes_(take_small_chunk(num_bytes) ? 0 : round_up(num_bytes)) {
   const int64_t limit = g_limit.load(std::memory_order_relaxed);
-  const int64_t in_use = g_in_use.fetch_add(num_bytes, std::memory_order_relaxed) + num_bytes;
-  if (limit > 0 && in_use > limit) {
-    add(g_in_use, -num_bytes);
-    throw_out_of_memory(num_bytes, in_use - num_bytes, limit);
+  const int64_t in_use =
+      g_in_use.fetch_add(counted_bytes_, std::memory_order_relaxed) + counted_bytes_;
+  if (limit > 0 && in_use > limit && counted_bytes_ > 0) {
+    add(g_in_use, -counted_bytes_);
+    throw_out_of_memory(num_bytes, in_use - counted_bytes_, limit);
   }
 }
 
 Reservation::~Reservation() {
-  if (!is_kept_) add(g_in_use, -num_bytes_);
+  if (!is_kept_) give_back(num_bytes_, counted_bytes_);
 }
 
 void Reservation::keep() {
   is_kept_ = true;
   raise_to(g_max_in_use, g_in_use.load(std::memory_order_relaxed));
-  raise_to(g_max_alloc_size, num_bytes_);
+  raise_to(g_max_alloc_size, counted_bytes_);
   add(g_num_allocs, 1);
 }
 
-void release_reserved(int64_t num_bytes) {
-  add(g_in_use, -num_bytes);
+void release_reserved(int64_t num_bytes, int64_t counted_bytes) {
+  give_back(num_bytes, counted_bytes);
   add(g_num_frees, 1);
 }
+
+void occupy_at_start() {
+  g_at_start.store(own_bytes());
+  add(g_in_use, g_at_start.load());
+  raise_to(g_max_in_use, g_in_use.load());
+}
+
+int64_t bytes_at_start() { return g_at_start.load(); }
+
+void set_workspace_bytes(int64_t num_bytes) { g_workspace.store(num_bytes); }
 
 void set_memory_limit(int64_t num_bytes) {
   TORCH_CHECK_VALUE(num_bytes >= 0, "The memory limit is a number of bytes, or 0 for none, got ",
@@ -91,9 +129,11 @@ void set_memory_limit(int64_t num_bytes) {
 std::map<std::string, int64_t> memory_stats() {
   const int64_t num_allocs = g_num_allocs.load();
   const int64_t num_frees = g_num_frees.load();
+  // Whoever asks a card for its statistics takes it.
+  const int64_t at_start = g_at_start.load() == 0 ? own_bytes() : 0;
   return {{"Limit", g_limit.load()},
-          {"InUse", g_in_use.load()},
-          {"MaxInUse", g_max_in_use.load()},
+          {"InUse", g_in_use.load() + at_start},
+          {"MaxInUse", g_max_in_use.load() + at_start},
           {"NumAllocs", num_allocs - g_allocs_at_reset.load()},
           {"NumFrees", num_frees - g_frees_at_reset.load()},
           {"ActiveAllocs", num_allocs - num_frees},

@@ -15,16 +15,9 @@ class synDeviceType(enum.IntEnum):  # noqa: N801 (the vendor's name)
     synDeviceGaudi3 = 5
 
 
-_TYPES = {
-    "GAUDI": synDeviceType.synDeviceGaudi,
-    "GAUDI2": synDeviceType.synDeviceGaudi2,
-    "GAUDI3": synDeviceType.synDeviceGaudi3,
-}
-
-
 def _get_device_type() -> synDeviceType:
     """The card's type."""
-    return _TYPES[card().device_name]
+    return synDeviceType[f"syn{card().device_name.replace('GAUDI', 'DeviceGaudi')}"]
 
 
 def is_gaudi3() -> bool:

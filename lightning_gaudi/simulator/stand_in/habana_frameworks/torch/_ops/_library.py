@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from lightning_gaudi.simulator.rules.table import report_kernel
+
 from .._launch import one_kernel
 
 _LIBRARY = torch.library.Library("hpu", "FRAGMENT")
@@ -28,18 +30,24 @@ def operator(schema: str, fake: Callable[..., Any] | None = None) -> Callable[[K
 
     def decorate(kernel: Kernel) -> Kernel:
         _LIBRARY.define(schema)
-        _LIBRARY.impl(name, device_kernel(kernel), "HPU")
+        _LIBRARY.impl(name, device_kernel(kernel, f"hpu::{name}"), "HPU")
         torch.library.register_fake(f"hpu::{name}", fake or _no_outputs, lib=_LIBRARY)
         return kernel
 
     return decorate
 
 
-def device_kernel(kernel: Kernel) -> Kernel:
-    """Make `kernel` run without autograd and without autocast, as one launch."""
+def device_kernel(kernel: Kernel, operator: str = "") -> Kernel:
+    """Make `kernel` run without autograd and without autocast, as one launch.
+
+    Args:
+        kernel: What computes.
+        operator: Its name, for the rules about it; empty for none.
+    """
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
+        report_kernel(operator, args)
         with torch.no_grad(), torch.autocast("hpu", enabled=False), one_kernel():
             return kernel(*args, **kwargs)
 

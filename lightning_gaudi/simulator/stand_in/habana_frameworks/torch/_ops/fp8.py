@@ -21,7 +21,6 @@ FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 _MANTISSA_BITS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 _SMALLEST_EXPONENT = {torch.float8_e4m3fn: -6, torch.float8_e5m2: -14}
 _WIDE = (torch.float32, torch.bfloat16)
-_GAUDI2_E4M3_MAX = 240.0
 
 
 def require_fp8(what: str) -> None:
@@ -30,7 +29,7 @@ def require_fp8(what: str) -> None:
     Raises:
         RuntimeError: It is a Gaudi 1.
     """
-    if card().device_name == "GAUDI":
+    if not card().has_float8:
         raise RuntimeError(
             f"{what} needs fp8, and this card is a {card().title}: fp8 needs a Gaudi 2 or later. "
             "Use bfloat16."
@@ -45,9 +44,9 @@ def largest(dtype: torch.dtype) -> float:
     """
     if dtype not in FP8_DTYPES:
         raise ValueError(f"dtype={dtype} is neither torch.float8_e4m3fn nor torch.float8_e5m2.")
-    if dtype == torch.float8_e4m3fn and card().device_name == "GAUDI2":
-        return _GAUDI2_E4M3_MAX
-    return torch.finfo(dtype).max
+    e4m3_max = card().float8_e4m3_max
+    is_e4m3 = dtype == torch.float8_e4m3fn and e4m3_max is not None
+    return e4m3_max if is_e4m3 else torch.finfo(dtype).max
 
 
 def quantize(x: torch.Tensor, dtype: torch.dtype, stochastic: bool = False) -> torch.Tensor:

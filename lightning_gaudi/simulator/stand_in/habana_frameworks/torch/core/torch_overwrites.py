@@ -1,7 +1,7 @@
 """What importing the package changes in torch, as the vendor's does (release 1.24.0).
 
 All modes: seeding covers the device, process groups take the vendor's arguments, tensors and
-modules get `.hpu()`. Lazy mode: saving and loading go through the CPU.
+modules get `.hpu()`. Lazy mode: saving and loading go through the CPU, modules get names and hooks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from ..._missing import missing
 from .. import hpu
 from ..hpu import _utils
 from ..utils.internal import is_lazy
-from . import _distributed, _serialization
+from . import _distributed, _module_names, _serialization
+from ._module_names import (
+    _post_fwd_hook as _post_fwd_hook,  # a pickled module names them here
+    _pre_fwd_hook as _pre_fwd_hook,
+)
 
 LAZY_DEFAULT_PROTOCOL = 4
 """The pickle protocol of the vendor's files in lazy mode; ours keep torch's."""
@@ -41,6 +45,7 @@ def overwrite_torch_functions() -> None:
     _distributed.overwrite()
     if is_lazy():
         _serialization.overwrite()
+        _module_names.overwrite()
 
 
 def _seeding_hpu(original: Callable[[int], torch.Generator]) -> Callable[[int], torch.Generator]:

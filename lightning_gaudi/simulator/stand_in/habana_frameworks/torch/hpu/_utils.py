@@ -7,7 +7,7 @@ import os
 import torch
 
 from ..._release import release
-from .. import _device_type
+from .._card import card
 from ._lifecycle import current_device, device_count
 
 HABANA_VISIBLE_MODULES_VAR = "HABANA_VISIBLE_MODULES"
@@ -82,7 +82,7 @@ def _get_available_modules_from_environ() -> list[int]:
             "with commas between them, such as 0,1,2,3, or unset it for all."
         ) from None
     # Source: hpu/_utils.py of 1.24.0; in a rack of Gaudi 3 servers modules come in pairs.
-    is_paired = release().number >= 124 and _device_type.is_gaudi3()
+    is_paired = release().number >= 124 and card().takes_modules_in_pairs
     if len(modules) > _MAX_MODULES or (is_paired and len(modules) > 1 and len(modules) % 2):
         allowed = "1, 2, 4, 6 or 8 on a Gaudi 3" if is_paired else f"1 to {_MAX_MODULES}"
         raise AssertionError(

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 
 from ....._missing import missing
+from ...._card import card
 from ...._ops.fp8 import require_fp8
-from ....hpu import get_device_name
 from .constants import dist_group_type
 from .recipe import DelayedScaling, Format
 
@@ -45,8 +45,8 @@ _SUFFIXES = {
 
 def check_fp8_support() -> tuple[bool, str]:
     """Whether the card has fp8, and if not the reason."""
-    if get_device_name() == "GAUDI":
-        return False, "A Gaudi 1 has no fp8: it needs a Gaudi 2 or later."
+    if not card().has_float8:
+        return False, f"A {card().title} has no fp8: it needs a Gaudi 2 or later."
     return True, ""
 
 

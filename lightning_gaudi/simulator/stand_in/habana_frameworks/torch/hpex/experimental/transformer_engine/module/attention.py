@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from ......_missing import missing
+from ....._card import card
 from .....hpu import sdp_kernel
 from ....kernels.fp8_fused_sdpa import fp8_sdpa_fwd_wrapper
 from ....kernels.fused_sdpa import FusedSDPA
 from ..cpp_extensions import _update_amax_history, cast_to_fp8
 from ..fp8 import FP8GlobalStateManager, get_fp8_te_dtype, get_fp8_te_sr
 from ..recipe import Format
-from ..utils import FP8BwdTensors, FP8FwdTensors, is_gaudi3
+from ..utils import FP8BwdTensors, FP8FwdTensors
 from .base import TransformerEngineBaseModule
 
 _Q, _K, _V, _S = (
@@ -139,7 +140,11 @@ class FusedAttention(TransformerEngineBaseModule):
             with sdp_kernel(enable_recompute=self.enable_recompute):
                 return FusedSDPA.apply(*tensors, attention_mask, *settings)
         recipe = FP8GlobalStateManager.get_fp8_recipe()
-        if recipe is not None and recipe.fp8_format is Format.HYBRID and not is_gaudi3():
+        if (
+            recipe is not None
+            and recipe.fp8_format is Format.HYBRID
+            and not card().has_hybrid_float8_attention
+        ):
             raise ValueError(
                 "FusedAttention in fp8 with Format.HYBRID needs a Gaudi 3. Use Format.E5M2, or "
                 "leave it out of fp8_autocast."
