@@ -184,7 +184,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="Run as root: it becom
 
 @needs_root
 def test_what_another_user_owns_is_neither_swept_nor_written_to(tmp_path: Path) -> None:
-    call_forked(_check_other_user, tmp_path, timeout=60)
+    call_forked(_check_other_user, tmp_path, timeout=240)
 
 
 def _check_other_user(home: Path) -> None:
@@ -215,7 +215,7 @@ def _check_other_user(home: Path) -> None:
 
 @needs_root
 def test_in_a_folder_as_tmp_another_users_lock_stops_no_save(tmp_path: Path) -> None:
-    call_forked(_check_sticky, tmp_path, timeout=60)
+    call_forked(_check_sticky, tmp_path, timeout=240)
 
 
 def _check_sticky(home: Path) -> None:
