@@ -40,7 +40,7 @@ def _roots(path: Path) -> set[str]:
 ROOMS: dict[str, set[str]] = {
     "_version": set(),
     "_core": set(),
-    "simulator": set(),
+    "simulator": {"_core"},
     "attention": {"_core"},
     "compilation": {"_core"},
     "inference": {"_core"},
