@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 from lightning_gaudi._core.ownership import why_untrusted
+from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.simulator import toolchain
 from lightning_gaudi.simulator.settings import CACHE_DIR, SimulatorError, cache_dir
 
@@ -240,4 +241,4 @@ def _sync(path: Path) -> None:
 
 
 def _say(message: str) -> None:
-    print(f"lightning-gaudi: {message}", file=sys.stderr, flush=True)
+    print(f"lightning-gaudi: {printable(message, lines=True)}", file=sys.stderr, flush=True)

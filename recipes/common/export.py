@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.cli.others import printable
 from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
 from recipes.common.tokenization import tokenizer_from_state

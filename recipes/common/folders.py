@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
-from lightning_gaudi._core.ownership import why_untrusted
+from lightning_gaudi.cli.others import why_untrusted
 
 _CHECKPOINTS = "checkpoints"  # Lightning's name for the folder of them, below that of the run
 

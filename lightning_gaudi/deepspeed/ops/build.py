@@ -28,6 +28,7 @@ import torch
 
 from lightning_gaudi._core.cache import cache_folder
 from lightning_gaudi._core.ownership import why_untrusted
+from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import enter, require
 
 from . import compiler
@@ -275,4 +276,4 @@ def _explain_os_errors(build: _Build) -> Iterator[None]:
 
 
 def _say(message: str) -> None:
-    print(f"lightning-gaudi: {message}", file=sys.stderr, flush=True)
+    print(f"lightning-gaudi: {printable(message, lines=True)}", file=sys.stderr, flush=True)
