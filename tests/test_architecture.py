@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "_version": set(),
     "hardware": set(),
     "_core": {"hardware"},
-    "simulator": {"hardware"},
+    "simulator": {"_core", "hardware"},
     "attention": {"_core"},
     "compilation": {"_core"},
     "inference": {"_core", "hardware"},

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from . import rank_monitor
 from .rank_monitor import RankMonitor, say
+from .variables import read_integer
 
 if TYPE_CHECKING:
     from .rank_monitor import Process
@@ -44,7 +45,8 @@ def watch_parent(parent: int | None = None) -> None:
         parent: The process to watch; by default what the environment says, where it does.
     """
     if parent is None:
-        parent = int(os.environ.pop(PARENT, 0))
+        parent = read_integer(PARENT, 0)
+        os.environ.pop(PARENT, None)
         # A process that another rank has started inherits its environment.
         if not parent or (parent != os.getppid() and _is_alive(parent)):
             return

@@ -10,6 +10,7 @@ from typing import Any
 from .apply import wrap
 
 _ERRORS = "lightning_gaudi.cli.config_errors"
+_MAX_CHARS = 100_000
 
 
 def patch_parser(module: ModuleType, family: Any) -> None:
@@ -35,8 +36,11 @@ def patch_parser(module: ModuleType, family: Any) -> None:
         original: Callable[..., Any], self: Any, message: str, ex: Exception | None = None
     ) -> Any:
         from lightning_gaudi._core import vendor
+        from lightning_gaudi._core.untrusted import printable
 
         said = importlib.import_module(_ERRORS).explain(message, self)
         if said and vendor.is_available():
             message = f"{message.rstrip()}\n{said}"
+        if vendor.is_available():  # keys and values are a file's, and may move the cursor
+            message = printable(message, max_chars=_MAX_CHARS, lines=True)
         return original(self, message, ex)

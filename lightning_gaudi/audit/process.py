@@ -23,6 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_gaudi._core import vendor
+from lightning_gaudi._core.variables import read_integer
 from lightning_gaudi.simulator import observer
 from lightning_gaudi.simulator.settings import SERVER, read_card, read_release
 
@@ -45,7 +46,7 @@ def start() -> None:
     global _audit
     if _audit is not None:
         return
-    _audit = audit = _Audit(Path(os.environ[FOLDER]), int(os.environ[STEPS]))
+    _audit = audit = _Audit(Path(os.environ[FOLDER]), read_integer(STEPS))
     observer.observe(audit.recorder.note)
     audit.watch.install()
     register_optimizer_step_post_hook(lambda optimizer, *_: audit.note_stepped(optimizer))
@@ -147,7 +148,7 @@ def _rank() -> tuple[int, int]:
     """The rank, and the number of ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+    return read_integer("RANK", 0), read_integer("WORLD_SIZE", 1, at_least=1)
 
 
 def _modules() -> torch.nn.Module:

@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lightning_gaudi._core.secrets import hide_words
+from lightning_gaudi._core.untrusted import printable
+
 from . import wording
 from .finding import Finding
 from .lines import TITLES, recompilations, totals
@@ -33,6 +36,7 @@ _COLUMNS = (
     ("collectives", "collectives"),
     ("collective_bytes", "bytes in them"),
 )
+_MAX_CHARS = 1_000_000
 
 
 def render(audit: Audit, found: Sequence[Finding]) -> str:
@@ -53,7 +57,7 @@ def render(audit: Audit, found: Sequence[Finding]) -> str:
         lines += _findings(found, len(judged_steps(audit.first)), len(audit.records))
         lines += ["", *_steps(audit.first), *_lines(audit.first), *_recompilations(audit.first)]
         lines += [*_memory(audit), *_shapes(audit), *_collectives(audit)]
-    return "\n".join(lines) + "\n"
+    return printable("\n".join(lines), max_chars=_MAX_CHARS, lines=True) + "\n"
 
 
 def _findings(found: Sequence[Finding], num_judged: int, num_ranks: int) -> Iterator[str]:
@@ -162,7 +166,7 @@ def to_json(audit: Audit, found: Sequence[Finding]) -> str:
     """The report for programs: findings, and per rank the steps, lines, loaders and memory."""
     values: dict[str, Any] = {
         "schema": SCHEMA,
-        "command": audit.command,
+        "command": hide_words(audit.command),
         "program_status": audit.status,
         "num_steps": audit.num_steps,
         "num_warm_up_steps": WARM_UP,

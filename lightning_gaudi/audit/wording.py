@@ -7,6 +7,9 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from lightning_gaudi._core.secrets import hide_words
+from lightning_gaudi._core.untrusted import printable
+
 from .finding import Finding
 from .merging import Audit
 from .record import WARM_UP, Loader, Record
@@ -17,7 +20,8 @@ _LABEL_LENGTH = 36
 
 def command(audit: Audit) -> str:
     """What was audited, in a line."""
-    return textwrap.shorten(" ".join(audit.command), WIDTH, placeholder=" ...")
+    words = printable(" ".join(hide_words(audit.command)), max_chars=10_000)
+    return textwrap.shorten(words, WIDTH, placeholder=" ...")
 
 
 def headline(audit: Audit) -> str:

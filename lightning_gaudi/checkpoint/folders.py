@@ -21,7 +21,7 @@ def temporary_for(target: Path) -> Path:
     So the next save clears what a killed one left. The name is not the target's, so that nobody
     who looks for checkpoints by name finds it.
     """
-    digest = hashlib.sha256(target.name.encode()).hexdigest()[:32]
+    digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:32]
     return target.with_name(f".saving-{digest}.tmp")
 
 
@@ -83,7 +83,7 @@ def recover(target: Path) -> None:
     That can only happen where the file system cannot exchange two names.
     """
     aside = _aside(target)
-    if not os.path.lexists(aside):
+    if not is_own(aside):
         return
     if os.path.lexists(target):
         remove(aside)
@@ -97,6 +97,14 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def is_own(path: Path) -> bool:
+    """Whether something is there that this user owns; a symbolic link is not followed."""
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def sync(folder: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from lightning_gaudi._core.secrets import shown
 from lightning_gaudi._version import __version__
 from lightning_gaudi.cli import (
     audit,
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except catalog.UsageError as error:
-        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        print(f"{_PROGRAM}: {shown(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{_PROGRAM}: interrupted", file=sys.stderr)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_gaudi._core.secrets import shown_command
+from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._version import __version__
 from lightning_gaudi.cli.catalog import UsageError
 from lightning_gaudi.cli.unwinding import unwound_by_sigterm
@@ -106,7 +107,7 @@ def _examine(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.hosts and not command:
         options.error(f"--hosts needs what you start ranks with after --, as in: {_EXAMPLE}")
     if command and not options.hosts:
-        options.error(f"{shlex.join(command)} after -- needs --hosts, as in: {_EXAMPLE}")
+        options.error(f"{shown_command(command)} after -- needs --hosts, as in: {_EXAMPLE}")
     if options.timeout is not None and not options.hosts:
         options.error(f"--timeout needs --hosts, as in: {_EXAMPLE}")
     if options.hosts:
@@ -132,8 +133,8 @@ def _ask(launcher: Sequence[str], options: Options, timeout_s: float) -> Report:
         return hosts.diagnose_hosts(launcher, words, timeout_s)
     except OSError as error:
         raise UsageError(
-            f"{launcher[0]} does not start: {error.strerror or error}. Behind `--hosts --` stands "
-            f"what you start ranks with, as in: {_EXAMPLE}"
+            f"{printable(launcher[0])} does not start: {error.strerror or error}. Behind "
+            f"`--hosts --` stands what you start ranks with, as in: {_EXAMPLE}"
         ) from error
 
 

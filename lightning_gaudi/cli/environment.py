@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gaudi._core import autocast_ops
-from lightning_gaudi.cli import catalog
+from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.cli import catalog, environment_names
 from lightning_gaudi.simulator import vendor_names
 
 KEY = "environment"
 """The key of a YAML file, and the option of a recipe's command line."""
-_PREFIXES = (
-    *("DEEPSPEED_", "ENABLE_", "FUSER_", "GC_", "HABANA_", "HCCL_", "HCL_", "HF_", "HLS_"),
-    *("LIGHTNING_GAUDI_", "LOG_LEVEL_", "MKL_", "OMP_", "PT_", "PYTORCH_", "TOKENIZERS_", "TORCH"),
-)
+_MAX_LIST_BYTES = 1 << 20
+_MAX_NAME = 200
 
 
 def set_environment(arguments: Sequence[str]) -> list[str]:
@@ -101,9 +100,10 @@ def _mapping(value: Any, origin: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
+        shown = printable(repr(value), max_chars=200)
         raise catalog.UsageError(
-            f"{origin} is {value!r}, but should be a mapping of environment variables to values, "
-            "as in PT_HPU_LAZY_MODE: 1."
+            f"{printable(origin)} is {shown}, but should be a mapping of environment variables to "
+            "values, as in PT_HPU_LAZY_MODE: 1."
         )
     return {str(name): each for name, each in value.items()}
 
@@ -115,22 +115,23 @@ def _absolute(name: str, value: Any, folder: Path) -> Any:
 
 def _check(name: str, value: Any, origin: str) -> None:
     """Refuse what would do nothing, or something else than it says."""
-    where = f"{KEY}.{name} of {origin}"
-    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name) or not name.startswith(_PREFIXES):
-        raise catalog.UsageError(
-            f"{where} is no variable of torch's, Gaudi's or this package's. Name one such as "
-            "PT_HPU_LAZY_MODE, or set it where you start the program."
-        )
-    if meant := vendor_names.misspelt_flag(name):
+    where = f"{KEY}.{printable(name, max_chars=200)} of {printable(origin)}"
+    if name not in environment_names.VALUES and (meant := vendor_names.misspelt_flag(name)):
         raise catalog.UsageError(f"{where} is not read by anything. Did you mean {meant}?")
+    if reason := environment_names.why_refused(printable(name, max_chars=200)):
+        raise catalog.UsageError(f"{where} {reason}")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
+        shown = printable(json.dumps(value, default=repr), max_chars=200)
         raise catalog.UsageError(
-            f"{where} is {json.dumps(value)}, but should be a string or a number, as in {name}: 1."
+            f"{where} is {shown}, but should be a string or a number, as in {name}: 1."
         )
+    is_there = os.environ.get(name) == str(value)  # what it has already is not the file's doing
+    if not is_there and (reason := environment_names.why_wrong(name, str(value))):
+        raise catalog.UsageError(f"{where}={printable(value, max_chars=200)} {reason}")
     if name in autocast_ops.VARIABLES and value and not Path(str(value)).is_file():
         raise catalog.UsageError(
-            f"{where}={value} does not exist. Name a file of operators, one a line; a path is "
-            "relative to the YAML file that it stands in."
+            f"{where}={printable(value)} does not exist. Name a file of operators, one a line; a "
+            "path is relative to the YAML file that it stands in."
         )
 
 
@@ -162,17 +163,60 @@ def _actual(name: str, value: str) -> str:
 
 
 def _copy(path: Path, folder: Path) -> Path:
-    """A copy whose name says what is in it; many ranks may make it at once."""
-    content = path.read_bytes()
+    """A copy whose name says what is in it; many ranks may make it at once.
+
+    Raises:
+        UsageError: It is no list of operators, or the copy's name is taken by another user's file.
+    """
+    content = _operators(path)
     digest = hashlib.sha256(content).hexdigest()[:16]
-    copy = folder / f"lightning_gaudi_{digest}.txt"
-    if not copy.is_file() or copy.read_bytes() != content:
+    copy = folder / f"lightning_gaudi_{os.geteuid()}_{digest}.txt"
+    if not _is_own_copy(copy, content):
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
             file.write(content)
-        Path(file.name).replace(copy)
+        try:
+            Path(file.name).replace(copy)
+        except OSError as error:
+            Path(file.name).unlink()
+            raise catalog.UsageError(
+                f"{copy}, a copy of {path}, cannot be written: {error.strerror or error}. Another "
+                "user may have made a file of that name. Remove it, or copy the list to a folder "
+                "below /home, and name that."
+            ) from error
     return copy
+
+
+def _operators(path: Path) -> bytes:
+    """A list of operators; what is none is not copied to where others may look for it."""
+    if path.stat().st_size > _MAX_LIST_BYTES:
+        raise catalog.UsageError(
+            f"{path} is no list of operators: it has {path.stat().st_size} bytes."
+        )
+    content = path.read_bytes()
+    try:
+        lines = content.decode().split("\n")
+    except UnicodeDecodeError:
+        lines = [""]
+        content = b"\0"
+    if b"\0" in content or any(len(line) > _MAX_NAME or " " in line.strip() for line in lines):
+        raise catalog.UsageError(
+            f"{path} is no list of operators, which has one name a line. Name another file."
+        )
+    return content
+
+
+def _is_own_copy(copy: Path, content: bytes) -> bool:
+    """Whether it is there, and only this user can have written it."""
+    try:
+        descriptor = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        is_own = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        return stat.S_ISREG(found.st_mode) and is_own and file.read(_MAX_LIST_BYTES) == content
 
 
 def _say(message: str) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":  # of the ranks that Lightning starts
-        print(f"lightning-gaudi: {message}", file=sys.stderr)
+        print(f"lightning-gaudi: {printable(message)}", file=sys.stderr)

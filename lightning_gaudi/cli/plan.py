@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_gaudi._core.secrets import shown
 from lightning_gaudi.cli.catalog import UsageError
 from lightning_gaudi.cli.simulate import prepare
 from lightning_gaudi.cli.unwinding import unwound_by_sigterm
@@ -123,9 +124,9 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
             for each in plan.plan(command, case, cards, with_changes=options.changes):
                 found.append(each)
                 if not options.json:
-                    print(report.text(each, cards), flush=True)
+                    print(shown(report.text(each, cards)), flush=True)
     except plan.PlanError as error:
-        print(f"lightning-gaudi: cannot plan this: {error}", file=sys.stderr)
+        print(f"lightning-gaudi: cannot plan this: {shown(error)}", file=sys.stderr)
         return 2
     if options.json:
         each_found = [{**each.as_dict(), "published": published_dict(each)} for each in found]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from lightning_gaudi._core.secrets import shown
 from lightning_gaudi.simulator import activation, build
 from lightning_gaudi.simulator.settings import (
     CARD,
@@ -162,7 +163,7 @@ def _exec(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
 
 def fail(status: int, message: str) -> int:
     """Say why nothing was run; return the exit status."""
-    print(f"lightning-gaudi: {message}", file=sys.stderr)
+    print(f"lightning-gaudi: {shown(message)}", file=sys.stderr)
     return status
 
 

@@ -20,6 +20,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightning_gaudi._core.ports import why_not_listen
+from lightning_gaudi._core.variables import read_integer
 
 from .meeting import uses_agent_store
 
@@ -56,7 +57,7 @@ class OpenMPIEnvironment(ClusterEnvironment):
     def detect() -> bool:
         """Whether `mpirun` has started this process and others."""
         names = (_SIZE, _RANK, _LOCAL_SIZE, _LOCAL_RANK)
-        return all(name in os.environ for name in names) and int(os.environ[_SIZE]) > 1
+        return all(name in os.environ for name in names) and read_integer(_SIZE, at_least=1) > 1
 
     @property
     @override
@@ -87,12 +88,12 @@ class OpenMPIEnvironment(ClusterEnvironment):
         """MASTER_PORT, or one that follows from the job's name."""
         # Set by Open MPI for every process, the same for all of a job.
         job = os.environ.get("PMIX_NAMESPACE", "")
-        return int(os.environ.get("MASTER_PORT", 15000 + zlib.crc32(job.encode()) % 10000))
+        return read_integer("MASTER_PORT", 15000 + zlib.crc32(job.encode()) % 10000, at_least=1)
 
     @override
     def world_size(self) -> int:
         """All processes of this `mpirun`."""
-        return int(os.environ[_SIZE])
+        return read_integer(_SIZE, at_least=1)
 
     @override
     def set_world_size(self, size: int) -> None:
@@ -101,7 +102,7 @@ class OpenMPIEnvironment(ClusterEnvironment):
     @override
     def global_rank(self) -> int:
         """This process among all."""
-        return int(os.environ[_RANK])
+        return read_integer(_RANK)
 
     @override
     def set_global_rank(self, rank: int) -> None:
@@ -110,7 +111,7 @@ class OpenMPIEnvironment(ClusterEnvironment):
     @override
     def local_rank(self) -> int:
         """This process among those of its node."""
-        return int(os.environ[_LOCAL_RANK])
+        return read_integer(_LOCAL_RANK)
 
     @override
     def node_rank(self) -> int:
@@ -118,7 +119,7 @@ class OpenMPIEnvironment(ClusterEnvironment):
         return self.global_rank() // self._local_size()
 
     def _local_size(self) -> int:
-        return int(os.environ[_LOCAL_SIZE])
+        return read_integer(_LOCAL_SIZE, at_least=1)
 
 
 _LAUNCHERS: Mapping[type[ClusterEnvironment], tuple[str, str]] = {

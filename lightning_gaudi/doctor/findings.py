@@ -9,7 +9,11 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from lightning_gaudi._core.secrets import hide_secrets
+from lightning_gaudi._core.untrusted import printable
+
 _WIDTH = 100
+_MAX_CHARS = 1_000_000
 
 
 class Level(str, Enum):
@@ -40,6 +44,11 @@ class Finding:
     where: tuple[str, ...] = ()
     """The hosts that it was found on, where there are several."""
 
+    def __post_init__(self) -> None:
+        """Hide what is nobody else's business: reports are sent to others."""
+        for name in ("found", "fix"):
+            object.__setattr__(self, name, hide_secrets(getattr(self, name)))
+
 
 @dataclass
 class Report:
@@ -61,7 +70,8 @@ class Report:
             | {"level": each.level.value}
             for each in worst_first(self.findings)
         ]
-        return {"status": self.status, "findings": findings, "facts": self.facts}
+        facts = {name: hide_secrets(value) for name, value in self.facts.items()}
+        return {"status": self.status, "findings": findings, "facts": facts}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
@@ -109,14 +119,19 @@ def table(report: Report) -> str:
     rows = worst_first(report.findings)
     width = max((len(each.area) for each in rows), default=0)
     lines = [line for each in rows for line in _row(each, width)]
-    return "\n".join([*lines, "", _counts(rows), *_settings(report.facts)])
+    text = "\n".join([*lines, "", _counts(rows), *_settings(report.facts)])
+    return printable(text, max_chars=_MAX_CHARS, lines=True)
 
 
 def _settings(facts: Mapping[str, str]) -> list[str]:
     """The variables that are set, for who reads a report that was sent."""
     prefix = "variable "
     found = {name.removeprefix(prefix): facts[name] for name in facts if name.startswith(prefix)}
-    return ["", *(f"{name}={value}" for name, value in found.items())] if found else []
+    return (
+        ["", *(f"{name}={printable(hide_secrets(value))}" for name, value in found.items())]
+        if found
+        else []
+    )
 
 
 def _row(finding: Finding, width: int) -> list[str]:

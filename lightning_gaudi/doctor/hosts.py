@@ -14,20 +14,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from lightning_gaudi._core.secrets import hide_secrets, shown_command
+from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.doctor.comparison import Process, merge
 from lightning_gaudi.doctor.diagnosis import Options, diagnose, facts
 from lightning_gaudi.doctor.findings import Finding, Report, error, warning
-from lightning_gaudi.doctor.launchers import named_hosts, place
+from lightning_gaudi.doctor.launchers import named_hosts, parses_again, place
 from lightning_gaudi.doctor.machine import Machine, end, python
 from lightning_gaudi.doctor.pieces import Joiner, cut
 
 PLACEHOLDER = "{}"
 """Stands in the launcher's words for what each rank is to run; without it that comes last."""
 _ENDING_S = 5
+_MAX_SAID = 100_000
 
 
 @dataclass
@@ -104,7 +107,8 @@ def diagnose_hosts(launcher: Sequence[str], arguments: Sequence[str], timeout_s:
     answers = _ask(command, token, timeout_s)
     silent = list(_silent(answers, launcher, timeout_s))
     if silent and answers.said:
-        print(answers.said, file=sys.stderr)
+        said = printable(hide_secrets(answers.said), max_chars=_MAX_SAID, lines=True)
+        print(said, file=sys.stderr)
     if not answers.done:
         return Report(silent)
     report = merge(sorted(answers.done.values(), key=lambda each: (each.rank or 0, each.host)))
@@ -113,14 +117,17 @@ def diagnose_hosts(launcher: Sequence[str], arguments: Sequence[str], timeout_s:
 
 def _command(launcher: Sequence[str], token: str, arguments: Sequence[str]) -> list[str]:
     words = [python(), "-m", "lightning_gaudi.cli", "doctor", "--answer", token, *arguments]
+    again: Callable[[list[str]], list[str]] = (
+        (lambda found: [shlex.quote(each) for each in found]) if parses_again(launcher) else list
+    )
     if any(PLACEHOLDER in word for word in launcher):
         # Alone it is the command; within a word it is one of a shell's.
-        whole = {PLACEHOLDER: words}
+        whole = {PLACEHOLDER: again(words)}
         parts = (
             whole.get(each, [each.replace(PLACEHOLDER, shlex.join(words))]) for each in launcher
         )
         return [word for part in parts for word in part]
-    return [*launcher, *words]
+    return [*launcher, *again(words)]
 
 
 def _ask(command: Sequence[str], token: str, timeout_s: float) -> _Answers:
@@ -190,7 +197,7 @@ def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
 
 def _silent(answers: _Answers, launcher: Sequence[str], timeout_s: float) -> Iterator[Finding]:
     """Who has not answered, and what was tried."""
-    tried = shlex.join(launcher)
+    tried = shown_command(launcher)
     when = f"within {timeout_s:.0f} s of `{tried}`"
     if answers.status is not None:
         when = f"before `{tried}` ended with status {answers.status}"

@@ -20,6 +20,37 @@ _HOSTS = ("--host", "-host", "-H", "--hosts", "-hosts", "--nodelist", "-w")
 _FILES = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f")
 
 
+_PARSE_AGAIN = frozenset(
+    (
+        *("ssh", "rsh", "autossh", "mosh", "dbclient", "pdsh", "clush", "dsh", "rgang", "pssh"),
+        *("parallel-ssh", "parallel", "prsh", "sshpass"),
+    )
+)
+"""Programs that join their words with spaces, and have a shell split them again.
+
+Source: ssh(1) of OpenSSH 9.2, rsh(1), pdsh(1) 2.34, clush(1) of ClusterShell 1.9, dsh(1), pssh(1),
+parallel(1). `mpirun`, `mpiexec`, `srun`, `docker exec` and `kubectl exec` start the words as they
+are, whatever connects the hosts.
+"""
+_DIRECT = frozenset(
+    (
+        *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "srun", "torchrun"),
+        *("docker", "podman", "kubectl", "apptainer", "singularity", "jsrun", "aprun"),
+    )
+)
+
+
+def parses_again(launcher: Sequence[str]) -> bool:
+    """Whether a launcher has a shell split what it is given, so that words must be quoted.
+
+    The first program among the words that is known decides: `sudo ssh host` does,
+    `mpirun --mca plm_rsh_agent ssh` does not.
+    """
+    names = (word.rpartition("/")[2] for word in launcher)
+    known = (name in _PARSE_AGAIN for name in names if name in _PARSE_AGAIN | _DIRECT)
+    return next(known, False)
+
+
 class Place(NamedTuple):
     """A process among those of its job; None where it was not told."""
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from lightning_gaudi._core import autocast_ops
+from lightning_gaudi._core.secrets import HIDDEN, hide_secrets, is_secret
 from lightning_gaudi.doctor import hl_smi, software
 from lightning_gaudi.doctor.files import file_system, is_remote
 from lightning_gaudi.doctor.findings import Finding, Level, error, from_message, note, ok, warning
@@ -48,7 +49,8 @@ def settings(machine: Machine) -> dict[str, str]:
     """The variables that a report shows, without secrets and without the name of this user."""
     found = {}
     for name in sorted(filter(_SHOWN.match, machine.environment)):
-        value = "<not shown>" if _SECRET.search(name) else machine.environment[name]
+        value = hide_secrets(machine.environment[name])
+        value = HIDDEN if _SECRET.search(name) or is_secret(name) else value
         found[name] = machine.without_home(value)
     return found
 

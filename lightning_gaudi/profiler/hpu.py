@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from lightning.pytorch.profilers import PyTorchProfiler
 from typing_extensions import override
 
 from lightning_gaudi._core.recompilations import Recompilations
+from lightning_gaudi._core.variables import read_integer
 
 from .files import RankFiles
 from .modules import ModuleRanges
@@ -202,7 +202,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
 
     def _reset(self, trainer: pl.Trainer | None) -> None:
         if trainer is None:
-            self._device, self._rank, self._world_size = "hpu", int(os.environ.get("RANK", 0)), 1
+            self._device, self._rank, self._world_size = "hpu", read_integer("RANK", 0), 1
         else:
             self._device = trainer.strategy.root_device.type
             # Among all processes, not only this node's.

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_gaudi._core.variables import read_integer
+
 _num_fits: Counter[str] = Counter()
 """How often each model's class has been fitted in this process."""
 
@@ -51,10 +53,10 @@ def find_job(environ: Mapping[str, str] = os.environ) -> Job | None:
     """
     number, run = environ.get("SLURM_JOB_ID"), environ.get("TORCHELASTIC_RUN_ID")
     agent = _agent(environ) if run is not None else ""
-    restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    restarts = read_integer("TORCHELASTIC_RESTART_COUNT", 0, environment=environ)
     if number is not None:
         name = "-".join(filter(None, (environ.get("SLURM_CLUSTER_NAME"), number)))
-        requeues = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        requeues = read_integer("SLURM_RESTART_COUNT", 0, environment=environ)
         scheduler = "torchrun" if restarts else "SLURM"
         return Job(scheduler, f"slurm-{name}", True, agent, restarts + requeues)
     if run is not None:

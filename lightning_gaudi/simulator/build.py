@@ -21,6 +21,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
+from lightning_gaudi._core.ownership import why_untrusted
+from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.simulator import toolchain
 from lightning_gaudi.simulator.settings import CACHE_DIR, SimulatorError, cache_dir
 
@@ -39,9 +41,9 @@ def load(sources: Path = SOURCES, name: str = MODULE) -> ModuleType:
         name: Its Python name.
 
     Raises:
-        SimulatorError: It cannot be built or loaded.
+        SimulatorError: It cannot be built or loaded, or another user may have put it there.
     """
-    path = ensure_built(sources, name)
+    path = _trusted(ensure_built(sources, name))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -71,11 +73,33 @@ def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
     compiler = toolchain.require_compiler()
     target = _folder(prefix, compiler) / f"{name}.so"
     with _explain_os_errors():
-        target.parent.parent.mkdir(parents=True, exist_ok=True)
+        _trusted(_make_folder(target.parent.parent))
         with _locked(_beside(target.parent, ".lock")):
             if not target.exists():  # else the process we waited for has built it
                 _build(sources, target, flags, torch, compiler)
     return target
+
+
+def _make_folder(folder: Path) -> Path:
+    """Make a folder and those above it, to which no other user may write, whatever the umask."""
+    for each in (*reversed(folder.parents), folder):
+        each.mkdir(0o755, exist_ok=True)
+    return folder
+
+
+def _trusted(path: Path) -> Path:
+    """The real path of what this user or root has put there and nobody else may change.
+
+    Raises:
+        SimulatorError: Another user may have; what he compiled would run with this user's rights.
+    """
+    if reason := why_untrusted(path):
+        raise SimulatorError(
+            f"{path} is not loaded, since another user may have written it: {reason}. Set "
+            f"{CACHE_DIR} to a folder of your own, or have its owner be you or root and its group "
+            "and others not write to it (chmod go-w)."
+        )
+    return path.resolve()
 
 
 def find_built(sources: Path = SOURCES, name: str = MODULE) -> Path | None:
@@ -128,7 +152,8 @@ def _build(
         except SimulatorError as error:
             raise SimulatorError(_explain(str(error), torch, folder, compiler)) from None
         _sync(output)
-        folder.mkdir(exist_ok=True)
+        output.chmod(output.stat().st_mode & ~0o022)  # whatever the umask, else it is not loaded
+        _make_folder(folder)
         output.replace(target)
     _say(f"built the simulated HPU in {time.monotonic() - start:.0f} s")
 
@@ -216,4 +241,4 @@ def _sync(path: Path) -> None:
 
 
 def _say(message: str) -> None:
-    print(f"lightning-gaudi: {message}", file=sys.stderr, flush=True)
+    print(f"lightning-gaudi: {printable(message, lines=True)}", file=sys.stderr, flush=True)

@@ -17,6 +17,8 @@ from typing import Any
 import filelock
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_gaudi.cli.others import parse_json, path_inside
+
 _LIST = "complete.json"  # written last: sizes of the files, and what they were made from
 _DAYS_UNUSED = 30
 _POLL_SECONDS = 0.2
@@ -39,8 +41,7 @@ def cached_folder(root: Path, name: str, key: Any, make: Callable[[Path], None])
         OSError: if it cannot be written, saying where and what to do.
     """
     text = json.dumps(key, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder = root / f"{_slug(name)}-{digest}"
+    folder = root / f"{_slug(name)}-{_digest(text)}"
     if not _is_complete(folder):
         with _explained(root):
             root.mkdir(parents=True, exist_ok=True)
@@ -53,6 +54,10 @@ def cached_folder(root: Path, name: str, key: Any, make: Callable[[Path], None])
     return folder
 
 
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
 def _slug(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)[:40]
 
@@ -60,10 +65,34 @@ def _slug(name: str) -> str:
 def _is_complete(folder: Path) -> bool:
     """Whether all files are there, in the sizes that they were written with."""
     try:
-        sizes = json.loads((folder / _LIST).read_text(encoding="utf-8"))["sizes"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        sizes = _about(folder)["sizes"]
+        return bool(sizes) and all(
+            path_inside(folder, name).stat().st_size == size for name, size in sizes.items()
+        )
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What the list of a folder says of it.
+
+    Raises:
+        OSError: There is none.
+        ValueError: It is none of ours.
+    """
+    found = parse_json((folder / _LIST).read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError("It is no mapping.")
+    return found
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether its name ends with the digest of what it was made from, as it says itself."""
+    try:
+        key = json.dumps(_about(folder)["made_from"], sort_keys=True)
     except (OSError, ValueError, KeyError):
         return False
+    return not folder.is_symlink() and folder.name.endswith(f"-{_digest(key)}")
 
 
 def _make(folder: Path, key: str, make: Callable[[Path], None]) -> None:
@@ -136,5 +165,5 @@ def _prune(root: Path) -> None:
     oldest = time.time() - _DAYS_UNUSED * 24 * 3600
     for path in root.glob(f"*/{_LIST}"):
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime < oldest:
+            if path.stat().st_mtime < oldest and _is_ours(path.parent):
                 shutil.rmtree(path.parent, ignore_errors=True)

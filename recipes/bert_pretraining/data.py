@@ -215,8 +215,8 @@ class BertData(RecipeData):
     def unigram_reference(self, split: str = "validation") -> UnigramReference:
         """What guessing by word frequency reaches on the text and the targets of a split."""
         dataset = self.datasets[split]
-        tokens = dataset.corpus.tokens
-        text = [tokens[start:stop] for start, stop in dataset.plan.text_ranges()]
+        corpus = dataset.corpus
+        text = [corpus.text(start, stop) for start, stop in dataset.plan.text_ranges()]
         labels = np.concatenate([dataset[0, i]["masked_labels"] for i in range(len(dataset))])
         kept = np.concatenate(text)
         kept = kept[~np.isin(kept, dataset.vocabulary.special)]

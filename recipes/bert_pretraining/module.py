@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertConfig, BertForPreTraining
 
+from lightning_gaudi.cli.others import printable
 from lightning_gaudi.data import block_diagonal_mask
 from recipes.bert_pretraining.fill_mask import FilledMask, candidates, line, lines
 from recipes.bert_pretraining.initialization import look_at_one_segment
@@ -243,7 +244,9 @@ class BertPretraining(RecipeModule):
 
     def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Print them; `trainer.predict` returns them too."""
-        print(f"\n{lines(outputs)}", flush=True)  # not behind the progress bar
+        print(
+            f"\n{printable(lines(outputs), lines=True)}", flush=True
+        )  # not behind the progress bar
         size, ranks, rank = len(batch["is_real"]), self.trainer.world_size, self.trainer.global_rank
         most = batch["masked_positions"].shape[1]
         for row, masks in groupby(outputs, key=lambda mask: mask.row):

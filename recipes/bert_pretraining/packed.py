@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from recipes.bert_pretraining.rows import RowPlan, RowShape
 from recipes.bert_pretraining.sequences import NO_LABEL
 from recipes.bert_pretraining.stream import StreamPlan
-from recipes.bert_pretraining.tokenized import TokenizedCorpus
+from recipes.bert_pretraining.tokenized import TokenizedCorpus, damaged
 
 _Sequence: TypeAlias = "tuple[np.ndarray, np.ndarray, int]"
 """Tokens of the first segment, tokens of the second (none without pairs), label."""
@@ -80,6 +80,12 @@ class PackedDataset(Dataset[dict[str, Any]]):
         """
         epoch, index = key if isinstance(key, tuple) else (0, key)
         row = self._read(epoch, index)
+        # An index beyond the embeddings is undefined on a card.
+        if (largest := int(row["input_ids"].max())) >= self.vocabulary.size:
+            raise damaged(
+                self.corpus.folder,
+                f"a token is {largest}, but the vocabulary has {self.vocabulary.size}",
+            )
         rng = np.random.default_rng((self.seed, epoch, index + 1))
         self._mask(row, rng)
         row["expected_predictions"], row["expected_pairs"] = self._expected_targets
@@ -107,8 +113,8 @@ class PackedDataset(Dataset[dict[str, Any]]):
             label = NO_LABEL
             if partners is not None:
                 start, stop, label = partners.draw(sequences, number, epoch, rng)
-            tokens = self.corpus.tokens
-            yield tokens[first_start:first_stop], tokens[start:stop], label
+            text = self.corpus.text
+            yield text(first_start, first_stop), text(start, stop), label
 
     def _assemble(self, sequences: Iterable[_Sequence]) -> dict[str, Any]:
         num_slots, vocabulary = self.shape.max_seq_length, self.vocabulary
@@ -124,6 +130,8 @@ class PackedDataset(Dataset[dict[str, Any]]):
                 parts += [second, [vocabulary.sep]]
             ids = np.concatenate(parts)
             end = at + len(ids)
+            if end > num_slots or number >= len(row["cls_positions"]):
+                raise damaged(self.corpus.folder, f"a row has more than {num_slots} tokens")
             row["input_ids"][at:end] = ids
             row["token_type_ids"][at + len(first) + 2 : end] = 1
             row["position_ids"][at:end] = np.arange(len(ids))

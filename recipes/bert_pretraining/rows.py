@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_gaudi.data import pack
 from recipes.bert_pretraining.sequences import Partners, sequence_lengths
-from recipes.bert_pretraining.tokenized import ArrayWriter, open_array
+from recipes.bert_pretraining.tokenized import ArrayWriter, check_starts, damaged, open_array
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,18 @@ class RowPlan:
 
     @classmethod
     def open(cls, folder: Path, split: str) -> RowPlan:
-        """Map what `write_plan` wrote."""
+        """Map what `write_plan` wrote.
+
+        Raises:
+            UserError: The arrays are no indices, or do not belong together.
+        """
         sequences, packed, row_starts, by_length, lengths = (
-            open_array(folder, f"{split}_{name}") for name in _ARRAYS
+            open_array(folder, f"{split}_{name}", ("int64",)) for name in _ARRAYS
         )
+        check_starts(row_starts, len(packed), folder, f"{split}_row_starts")
+        num_sequences, rest = divmod(len(sequences), 5)
+        if rest or {len(by_length), len(lengths)} not in ({0}, {num_sequences}):
+            raise damaged(folder, f"the arrays of {split} have lengths that do not belong together")
         partners = Partners(by_length, lengths) if len(by_length) else None
         return cls(sequences.reshape(-1, 5), packed, row_starts, partners, (folder, split))
 
@@ -73,8 +81,16 @@ class RowPlan:
 
     def __getitem__(self, row: int) -> list[int]:
         """The indices of the sequences of a row."""
-        start, stop = self.row_starts[row : row + 2]
-        return self.packed[start:stop].tolist()
+        start, stop = self.row_starts[row : row + 2].tolist()
+        found = self.packed[start:stop].tolist()
+        is_inside = 0 <= start <= stop <= len(self.packed)
+        if not is_inside or not all(0 <= each < len(self.sequences) for each in found):
+            raise damaged(self._folder, f"row {row} names sequences that are not there")
+        return found
+
+    @property
+    def _folder(self) -> Path | None:
+        return self.source[0] if self.source is not None else None
 
     def text_ranges(self) -> Iterator[tuple[int, int]]:
         """Start and stop of the segments of all sequences, in the corpus's tokens."""
@@ -87,8 +103,13 @@ class RowPlan:
         rows = np.unique(np.linspace(0, len(self) - 1, _NUM_SAMPLED_ROWS).astype(np.int64))
         starts, counts = self.row_starts[rows], self.row_starts[rows + 1] - self.row_starts[rows]
         before = np.cumsum(counts) - counts
+        if starts.min() < 0 or counts.min() < 1 or (starts + counts).max() > len(self.packed):
+            raise damaged(self._folder, "rows begin where there is nothing")
         places = np.arange(counts.sum()) + np.repeat(starts - before, counts)
-        chosen = self.sequences[self.packed[places]]
+        packed = self.packed[places]
+        if packed.min() < 0 or packed.max() >= len(self.sequences):
+            raise damaged(self._folder, "rows name sequences that are not there")
+        chosen = self.sequences[packed]
         num_tokens = chosen[:, 1] - chosen[:, 0] + chosen[:, 3] - chosen[:, 2]
         per_row = np.add.reduceat(num_tokens, before).tolist()
         predictions = [shape.num_predictions(number) for number in per_row]

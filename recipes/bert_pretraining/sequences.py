@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipes.bert_pretraining.tokenized import TokenizedCorpus
+from recipes.bert_pretraining.tokenized import TokenizedCorpus, damaged
 
 MIN_TOKENS = 4
 """Shorter remainders of a document are dropped: there is nothing to learn from them."""
@@ -145,7 +145,10 @@ class Partners:
             return start, stop, IS_NEXT
         low, high = self._candidates(stop - start)
         for _ in range(_MAX_DRAWS):
-            other = sequences[self.by_length[rng.integers(low, high)]].tolist()
+            number = int(self.by_length[rng.integers(low, high)])
+            if not 0 <= number < len(sequences):
+                raise damaged(None, f"there is no sequence {number} to take for another")
+            other = sequences[number].tolist()
             if other[4] != document:
                 return other[2], min(other[3], other[2] + stop - start), IS_RANDOM
         return start, stop, IS_NEXT  # there is hardly any other document

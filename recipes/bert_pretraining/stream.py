@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from recipes.bert_pretraining.rows import RowShape
-from recipes.bert_pretraining.tokenized import ArrayWriter, TokenizedCorpus, open_array
+from recipes.bert_pretraining.tokenized import ArrayWriter, TokenizedCorpus, damaged, open_array
 
 _NUM_SPECIAL = 2  # of a document
 _NUM_SAMPLED_ROWS = 4096
@@ -43,9 +43,18 @@ class StreamPlan:
     def open(
         cls, corpus: TokenizedCorpus, folder: Path, split: str, max_seq_length: int
     ) -> StreamPlan:
-        """Map what `write_stream` wrote."""
-        arrays = (open_array(folder, f"{split}_{name}") for name in _ARRAYS)
-        return cls(corpus, *arrays, max_seq_length, (folder, split))
+        """Map what `write_stream` wrote.
+
+        Raises:
+            UserError: The arrays are no indices, or do not belong together.
+        """
+        documents, starts = (open_array(folder, f"{split}_{name}", ("int64",)) for name in _ARRAYS)
+        if len(starts) != len(documents) + 1 or starts[0] != 0 or starts[-1] < 0:
+            raise damaged(folder, f"{split}_stream_starts does not belong to {split}_documents")
+        limit = len(corpus.tokens) + _NUM_SPECIAL * len(documents)
+        if starts[-1] > limit:
+            raise damaged(folder, f"{split}_stream_starts ends at {starts[-1]}, beyond {limit}")
+        return cls(corpus, documents, starts, max_seq_length, (folder, split))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A worker process maps the files again, where pickling would copy all of them."""
@@ -63,9 +72,14 @@ class StreamPlan:
         first, last = np.searchsorted(self.starts, (begin, end - 1), side="right") - 1
         parts: list[Any] = []
         for index in range(first, last + 1):
-            text = slice(*self._range(index))
-            parts += [[cls_token], self.corpus.tokens[text], [sep_token]]
+            parts += [[cls_token], self.corpus.text(*self._range(index)), [sep_token]]
+        if not parts:
+            raise damaged(self._folder, f"no document reaches into row {row}")
         return np.concatenate(parts)[begin - self.starts[first] :][: self.max_seq_length]
+
+    @property
+    def _folder(self) -> Path | None:
+        return self.source[0] if self.source is not None else None
 
     def text_ranges(self) -> Iterator[tuple[int, int]]:
         """Start and stop of the text of each document, in the corpus's tokens."""
@@ -73,8 +87,13 @@ class StreamPlan:
 
     def _range(self, index: int) -> tuple[int, int]:
         """Of the document's text: cut to what the stream has of it."""
-        corpus = self.corpus
-        start = int(corpus.sentence_starts[corpus.document_starts[self.documents[index]]])
+        corpus, document = self.corpus, int(self.documents[index])
+        if not 0 <= document < corpus.num_documents:
+            raise damaged(self._folder, f"there is no document {document}")
+        sentence = int(corpus.document_starts[document])
+        if not 0 <= sentence < len(corpus.sentence_starts):
+            raise damaged(corpus.folder, f"document {document} begins with sentence {sentence}")
+        start = int(corpus.sentence_starts[sentence])
         return start, start + int(self.starts[index + 1] - self.starts[index]) - _NUM_SPECIAL
 
     def expected_targets(self, shape: RowShape) -> tuple[float, float]:

@@ -13,6 +13,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from recipes.common.errors import UserError
+
 _CHUNK_CHARACTERS = 2**20
 
 
@@ -31,8 +33,16 @@ class TokenizedCorpus:
 
     @classmethod
     def open(cls, folder: Path) -> TokenizedCorpus:
-        """Map what `write_tokens` wrote; nothing is read yet."""
-        return cls(*(open_array(folder, name) for name in _ARRAYS), folder)
+        """Map what `write_tokens` wrote; of the arrays only the ends are read yet.
+
+        Raises:
+            UserError: The arrays are no token ids, or do not belong together.
+        """
+        tokens = open_array(folder, "tokens", _TOKEN_DTYPES)
+        sentences, documents = (open_array(folder, name, _STARTS) for name in _ARRAYS[1:])
+        check_starts(sentences, len(tokens), folder, "sentence_starts")
+        check_starts(documents, len(sentences) - 1, folder, "document_starts")
+        return cls(tokens, sentences, documents, folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A worker process maps the files again, where pickling would copy all of them."""
@@ -48,10 +58,26 @@ class TokenizedCorpus:
     def sentences_of(self, document: int) -> np.ndarray:
         """The starts of the sentences of one document, and the end of its last: [n + 1]."""
         first, last = self.document_starts[document : document + 2]
+        if not 0 <= first <= last < len(self.sentence_starts):
+            raise damaged(self.folder, f"document {document} has the sentences {first} to {last}")
         return self.sentence_starts[first : last + 1]
+
+    def text(self, start: int, stop: int) -> np.ndarray:
+        """The tokens of a range that a file of the cache names.
+
+        Raises:
+            UserError: There is no such range.
+        """
+        if not 0 <= start <= stop <= len(self.tokens):
+            raise damaged(
+                self.folder, f"it asks for the tokens {start} to {stop} of {len(self.tokens)}"
+            )
+        return self.tokens[start:stop]
 
 
 _ARRAYS = ("tokens", "sentence_starts", "document_starts")
+_TOKEN_DTYPES = ("uint16", "uint32")
+_STARTS = ("int64",)
 
 
 def write_tokens(
@@ -131,10 +157,44 @@ class ArrayWriter:
         self._file.close()
 
 
-def open_array(folder: Path, name: str) -> np.ndarray:
-    """Map the array that an `ArrayWriter` wrote: read-only, [number of elements]."""
-    (path,) = folder.glob(f"{name}.*")
-    dtype = np.dtype(path.suffix[1:])
-    if path.stat().st_size == 0:  # which cannot be mapped
+def open_array(
+    folder: Path, name: str, dtypes: Sequence[str] = ("uint16", "uint32", "int64")
+) -> np.ndarray:
+    """Map the array that an `ArrayWriter` wrote: read-only, [number of elements].
+
+    Args:
+        folder: where.
+        name: of the array.
+        dtypes: which it may have; of no others is there a file of ours.
+
+    Raises:
+        UserError: There is none of these, there are several, or one is no such array.
+    """
+    paths = [path for dtype in dtypes if (path := folder / f"{name}.{dtype}").exists()]
+    if len(paths) != 1:
+        raise damaged(folder, f"it has {len(paths)} files of {name}, not one")
+    dtype = np.dtype(paths[0].suffix[1:])
+    if not paths[0].is_file() or paths[0].stat().st_size % dtype.itemsize:
+        raise damaged(folder, f"{paths[0].name} is no file of whole numbers of {dtype}")
+    if paths[0].stat().st_size == 0:  # which cannot be mapped
         return np.empty(0, dtype)
-    return np.memmap(path, dtype, "r")
+    return np.memmap(paths[0], dtype, "r")
+
+
+def check_starts(starts: np.ndarray, end: int, folder: Path | None, name: str) -> None:
+    """Check that starts begin with 0 and end where the array ends that they lead into.
+
+    Raises:
+        UserError: They do not.
+    """
+    found = [int(starts[0]), int(starts[-1])] if len(starts) else []
+    if found != [0, end]:
+        raise damaged(folder, f"{name} should go from 0 to {end}, but has the ends {found}")
+
+
+def damaged(folder: Path | None, reason: str) -> UserError:
+    """The error of a cache that says what cannot be."""
+    return UserError(
+        f"The prepared data in {folder or 'memory'} are damaged: {reason}. Remove that folder, and "
+        "they are made again."
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi.callbacks import OnExitCheckpoint
+from lightning_gaudi.cli.others import shown_command
 from recipes.common.comparison import PublishedComparison
 from recipes.common.errors import UserError, line_of
 from recipes.common.parser import RecipeParser
@@ -152,7 +152,11 @@ class RecipeCLI(LightningCLI):
     def _how_to_resume(self) -> str:
         """The command that the user has typed, and the checkpoint; that counts which comes last."""
         words = sys.argv[1:] if self.arguments is None else self.arguments
-        typed = shlex.join(map(str, words)) if isinstance(words, list | tuple) else self.subcommand
+        typed = (
+            shown_command([*map(str, words)])
+            if isinstance(words, list | tuple)
+            else self.subcommand
+        )
         typed = str(typed).replace("{", "{{").replace("}", "}}")
         return f"{self.program} {typed} --ckpt_path {{path}}"
 

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gaudi import vendor
 from lightning_gaudi.callbacks import TokenThroughput
+from lightning_gaudi.cli.others import shown
 from lightning_gaudi.planning import published as planning
 from recipes.common import sections
 from recipes.common.published import Row, Run, compare, differing_settings, render
@@ -80,7 +81,7 @@ class PublishedComparison(Callback):
         self.reasons += differing_settings(self.run, self.config)
         self.rows = compare(self.run, measured, self._hardware)
         if trainer.is_global_zero:
-            print(render(self.run, self.rows, self.reasons), flush=True)
+            print(shown(render(self.run, self.rows, self.reasons)), flush=True)
             self._add_to_report(trainer)
 
     def _add_to_report(self, trainer: Trainer) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 
+from lightning_gaudi.cli.others import printable
 from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
 from recipes.common.tokenization import tokenizer_from_state
@@ -69,7 +70,12 @@ def read_checkpoint(checkpoint: Path, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _model(content: dict[str, Any]) -> transformers.PreTrainedModel:
-    cls = getattr(transformers, content[CLASS_KEY])
+    cls = getattr(transformers, str(content[CLASS_KEY]), None)
+    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+        raise UserError(
+            f"The checkpoint is of a model {printable(content[CLASS_KEY], max_chars=200)}, which "
+            "is no class of transformers' models. Pass one that `fit` of a recipe wrote."
+        )
     model = cls(cls.config_class.from_dict(json.loads(content[CONFIG_KEY])))
     weights = {
         name.removeprefix(_PREFIX): weight

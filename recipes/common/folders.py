@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
 from lightning.pytorch import Trainer
+
+from lightning_gaudi.cli.others import why_untrusted
 
 _CHECKPOINTS = "checkpoints"  # Lightning's name for the folder of them, below that of the run
 
@@ -23,14 +26,32 @@ def run_folder(trainer: Trainer) -> Path:
 
 
 def prediction_path(trainer: Trainer, name: str) -> Path:
-    """In the folder of the run that the checkpoint is from; the same on every rank."""
+    """Returns where to write predictions; the same on every rank.
+
+    That is in the folder of the run that the checkpoint is from. If another user may have written
+    to that folder, or has put a symbolic link at the name, it is in the folder of this run.
+    """
+    found = run_folder(trainer)
     if trainer.ckpt_path:
         folder = Path(trainer.ckpt_path).expanduser().parent
-        found = folder.parent if folder.name == _CHECKPOINTS else folder
-    else:
-        found = run_folder(trainer)
+        theirs = folder.parent if folder.name == _CHECKPOINTS else folder
+        is_own = theirs.is_dir() and why_untrusted(theirs) is None
+        found = theirs if is_own and not (theirs / name).is_symlink() else found
     path: Path = trainer.strategy.broadcast(found / name)
     return path
+
+
+def write_new(path: Path, content: str | bytes) -> None:
+    """Write a file in the place of what has the name; a symbolic link there is not followed."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with draft.open("xb") as file:
+            file.write(data)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def write_predictions(
@@ -49,12 +70,12 @@ def write_predictions(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = [path.with_name(f"{path.name}.{rank}") for rank in range(trainer.world_size)]
-    parts[trainer.global_rank].write_text(json.dumps(list(rows)), "utf-8")
+    write_new(parts[trainer.global_rank], json.dumps(list(rows)))
     trainer.strategy.barrier("predictions")
     if trainer.is_global_zero:
         merged = dict(row for part in parts for row in json.loads(part.read_text("utf-8")))
         lines = [*([header] if header else []), *(merged[number] for number in sorted(merged))]
-        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        write_new(path, "".join(f"{line}\n" for line in lines))
         for part in parts:
             part.unlink()
         print(f"\n{len(merged)} predictions written to {path}", flush=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning_gaudi.cli import catalog, environment
+from lightning_gaudi.cli.others import shown
 from recipes.common.errors import UserError
 
 COMMANDS = {
@@ -99,7 +100,7 @@ def _export(program: str, export: Export | None, arguments: Sequence[str]) -> No
     if export is None:
         from recipes.common.export import export
     how = export(options.checkpoint, options.output)
-    print(f"Exported to {options.output}: {how}")
+    print(f"Exported to {options.output}: {shown(how)}")
 
 
 def _check(recipe: catalog.Recipe, arguments: Sequence[str]) -> None:
@@ -135,7 +136,7 @@ def _explain_missing(name: str) -> str:
 
 
 def _exit(program: str, message: str) -> NoReturn:
-    print(f"{program}: error: {message}", file=sys.stderr)
+    print(f"{program}: error: {shown(message)}", file=sys.stderr)
     raise SystemExit(2)
 
 

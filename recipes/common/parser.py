@@ -11,6 +11,7 @@ from typing import NoReturn
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_gaudi.cli import config_errors
+from lightning_gaudi.cli.others import shown
 
 _CLASS = re.compile(r"Problem with given class_path '([^']+)':\s*(.*?)\n\s*- ", re.DOTALL)
 _DEBUG = "JSONARGPARSE_DEBUG"
@@ -27,7 +28,7 @@ class RecipeParser(LightningArgumentParser):
         program = parser.prog.replace(" [options]", "")
         options = [option for each in parser._actions for option in each.option_strings]
         said = _explain(message, [option.lstrip("-") for option in options])
-        print(f"{program}: error: {said} See: {program} --help", file=sys.stderr)
+        print(f"{program}: error: {shown(said)} See: {program} --help", file=sys.stderr)
         sys.exit(2)
 
 

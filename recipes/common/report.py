@@ -15,7 +15,7 @@ from lightning_gaudi.callbacks import GraphMonitor, MetricHistory, OnExitCheckpo
 from recipes.common import findings
 from recipes.common.drawing import Panel, save_png, to_svg
 from recipes.common.errors import line_of
-from recipes.common.folders import run_folder
+from recipes.common.folders import run_folder, write_new
 from recipes.common.page import page
 from recipes.common.sections import Section, section, table
 
@@ -95,7 +95,7 @@ class RunReport(Callback):
             self.sections,
             f"Written by lightning_gaudi, {time.strftime('%Y-%m-%d %H:%M')}.",
         )
-        (folder / "report.html").write_text(html, "utf-8")
+        write_new(folder / "report.html", html)
 
     def _report(self, trainer: Trainer, pl_module: Any, exception: BaseException | None) -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lightning_gaudi.cli.others import hide_secrets, printable
+
+_MAX_CHARS = 1_000_000
+
 
 @dataclass(frozen=True)
 class Row:
@@ -34,7 +38,10 @@ class Section:
 
 def section(title: str, rows: Iterable[Row | tuple[str, str | None]]) -> Section:
     """Make a section; pairs are rows, and those whose value is None are left out."""
-    made = (row if isinstance(row, Row) else row[1] and Row(row[0], row[1]) for row in rows)
+    made = (
+        row if isinstance(row, Row) else row[1] and Row(row[0], hide_secrets(row[1]))
+        for row in rows
+    )
     return Section(title, tuple(row for row in made if row))
 
 
@@ -47,4 +54,4 @@ def table(sections: Iterable[Section]) -> str:
         lines += ["", each.title]
         for row in each.rows:
             lines.append(f"  {row.name:<{width}}  {row.value}  {row.verdict}".rstrip())
-    return "\n".join([*lines, ""])
+    return printable("\n".join([*lines, ""]), max_chars=_MAX_CHARS, lines=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel
 
+from lightning_gaudi.cli.others import printable
 from lightning_gaudi.inference import Engine, card_memory_bytes, parallelize
 from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path, write_predictions
@@ -282,7 +283,7 @@ class TextGeneration(RecipeModule):
             rows = [json.loads(line) for _, line in zip(range(_SHOWN), lines, strict=False)]
         for row in rows:
             text = f"{row['prompt']}|{row['text']}"
-            print(f"  {row['index']}  {' '.join(text.splitlines())}")
+            print(f"  {row['index']}  {printable(' '.join(text.splitlines()))}")
         print(table([self._writer.section(self._whose_pace())]), flush=True)
 
     def _whose_pace(self) -> str:

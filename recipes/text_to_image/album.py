@@ -5,6 +5,7 @@ Shapes: B pictures, H x W pixels.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from recipes.common.folders import write_new
 from recipes.text_to_image.requests import Request
 
 GRID = "grid.png"
@@ -33,7 +35,7 @@ def save(folder: Path, requests: Sequence[Request], pictures: NDArray[np.float32
     folder.mkdir(parents=True, exist_ok=True)
     levels = (pictures * 255).round().astype(np.uint8).transpose(0, 2, 3, 1)
     for request, each in zip(requests, levels, strict=True):
-        Image.fromarray(each).save(folder / file_name(request.index))
+        _save(Image.fromarray(each), folder / file_name(request.index))
 
 
 def save_grid(folder: Path, requests: Sequence[Request]) -> Path:
@@ -58,8 +60,15 @@ def save_grid(folder: Path, requests: Sequence[Request]) -> Path:
         below = top + picture.height + 1
         draw.multiline_text((left, below), "\n".join(lines), "black", font, spacing=1)
     path = folder / GRID
-    grid.save(path)
+    _save(grid, path)
     return path
+
+
+def _save(picture: Image.Image, path: Path) -> None:
+    """Write a picture; a symbolic link at its name is replaced, not followed."""
+    content = io.BytesIO()
+    picture.save(content, "png")
+    write_new(path, content.getvalue())
 
 
 def _num_columns(count: int) -> int:

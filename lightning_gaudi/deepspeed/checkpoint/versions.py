@@ -46,7 +46,7 @@ class Claim:
         self.tag = _FIRST if number == 1 else f"{_FIRST}-{number}"
         self._lock = SaveLock(folder, self.tag)
         try:
-            make_folder(folder / self.tag)
+            self._lock.make_version()
         except OSError:
             self.release()
             raise

@@ -27,6 +27,8 @@ import filelock
 import torch
 
 from lightning_gaudi._core.cache import cache_folder
+from lightning_gaudi._core.ownership import why_untrusted
+from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import enter, require
 
 from . import compiler
@@ -55,12 +57,12 @@ def provide(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Mod
         The Python module with the operation's functions.
 
     Raises:
-        OpBuildError: It cannot be built or loaded.
+        OpBuildError: It cannot be built or loaded, or another user may have put it there.
     """
     require("deepspeed-ops", type(builder), _LOADED)
     loaded = getattr(type(builder), _LOADED)
     if builder.name not in loaded and not _is_installed(builder):
-        module = _load(builder.name, ensure_built(builder, time_limit_seconds))
+        module = _load(builder.name, _trusted(ensure_built(builder, time_limit_seconds)))
         enter("deepspeed-ops", loaded, builder.name, module)
     found: ModuleType = builder.load()
     return found
@@ -83,12 +85,29 @@ def ensure_built(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -
     _check_tools(build.name)
     start = time.time()
     with _explain_os_errors(build):
-        build.folder.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (*reversed(build.folder.parents),):
+            folder.mkdir(0o755, exist_ok=True)
+        _trusted(build.folder.parent)
         with _locked(build, time_limit_seconds + _MARGIN_SECONDS):
             if not target.exists():  # else the process we waited for has built it
                 _refuse_to_fail_again(build, since=start)
                 _build(build, target, time_limit_seconds)
     return target
+
+
+def _trusted(path: Path) -> Path:
+    """The real path of what this user or root has put there and nobody else may change.
+
+    Raises:
+        OpBuildError: Another user may have; what he compiled would run with this user's rights.
+    """
+    if reason := why_untrusted(path):
+        raise OpBuildError(
+            f"{path} is not loaded, since another user may have written it: {reason}. Set "
+            f"{_CACHE_DIR} to a folder of your own, or have its owner be you or root and its group "
+            "and others not write to it (chmod go-w)."
+        )
+    return path.resolve()
 
 
 class _Build(NamedTuple):
@@ -163,7 +182,8 @@ def _build(build: _Build, target: Path, time_limit_seconds: float) -> None:
             raise OpBuildError(_explain(build, str(error))) from None
         with library.open("rb") as file:
             os.fsync(file.fileno())
-        build.folder.mkdir(exist_ok=True)
+        library.chmod(library.stat().st_mode & ~0o022)  # whatever the umask, else it is not loaded
+        build.folder.mkdir(0o755, exist_ok=True)
         library.replace(target)
     _say(f"built DeepSpeed's {build.name} in {time.monotonic() - start:.0f} s")
 
@@ -256,4 +276,4 @@ def _explain_os_errors(build: _Build) -> Iterator[None]:
 
 
 def _say(message: str) -> None:
-    print(f"lightning-gaudi: {message}", file=sys.stderr, flush=True)
+    print(f"lightning-gaudi: {printable(message, lines=True)}", file=sys.stderr, flush=True)

@@ -6,6 +6,8 @@ import os
 
 import torch
 
+from lightning_gaudi._core.variables import read_integer
+
 from ..._release import release
 from .._card import card
 from ._lifecycle import current_device, device_count
@@ -62,7 +64,7 @@ def checked_index(device: Device) -> int:
 
 def _get_module_id_from_environ() -> int:
     """The module (card slot) that this process was given, or -1; since 1.24 also for module 0."""
-    module = int(os.environ.get(HLS_MODULE_ID_VAR) or -1)
+    module = read_integer(HLS_MODULE_ID_VAR, -1, at_least=-1)
     return -1 if module == 0 and release().number >= 124 else module
 
 

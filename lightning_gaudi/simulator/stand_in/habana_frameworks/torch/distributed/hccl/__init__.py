@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from lightning_gaudi._core.variables import read_integer
+
 from ...._missing import missing
 from ..._binding import C
 from ...hpu import HABANA_VISIBLE_MODULES_VAR, HLS_MODULE_ID_VAR
@@ -64,7 +66,7 @@ def initialize_distributed_hpu(
     else:
         _take_from_mpi()
     found = tuple(
-        int(os.environ.get(name, default))
+        read_integer(name, default, at_least=-1)
         for name, default in (("WORLD_SIZE", 1), ("RANK", -1), ("LOCAL_RANK", -1))
     )
     _select_module(world_size=found[0], local_rank=found[2])
