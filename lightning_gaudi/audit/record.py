@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from lightning_gaudi._core.decoding import decode
+from lightning_gaudi._core.untrusted import parse_json, printable
 
 FOLDER = "LIGHTNING_GAUDI_AUDIT"
 """The variable of the environment that names the folder for the records, and so asks for them."""
@@ -16,6 +19,8 @@ WARM_UP = 3
 """Steps that set up: states of the optimizer, first graphs. They are shown and not judged."""
 _PREFIX = "record-"
 _MAX_DETAILS = 8
+_MAX_BYTES = 2**28
+_MAX_RANKS = 2**16
 
 
 @dataclass
@@ -160,19 +165,26 @@ class Record:
 
 
 def read_all(folder: Path) -> list[Record]:
-    """The records in a folder, by rank."""
-    records = [_read(path) for path in folder.glob(f"{_PREFIX}*.json")]
+    """The records in a folder, by rank; one that makes no sense is said, and counts as missing."""
+    records = []
+    for path in sorted(folder.glob(f"{_PREFIX}*.json")):
+        try:
+            records.append(_read(path))
+        except (OSError, ValueError) as error:
+            said = printable(f"{path.name}, what a process has noted, is left out: {error}")
+            print(f"lightning-gaudi: {said}", file=sys.stderr)
     return sorted(records, key=lambda record: (record.rank, record.pid))
 
 
 def _read(path: Path) -> Record:
-    values: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    values["steps"] = [Step(**each) for each in values["steps"]]
-    values["lines"] = [Line(**each) for each in values["lines"]]
-    values["loaders"] = [_loader(each) for each in values["loaders"]]
-    return Record(**values)
-
-
-def _loader(values: dict[str, Any]) -> Loader:
-    lengths = {int(length): count for length, count in values["lengths"].items()}
-    return Loader(**{**values, "lengths": lengths})
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"It has more than {_MAX_BYTES} bytes.")
+    record = decode(Record, parse_json(data), "the record")
+    if not 0 <= record.rank < _MAX_RANKS or not 0 < record.world_size <= _MAX_RANKS:
+        raise ValueError(f"It is of rank {record.rank} of {record.world_size}.")
+    for loader in record.loaders:
+        if any(not 0 <= each < len(loader.shapes) for each in loader.batches):
+            raise ValueError("A batch has a shape that is none of its loader's.")
+    return record

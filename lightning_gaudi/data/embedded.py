@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lightning_gaudi._core.cache import cache_folder
+from lightning_gaudi._core.untrusted import parse_json
 from lightning_gaudi.data.text import count_words, paragraphs, sentences
 
 __all__ = ["embedded_documents", "embedded_fingerprint"]
@@ -115,10 +116,15 @@ def _version(name: str) -> str:
 
 def _read(path: Path) -> list[list[str]] | None:
     try:
-        documents: list[list[str]] = json.loads(path.read_text(encoding="utf-8"))
+        documents = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None  # not there, or cut short by a full disk: build it again
-    return documents
+    is_ours = isinstance(documents, list) and all(_is_document(each) for each in documents)
+    return documents if is_ours else None
+
+
+def _is_document(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(sentence, str) for sentence in value)
 
 
 def _write(path: Path, documents: list[list[str]]) -> None:
