@@ -7,16 +7,23 @@ the job. It lies in `.lightning_gaudi` of the Trainer's `default_root_dir`.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
+import stat
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from lightning_gaudi._core.untrusted import parse_json
+
 from .atomic import write_atomically
 
 FOLDER = ".lightning_gaudi"
+_MAX_BYTES = 2**24
 
 
 class JobRecord:
@@ -45,11 +52,17 @@ class JobRecord:
 
         Returns:
             What had started it; None if nothing is written down.
+
+        Raises:
+            OSError: It cannot be read, or is no file of this user's.
+            ValueError: It is none that a fit has written.
         """
         try:
-            found = json.loads(self.path.read_text())
+            found = parse_json(_read_own(self.path))
         except FileNotFoundError:
             return None
+        if not isinstance(found, dict) or not _is_record(found):
+            raise ValueError("it is no record of a fit")
         self.first_path = found["first_path"]
         self._before = dict(found["saved"])
         return str(found["agent"])
@@ -101,11 +114,54 @@ class JobRecord:
             if each == path or _state(each) is not None
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.parent.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link", str(self.path.parent))
         write_atomically(self.path, self._dump)
 
     def _dump(self, file: IO[bytes]) -> None:
         found = {"agent": self._agent, "first_path": self.first_path}
         file.write(json.dumps({**found, "saved": list(self._before.items())}).encode())
+
+
+def _read_own(path: Path) -> bytes:
+    """The content of a file that this user has written: it says which checkpoints are his."""
+    if path.parent.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link", str(path.parent))
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or not _is_own(found.st_uid, path.parent):
+            raise PermissionError(errno.EPERM, f"it is no file of this user's ({found.st_uid})")
+        return file.read(_MAX_BYTES)
+
+
+def _is_own(owner: int, folder: Path) -> bool:
+    """Whether an owner is this user, or whom a server of files gives what he makes there."""
+    if owner == os.geteuid():
+        return True
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".owner-") as file:
+        return os.fstat(file.fileno()).st_uid == owner
+
+
+def _is_record(found: dict[str, Any]) -> bool:
+    saved = found.get("saved")
+    return (
+        isinstance(found.get("agent"), str)
+        and isinstance(found.get("first_path", 0), str | None)
+        and isinstance(saved, list)
+        and all(isinstance(each, list) and len(each) == 2 for each in saved)
+        and all(_is_path(path) and _is_state(state) for path, state in saved)
+    )
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_state(value: object) -> bool:
+    """Whether it is what `_state` gives."""
+    is_three = isinstance(value, list) and [type(each) for each in value] == [int, int, int]
+    return value is None or is_three
 
 
 def _state(path: str) -> list[int] | None:

@@ -14,6 +14,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.types import STEP_OUTPUT
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
@@ -21,6 +22,7 @@ from typing_extensions import override
 from lightning_gaudi._core import vendor, whereabouts
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.tied_weights import kept_tied
+from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability import memory, missing_data
@@ -36,6 +38,7 @@ from .compiled_steps import CompiledSteps
 from .ending import Ending
 from .exact_resume import KEY as EXACT_RESUME, ExactResume
 from .resume_checks import warn_of_ranks
+from .resuming import why_not_remove
 
 _Value = TypeVar("_Value")
 
@@ -188,6 +191,18 @@ class HPUStrategy(AutoResume, HPUMixin):
         self._check_losses()
         self._add_resume_state(checkpoint)
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+    @override
+    def remove_checkpoint(self, filepath: _PATH) -> None:
+        """Remove a checkpoint that a callback has no more use for, in the folder that it has."""
+        reason = why_not_remove(self.lightning_module.trainer, filepath)
+        if reason is None:
+            super().remove_checkpoint(filepath)
+            return
+        rank_zero_warn(
+            f"{printable(filepath)} stays, which this fit, or the checkpoint that it went on from, "
+            f"wants to be removed: {printable(reason)}. Remove it yourself if it is yours."
+        )
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

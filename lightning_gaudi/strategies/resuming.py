@@ -34,6 +34,29 @@ def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
     return [local_path(each) for each in found if each and _is_local_file_protocol(each)]
 
 
+def why_not_remove(trainer: pl.Trainer, path: _PATH) -> str | None:
+    """Why a checkpoint that a callback wants to be removed stays; None if it may go.
+
+    What `ModelCheckpoint` removes was read from the checkpoint that the fit went on from, which may
+    be somebody else's. Lightning compares names alone: `folder/../other` begins as `folder` does,
+    and so does a link in it; an address of another kind is not compared at all.
+    """
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    found = [each.dirpath for each in callbacks if isinstance(each, ModelCheckpoint)]
+    folders = [str(each) for each in found if each]
+    if not _is_local_file_protocol(path):
+        kind = str(path).partition("://")[0]
+        is_known = any(each.startswith(f"{kind}://") for each in folders)
+        return None if is_known or not folders else f"no checkpoint is saved to {kind}://"
+    if ".." in Path(path).parts:
+        return "its path leads upwards"
+    place = local_path(path).absolute()
+    for each in (local_path(folder).absolute() for folder in folders if "://" not in folder):
+        if each in place.parents and not place.parent.resolve().is_relative_to(each.resolve()):
+            return f"a link leads from {each} to it"
+    return None
+
+
 def newest_checkpoint(trainer: pl.Trainer) -> Path | None:
     """What `ckpt_path="last"` means: the newest checkpoint by what they say of themselves.
 
