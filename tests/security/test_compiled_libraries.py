@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 import sysconfig
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,12 @@ OTHER, RANDOM = 12345, 1_000_650_000
 NAME = "tiny"
 
 
-def _open_way(path: Path) -> None:
-    """Have other users reach a folder of pytest's."""
-    for each in (path, *path.parents):
-        if each.stat().st_uid == os.geteuid() and not each.stat().st_mode & stat.S_ISVTX:
-            each.chmod(each.stat().st_mode | 0o055)
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that other users reach, which those of pytest are not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 def _cache(home: Path) -> Path:
@@ -101,14 +103,13 @@ def test_links_are_followed_to_what_is_loaded(tmp_path: Path) -> None:
     ],
 )
 def test_any_user_of_the_group_root_loads_what_root_compiled(
-    tmp_path: Path, uid: int, gid: int, owner: int, mode: int, is_trusted: bool
+    reachable: Path, uid: int, gid: int, owner: int, mode: int, is_trusted: bool
 ) -> None:
-    library = _cache(tmp_path)
+    library = _cache(reachable)
     for each in (library, *list(library.parents)[:3]):
         os.chown(each, owner, gid)
         each.chmod(mode)
-    _open_way(tmp_path)
-    call_forked(_check_as, tmp_path, library, uid, gid, is_trusted, timeout=240)
+    call_forked(_check_as, reachable, library, uid, gid, is_trusted, timeout=240)
 
 
 def _check_as(home: Path, library: Path, uid: int, gid: int, is_trusted: bool) -> None:
