@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
 import typing
@@ -19,9 +20,9 @@ def decode(kind: type[_Decoded], value: Any, name: str = "it") -> _Decoded:
     """Returns a value of JSON as a type of Python.
 
     Args:
-        kind: A dataclass, all of whose fields must be there, str, int, float, bool, list, dict or
-            tuple of these, or one of them or None. Keys of a dict may be whole numbers, which JSON
-            writes as text.
+        kind: A dataclass, all of whose fields must be there, str, int, float, bool, an Enum, list,
+            dict or tuple of these, or one of them or None. Keys of a dict may be whole numbers,
+            which JSON writes as text.
         value: What JSON gave.
         name: What it is called in messages.
 
@@ -42,6 +43,9 @@ def decode(kind: type[_Decoded], value: Any, name: str = "it") -> _Decoded:
         key, inner = parts
         pairs = ((_key(key, each, name), decode(inner, of, name)) for each, of in value.items())
         return typing.cast("_Decoded", dict(pairs))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        known = {each.value: each for each in kind}
+        value = known.get(value) if isinstance(value, str) else None
     return _plain(kind, value, name)
 
 
@@ -49,7 +53,7 @@ def _plain(kind: type[_Decoded], value: Any, name: str) -> _Decoded:
     is_number = type(value) is int and abs(value) <= _LARGEST
     if kind is float and is_number:
         return typing.cast("_Decoded", float(value))
-    if kind in (str, bool, int, float) and type(value) is kind and (kind is not int or is_number):
+    if type(value) is kind and kind not in (list, dict, tuple) and (kind is not int or is_number):
         return value
     shown = printable(repr(value)[:200], max_chars=60)
     raise ValueError(f"{printable(name, max_chars=100)} is {shown}, and no {_title(kind)}.")

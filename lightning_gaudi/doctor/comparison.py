@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from lightning_gaudi._core.decoding import decode
 from lightning_gaudi.doctor.findings import Finding, Report, error, ok, warning
 
 _OWN = (
@@ -12,6 +14,7 @@ _OWN = (
     "LIGHTNING_GAUDI_SIMULATE_SERVER",
 )
 """Variables that are each server's, or each rank's."""
+_MAX_RANKS = 2**16
 _PACKAGE, _VARIABLE, _FIRMWARE = "package ", "variable ", "firmware "
 
 
@@ -27,8 +30,37 @@ class Process:
     """Whether it is the first one of its host, and has looked at the machine."""
     report: Report
 
+    @classmethod
+    def read(cls, message: Any) -> tuple[str, Process, bool]:
+        """What a process has sent: who it is, itself, and whether that is its report.
+
+        Raises:
+            ValueError: Nothing that one of ours sends.
+        """
+        if not isinstance(message, dict) or "report" not in message:
+            raise ValueError("It is no answer.")
+        about = decode(_About, {**message, "report": ""}, "an answer")
+        if not 0 <= (about.rank or 0) < _MAX_RANKS or not 0 <= (about.size or 0) <= _MAX_RANKS:
+            raise ValueError("Its rank or their number is none.")
+        said = message["report"]
+        report = Report([]) if said is None else Report.from_json(said)
+        found = cls(about.host, about.rank, about.size, about.is_first, report)
+        return about.sender, found, said is not None
+
     def __str__(self) -> str:
         return self.host if self.rank is None else f"rank {self.rank} on {self.host}"
+
+
+@dataclass
+class _About:
+    """What a process sends with its report."""
+
+    sender: str
+    host: str
+    rank: int | None
+    size: int | None
+    is_first: bool
+    report: str
 
 
 def merge(processes: Sequence[Process]) -> Report:

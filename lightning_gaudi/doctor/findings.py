@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from lightning_gaudi._core.decoding import decode
 from lightning_gaudi._core.secrets import hide_secrets
 from lightning_gaudi._core.untrusted import printable
 
@@ -74,13 +75,20 @@ class Report:
         return {"status": self.status, "findings": findings, "facts": facts}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Report:
-        """What `as_json` gave."""
-        findings = [
-            Finding(**each | {"level": Level(each["level"]), "where": tuple(each.get("where", ()))})
-            for each in data["findings"]
-        ]
-        return cls(findings, dict(data["facts"]))
+    def from_json(cls, data: Any) -> Report:
+        """What `as_json` gave, perhaps in another process.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        findings = data.get("findings") if isinstance(data, dict) else None
+        if not isinstance(findings, list) or not all(isinstance(each, dict) for each in findings):
+            raise ValueError("It is no report.")
+        whole = [{"fix": "", "where": [], **each} for each in findings]
+        return cls(
+            [decode(Finding, each, "a finding") for each in whole],
+            decode(dict[str, str], data.get("facts"), "facts"),
+        )
 
 
 def error(area: str, found: str, fix: str) -> Finding:

@@ -49,13 +49,16 @@ class _Answers:
         sizes = {process.size for process in self.done.values()}
         return sizes == {len(self.done)} and not self.begun
 
-    def take(self, message: dict[str, Any]) -> None:
-        sender, report = message.pop("sender"), message.pop("report")
-        if report is None:
-            self.begun[sender] = Process(**message, report=Report([]))
-        else:
+    def take(self, message: Any) -> None:
+        try:
+            sender, process, has_reported = Process.read(message)
+        except ValueError:
+            return  # whose sender has then not answered
+        if has_reported:
             self.begun.pop(sender, None)
-            self.done[sender] = Process(**message, report=Report.from_json(report))
+            self.done[sender] = process
+        else:
+            self.begun[sender] = process
 
 
 def answer(token: str, options: Options) -> None:

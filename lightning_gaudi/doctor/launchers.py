@@ -17,6 +17,7 @@ _VARIABLES = (
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
 _HOSTS = ("--host", "-host", "-H", "--hosts", "-hosts", "--nodelist", "-w")
+_MAX_DIGITS, _MAX_HOSTS = 9, 10_000
 _FILES = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f")
 
 
@@ -62,10 +63,14 @@ class Place(NamedTuple):
 def place(environment: Mapping[str, str]) -> Place:
     """What a launcher has told a process."""
     for names in _VARIABLES:
-        if environment.get(names[0], "").isdecimal():
+        if _is_number(environment.get(names[0], "")):
             found = (environment.get(name, "") for name in names)
-            return Place(*(int(value) if value.isdecimal() else None for value in found))
+            return Place(*(int(value) if _is_number(value) else None for value in found))
     return Place(None, None, None)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def named_hosts(launcher: Sequence[str]) -> list[str]:
@@ -81,7 +86,8 @@ def _texts(launcher: Sequence[str]) -> Iterator[str]:
         if option in _HOSTS:
             yield text
         elif option in _FILES and Path(text).is_file():
-            lines = (line.partition("#")[0].split() for line in Path(text).read_text().splitlines())
+            whole = Path(text).read_text(errors="replace")
+            lines = (line.partition("#")[0].split() for line in whole.splitlines())
             yield ",".join(words[0] for words in lines if words)
 
 
@@ -94,8 +100,9 @@ def _split(text: str) -> Iterator[str]:
             continue
         for item in pattern[2].split(","):
             first, _, last = item.partition("-")
-            if first.isdecimal() and (last or first).isdecimal():
-                for number in range(int(first), int(last or first) + 1):
+            if _is_number(first) and _is_number(last or first):
+                end = min(int(last or first), int(first) + _MAX_HOSTS)
+                for number in range(int(first), end + 1):
                     yield f"{pattern[1]}{number:0{len(first)}d}{pattern[3]}"
 
 

@@ -5,10 +5,11 @@ It is loaded by a process of its own: a broken driver may hang or kill it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
 
+from lightning_gaudi._core.decoding import decode
+from lightning_gaudi._core.untrusted import parse_json, printable
 from lightning_gaudi.doctor import hl_smi, software
 from lightning_gaudi.doctor.findings import Finding, error, ok, warning
 from lightning_gaudi.doctor.machine import Machine, python
@@ -36,22 +37,22 @@ def check_mode(machine: Machine) -> Iterator[Finding]:
         return
     found, problem = _probe(machine)
     cards = hl_smi.read_cards(machine)
-    if problem or not found["cards"]:
+    if found is None or not found.cards:
         yield error(
             "hpu",
-            f"accelerator='hpu' does not work here: {problem or found['reason']}",
+            f"accelerator='hpu' does not work here: {found.reason if found else problem}",
             "`python -c 'import habana_frameworks.torch'` shows where it fails; the findings above "
             "and below may say why.",
         )
         return
-    mode = "lazy" if found["lazy"] else "eager"
+    mode = "lazy" if found.lazy else "eager"
     asked = machine.environment.get(_LAZY)
     how = f"{_LAZY}={asked}" if asked else "the release's default"
-    yield ok("mode", f"{mode} ({how}); {found['cards']} cards for torch")
-    if cards and not software.is_simulated(machine) and found["cards"] != len(cards):
+    yield ok("mode", f"{mode} ({how}); {found.cards} cards for torch")
+    if cards and not software.is_simulated(machine) and found.cards != len(cards):
         yield warning(
             "hpu",
-            f"torch sees {found['cards']} cards, hl-smi {len(cards)}",
+            f"torch sees {found.cards} cards, hl-smi {len(cards)}",
             "Start the container with HABANA_VISIBLE_DEVICES=all, and look at `hl-smi -L`.",
         )
 
@@ -69,11 +70,22 @@ def _is_worth_asking(machine: Machine) -> bool:
         return False  # what the check of the compiler says
 
 
-def _probe(machine: Machine) -> tuple[dict[str, Any], str]:
+@dataclass
+class _Found:
+    """What the process has found."""
+
+    cards: int
+    reason: str
+    """Why there is none."""
+    lazy: bool
+
+
+def _probe(machine: Machine) -> tuple[_Found | None, str]:
     answer = machine.run(*PROBE, timeout_s=_TIMEOUT_S)
     if answer.problem:
-        return {}, answer.problem
+        return None, answer.problem
     try:
-        return json.loads(answer.text.strip().splitlines()[-1]), ""
-    except (ValueError, IndexError):
-        return {}, f"an answer that is none: {answer.text.strip()[-200:]!r}"
+        found = decode(_Found, {"lazy": False, **parse_json(answer.text.strip().splitlines()[-1])})
+    except (ValueError, TypeError, IndexError):
+        return None, f"an answer that is none: {printable(repr(answer.text.strip()[-200:]))}"
+    return found, ""

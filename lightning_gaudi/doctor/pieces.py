@@ -13,9 +13,15 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from lightning_gaudi._core.untrusted import parse_json
+
 _SIZE = 900  # with what stands before it, well below what a pipe takes at once (4096)
 _MARK = "@lightning-gaudi-doctor"
-_LINE = re.compile(rf"{_MARK} (\w+) ([\w.-]+) (\d+)/(\d+) (\S+)")
+_LINE = re.compile(
+    rf"{_MARK} (\w+) ([\w.-]{{1,300}}) ([0-9]{{1,5}})/([0-9]{{1,5}}) (\S+)", re.ASCII
+)
+_MAX_BYTES = 2**24
+"""Of a message: a report has some thousands."""
 
 
 def cut(token: str, sender: str, message: Any) -> Iterator[str]:
@@ -41,7 +47,7 @@ class Joiner:
         self._parts: dict[str, dict[int, str]] = {}
 
     def add(self, line: str) -> Any | None:
-        """The message that a line completes, if it does."""
+        """The message that a line completes, if it does; None for what is no message."""
         found = _LINE.search(line)
         if found is None or found[1] != self._token:
             return None
@@ -49,5 +55,14 @@ class Joiner:
         parts[int(found[3])] = found[5]
         if len(parts) < int(found[4]):
             return None
-        text = "".join(parts[place] for place in sorted(parts))
-        return json.loads(zlib.decompress(base64.b64decode(text)))
+        del self._parts[found[2]]
+        return _message("".join(parts[place] for place in sorted(parts)))
+
+
+def _message(text: str) -> Any | None:
+    try:
+        unpacking = zlib.decompressobj()
+        data = unpacking.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
+        return parse_json(data) if unpacking.eof else None
+    except (ValueError, zlib.error):
+        return None

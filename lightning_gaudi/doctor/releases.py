@@ -35,7 +35,7 @@ Source: Intel Gaudi documentation, "Support matrix"; the vendor's images of thes
 
 def numbers(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with: (1, 23, 0) of "1.23.0-2eae87a"."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
+    found = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 

@@ -97,9 +97,10 @@ class _Parser:
         if "access" in name and any(MARKS.encode() in each for each in texts):
             yield Operation("mark", next(t for t in texts if MARKS.encode() in t).decode())
             return
-        if value < 0 or not any(self._folder.encode() in each for each in texts):
+        descriptor, _, is_open = arguments.partition("<")
+        of_file = texts[:1] if is_open and descriptor.isdigit() else texts
+        if value < 0 or not any(each.startswith(self._folder.encode()) for each in of_file):
             return
-        descriptor = arguments.partition("<")[0]
         if name == "lseek":
             self._offsets[first, descriptor] = value
         elif name in ("open", "openat", "creat"):
