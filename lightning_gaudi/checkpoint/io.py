@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -23,8 +25,9 @@ from . import restricted
 from .atomic import write_atomically
 from .background import BackgroundWriter
 from .cpu_tensors import save_as_cpu_tensors
+from .errors import UntrustedCheckpointError
 from .folders import make_folder, remove_at_once
-from .manifest import describe
+from .manifest import DamagedCheckpointError, describe
 from .snapshot import HostMemory, keep
 from .space import check_space, file_bytes, needed_bytes
 from .torch_dcp.layout import check_replaceable, is_sharded_folder
@@ -295,7 +298,17 @@ def open_mapped(path: _PATH, *, weights_only: bool | None, verify: bool = True) 
         raise FileNotFoundError(f"There is no checkpoint at {path}. Check the path.")
     _refuse_folder(path)
     check_file(local_path(path), with_checksum=verify)
-    checkpoint: dict[str, Any] = restricted.load(path, mmap=True, weights_only=weights_only)
+    try:
+        checkpoint: dict[str, Any] = restricted.load(
+            path, mmap=zipfile.is_zipfile(path), weights_only=weights_only
+        )
+    except UntrustedCheckpointError:
+        raise
+    except (RuntimeError, EOFError, pickle.UnpicklingError, LookupError) as error:
+        raise DamagedCheckpointError(
+            f"{path} is no checkpoint, or truncated or damaged ({error}). Use another one, or copy "
+            "it again from where it was saved."
+        ) from error
     return checkpoint
 
 

@@ -7,10 +7,8 @@ another name by what it is given, but for the member of an enumeration.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterable
 from enum import Enum
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -34,52 +32,6 @@ def _member(kind: Any, name: Any, *default: Any) -> Enum:
     return members[name]
 
 
-def _fraction(*of: Any) -> Fraction:
-    """A fraction of integers, or of the text that Python pickles it as.
-
-    Raises:
-        RefusedError: It is another text: that of a power of ten is short, and its value is not.
-    """
-    is_plain = all(isinstance(each, int) for each in of) if len(of) == 2 else False
-    if not is_plain and not (len(of) == 1 and re.fullmatch(r"-?\d+(/\d+)?", str(of[0]))):
-        raise RefusedError(f"a fraction of {of!r}"[:200])
-    return Fraction(*of)
-
-
-def _encoded(text: Any, encoding: Any = None) -> bytes:
-    """The bytes of a text, as which protocol 2 pickles them.
-
-    Raises:
-        RefusedError: It asks for another codec, of which some compute for long.
-    """
-    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise RefusedError(f"a text in the encoding {encoding!r}"[:200])
-    return text.encode("latin1")
-
-
-def _tensor_of_type(rebuild: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """A tensor of a class of its own, as `torch._tensor._rebuild_from_type_v2` makes it.
-
-    That one calls anything and gives the result a state, by which a dtype of NumPy becomes another.
-
-    Raises:
-        RefusedError: It is no tensor, or is not made by one of torch's functions for that.
-    """
-    is_torchs = getattr(rebuild, "__module__", "") == "torch._utils"
-    if not is_torchs or not (isinstance(kind, type) and issubclass(kind, torch.Tensor)):
-        raise RefusedError("torch._tensor._rebuild_from_type_v2")
-    rebuild_as: Any = torch._tensor._rebuild_from_type_v2
-    return rebuild_as(rebuild, kind, arguments, state)
-
-
-_SAFER = {
-    "_codecs.encode": _encoded,
-    "builtins.getattr": _member,
-    "fractions.Fraction": _fraction,
-    "torch._tensor._rebuild_from_type_v2": _tensor_of_type,
-}
-"""What stands for names that would do more than make data."""
-
 _PYTHON = (
     "argparse.Namespace",
     "builtins.bool",
@@ -101,6 +53,7 @@ _PYTHON = (
     "datetime.timedelta",
     "datetime.timezone",
     "decimal.Decimal",
+    "fractions.Fraction",
     "pathlib.PosixPath",
     "pathlib.PurePosixPath",
     "pathlib.PureWindowsPath",
@@ -165,8 +118,6 @@ def find(name: str) -> tuple[Any, bool]:
     Raises:
         LookupError: A checkpoint may not ask for it.
     """
-    if name in _SAFER:
-        return _SAFER[name], False
     torchs = _weights_only_unpickler._get_allowed_globals()
     if name in torchs:
         return torchs[name], False
@@ -175,6 +126,8 @@ def find(name: str) -> tuple[Any, bool]:
         return users[name], True
     if name in _NUMPY:
         return _NUMPY[name], False
+    if name == "builtins.getattr":
+        return _member, False
     if name not in _NAMES:
         raise LookupError(name)
     module, _, attribute = name.rpartition(".")

@@ -10,18 +10,16 @@ for `weights_only=True` does the same, but knows protocol 2 alone: the vendor's 
 from __future__ import annotations
 
 import _compat_pickle
-import os
 import pickle
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Callable
 from types import ModuleType
 from typing import IO, Any, ClassVar
 
 import numpy as np
 import torch
 
-from . import bounds, numpy_values, plain_types
+from . import numpy_values, plain_types
 from .errors import RefusedError
 
 _Base: Any = pickle._Unpickler
@@ -32,44 +30,18 @@ class Unpickler(_Base):  # type: ignore[misc]
     """Loads a pickle of tensors and plain data.
 
     Args:
-        file: Binary, with a size that can be told.
+        file: Binary.
         options: As for `pickle.Unpickler`.
 
     Raises:
         RefusedError: It holds something else, which is named.
     """
 
-    storage_bytes: Mapping[str, int] | int = 0
-    """How long the storages of tensors are, by their keys; or the most that all of them are."""
-
     def __init__(self, file: IO[bytes], **options: Any) -> None:
         super().__init__(file, **options)
-        position = file.tell()
-        self._num_bytes = file.seek(0, os.SEEK_END) - position
-        file.seek(position)
-        self._file_read: Any = self._bounded(file.read)
         # What names gave, by id: what may be called, and those of it whose objects take a state.
         self._found: dict[int, Any] = {}
         self._stateful: tuple[type, ...] = (OrderedDict, torch.nn.Parameter)
-
-    def load(self) -> Any:
-        """Returns what the pickle gives."""
-        found = super().load()
-        bounds.check_extent(found)
-        return found
-
-    def _bounded(self, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        """Returns a function that reads no more than there is: a pickle may claim any length."""
-
-        def read_what_is_there(num_bytes: int = -1, /) -> bytes:
-            self._check_length(num_bytes)
-            return read(num_bytes)
-
-        return read_what_is_there
-
-    def _check_length(self, num_bytes: int) -> None:
-        if num_bytes > self._num_bytes:
-            raise pickle.UnpicklingError(f"{num_bytes:,} bytes are expected, and not there")
 
     def find_class(self, module: str, name: str) -> Any:
         """What a name stands for, if it may be asked for."""
@@ -87,7 +59,6 @@ class Unpickler(_Base):  # type: ignore[misc]
     def _reduce(self) -> None:
         arguments = self.stack.pop()
         self._check_is_found(self.stack[-1])
-        bounds.check_arguments(self.stack[-1], arguments)
         self.stack[-1] = self.stack[-1](*arguments)
 
     def _newobj(self) -> None:
@@ -101,7 +72,6 @@ class Unpickler(_Base):  # type: ignore[misc]
 
     def _append_new(self, kind: Any, arguments: Any, keywords: Any) -> None:
         self._check_is_found(kind)
-        bounds.check_arguments(kind, arguments)
         self.append(kind.__new__(kind, *arguments, **keywords))
 
     def _build(self) -> None:
@@ -110,7 +80,7 @@ class Unpickler(_Base):  # type: ignore[misc]
             target.set_(*self.stack.pop())
         elif isinstance(target, (np.dtype, np.ndarray)):
             numpy_values.build(target, self.stack.pop())
-        elif isinstance(target, self._stateful) and not isinstance(target, Enum):
+        elif isinstance(target, self._stateful):
             _Base.load_build(self)
         else:
             raise RefusedError(f"a state for {_describe(target)}: {_describe(state)}")
@@ -125,65 +95,21 @@ class Unpickler(_Base):  # type: ignore[misc]
 
     def _setitem(self) -> None:
         self._check_is(self.stack[-3], dict)
-        bounds.check_key(self.stack[-2])
         _Base.load_setitem(self)
 
     def _setitems(self) -> None:
         self._check_is(self.metastack[-1][-1], dict)
-        self._check_keys(2)
         _Base.load_setitems(self)
 
     def _additems(self) -> None:
         self._check_is(self.metastack[-1][-1], set)
-        self._check_keys()
         _Base.load_additems(self)
-
-    def _dict(self) -> None:
-        self._check_keys(2)
-        _Base.load_dict(self)
-
-    def _frozenset(self) -> None:
-        self._check_keys()
-        _Base.load_frozenset(self)
-
-    def _bytearray(self) -> None:
-        num_bytes = int.from_bytes(self.read(8), "little")
-        self._check_length(num_bytes)
-        self.append(bytearray(self.read(num_bytes)))
-
-    def _persistent(self) -> None:
-        self._check_storage(self.stack[-1])
-        _Base.load_binpersid(self)
-
-    def _check_storage(self, identifier: Any) -> None:
-        """Refuses a storage that is longer than what the file has of it.
-
-        Torch takes the pickle's word for that and reads what lies behind it in memory (2.6 to
-        2.13, `get_storage_from_record`).
-        """
-        if not isinstance(identifier, tuple) or len(identifier) < 5:
-            raise RefusedError("a reference to something else than the storage of a tensor")
-        what, kind, key, _, num_items = identifier[:5]
-        dtype = torch.uint8 if kind is torch.UntypedStorage else getattr(kind, "dtype", None)
-        if what != "storage" or not isinstance(key, str) or not isinstance(dtype, torch.dtype):
-            raise RefusedError("a reference to something else than the storage of a tensor")
-        if isinstance(num_items, bool) or not isinstance(num_items, int):
-            raise RefusedError(f"a storage of {type(num_items).__name__} items")
-        found = self.storage_bytes
-        has = found if isinstance(found, int) else found.get(key, 0)
-        if not 0 <= num_items * dtype.itemsize <= has:
-            raise RefusedError(f"a storage of {num_items} x {dtype.itemsize} bytes, of {has}")
 
     def _refuse(self) -> None:
         raise RefusedError("an object of a kind that no checkpoint consists of")
 
-    def _check_keys(self, step: int = 1) -> None:
-        for key in self.stack[::step]:
-            bounds.check_key(key)
-
     def _check_is_found(self, called: Any) -> None:
-        is_storage = called is torch.UntypedStorage or called is torch.storage.TypedStorage
-        if id(called) not in self._found or not callable(called) or is_storage:
+        if id(called) not in self._found or not callable(called):
             raise RefusedError(f"a call of {_describe(called)}")
 
     def _check_is(self, target: Any, *kinds: type) -> None:
@@ -201,17 +127,9 @@ class Unpickler(_Base):  # type: ignore[misc]
         pickle.SETITEM[0]: _setitem,
         pickle.SETITEMS[0]: _setitems,
         pickle.ADDITEMS[0]: _additems,
-        pickle.DICT[0]: _dict,
-        pickle.FROZENSET[0]: _frozenset,
-        pickle.BYTEARRAY8[0]: _bytearray,
-        pickle.BINPERSID[0]: _persistent,
         # Only pickles of old classes, or made by hand, have these.
         **dict.fromkeys(
-            (
-                *(pickle.INST[0], pickle.OBJ[0], pickle.PERSID[0]),
-                *(pickle.EXT1[0], pickle.EXT2[0], pickle.EXT4[0]),
-            ),
-            _refuse,
+            (pickle.INST[0], pickle.OBJ[0], pickle.EXT1[0], pickle.EXT2[0], pickle.EXT4[0]), _refuse
         ),
     }
 
@@ -231,13 +149,8 @@ def _load(file: IO[bytes], **options: Any) -> Any:
     return Unpickler(file, **options).load()
 
 
-def plain_pickle(storage_bytes: Mapping[str, int] | int) -> ModuleType:
-    """Returns the pickle module, for tensors and plain data: for `torch.load(pickle_module=...)`.
-
-    Args:
-        storage_bytes: See `Unpickler.storage_bytes`.
-    """
-    made = ModuleType("_plain_pickle", "The pickle module, for tensors and plain data.")
-    kind = type("Unpickler", (Unpickler,), {"storage_bytes": storage_bytes})
-    made.__dict__.update(vars(pickle), __name__="_plain_pickle", Unpickler=kind, load=_load)
-    return made
+PLAIN_PICKLE = ModuleType("_plain_pickle", "The pickle module, for tensors and plain data.")
+"""For `torch.load(pickle_module=...)`."""
+PLAIN_PICKLE.__dict__.update(
+    vars(pickle), __name__="_plain_pickle", Unpickler=Unpickler, load=_load
+)

@@ -144,8 +144,6 @@ def _inspect(path: Path, head: bytes, tail: bytes, size: int) -> Inspected:
     if size == 0:
         raise _cut(path, "it has 0 bytes")
     if manifest is not None:
-        if [*manifest.files] != [""]:
-            raise _cut(path, "its manifest tells of other files than of this one")
         needed = manifest.files[""].num_bytes + 2 + len(end) - _END_BYTES
         if needed != size or not head.startswith(_START):
             raise _cut(path, f"{size:,} bytes of {needed:,}")

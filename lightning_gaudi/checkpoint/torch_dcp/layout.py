@@ -41,10 +41,13 @@ def load_rest(folder: Path, *, weights_only: bool | None = None) -> dict[str, An
 
     Raises:
         UntrustedCheckpointError: The file holds more than tensors and plain data.
-        ValueError: It is missing, truncated or damaged.
+        ValueError: It is missing or truncated.
     """
     path = folder / REST
     if not path.is_file():
         raise ValueError(f"The checkpoint {folder} has no {REST}: it is incomplete. {ADVICE}")
-    rest: dict[str, Any] = restricted.load(path, weights_only=weights_only)
+    try:
+        rest: dict[str, Any] = restricted.load(path, weights_only=weights_only)
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}). {ADVICE}") from error
     return rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,10 +23,10 @@ from typing_extensions import override
 from lightning_gaudi.reliability.trust import trusting
 
 from .. import restricted
+from ..errors import UntrustedCheckpointError
 from ..manifest import ADVICE
 from ..verify import check_folder
 from .layout import METADATA, REST, is_sharded_folder, load_rest
-from .metadata import check
 
 
 class Reader(FileSystemReader):
@@ -37,8 +38,10 @@ class Reader(FileSystemReader):
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What there is."""
-        folder = Path(self.path)
-        metadata = check(restricted.load_pickle(folder / METADATA), folder)
+        path = Path(self.path) / METADATA
+        metadata = restricted.load_pickle(path)
+        if not isinstance(metadata, Metadata):
+            raise ValueError(f"it holds {type(metadata).__name__}, and not what torch's DCP saves")
         # As torch's.
         storage = replace(metadata.storage_meta or StorageMeta(), load_id=self.load_id)
         return replace(metadata, storage_meta=storage)
@@ -73,7 +76,20 @@ def read_metadata(folder: Path) -> Metadata:
             f"The checkpoint {folder} has no {METADATA}, which tells where its tensors are: it is "
             f"incomplete. {ADVICE}"
         )
-    return Reader(folder).read_metadata()
+    try:
+        metadata = Reader(folder).read_metadata()
+    except UntrustedCheckpointError:
+        raise
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, ValueError) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}). {ADVICE}") from error
+    needed: dict[str, int] = {}
+    for part in metadata.storage_data.values():
+        end = part.offset + part.length
+        needed[part.relative_path] = max(needed.get(part.relative_path, 0), end)
+    problems = [problem for name in sorted(needed) if (problem := _check(folder / name, needed))]
+    if problems:
+        raise ValueError(f"The checkpoint {folder} is incomplete: {'; '.join(problems)}. {ADVICE}")
+    return metadata
 
 
 def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Tensor]:
@@ -184,12 +200,20 @@ def read_values(
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     plan = reader.prepare_local_plan(planner.create_local_plan())
     (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
-    with restricted.explained(str(getattr(reader, "path", "The checkpoint"))):
-        reader.read_data(planner.finish_plan(plan), planner).wait()
-        return unflatten_state_dict(values, paths)
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+    return unflatten_state_dict(values, paths)
 
 
 def _empty(stored: Any) -> Any:
     if isinstance(stored, TensorStorageMetadata):
         return torch.empty(stored.size, dtype=stored.properties.dtype)
+    return None
+
+
+def _check(path: Path, needed: dict[str, int]) -> str | None:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    size = path.stat().st_size
+    if size < needed[path.name]:
+        return f"{path.name} is truncated: {size} bytes of {needed[path.name]}"
     return None

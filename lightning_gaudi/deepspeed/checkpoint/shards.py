@@ -88,7 +88,7 @@ def find(folder: Path) -> Shards:
 
 def load(path: Path) -> dict[str, Any]:
     """What a file holds; its tensors stay on disk until they are used."""
-    state: dict[str, Any] = restricted.load(path, mmap=True)
+    state: dict[str, Any] = restricted.load(path, mmap=zipfile.is_zipfile(path))
     return state
 
 
