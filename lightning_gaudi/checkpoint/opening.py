@@ -6,12 +6,14 @@ A path that is opened twice may be two files, and one that is a pipe has its rea
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+from typing_extensions import override
 
 from lightning_gaudi._core.untrusted import printable
 
@@ -58,6 +60,45 @@ def read_small(path: Path, limit: int) -> bytes:
     return data
 
 
+class Part(io.RawIOBase):
+    """A part of an open file, to be read as if it were all of it.
+
+    Args:
+        file: The file; it stays open.
+        begin: Where the part begins.
+        num_bytes: How long it is.
+    """
+
+    def __init__(self, file: IO[bytes], begin: int, num_bytes: int) -> None:
+        self._file, self._begin, self._num_bytes = file, begin, num_bytes
+        self._at = 0
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def tell(self) -> int:
+        return self._at
+
+    @override
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._at = max(0, offset + (0, self._at, self._num_bytes)[whence])
+        return self._at
+
+    @override
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")[: max(0, self._num_bytes - self._at)]
+        self._file.seek(self._begin + self._at)
+        num_read: int = self._file.readinto(view)  # type: ignore[attr-defined]
+        self._at += num_read
+        return num_read
+
+
 def address_of(file: Any) -> str:
     """Returns a path that leads to an open file, whatever has its name by now."""
     return f"/proc/self/fd/{file.fileno()}"
@@ -69,5 +110,6 @@ def mapped(file: Any) -> torch.UntypedStorage:
     What is written to the storage stays in memory.
     """
     size = os.fstat(file.fileno()).st_size
-    found: torch.UntypedStorage = torch.UntypedStorage.from_file(address_of(file), False, size)
-    return found
+    return cast(
+        "torch.UntypedStorage", torch.UntypedStorage.from_file(address_of(file), False, size)
+    )

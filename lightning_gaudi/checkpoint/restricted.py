@@ -71,8 +71,7 @@ def load(
                 return _load_safetensors(opened, map_location)
             return _load_plainly(opened, map_location, mmap=bool(mmap))
     except _PlacingError as error:
-        assert error.__cause__ is not None
-        raise error.__cause__ from None
+        raise error.cause from None
 
 
 def load_pickle(path: Path) -> Any:
@@ -164,6 +163,10 @@ def _loader(loader: Callable[..., Any], map_location: Any) -> Callable[..., Any]
 class _PlacingError(Exception):
     """What a user's function for `map_location` raises is no fault of the file."""
 
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
 
 def _load_plainly(file: IO[bytes], map_location: Any, *, mmap: bool) -> Any:
     """Load an archive, or a file as torch wrote them before 1.6."""
@@ -185,9 +188,8 @@ def _read(file: IO[bytes], location: Any, *, mmap: bool) -> Any:
         return _load_by_torchs(address_of(file) if mmap else file, location, mmap=mmap)
     module = pickle_module(Source(0, sizes))
     storage = mapped(file) if mmap else None
-    return torch.serialization._load(
-        reader, location, module, overall_storage=storage, encoding="utf-8"
-    )
+    load_archive: Any = torch.serialization._load
+    return load_archive(reader, location, module, overall_storage=storage, encoding="utf-8")
 
 
 def _read_old(file: IO[bytes], location: Any) -> Any:
@@ -199,7 +201,8 @@ def _read_old(file: IO[bytes], location: Any) -> Any:
     if _is_forced():
         return _load_by_torchs(file, location, mmap=False)
     module = pickle_module(Source(whole.num_bytes, None))
-    return torch.serialization._legacy_load(whole, location, module, encoding="utf-8")
+    load_old: Any = torch.serialization._legacy_load
+    return load_old(whole, location, module, encoding="utf-8")
 
 
 def _load_safetensors(file: IO[bytes], map_location: Any) -> Any:
@@ -233,7 +236,7 @@ def _marking(map_location: Any) -> Any:
         try:
             return map_location(storage, location)
         except Exception as error:
-            raise _PlacingError from error
+            raise _PlacingError(error) from error
 
     return place
 

@@ -143,7 +143,7 @@ class Unpickler(_Base):  # type: ignore[misc]
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, torch.Tensor):  # of old files
             calls.check_old_state(self._budget, state)
-            torch.Tensor.__setstate__(target, state)
+            torch.Tensor.__setstate__(target, state)  # type: ignore[no-untyped-call]
         elif isinstance(target, (np.dtype, np.ndarray)):
             for each in state if isinstance(state, tuple) else ():
                 self._budget.copy(each)

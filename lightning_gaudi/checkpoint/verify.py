@@ -207,8 +207,8 @@ def _difference(path: Path, found: FileEntry, expected: FileEntry) -> str | None
     if found == expected:
         return None
     return (
-        f"{printable(path.name)} has the SHA-256 {found.sha256[:16]} of its {expected.num_bytes:,} bytes, "
-        f"expected {expected.sha256[:16]}"
+        f"{printable(path.name)} has the SHA-256 {found.sha256[:16]} of its "
+        f"{expected.num_bytes:,} bytes, expected {expected.sha256[:16]}"
     )
 
 

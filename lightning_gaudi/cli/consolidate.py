@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_gaudi._core.untrusted import printable
+
 if TYPE_CHECKING:
     _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -50,7 +52,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         _check_installed(options.output)
         consolidate(options.folder, options.output)
     except (OSError, ValueError, ImportError) as error:
-        print(f"lightning-gaudi: {error}", file=sys.stderr)
+        print(f"lightning-gaudi: {printable(error)}", file=sys.stderr)
         return 2
     print(f"{options.output}: {options.output.stat().st_size / 2**20:.1f} MiB")
     return 0

@@ -1,0 +1,1 @@
+"""Attacks on what reads files, the network and the environment."""
