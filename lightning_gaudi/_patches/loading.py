@@ -78,7 +78,9 @@ def _check(hparams: dict[Any, Any], cls: type, advice: str) -> None:
     ):
         raise ValueError(
             "The checkpoint was not loaded: its hyperparameter "
-            f"_instantiator={printable(repr(name), max_chars=200)} would have that called, and only LightningCLI's own may be. If you trust who made it, {advice}."
+            f"_instantiator={printable(repr(name), max_chars=200)} would have that "
+            "called, and only LightningCLI's own may be. If you trust who made it, "
+            f"{advice}."
         )
     path = hparams.get("_class_path")
     module, _, kind = str(path).rpartition(".")
@@ -86,7 +88,8 @@ def _check(hparams: dict[Any, Any], cls: type, advice: str) -> None:
     if path is not None and not (isinstance(found, type) and issubclass(found, cls)):
         raise ValueError(
             "The checkpoint was not loaded: its hyperparameter "
-            f"_class_path={printable(repr(path), max_chars=200)} is no class derived from {cls.__name__} that has been imported. Import its module first."
+            f"_class_path={printable(repr(path), max_chars=200)} is no class derived from "
+            f"{cls.__name__} that has been imported. Import its module first."
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -39,8 +39,17 @@ class DirectoryError(ValueError):
     """What is wrong with a directory; whoever knows the file says the rest."""
 
 
-def read_directory(file: IO[bytes]) -> dict[str, int]:
-    """Returns the size of each record of an archive, by its name below the archive's folder.
+class Directory(NamedTuple):
+    """What an archive has."""
+
+    sizes: dict[str, int]
+    """The size of each record, by its name below the archive's folder."""
+    is_stored: bool
+    """Whether all records are in the file as they are, so that they can be mapped."""
+
+
+def read_directory(file: IO[bytes]) -> Directory:
+    """Returns what an archive has.
 
     Args:
         file: At the beginning of the archive, which ends where the file does.
@@ -56,7 +65,9 @@ def read_directory(file: IO[bytes]) -> dict[str, int]:
     data = file.read(length)
     sizes: dict[str, int] = {}
     seen: set[str] = set()
-    for name, num_bytes in _entries(data, count, begin):
+    is_stored = True
+    for name, num_bytes, method in _entries(data, count, begin):
+        is_stored &= method == 0
         if name.casefold() in seen:  # torch's reader takes them for one
             raise DirectoryError("it has two records of one name")
         seen.add(name.casefold())
@@ -65,7 +76,8 @@ def read_directory(file: IO[bytes]) -> dict[str, int]:
     if len(folders) != 1 or not all("/" in name for name in sizes):
         raise DirectoryError("its records are not in one folder")
     _check_total(sum(sizes.values()), size)
-    return {name.partition("/")[2]: num_bytes for name, num_bytes in sizes.items()}
+    names = {name.partition("/")[2]: num_bytes for name, num_bytes in sizes.items()}
+    return Directory(names, is_stored)
 
 
 def check_reader(reader: Any, sizes: dict[str, int]) -> None:
@@ -73,7 +85,7 @@ def check_reader(reader: Any, sizes: dict[str, int]) -> None:
 
     Args:
         reader: Torch's, of the file that the directory was read from.
-        sizes: Of `read_directory`.
+        sizes: Those of `Directory`.
 
     Raises:
         DirectoryError: It sees something else.
@@ -140,8 +152,8 @@ def _find64(file: IO[bytes], start: int, end: int) -> tuple[int, tuple[int, int,
     return at, (count, length, begin)
 
 
-def _entries(data: bytes, count: int, end: int) -> Iterator[tuple[str, int]]:
-    """The name and size of each record; what lies behind `end` is no record."""
+def _entries(data: bytes, count: int, end: int) -> Iterator[tuple[str, int, int]]:
+    """The name, size and method of each record; what lies behind `end` is no record."""
     at = 0
     for _ in range(count):
         entry = data[at : at + _ENTRY_BYTES]
@@ -158,7 +170,7 @@ def _entries(data: bytes, count: int, end: int) -> Iterator[tuple[str, int]]:
             raise DirectoryError("a record of it is neither stored nor compressed as usual")
         if at > len(data) or offset + _HEADER_BYTES + len(name) + packed > end:
             raise DirectoryError("a record of it is not within the file")
-        yield _text(name), size
+        yield _text(name), size, method
     if at != len(data):
         raise DirectoryError("its directory is damaged")
 
@@ -197,8 +209,8 @@ def _check_total(claimed: int, size: int) -> None:
         raise ExceededError(f"records of {claimed:,} bytes in a file of {size:,}")
 
 
-def open_archive(file: IO[bytes]) -> tuple[Any, dict[str, int]]:
-    """Returns torch's reader of an open file, and the sizes of its records; see `check_reader`.
+def open_archive(file: IO[bytes]) -> tuple[Any, Directory]:
+    """Returns torch's reader of an open file, and what it has; see `check_reader`.
 
     Raises:
         DirectoryError: It is not what `torch.save` writes.
@@ -207,8 +219,8 @@ def open_archive(file: IO[bytes]) -> tuple[Any, dict[str, int]]:
         RuntimeError: What torch's reader raises of a file that is damaged.
     """
     start = file.tell()
-    sizes = read_directory(file)
+    directory = read_directory(file)
     file.seek(start)
     reader = torch._C.PyTorchFileReader(file)
-    check_reader(reader, sizes)
-    return reader, sizes
+    check_reader(reader, directory.sizes)
+    return reader, directory

@@ -182,11 +182,12 @@ def _read(file: IO[bytes], location: Any, *, mmap: bool) -> Any:
     file.seek(start)
     if not is_archive:
         return _read_old(file, location)
-    reader, sizes = open_archive(file)
+    reader, directory = open_archive(file)
+    mmap = mmap and directory.is_stored  # torch would take what is compressed for the values
     if _is_forced():
         file.seek(start)
         return _load_by_torchs(address_of(file) if mmap else file, location, mmap=mmap)
-    module = pickle_module(Source(0, sizes))
+    module = pickle_module(Source(0, directory.sizes))
     storage = mapped(file) if mmap else None
     load_archive: Any = torch.serialization._load
     return load_archive(reader, location, module, overall_storage=storage, encoding="utf-8")

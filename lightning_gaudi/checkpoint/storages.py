@@ -36,8 +36,8 @@ class Source:
         """
         length = 5 if self._records is not None else 6
         if not isinstance(saved, tuple) or len(saved) != length or saved[0] not in ("storage",):
-            # Torch's old format can name a module, too, whose source torch then compares, and
-            # writes the difference to a file of any name.
+            # Torch's old format can name a class, too, whose source torch then compares, and may
+            # write the difference to a file.
             raise RefusedError("something from outside that is no storage")
         _, kind, key, location, numel, *view = saved
         if not isinstance(key, str) or not isinstance(location, str) or type(numel) is not int:

@@ -69,8 +69,8 @@ def _paths(folder: Path, index: Mapping[str, str]) -> list[Path]:
         if missing:
             raise ValueError(
                 f"{printable(folder / _INDEX)} names {len(names)} files, of which "
-                f"{', '.join(missing[:_NUM_NAMES])} {'is' if len(missing) == 1 else 'are'} missing. "
-                "Get the files of the model again."
+                f"{', '.join(missing[:_NUM_NAMES])} {'is' if len(missing) == 1 else 'are'} "
+                "missing. Get the files of the model again."
             )
         return paths
     if (folder / _SINGLE).is_file():
@@ -111,11 +111,12 @@ def _is_cached(folder: Path, name: str) -> bool:
         return False
     try:
         link = folder.resolve() / name
-        snapshots = folder.resolve().parent
         target = Path(os.path.normpath(link.parent / link.readlink()))
+        # The folder is that of a revision, or one within it.
+        snapshots = next(each for each in link.parents[1:4] if each.name == "snapshots")
         is_blob = target.parent == snapshots.parent / "blobs" and _HASH.fullmatch(target.name)
-        return snapshots.name == "snapshots" and bool(is_blob) and target.resolve() == target
-    except (OSError, ValueError):
+        return bool(is_blob) and target.resolve() == target
+    except (OSError, ValueError, StopIteration):
         return False
 
 

@@ -104,8 +104,8 @@ def _match(
             missing.append(names[0])
     if missing:
         raise ValueError(
-            f"{printable(folder)} lacks {_some(missing)}, which {type(model).__name__} needs. Its files or "
-            "its configuration are those of another model."
+            f"{printable(folder)} lacks {_some(missing)}, which {type(model).__name__} "
+            "needs. Its files or its configuration are those of another model."
         )
     return sorted(found, key=lambda each: each[1].path.name), unused
 
@@ -134,8 +134,9 @@ def _check_shape(slot: _Slot, stored: Stored) -> None:
     expected = tuple(slot.get().shape) if layout is None else layout.stored
     if stored.shape != expected:
         raise ValueError(
-            f"{printable(stored.name)} in {printable(stored.path)} has the shape {stored.shape}, but the model's is "
-            f"{expected}. The configuration is that of another model."
+            f"{printable(stored.name)} in {printable(stored.path)} has the shape "
+            f"{stored.shape}, but the model's is {expected}. The configuration is that of "
+            "another model."
         )
 
 
@@ -217,8 +218,8 @@ def _warn_of(unused: set[str], folder: Path, model: nn.Module) -> None:
     names = [name for name in sorted(unused) if not any(re.search(p, name) for p in patterns)]
     if names and os.environ.get("RANK", "0") == "0":
         warnings.warn(
-            f"{printable(folder)} has {_some(names)}, for which {type(model).__name__} has no place: not "
-            "loaded. Expect another model than was saved if these are weights.",
+            f"{printable(folder)} has {_some(names)}, for which {type(model).__name__} has no "
+            "place: not loaded. Expect another model than was saved if these are weights.",
             UserWarning,
             stacklevel=4,  # torch's decorator is between
         )

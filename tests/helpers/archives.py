@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,9 @@ class _Writing(torch.nn.Module):
 def program(target: Path) -> bytes:
     """Returns TorchScript that writes `AFTER` over what is in a file."""
     file = io.BytesIO()
-    torch.jit.save(torch.jit.script(_Writing(str(target))), file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        torch.jit.save(torch.jit.script(_Writing(str(target))), file)
     return file.getvalue()
 
 

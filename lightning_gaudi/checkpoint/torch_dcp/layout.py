@@ -54,7 +54,12 @@ def load_rest(folder: Path, *, weights_only: bool | None = None) -> dict[str, An
         path_inside(folder, REST)
     except ValueError as error:
         raise DamagedCheckpointError(f"The checkpoint {shown} is damaged: {error}") from None
-    rest = restricted.load(path, weights_only=weights_only)
+    try:
+        rest = restricted.load(path, weights_only=weights_only)
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(
+            f"{printable(path)} is truncated or damaged: {error}"
+        ) from error
     if not isinstance(rest, dict):
         raise DamagedCheckpointError(
             f"{printable(path)} is damaged: it has no names for what it holds. {ADVICE}"

@@ -83,7 +83,8 @@ def find(folder: Path) -> Shards:
         if _OTHER_PARALLELISM.fullmatch(name):
             raise ValueError(
                 f"The checkpoint {printable(folder)} has {printable(f'{tag}/{name}')}, which "
-                "belongs to a model in parts of its own (tensor, pipeline or expert parallel). Load it with DeepSpeed itself."
+                "belongs to a model in parts of its own (tensor, pipeline or expert "
+                "parallel). Load it with DeepSpeed itself."
             )
     broken = [name for name in sorted(names) if not _is_whole(folder / tag / name)]
     num_ranks, is_sharded = _saved_by(folder / tag, sorted(names - {*broken}))

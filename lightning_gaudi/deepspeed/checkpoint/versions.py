@@ -124,7 +124,8 @@ def _explain(path: Path) -> str:
     if found:
         return (
             f"it has {printable(', '.join(sorted(found)))}, but no file {LATEST!r}, which is "
-            "written when all is saved. Saving was interrupted, or that file was not copied. Pass another."
+            "written when all is saved. Saving was interrupted, or that file was not copied. "
+            "Pass another."
         )
     return f"it has no file {LATEST!r}. Pass the folder that was given to save_checkpoint."
 
