@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from lightning_gaudi._core.mirror import Family
+from lightning_gaudi._core.untrusted import printable
 
 from .apply import replaced, require, wrap
 
@@ -76,16 +77,19 @@ def _check(hparams: dict[Any, Any], cls: type, advice: str) -> None:
         "pytorch_lightning.cli.instantiate_module",
     ):
         raise ValueError(
-            f"The checkpoint was not loaded: its hyperparameter _instantiator={name!r} would have "
-            f"that called, and only LightningCLI's own may be. If you trust who made it, {advice}."
+            "The checkpoint was not loaded: its hyperparameter "
+            f"_instantiator={printable(repr(name), max_chars=200)} would have that "
+            "called, and only LightningCLI's own may be. If you trust who made it, "
+            f"{advice}."
         )
     path = hparams.get("_class_path")
     module, _, kind = str(path).rpartition(".")
     found = getattr(sys.modules.get(module), kind, None)
     if path is not None and not (isinstance(found, type) and issubclass(found, cls)):
         raise ValueError(
-            f"The checkpoint was not loaded: its hyperparameter _class_path={path!r} is no class "
-            f"derived from {cls.__name__} that has been imported. Import its module first."
+            "The checkpoint was not loaded: its hyperparameter "
+            f"_class_path={printable(repr(path), max_chars=200)} is no class derived from "
+            f"{cls.__name__} that has been imported. Import its module first."
         )
 
 

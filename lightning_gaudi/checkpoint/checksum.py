@@ -16,6 +16,7 @@ from typing import IO, Any
 from typing_extensions import override
 
 from .manifest import CHUNK_BYTES, FileEntry
+from .opening import open_regular
 
 _MAX_THREADS = 8
 
@@ -70,7 +71,7 @@ class ReadingChecksum(io.FileIO):
     but for the two chunks in which a part begins and ends.
 
     Args:
-        path: The file.
+        file: Its path; or the file itself, open, which stays open.
         entry: How many bytes are hashed, and in which chunks; there must be as many.
         change: Gets the first chunk, and may change it for the checksum.
 
@@ -79,7 +80,10 @@ class ReadingChecksum(io.FileIO):
     """
 
     def __init__(
-        self, path: Path, entry: FileEntry, change: Callable[[memoryview], None] | None = None
+        self,
+        file: Path | IO[bytes],
+        entry: FileEntry,
+        change: Callable[[memoryview], None] | None = None,
     ) -> None:
         self._num_bytes, self._chunk_bytes = entry.num_bytes, entry.chunk_bytes
         self._change = change
@@ -87,7 +91,10 @@ class ReadingChecksum(io.FileIO):
         self._num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
         # First, since `close` ends it, also of a file that cannot be opened.
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="checksum")
-        super().__init__(path)
+        source = open_regular(file) if isinstance(file, Path) else file
+        super().__init__(os.dup(source.fileno()))
+        if source is not file:
+            source.close()
         self._file_bytes = os.fstat(self.fileno()).st_size
 
     @override

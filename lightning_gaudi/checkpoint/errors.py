@@ -11,3 +11,7 @@ class UntrustedCheckpointError(pickle.UnpicklingError, ValueError):
 
 class RefusedError(pickle.UnpicklingError):
     """What it is that a pickle asks for; whoever knows the file says the rest."""
+
+
+class ExceededError(pickle.UnpicklingError):
+    """What a file claims that is more than it can hold; whoever knows the file says the rest."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -25,13 +23,13 @@ from . import restricted
 from .atomic import write_atomically
 from .background import BackgroundWriter
 from .cpu_tensors import save_as_cpu_tensors
-from .errors import UntrustedCheckpointError
 from .folders import make_folder, remove_at_once
-from .manifest import DamagedCheckpointError, describe
+from .manifest import describe
+from .opening import open_regular
 from .snapshot import HostMemory, keep
 from .space import check_space, file_bytes, needed_bytes
 from .torch_dcp.layout import check_replaceable, is_sharded_folder
-from .verify import check_file, checking, read_remote
+from .verify import checking, read_remote
 from .zip_file import SealingFile
 
 
@@ -182,15 +180,13 @@ class HPUCheckpointIO(TorchCheckpointIO):
 
             return load_full_checkpoint(path, weights_only=weights_only, verify=self.verify)
         _refuse_folder(path)
-        source: AbstractContextManager[Any] = nullcontext()
+        source: AbstractContextManager[Any] = nullcontext(path)
         if _is_local_file_protocol(path):
             source = checking(local_path(path), with_checksum=self.verify)
         elif not str(path).startswith("http"):
             source = BytesIO(read_remote(path, with_checksum=self.verify))
         with source as file:
-            checkpoint: dict[str, Any] = load_file(
-                file or path, map_location, weights_only, name=path
-            )
+            checkpoint: dict[str, Any] = load_file(file, map_location, weights_only, name=path)
         return checkpoint
 
     @override
@@ -229,7 +225,11 @@ def load_file(
         return restricted.load(
             _downloaded(str(path)), map_location=map_location, weights_only=weights_only
         )
-    with get_filesystem(path).open(path, "rb") as file:
+    if _is_local_file_protocol(path):
+        opened: AbstractContextManager[Any] = open_regular(local_path(path))
+    else:
+        opened = get_filesystem(path).open(path, "rb")
+    with opened as file:
         return restricted.load(
             file, map_location=map_location, weights_only=weights_only, name=path
         )
@@ -297,18 +297,10 @@ def open_mapped(path: _PATH, *, weights_only: bool | None, verify: bool = True) 
     if not Path(path).exists():
         raise FileNotFoundError(f"There is no checkpoint at {path}. Check the path.")
     _refuse_folder(path)
-    check_file(local_path(path), with_checksum=verify)
-    try:
+    with checking(local_path(path), with_checksum=verify) as file:
         checkpoint: dict[str, Any] = restricted.load(
-            path, mmap=zipfile.is_zipfile(path), weights_only=weights_only
+            file, mmap=True, weights_only=weights_only, name=path
         )
-    except UntrustedCheckpointError:
-        raise
-    except (RuntimeError, EOFError, pickle.UnpicklingError, LookupError) as error:
-        raise DamagedCheckpointError(
-            f"{path} is no checkpoint, or truncated or damaged ({error}). Use another one, or copy "
-            "it again from where it was saved."
-        ) from error
     return checkpoint
 
 

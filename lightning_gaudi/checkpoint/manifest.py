@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lightning_gaudi._core.untrusted import parse_json, path_inside, printable
 from lightning_gaudi._version import __version__
 from lightning_gaudi.reliability.session import current_session
 
@@ -35,6 +37,14 @@ A core's own cache holds one from when it is read until it is hashed.
 """
 
 ADVICE = "Use another checkpoint, or copy it again from where it was saved."
+
+_MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2**16, 2**26
+"""What a chunk may have: of tiny ones a file has more than there is memory to count."""
+
+_MAX_MANIFEST_BYTES = 2**26
+"""How long a manifest may be; that of ten thousand files has a hundredth of it."""
+
+_MAX_TEXT = 1000
 
 _MARK = b"lightning_gaudi"
 _FORMAT = 1
@@ -122,7 +132,7 @@ def decode(data: bytes, origin: Path) -> Manifest | None:
     """The manifest that `encode` made these bytes of; None if somebody else made them.
 
     Raises:
-        DamagedCheckpointError: They were changed.
+        DamagedCheckpointError: They were changed, or say nothing that a manifest says.
     """
     if not (data.startswith(_MARK) or data.endswith(_MARK)):
         return None
@@ -130,29 +140,88 @@ def decode(data: bytes, origin: Path) -> Manifest | None:
     text = text.removesuffix(b" " + _MARK)
     found = hashlib.sha256(text).hexdigest()
     if mark != _MARK or digest != found.encode() or not data.endswith(b" " + _MARK):
-        expected = digest.decode(errors="replace")
+        expected = printable(digest.decode(errors="replace")[:16])
         raise DamagedCheckpointError(
-            f"{origin} is damaged: its manifest has the checksum {found[:16]}, expected "
-            f"{expected[:16]}."
+            f"{printable(origin)} is damaged: its manifest has the checksum {found[:16]}, expected "
+            f"{expected}."
         )
-    values = json.loads(text)
-    files = {name: FileEntry(**entry) for name, entry in values.pop("files").items()}
-    known = {name: values[name] for name in Manifest.__dataclass_fields__ if name in values}
-    return Manifest(files=files, **known)
+    try:
+        return _manifest(parse_json(text))
+    except ValueError as error:
+        raise DamagedCheckpointError(
+            f"{printable(origin)} is damaged: its manifest is none ({printable(error)}). {ADVICE}"
+        ) from None
+
+
+def _manifest(values: Any) -> Manifest:
+    """What JSON says, if it says what a manifest does.
+
+    Raises:
+        ValueError: It does not.
+    """
+    _check(isinstance(values, dict) and isinstance(values.get("files"), dict), "files")
+    kinds = {
+        "epoch": lambda value: value is None or _is_count(value, least=-(2**62)),
+        "global_step": lambda value: value is None or _is_count(value, least=-(2**62)),
+        "resumes": lambda value: isinstance(value, bool),
+        "num_ranks": lambda value: _is_count(value, least=1),
+        "versions": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+        "run": _is_text,
+        "began": _is_time,
+        "saved": _is_time,
+    }
+    known = {name: values[name] for name in kinds if name in values}
+    for name, value in known.items():
+        _check(kinds[name](value), name)
+    return Manifest({name: _entry(each) for name, each in values["files"].items()}, **known)
+
+
+def _entry(values: Any) -> FileEntry:
+    _check(isinstance(values, dict) and values.keys() <= {*FileEntry.__dataclass_fields__}, "files")
+    _check(_is_count(values.get("num_bytes")), "num_bytes")
+    digest = values.get("sha256")
+    _check(isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None, "sha256")
+    chunk_bytes = values.get("chunk_bytes", _MIN_CHUNK_BYTES)
+    is_chunk = _is_count(chunk_bytes, least=_MIN_CHUNK_BYTES) and chunk_bytes <= _MAX_CHUNK_BYTES
+    _check(is_chunk, "chunk_bytes")
+    return FileEntry(**values)
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value < 2**62
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_TEXT
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 2**62
+
+
+def _check(is_so: bool, name: str) -> None:
+    if not is_so:
+        raise ValueError(f"its {name!r} is missing or of another kind")
 
 
 def read_folder_manifest(folder: Path) -> Manifest | None:
     """That of a folder; None if it has none.
 
     Raises:
-        DamagedCheckpointError: It was changed.
+        DamagedCheckpointError: It was changed, or leads out of the folder.
     """
+    from .opening import read_small  # which knows of damage
+
     path = folder / FOLDER_MANIFEST
-    if not path.is_file():
+    if not path.is_file() and not path.is_symlink():
         return None
-    found = decode(path.read_bytes(), path)
+    try:
+        path_inside(folder, FOLDER_MANIFEST)
+    except ValueError as error:
+        raise DamagedCheckpointError(f"The checkpoint {printable(folder)}: {error}") from None
+    found = decode(read_small(path, _MAX_MANIFEST_BYTES), path)
     if found is None:
-        raise DamagedCheckpointError(f"{path} is damaged: it is no manifest.")
+        raise DamagedCheckpointError(f"{printable(path)} is damaged: it is no manifest.")
     return found
 
 

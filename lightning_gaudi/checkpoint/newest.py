@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_gaudi._core.untrusted import path_inside, printable
+
 from . import zip_file
 from .litter import LATEST
-from .manifest import DamagedCheckpointError, Manifest, read_folder_manifest
+from .manifest import ADVICE, DamagedCheckpointError, Manifest, read_folder_manifest
+from .opening import read_small
 from .torch_dcp.layout import is_sharded_folder
 from .verify import check_file, check_folder
 
 _SUFFIX = ".ckpt"
+
+_MAX_AHEAD_S = 86400.0
+"""How far the clock of another machine may be ahead of this one's."""
+
+_MAX_NAME = 4096
 
 _Age = tuple[float, int, float]
 
@@ -91,10 +101,39 @@ def read_manifest_if_any(path: Path) -> Manifest | None:
         if is_sharded_folder(path):
             return read_folder_manifest(path)
         if (path / LATEST).is_file():
-            return read_folder_manifest(path / (path / LATEST).read_text().strip())
+            return read_folder_manifest(path / read_latest(path))
     except (DamagedCheckpointError, OSError):
         return None
     return None
+
+
+def read_latest(folder: Path) -> str:
+    """The version that a folder of DeepSpeed's names as its latest; empty if it names none.
+
+    Raises:
+        DamagedCheckpointError: What it names is not within the folder, or no name.
+        OSError: It cannot be read.
+    """
+    try:
+        tag = read_small(path_inside(folder, LATEST), _MAX_NAME).decode().strip()
+        if tag:
+            path_inside(folder, tag)
+            (folder / tag).stat()
+    except ValueError as error:  # which what is no text is, too
+        raise DamagedCheckpointError(
+            f"The checkpoint {printable(folder)} is damaged: its file {LATEST!r} names no version "
+            f"({printable(error)}). {ADVICE}"
+        ) from None
+    except FileNotFoundError:
+        pass  # whoever needs the version says that it is missing
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise DamagedCheckpointError(
+            f"The checkpoint {printable(folder)} is damaged: its file {LATEST!r} names no version. "
+            f"{ADVICE}"
+        ) from None
+    return tag
 
 
 def _entries(folder: Path) -> Iterator[Path]:
@@ -114,9 +153,21 @@ def _candidate(path: Path) -> Candidate | None:
         is_checkpoint = path.suffix == _SUFFIX
         if is_checkpoint or path.suffix == ".pt":
             manifest = zip_file.inspect(path).manifest
-    if manifest is not None:
-        return Candidate(path, manifest.age, manifest.run) if manifest.resumes else None
-    return Candidate(path, (0.0, -1, path.stat().st_mtime), None) if is_checkpoint else None
+    written = path.stat().st_mtime
+    if manifest is not None and manifest.resumes:
+        return Candidate(path, _age(manifest, written), manifest.run)
+    is_checkpoint = is_checkpoint and manifest is None
+    return Candidate(path, (0.0, -1, written), None) if is_checkpoint else None
+
+
+def _age(manifest: Manifest, written: float) -> _Age:
+    """What a manifest says of its age, unless it says that it comes from the future.
+
+    Such a one would be the newest for ever; it counts as one that says nothing.
+    """
+    latest = time.time() + _MAX_AHEAD_S
+    is_future = manifest.began > latest or manifest.saved > latest
+    return (0.0, -1, min(written, latest)) if is_future else manifest.age
 
 
 def _is_whole(path: Path) -> bool:
@@ -134,4 +185,4 @@ def _check_lengths(path: Path) -> None:
     elif is_sharded_folder(path):
         check_folder(path, with_checksum=False)
     else:
-        check_folder(path / (path / LATEST).read_text().strip(), with_checksum=False)
+        check_folder(path / read_latest(path), with_checksum=False)

@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .errors import RefusedError
+from .errors import ExceededError, RefusedError
+
+_MAX_NAME = 32
+"""How long the name of a dtype may be, in characters."""
+
+_MAX_EMPTY = 10**4
+"""How many texts without characters an array may have along an axis: they take no bytes."""
 
 _KINDS = "?biufcSU"
 _NATIVE = ("=", "|", "<" if sys.byteorder == "little" else ">")
@@ -23,7 +29,9 @@ def dtype(name: str, *options: Any) -> np.dtype[Any]:
     Raises:
         RefusedError: It is one of objects, records or times.
     """
-    found = np.dtype(str(name))
+    if not isinstance(name, str) or len(name) > _MAX_NAME:
+        raise RefusedError("an array whose dtype has no name")
+    found = np.dtype(name)
     if found.kind not in _KINDS or found.fields is not None or found.subdtype is not None:
         raise RefusedError(f"an array of dtype {found}")
     return found
@@ -36,8 +44,15 @@ def scalar(kind: np.dtype[Any], content: bytes | str) -> Any:
         kind: Of `dtype`.
         content: Its bytes; a text in latin-1 is what they are in old pickles.
     """
-    raw = content.encode("latin1") if isinstance(content, str) else bytes(content)
-    return np.frombuffer(raw, dtype(kind.str), count=1)[0]
+    return np.frombuffer(_raw(content), dtype(kind.str), count=1)[0]
+
+
+def _raw(content: Any) -> bytes:
+    if isinstance(content, str):
+        return content.encode("latin1")
+    if not isinstance(content, (bytes, bytearray)):
+        raise RefusedError("an array without bytes")
+    return bytes(content)
 
 
 def empty_array(*options: Any) -> np.ndarray[Any, Any]:
@@ -60,5 +75,9 @@ def build(target: Any, state: Any) -> None:
             raise RefusedError(f"an array of dtype {target} in byte order {state[1]!r}")
         return
     version, shape, kind, is_fortran, content = state
-    raw = content.encode("latin1") if isinstance(content, str) else bytes(content)
-    target.__setstate__((version, tuple(shape), dtype(kind.str), bool(is_fortran), raw))
+    if not isinstance(shape, tuple) or not isinstance(kind, np.dtype):
+        raise RefusedError("an array without a shape or a dtype")
+    values = dtype(kind.str)
+    if values.itemsize == 0 and any(isinstance(each, int) and each > _MAX_EMPTY for each in shape):
+        raise ExceededError("an array of more texts without characters than anybody has")
+    target.__setstate__((version, shape, values, bool(is_fortran), _raw(content)))

@@ -105,6 +105,9 @@ _DCP = (
 
 _NAMES = frozenset((*_PYTHON, *_LIGHTNING, *_DEEPSPEED, *_DCP))
 
+_STATEFUL = frozenset(("argparse.Namespace", "uuid.UUID", *_LIGHTNING, *_DEEPSPEED, *_DCP))
+"""Those whose objects are given a state when they are loaded; the others are made with theirs."""
+
 
 def find(name: str) -> tuple[Any, bool]:
     """What a name of a pickle stands for.
@@ -132,7 +135,7 @@ def find(name: str) -> tuple[Any, bool]:
         raise LookupError(name)
     module, _, attribute = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), attribute), True
+        return getattr(importlib.import_module(module), attribute), name in _STATEFUL
     except (ImportError, AttributeError) as error:
         raise LookupError(name) from error
 

@@ -2,6 +2,10 @@
 
 All that we load comes by here: whole checkpoints, what torch's DCP and DeepSpeed have written. A
 file holds tensors and plain data, see `plain_types`; one that asks for anything else is refused.
+
+A file that is not trusted is not given to `torch.load`, which runs an archive that is a program of
+TorchScript. It is opened once, and read by what `torch.load` calls for tensors, which knows of no
+programs.
 """
 
 from __future__ import annotations
@@ -10,18 +14,23 @@ import inspect
 import os
 import pickle
 import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
+from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.reliability.trust import ADVICE, trusted_by
 
-from .errors import RefusedError, UntrustedCheckpointError
-from .unpickler import PLAIN_PICKLE, Unpickler
+from .archive import open_archive
+from .errors import ExceededError, RefusedError, UntrustedCheckpointError
+from .manifest import DamagedCheckpointError
+from .opening import address_of, mapped, open_regular
+from .storages import Source
+from .unpickler import Unpickler, bounded, pickle_module
 
 File = str | os.PathLike[str] | IO[bytes]
 
@@ -39,76 +48,106 @@ def load(
     Args:
         file: A path, or a binary file that can be read at any position.
         map_location: As for `torch.load`.
-        mmap: As for `torch.load`.
+        mmap: Whether the tensors of an archive stay in the file until they are used.
         weights_only: False trusts the file: code that it holds may run. None for what the strategy
             or the environment says.
         name: What to call the file in messages, where it is not `file` itself.
 
     Raises:
         UntrustedCheckpointError: The file holds something else than tensors and plain data.
-        Exception: What `torch.load` raises of a file that is damaged, or none.
+        DamagedCheckpointError: It is no file that `torch.save` writes, or claims to hold more than
+            it does.
+        OSError: It cannot be read.
     """
-    load_with = _loader(torch.load, map_location)
-    options: dict[str, Any] = {"map_location": map_location, "mmap": mmap}
+    is_path = isinstance(file, (str, os.PathLike))
     if trusted_by(weights_only) is not None:
-        return load_with(file, weights_only=False, **options)
-    with explained(_shown(name or file)):
-        _check_kind(file)
-        return load_with(file, **options, **_plainly())
+        source = address_of(file) if mmap and not is_path else file
+        load_with = _loader(torch.load, map_location)
+        return load_with(source, map_location=map_location, weights_only=False, mmap=mmap)
+    shown = _shown(name or file)
+    try:
+        with explained(shown), _opened(file) as opened:
+            if shown.endswith(".safetensors"):
+                return _load_safetensors(opened, map_location)
+            return _load_plainly(opened, map_location, mmap=bool(mmap))
+    except _PlacingError as error:
+        raise error.cause from None
 
 
 def load_pickle(path: Path) -> Any:
     """`pickle.load` that runs nothing which the file holds; see `load`."""
-    with path.open("rb") as file:
+    with explained(str(path)), open_regular(path) as file:
         if trusted_by() is not None:
             return pickle.load(file)
-        with explained(str(path)):
-            return Unpickler(file).load()
+        return Unpickler(file).load()
 
 
 def instead_of(original: Callable[..., Any]) -> Callable[..., Any]:
     """A `torch.load` that runs nothing, whatever its caller asks for: for libraries that trust.
 
     Args:
-        original: The one that it calls.
+        original: The one that it calls where files are trusted.
     """
 
     def load_restricted(f: File, map_location: Any = None, **options: Any) -> Any:
-        load_with = _loader(original, map_location)
         if trusted_by() is not None:
-            return load_with(f, map_location, **options)
-        with explained(_shown(f)):
-            _check_kind(f)
-            return load_with(f, map_location, **(options | _plainly()))
+            return _loader(original, map_location)(f, map_location, **options)
+        return load(f, map_location=map_location, mmap=options.get("mmap"), weights_only=True)
 
     return load_restricted
 
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Say of a refusal which file it was, and what to do.
+    """Say of a refusal, and of whatever else goes wrong, which file it was, and what to do.
 
     Args:
         name: The file's.
 
     Raises:
         UntrustedCheckpointError: In place of a `RefusedError`.
+        DamagedCheckpointError: In place of anything else but errors of the system.
     """
+    shown = printable(name)
     try:
         yield
     except RefusedError as error:
         raise UntrustedCheckpointError(
-            f"{name} was not loaded: it holds {error}, which is neither a tensor nor plain data, "
-            "and a checkpoint could have it run any code. Nothing of it has run. For a class of "
-            "your own, call torch.serialization.add_safe_globals([TheClass]) first, or save plain "
-            f"data instead. If you trust who made the file, {ADVICE}, or pass "
-            "weights_only=False where it is loaded."
+            f"{shown} was not loaded: it holds {printable(error, max_chars=500)}, which is neither "
+            "a tensor nor plain data, and a checkpoint could have it run any code. Nothing of it "
+            "has run. For a class of your own, call "
+            "torch.serialization.add_safe_globals([TheClass]) first, or save plain data instead. "
+            f"If you trust who made the file, {ADVICE}, or pass weights_only=False where it is "
+            "loaded."
         ) from None
+    except (DamagedCheckpointError, UntrustedCheckpointError, _PlacingError, ImportError):
+        raise
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except ExceededError as error:
+        raise DamagedCheckpointError(
+            f"{shown} is damaged, or made to exhaust this machine: it claims "
+            f"{printable(error, max_chars=500)}. Nothing of it was kept. Use another checkpoint."
+        ) from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = printable(error, max_chars=500) or type(error).__name__
+        raise DamagedCheckpointError(
+            f"{shown} is no checkpoint, or truncated or damaged ({reason}). Use another one, or "
+            "copy it again from where it was saved."
+        ) from error
 
 
 def _shown(file: object) -> str:
     is_path = isinstance(file, (str, os.PathLike))
     return str(file if is_path else getattr(file, "name", "The file"))
+
+
+def _opened(file: Any) -> Any:
+    """A path's file, open; whoever gives an open one closes it."""
+    is_path = isinstance(file, (str, os.PathLike))
+    return open_regular(file) if is_path else nullcontext(file)
 
 
 def _loader(loader: Callable[..., Any], map_location: Any) -> Callable[..., Any]:
@@ -121,42 +160,99 @@ def _loader(loader: Callable[..., Any], map_location: Any) -> Callable[..., Any]
     return inspect.unwrap(loader) if is_function else loader
 
 
-def _plainly() -> dict[str, Any]:
-    """What to tell `torch.load`, which takes no unpickler where this variable forces its own."""
-    if os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
-        return {"weights_only": True}
-    return {"weights_only": False, "pickle_module": PLAIN_PICKLE}
+class _PlacingError(Exception):
+    """What a user's function for `map_location` raises is no fault of the file."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(cause)
+        self.cause = cause
 
 
-def _check_kind(file: File) -> None:
-    """Refuse what `torch.load` would not read with our unpickler.
+def _load_plainly(file: IO[bytes], map_location: Any, *, mmap: bool) -> Any:
+    """Load an archive, or a file as torch wrote them before 1.6."""
+    is_lazy = hasattr(torch.load, "__wrapped__") and not callable(map_location)
+    location = "cpu" if is_lazy and map_location is not None else map_location
+    found = _read(file, _marking(location), mmap=mmap)
+    return _moved(found, map_location) if location is not map_location else found
 
-    Raises:
-        RefusedError: It is an archive of TorchScript, or one as of torch 0.1.
-    """
-    if isinstance(file, (str, os.PathLike)):
-        if not str(file).endswith(".safetensors"):
-            with Path(file).open("rb") as opened:
-                _check_kind(opened)
-        return
+
+def _read(file: IO[bytes], location: Any, *, mmap: bool) -> Any:
     start = file.tell()
-    try:
-        if file.read(4) == b"PK\x03\x04":
-            file.seek(start)
-            _check_zip(file)
-        else:
-            file.seek(start)
-            if tarfile.is_tarfile(file):
-                raise RefusedError("a tar archive")
-    finally:
+    is_archive = file.read(4) == b"PK\x03\x04"
+    file.seek(start)
+    if not is_archive:
+        return _read_old(file, location)
+    reader, directory = open_archive(file)
+    mmap = mmap and directory.is_stored  # torch would take what is compressed for the values
+    if _is_forced():
         file.seek(start)
+        return _load_by_torchs(address_of(file) if mmap else file, location, mmap=mmap)
+    module = pickle_module(Source(0, directory.sizes))
+    storage = mapped(file) if mmap else None
+    load_archive: Any = torch.serialization._load
+    return load_archive(reader, location, module, overall_storage=storage, encoding="utf-8")
 
 
-def _check_zip(file: IO[bytes]) -> None:
+def _read_old(file: IO[bytes], location: Any) -> Any:
+    start = file.tell()
+    if tarfile.is_tarfile(file):
+        raise RefusedError("a tar archive")
+    file.seek(start)
+    whole = bounded(file)
+    if _is_forced():
+        return _load_by_torchs(file, location, mmap=False)
+    module = pickle_module(Source(whole.num_bytes, None))
+    load_old: Any = torch.serialization._legacy_load
+    return load_old(whole, location, module, encoding="utf-8")
+
+
+def _load_safetensors(file: IO[bytes], map_location: Any) -> Any:
+    """What `torch.load` does of a path that ends so."""
+    from safetensors.torch import load_file
+
+    is_named = isinstance(map_location, (str, torch.device))
+    return load_file(address_of(file), device=str(map_location) if is_named else "cpu")
+
+
+def _is_forced() -> bool:
+    """Whether torch takes no unpickler but its own, since this variable says so."""
+    variable = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower()
+    return variable in ("1", "y", "yes", "true")
+
+
+def _load_by_torchs(source: Any, location: Any, *, mmap: bool) -> Any:
+    """Load by torch's own unpickler, which refuses programs of TorchScript as well."""
     try:
-        with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-    except zipfile.BadZipFile:
-        return  # torch says so
-    if any(name.rpartition("/")[2] == "constants.pkl" for name in names):
-        raise RefusedError("a program of TorchScript")
+        return torch.load(source, map_location=location, weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError as error:
+        raise UntrustedCheckpointError(printable(error, lines=True)) from None
+
+
+def _marking(map_location: Any) -> Any:
+    """The same `map_location`; what a function of the user's raises is told from other errors."""
+    if not callable(map_location):
+        return map_location
+
+    def place(storage: Any, location: str) -> Any:
+        try:
+            return map_location(storage, location)
+        except Exception as error:
+            raise _PlacingError(error) from error
+
+    return place
+
+
+def _moved(value: Any, map_location: Any) -> Any:
+    """What was loaded onto the CPU, where the vendor's `torch.load` of lazy mode puts it."""
+    target = map_location.get("cpu", "cpu") if isinstance(map_location, dict) else map_location
+    if str(target) == "cpu":
+        return value
+    if isinstance(value, Tensor):
+        return value.to(target)
+    if isinstance(value, dict):
+        return {key: _moved(each, target) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_moved(each, target) for each in value]
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+        return tuple(_moved(each, target) for each in value)
+    return value

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from lightning_gaudi._core.untrusted import printable
 
 from .atomic import write_atomically
 from .folders import make_folder
 from .io import save_file
+from .manifest import ADVICE, DamagedCheckpointError
+
+_MAX_EXCESS_BYTES = 2**29
+"""How much more than twice its values a file may hold, for weights that are tied."""
 
 SUFFIXES = (".safetensors", ".ckpt", ".pt")
 """What the name of such a file may end with."""
@@ -50,8 +57,39 @@ def write_single_file(checkpoint: Mapping[str, Any], weights: str, output: Path)
     from safetensors.torch import save_file as save_tensors
 
     # Each name gets its values: a strict load_state_dict wants all names of tied weights.
-    tensors = _untied(checkpoint[weights])
+    tensors = _untied(_checked(checkpoint.get(weights)))
     write_atomically(output, lambda file: save_tensors(tensors, file.name, {"format": "pt"}))
+
+
+def _checked(weights: Any) -> Mapping[str, Tensor]:
+    """Weights that all are tensors with values, and written out not much more than they are.
+
+    Raises:
+        DamagedCheckpointError: They are not, such as one value that stands for a billion.
+    """
+    is_named = isinstance(weights, Mapping) and all(isinstance(name, str) for name in weights)
+    if not is_named or not all(isinstance(each, Tensor) for each in weights.values()):
+        raise DamagedCheckpointError(
+            f"The checkpoint has no weights, but {type(weights).__name__} or other values among "
+            f"them. {ADVICE}"
+        )
+    storages: dict[int, int] = {}
+    written = 0
+    for name, tensor in weights.items():
+        if tensor.layout != torch.strided or tensor.device.type == "meta":
+            raise DamagedCheckpointError(
+                f"{printable(name)} has no values as safetensors hold them: its layout is "
+                f"{tensor.layout}, on {tensor.device}. Write a .ckpt file instead."
+            )
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        written += tensor.numel() * tensor.itemsize
+    if written > 2 * sum(storages.values()) + _MAX_EXCESS_BYTES:
+        raise DamagedCheckpointError(
+            f"The checkpoint's weights repeat {sum(storages.values()):,} bytes to {written:,}, "
+            f"which no model does. Write a .ckpt file instead. {ADVICE}"
+        )
+    checked: Mapping[str, Tensor] = weights
+    return checked
 
 
 def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,19 +11,57 @@ from __future__ import annotations
 
 import _compat_pickle
 import pickle
+import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from enum import Enum
 from types import ModuleType
 from typing import IO, Any, ClassVar
 
 import numpy as np
 import torch
 
-from . import numpy_values, plain_types
-from .errors import RefusedError
+from . import calls, numpy_values, plain_types
+from .errors import ExceededError, RefusedError
+from .storages import Source
 
 _Base: Any = pickle._Unpickler
 """The one in Python: the one in C has no place to ask from what is called."""
+
+_MAX_DEPTH = 200
+"""How deep what is loaded may be nested: whoever goes through it calls itself for each level."""
+
+_MAX_UNFOLDED = 10**7
+"""Of how many objects it may consist, if what is there several times is counted as often."""
+
+
+class _Whole:
+    """A file of which no more is asked than it has: some take memory for what they ask for.
+
+    It has no number for torch to read it by, so that torch does not take it for a tar archive.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        start = file.tell()
+        self._end = file.seek(0, 2)
+        file.seek(start)
+        self.num_bytes = self._end - start
+        self.readline, self.tell, self.seek = file.readline, file.tell, file.seek
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns the next bytes."""
+        rest = max(0, self._end - self._file.tell())
+        return self._file.read(rest if size < 0 else min(size, rest))
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills a buffer with the next bytes, as far as there are some."""
+        return self._file.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
+
+
+def bounded(file: IO[bytes]) -> Any:
+    """Returns a file for an unpickler that takes no memory for more than there is in it."""
+    return file if isinstance(file, _Whole) else _Whole(file)
 
 
 class Unpickler(_Base):  # type: ignore[misc]
@@ -35,13 +73,25 @@ class Unpickler(_Base):  # type: ignore[misc]
 
     Raises:
         RefusedError: It holds something else, which is named.
+        ExceededError: It would take more than the file can hold.
     """
 
+    source: ClassVar[Source | None] = None
+    """What has the storages that it names; see `unpickler_of`."""
+
     def __init__(self, file: IO[bytes], **options: Any) -> None:
-        super().__init__(file, **options)
+        self._file = bounded(file)
+        super().__init__(self._file, **options)
+        self._budget = calls.Budget(self._file.num_bytes)
         # What names gave, by id: what may be called, and those of it whose objects take a state.
         self._found: dict[int, Any] = {}
         self._stateful: tuple[type, ...] = (OrderedDict, torch.nn.Parameter)
+
+    def load(self) -> Any:
+        """Returns what the pickle holds."""
+        found = _Base.load(self)
+        check_shape(found)
+        return found
 
     def find_class(self, module: str, name: str) -> Any:
         """What a name stands for, if it may be asked for."""
@@ -58,7 +108,7 @@ class Unpickler(_Base):  # type: ignore[misc]
 
     def _reduce(self) -> None:
         arguments = self.stack.pop()
-        self._check_is_found(self.stack[-1])
+        self._check_call(self.stack[-1], arguments)
         self.stack[-1] = self.stack[-1](*arguments)
 
     def _newobj(self) -> None:
@@ -71,19 +121,61 @@ class Unpickler(_Base):  # type: ignore[misc]
         self._append_new(self.stack.pop(), arguments, keywords)
 
     def _append_new(self, kind: Any, arguments: Any, keywords: Any) -> None:
-        self._check_is_found(kind)
+        self._check_call(kind, arguments, keywords)
+        if not isinstance(kind, type):
+            raise RefusedError(f"an object of {_describe(kind)}")
         self.append(kind.__new__(kind, *arguments, **keywords))
 
+    def _check_call(self, called: Any, arguments: Any, keywords: Any = None) -> None:
+        self._check_is_found(called)
+        calls.check(self._budget, called, arguments, keywords)
+        if called is torch._tensor._rebuild_from_type_v2:
+            rebuild, kind, inner, state = arguments
+            self._check_is_found(kind)
+            if not (isinstance(kind, type) and issubclass(kind, torch.Tensor)):
+                raise RefusedError(f"a tensor that is a {_describe(kind)}")
+            if not calls.is_rebuilding(rebuild):
+                raise RefusedError(f"a tensor made by {_describe(rebuild)}")
+            self._check_call(rebuild, inner)
+            calls.check_attributes(state)
+
     def _build(self) -> None:
-        state, target = self.stack[-1], self.stack[-2]
-        if type(target) is torch.Tensor:  # of old files
-            target.set_(*self.stack.pop())
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, torch.Tensor):  # of old files
+            calls.check_old_state(self._budget, state)
+            torch.Tensor.__setstate__(target, state)  # type: ignore[no-untyped-call]
         elif isinstance(target, (np.dtype, np.ndarray)):
-            numpy_values.build(target, self.stack.pop())
-        elif isinstance(target, self._stateful):
-            _Base.load_build(self)
+            for each in state if isinstance(state, tuple) else ():
+                self._budget.copy(each)
+            numpy_values.build(target, state)
+        elif isinstance(target, self._stateful) and not isinstance(target, Enum):
+            _give_state(target, state)
         else:
             raise RefusedError(f"a state for {_describe(target)}: {_describe(state)}")
+
+    def _binpersid(self) -> None:
+        saved = self.stack.pop()
+        if self.source is None:
+            raise RefusedError("a storage of another file")
+        self.source.check(saved)
+        self.append(self.persistent_load(saved))
+
+    def _bytearray(self) -> None:
+        # Python's takes the memory first.
+        (size,) = struct.unpack("<Q", self.read(8))
+        self.append(bytearray(self.read(min(size, self._file.num_bytes))))
+
+    def _frozenset(self) -> None:
+        items = self.pop_mark()
+        for each in items:
+            self._budget.hash(each)
+        self.append(frozenset(items))
+
+    def _dict(self) -> None:
+        items = self.pop_mark()
+        for key in items[::2]:
+            self._budget.hash(key)
+        self.append({items[at]: items[at + 1] for at in range(0, len(items), 2)})
 
     def _append(self) -> None:
         self._check_is(self.stack[-2], list, deque)
@@ -95,14 +187,19 @@ class Unpickler(_Base):  # type: ignore[misc]
 
     def _setitem(self) -> None:
         self._check_is(self.stack[-3], dict)
+        self._budget.hash(self.stack[-2])
         _Base.load_setitem(self)
 
     def _setitems(self) -> None:
         self._check_is(self.metastack[-1][-1], dict)
+        for key in self.stack[::2]:
+            self._budget.hash(key)
         _Base.load_setitems(self)
 
     def _additems(self) -> None:
         self._check_is(self.metastack[-1][-1], set)
+        for each in self.stack:
+            self._budget.hash(each)
         _Base.load_additems(self)
 
     def _refuse(self) -> None:
@@ -122,6 +219,10 @@ class Unpickler(_Base):  # type: ignore[misc]
         pickle.NEWOBJ[0]: _newobj,
         pickle.NEWOBJ_EX[0]: _newobj_ex,
         pickle.BUILD[0]: _build,
+        pickle.BINPERSID[0]: _binpersid,
+        pickle.BYTEARRAY8[0]: _bytearray,
+        pickle.FROZENSET[0]: _frozenset,
+        pickle.DICT[0]: _dict,
         pickle.APPEND[0]: _append,
         pickle.APPENDS[0]: _appends,
         pickle.SETITEM[0]: _setitem,
@@ -129,7 +230,15 @@ class Unpickler(_Base):  # type: ignore[misc]
         pickle.ADDITEMS[0]: _additems,
         # Only pickles of old classes, or made by hand, have these.
         **dict.fromkeys(
-            (pickle.INST[0], pickle.OBJ[0], pickle.EXT1[0], pickle.EXT2[0], pickle.EXT4[0]), _refuse
+            (
+                pickle.INST[0],
+                pickle.OBJ[0],
+                pickle.EXT1[0],
+                pickle.EXT2[0],
+                pickle.EXT4[0],
+                pickle.PERSID[0],
+            ),
+            _refuse,
         ),
     }
 
@@ -145,12 +254,77 @@ def _describe(value: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _give_state(target: Any, state: Any) -> None:
+    """Does as BUILD, but for methods that an object has of its own: a pickle gives it these."""
+    set_state = getattr(type(target), "__setstate__", None)
+    if set_state is not None:
+        set_state(target, state)
+        return
+    attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+    for each in (attributes, slots):
+        if each and not (isinstance(each, dict) and all(isinstance(name, str) for name in each)):
+            raise RefusedError(f"a state for {_describe(target)} that is none")
+    if attributes:
+        vars(target).update(attributes)
+    for name, value in (slots or {}).items():
+        if name.startswith("__"):
+            raise RefusedError(f"a state for {_describe(target)} with {name}")
+        setattr(target, name, value)
+
+
+def check_shape(loaded: Any) -> None:
+    """Refuses what nobody can go through: nested too deeply, within itself, or unfolded too large.
+
+    Raises:
+        ExceededError: It is.
+    """
+    measured: dict[int, tuple[int, int]] = {}
+    opened: set[int] = set()
+    pending: list[tuple[Any, bool]] = [(loaded, False)]
+    while pending:
+        value, is_closing = pending.pop()
+        inner = [each for each in _items(value) if isinstance(each, _CONTAINERS)]
+        if is_closing:
+            found = [measured[id(each)] for each in inner]
+            size = 1 + len(_items(value)) + sum(each[0] for each in found)
+            depth = 1 + max((each[1] for each in found), default=0)
+            if size > _MAX_UNFOLDED or depth > _MAX_DEPTH:
+                raise ExceededError("values that are nested too deeply or repeated too often")
+            measured[id(value)] = size, depth
+            opened.discard(id(value))
+        elif id(value) not in measured and isinstance(value, _CONTAINERS):
+            if id(value) in opened:
+                raise ExceededError("a value that is within itself")
+            opened.add(id(value))
+            pending.append((value, True))
+            pending.extend((each, False) for each in inner if id(each) not in measured)
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+
+
+def _items(value: Any) -> list[Any]:
+    return (
+        [*value, *value.values()]
+        if isinstance(value, dict)
+        else [*value]
+        if isinstance(value, _CONTAINERS)
+        else []
+    )
+
+
 def _load(file: IO[bytes], **options: Any) -> Any:
     return Unpickler(file, **options).load()
 
 
-PLAIN_PICKLE = ModuleType("_plain_pickle", "The pickle module, for tensors and plain data.")
-"""For `torch.load(pickle_module=...)`."""
-PLAIN_PICKLE.__dict__.update(
-    vars(pickle), __name__="_plain_pickle", Unpickler=Unpickler, load=_load
-)
+def pickle_module(source: Source | None) -> ModuleType:
+    """Returns what to give `torch.load` as its pickle module, for tensors and plain data.
+
+    Args:
+        source: What has the storages that the pickle names; None if it names none.
+    """
+    kind = type("Unpickler", (Unpickler,), {"source": source})
+    found = ModuleType("_plain_pickle", "The pickle module, for tensors and plain data.")
+    names = {"Unpickler": kind, "load": lambda file, **options: kind(file, **options).load()}
+    found.__dict__.update(vars(pickle), __name__="_plain_pickle", **names)
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -12,6 +12,7 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.fabric.utilities.types import _PATH
 
 from lightning_gaudi._core.collectives import gather_objects, is_connected
+from lightning_gaudi._core.untrusted import path_inside, printable
 
 from . import zip_file
 from .checksum import ReadingChecksum, checksum_of
@@ -22,6 +23,7 @@ from .manifest import (
     IncompleteCheckpointError,
     read_folder_manifest,
 )
+from .opening import open_regular
 
 
 def check_file(path: Path, *, with_checksum: bool = True) -> None:
@@ -40,24 +42,25 @@ def check_file(path: Path, *, with_checksum: bool = True) -> None:
 
 
 @contextmanager
-def checking(path: Path, *, with_checksum: bool = True) -> Iterator[IO[bytes] | None]:
+def checking(path: Path, *, with_checksum: bool = True) -> Iterator[IO[bytes]]:
     """Do as `check_file` of a file that a block loads; its error comes before the block's.
 
     Yields:
-        The file, open, if it is compared: what is read from it is not read again to be compared.
-        Where the block ends, all of it is.
+        The file, open. If it is compared, what is read from it is not read again for that; where
+        the block ends, all of it is.
     """
-    found = zip_file.inspect(path)
-    if not with_checksum or found.entry is None:
-        yield None
-        return
-    with zip_file.reading(found, found.entry) as file:
-        try:
-            yield cast("IO[bytes]", file)
-        except Exception:
+    with open_regular(path) as opened:
+        found = zip_file.inspect_open(opened, path)
+        if not with_checksum or found.entry is None:
+            yield opened
+            return
+        with zip_file.reading(opened, found.entry) as file:
+            try:
+                yield cast("IO[bytes]", file)
+            except Exception:
+                zip_file.compare(path, file.entry(), found.entry)
+                raise
             zip_file.compare(path, file.entry(), found.entry)
-            raise
-        zip_file.compare(path, file.entry(), found.entry)
 
 
 def read_remote(path: _PATH, *, with_checksum: bool = True) -> bytes:
@@ -104,14 +107,24 @@ def check_folder(
     manifest = read_folder_manifest(folder)
     if manifest is None:
         return
-    problems = [_length_problem(folder / name, each) for name, each in manifest.files.items()]
+    files = _within(folder, manifest.files)
+    problems = [_length_problem(path, each) for path, each in files.items()]
     if with_checksum and not any(problems):
-        files = {folder / name: each for name, each in manifest.files.items()}
         shared = [path for path in files if path not in but][part::num_parts]
         problems = [_checksum_problem(path, files[path]) for path in shared]
     if found := [each for each in problems if each]:
         is_missing = any(each.endswith(" is missing") for each in found)
         raise _damaged(folder, found, IncompleteCheckpointError if is_missing else None)
+
+
+def _within(folder: Path, files: Mapping[str, FileEntry]) -> dict[Path, FileEntry]:
+    """The files that a manifest names, all of them in its folder."""
+    try:
+        return {path_inside(folder, name): each for name, each in files.items()}
+    except ValueError as error:
+        raise _damaged(
+            folder, [f"its manifest names a file that is not its own: {error}"]
+        ) from None
 
 
 def check_folder_together(
@@ -142,7 +155,7 @@ def read_checked(path: Path, load: Callable[[IO[bytes]], Any]) -> Any:
     """
     manifest = read_folder_manifest(path.parent)
     assert manifest is not None
-    expected = manifest.files[path.name]
+    expected = _within(path.parent, manifest.files)[path]
     with ReadingChecksum(path, expected) as file:
         error: Exception | None = None
         try:
@@ -178,12 +191,12 @@ def damage_on_all_ranks() -> Iterator[None]:
 
 def _length_problem(path: Path, expected: FileEntry) -> str | None:
     if not path.is_file():
-        return f"{path.name} is missing"
+        return f"{printable(path.name)} is missing"
     size = path.stat().st_size
     if size == expected.num_bytes:
         return None
     what = "truncated" if size < expected.num_bytes else "too long"
-    return f"{path.name} is {what}: {size:,} bytes of {expected.num_bytes:,}"
+    return f"{printable(path.name)} is {what}: {size:,} bytes of {expected.num_bytes:,}"
 
 
 def _checksum_problem(path: Path, expected: FileEntry) -> str | None:
@@ -194,13 +207,13 @@ def _difference(path: Path, found: FileEntry, expected: FileEntry) -> str | None
     if found == expected:
         return None
     return (
-        f"{path.name} has the SHA-256 {found.sha256[:16]} of its {expected.num_bytes:,} bytes, "
-        f"expected {expected.sha256[:16]}"
+        f"{printable(path.name)} has the SHA-256 {found.sha256[:16]} of its "
+        f"{expected.num_bytes:,} bytes, expected {expected.sha256[:16]}"
     )
 
 
 def _damaged(
     folder: Path, problems: Sequence[str], kind: type[DamagedCheckpointError] | None = None
 ) -> DamagedCheckpointError:
-    message = f"The checkpoint {folder} is damaged: {'; '.join(problems)}. {ADVICE}"
+    message = f"The checkpoint {printable(folder)} is damaged: {'; '.join(problems)}. {ADVICE}"
     return (kind or DamagedCheckpointError)(message)

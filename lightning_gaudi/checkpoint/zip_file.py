@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from lightning_gaudi._core.untrusted import printable
+
 from .checksum import Checksum, ReadingChecksum
 from .manifest import (
     ADVICE,
@@ -26,6 +28,7 @@ from .manifest import (
     encode,
     with_files,
 )
+from .opening import open_regular
 
 _START = b"PK\x03\x04"
 _END = b"PK\x05\x06"
@@ -117,11 +120,18 @@ def inspect(path: Path) -> Inspected:
         DamagedCheckpointError: It is a zip file of which a part is missing.
         OSError: It cannot be read.
     """
-    with path.open("rb") as file:
-        head = file.read(_SLOT.stop)
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _END_BYTES - _MAX_COMMENT_BYTES))
-        tail = file.read()
+    with open_regular(path) as file:
+        return inspect_open(file, path)
+
+
+def inspect_open(file: IO[bytes], path: Path) -> Inspected:
+    """The same for a file that is open; it is at its beginning again afterwards."""
+    file.seek(0)
+    head = file.read(_SLOT.stop)
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _END_BYTES - _MAX_COMMENT_BYTES))
+    tail = file.read(_END_BYTES + _MAX_COMMENT_BYTES)
+    file.seek(0)
     return _inspect(path, head, tail, size)
 
 
@@ -135,6 +145,8 @@ def _inspect(path: Path, head: bytes, tail: bytes, size: int) -> Inspected:
     end = tail[start:] if start >= 0 else b""
     is_ended = len(end) >= _END_BYTES and struct.unpack("<H", end[20:22])[0] == len(end) - 22
     manifest = decode(end[_END_BYTES:], path) if is_ended else None
+    if manifest is not None and [*manifest.files] != [""]:
+        raise _cut(path, "its manifest is that of a folder")
     expected = _length(head)
     if expected not in (None, size):
         raise _cut(path, f"{size:,} bytes of {expected:,}")
@@ -150,17 +162,17 @@ def _inspect(path: Path, head: bytes, tail: bytes, size: int) -> Inspected:
     return Inspected(path, size, head.startswith(_START), manifest)
 
 
-def reading(found: Inspected, expected: FileEntry) -> ReadingChecksum:
+def reading(file: IO[bytes], expected: FileEntry) -> ReadingChecksum:
     """The file, to be compared with `compare` once it has been read.
 
     Args:
-        found: What `inspect` has found.
+        file: The open file that `inspect_open` has looked at; whoever has opened it closes it.
         expected: What its manifest tells of it.
 
     Raises:
         OSError: It cannot be read.
     """
-    return ReadingChecksum(found.path, expected, _empty_slot)
+    return ReadingChecksum(file, expected, _empty_slot)
 
 
 def checksum_in_memory(data: bytes, expected: FileEntry) -> FileEntry:
@@ -180,7 +192,7 @@ def compare(path: Path, actual: FileEntry, expected: FileEntry) -> None:
     """
     if actual != expected:
         raise DamagedCheckpointError(
-            f"{path} is damaged: its {expected.num_bytes:,} bytes have the SHA-256 "
+            f"{printable(path)} is damaged: its {expected.num_bytes:,} bytes have the SHA-256 "
             f"{actual.sha256[:16]}, expected {expected.sha256[:16]}. {ADVICE}"
         )
 
@@ -201,4 +213,4 @@ def _length(head: bytes) -> int | None:
 
 
 def _cut(path: Path, what: str) -> DamagedCheckpointError:
-    return DamagedCheckpointError(f"{path} is cut short or damaged: {what}. {ADVICE}")
+    return DamagedCheckpointError(f"{printable(path)} is cut short or damaged: {what}. {ADVICE}")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from lightning_gaudi._core.untrusted import parse_json, path_inside, printable
+
+_MAX_INDEX_BYTES = 2**26
+"""How long an index may be; that of ten thousand tensors has a hundredth of it."""
+
+_NUM_NAMES = 5
+"""How many names a message tells."""
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -30,15 +39,16 @@ def read_headers(folder: Path) -> dict[str, Stored]:
             read, such as one that is truncated.
     """
     found: dict[str, Stored] = {}
-    for path in _paths(folder):
+    index = _index(folder)
+    for path in _paths(folder, index):
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118
                 found[name] = Stored(path, name, tuple(file.get_slice(name).get_shape()))
-    for name, file_name in _index(folder).items():
-        if name not in found:
+    for name, file_name in index.items():
+        if name not in found or found[name].path != folder / file_name:
             raise ValueError(
-                f"{folder / _INDEX} says that {name} is in {file_name}, which does not have it. "
-                "Get the files of the model again."
+                f"{printable(folder / _INDEX)} says that {printable(name)} is in "
+                f"{printable(file_name)}, which does not have it. Get the files of the model again."
             )
     return found
 
@@ -50,20 +60,68 @@ def read_tensor(stored: Stored) -> Tensor:
     return tensor
 
 
-def _paths(folder: Path) -> list[Path]:
+def _paths(folder: Path, index: Mapping[str, str]) -> list[Path]:
     if not folder.is_dir():
-        raise ValueError(f"There is no folder {folder} to load a model from.")
-    if names := sorted(set(_index(folder).values())):
-        missing = [name for name in names if not (folder / name).is_file()]
+        raise ValueError(f"There is no folder {printable(folder)} to load a model from.")
+    if names := sorted(set(index.values())):
+        paths = [_inside(folder, name) for name in names]
+        missing = [printable(path.name) for path in paths if not _is_file(path)]
         if missing:
             raise ValueError(
-                f"{folder / _INDEX} names {len(names)} files, of which {', '.join(missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} missing. Get the files of the model again."
+                f"{printable(folder / _INDEX)} names {len(names)} files, of which "
+                f"{', '.join(missing[:_NUM_NAMES])} {'is' if len(missing) == 1 else 'are'} "
+                "missing. Get the files of the model again."
             )
-        return [folder / name for name in names]
+        return paths
     if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
-    raise ValueError(f"{folder} has no {_SINGLE} and no {_INDEX}.{_pickled(folder)}")
+        return [_inside(folder, _SINGLE)]
+    raise ValueError(f"{printable(folder)} has no {_SINGLE} and no {_INDEX}.{_pickled(folder)}")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as one whose name is too long
+        return False
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a file of a model, which is in the model's folder or where its cache keeps it.
+
+    Raises:
+        ValueError: It is somewhere else.
+    """
+    try:
+        return path_inside(folder, name)
+    except ValueError as error:
+        path = folder / name
+        if not _is_cached(folder, name):
+            raise ValueError(
+                f"{error} It is not one of the model's files. Get the files of the model again."
+            ) from None
+        return path
+
+
+def _is_cached(folder: Path, name: str) -> bool:
+    """Whether a file is a link into the blobs of the same model, as Hugging Face's cache has them.
+
+    models--<who>--<name>/snapshots/<revision>/model.safetensors -> ../../blobs/<hash>
+    """
+    if "/" in name or "\\" in name or name in ("", ".", ".."):
+        return False
+    try:
+        link = folder.resolve() / name
+        target = Path(os.path.normpath(link.parent / link.readlink()))
+        # The folder is that of a revision, or one within it.
+        snapshots = next(each for each in link.parents[1:4] if each.name == "snapshots")
+        is_blob = target.parent == snapshots.parent / "blobs" and _HASH.fullmatch(target.name)
+        return bool(is_blob) and target.resolve() == target
+    except (OSError, ValueError, StopIteration):
+        return False
+
+
+_HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+"""The name of a blob: git's, or the SHA-256 of a large file."""
 
 
 def _pickled(folder: Path) -> str:
@@ -71,8 +129,8 @@ def _pickled(folder: Path) -> str:
     if not pickled:
         return ""
     return (
-        f" It has {pickled[0]}, a pickle, which may run code and cannot be read in parts. Convert "
-        "it: from_pretrained(folder), then save_pretrained(other_folder)."
+        f" It has {printable(pickled[0])}, a pickle, which may run code and cannot be read in "
+        "parts. Convert it: from_pretrained(folder), then save_pretrained(other_folder)."
     )
 
 
@@ -82,12 +140,21 @@ def _index(folder: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        weight_map: dict[str, str] = json.loads(path.read_text())["weight_map"]
+        with _inside(folder, _INDEX).open("rb") as file:
+            data = file.read(_MAX_INDEX_BYTES + 1)
+        if len(data) > _MAX_INDEX_BYTES:
+            raise ValueError(f"it has more than {_MAX_INDEX_BYTES:,} bytes")
+        found = parse_json(data)["weight_map"]
+        if not isinstance(found, dict) or not all(
+            isinstance(each, str) and each for each in found.values()
+        ):
+            raise TypeError("its weight_map does not say in which file each tensor is")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is no index of safetensors files ({type(error).__name__}: {error}). Get the "
-            "files of the model again."
+            f"{printable(path)} is no index of safetensors files ({type(error).__name__}: "
+            f"{printable(error)}). Get the files of the model again."
         ) from error
+    weight_map: dict[str, str] = found
     return weight_map
 
 
@@ -95,11 +162,14 @@ def _index(folder: Path) -> dict[str, str]:
 def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        raise ValueError(f"{printable(path)} is no file. Get the files of the model again.")
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             yield file
     except SafetensorError as error:
         raise ValueError(
-            f"{path} cannot be read ({path.stat().st_size} bytes): {error}. It is truncated or no "
+            f"{printable(path)} cannot be read ({path.stat().st_size} bytes): "
+            f"{printable(error)}. It is truncated or no "
             "safetensors file; get it again."
         ) from error

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_gaudi._core.rehearsals import is_rehearsal
+from lightning_gaudi._core.untrusted import printable
 
 from .checkpoint_files import Stored, read_headers, read_tensor
 from .parallel_layers import as_parameter
@@ -103,8 +104,8 @@ def _match(
             missing.append(names[0])
     if missing:
         raise ValueError(
-            f"{folder} lacks {_some(missing)}, which {type(model).__name__} needs. Its files or "
-            "its configuration are those of another model."
+            f"{printable(folder)} lacks {_some(missing)}, which {type(model).__name__} "
+            "needs. Its files or its configuration are those of another model."
         )
     return sorted(found, key=lambda each: each[1].path.name), unused
 
@@ -133,8 +134,9 @@ def _check_shape(slot: _Slot, stored: Stored) -> None:
     expected = tuple(slot.get().shape) if layout is None else layout.stored
     if stored.shape != expected:
         raise ValueError(
-            f"{stored.name} in {stored.path} has the shape {stored.shape}, but the model's is "
-            f"{expected}. The configuration is that of another model."
+            f"{printable(stored.name)} in {printable(stored.path)} has the shape "
+            f"{stored.shape}, but the model's is {expected}. The configuration is that of "
+            "another model."
         )
 
 
@@ -216,8 +218,8 @@ def _warn_of(unused: set[str], folder: Path, model: nn.Module) -> None:
     names = [name for name in sorted(unused) if not any(re.search(p, name) for p in patterns)]
     if names and os.environ.get("RANK", "0") == "0":
         warnings.warn(
-            f"{folder} has {_some(names)}, for which {type(model).__name__} has no place: not "
-            "loaded. Expect another model than was saved if these are weights.",
+            f"{printable(folder)} has {_some(names)}, for which {type(model).__name__} has no "
+            "place: not loaded. Expect another model than was saved if these are weights.",
             UserWarning,
             stacklevel=4,  # torch's decorator is between
         )
@@ -225,4 +227,4 @@ def _warn_of(unused: set[str], folder: Path, model: nn.Module) -> None:
 
 def _some(names: list[str]) -> str:
     more = "" if len(names) <= _NUM_NAMES else f" and {len(names) - _NUM_NAMES} more"
-    return f"{', '.join(names[:_NUM_NAMES])}{more}"
+    return f"{', '.join(printable(name, max_chars=200) for name in names[:_NUM_NAMES])}{more}"

@@ -9,6 +9,9 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import StorageReader
 
+from lightning_gaudi._core.untrusted import printable
+
+from ..manifest import ADVICE, DamagedCheckpointError
 from .load import read_values
 
 _MAX_NAMES = 5
@@ -78,7 +81,7 @@ class CheckpointIndex:
                 "with fewer optimizers. Load it without resuming, or configure the optimizers as "
                 "they were."
             )
-        saved: list[dict[str, Any]] = found[optimizer]["param_groups"]
+        saved: list[dict[str, Any]] = _groups(optimizer, found)
         for number, (before, now) in enumerate(_pairs(optimizer, saved, own)):
             if differing := set(before["params"]) ^ set(now["params"]):
                 raise ValueError(
@@ -105,9 +108,9 @@ class CheckpointIndex:
                 continue
             if kept[name] != set(entry):
                 raise ValueError(
-                    f"The checkpoint's {optimizer!r} keeps {_listed(kept[name])} of {name}, and "
-                    f"this run's keeps {_listed(entry) or 'nothing'}. Resume with the optimizer "
-                    "and the settings that it was saved with."
+                    f"The checkpoint's {optimizer!r} keeps {_listed(kept[name])} of "
+                    f"{printable(name)}, and this run's keeps {_listed(entry) or 'nothing'}. "
+                    "Resume with the optimizer and the settings that it was saved with."
                 )
             fitting[name] = entry
         wanted, _ = flatten_state_dict({optimizer: {"state": fitting}})
@@ -128,10 +131,26 @@ class CheckpointIndex:
                 continue
             if stored.size != value.size():
                 raise ValueError(
-                    f"{key} has the shape {tuple(stored.size)} in the checkpoint and "
+                    f"{printable(key)} has the shape {tuple(stored.size)} in the checkpoint and "
                     f"{tuple(value.size())} in this run. Load it into the model that it was "
                     "saved from."
                 )
+
+
+def _groups(optimizer: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The groups of parameters that a checkpoint has, if they are such."""
+    groups = found[optimizer].get("param_groups") if isinstance(found[optimizer], dict) else None
+    if not isinstance(groups, list) or not all(
+        isinstance(group, dict)
+        and isinstance(group.get("params"), (list, tuple))
+        and all(isinstance(name, (str, int)) for name in group["params"])
+        for group in groups
+    ):
+        raise DamagedCheckpointError(
+            f"The checkpoint's {printable(optimizer)!r} is damaged: it has no groups of "
+            f"parameters. {ADVICE}"
+        )
+    return groups
 
 
 def _pairs(
@@ -146,6 +165,6 @@ def _pairs(
 
 
 def _listed(names: Iterable[str]) -> str:
-    found = sorted(names)
+    found = sorted(printable(name, max_chars=200) for name in names)
     more = f" and {len(found) - _MAX_NAMES} more" if len(found) > _MAX_NAMES else ""
     return ", ".join(found[:_MAX_NAMES]) + more

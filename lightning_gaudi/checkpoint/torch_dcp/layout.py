@@ -12,8 +12,10 @@ import errno
 from pathlib import Path
 from typing import Any
 
+from lightning_gaudi._core.untrusted import path_inside, printable
+
 from .. import restricted
-from ..manifest import ADVICE
+from ..manifest import ADVICE, DamagedCheckpointError
 
 METADATA = ".metadata"
 REST = "meta.pt"
@@ -43,11 +45,23 @@ def load_rest(folder: Path, *, weights_only: bool | None = None) -> dict[str, An
         UntrustedCheckpointError: The file holds more than tensors and plain data.
         ValueError: It is missing or truncated.
     """
-    path = folder / REST
+    path, shown = folder / REST, printable(folder)
     if not path.is_file():
-        raise ValueError(f"The checkpoint {folder} has no {REST}: it is incomplete. {ADVICE}")
+        raise DamagedCheckpointError(
+            f"The checkpoint {shown} has no {REST}: it is incomplete. {ADVICE}"
+        )
     try:
-        rest: dict[str, Any] = restricted.load(path, weights_only=weights_only)
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}). {ADVICE}") from error
+        path_inside(folder, REST)
+    except ValueError as error:
+        raise DamagedCheckpointError(f"The checkpoint {shown} is damaged: {error}") from None
+    try:
+        rest = restricted.load(path, weights_only=weights_only)
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(
+            f"{printable(path)} is truncated or damaged: {error}"
+        ) from error
+    if not isinstance(rest, dict):
+        raise DamagedCheckpointError(
+            f"{printable(path)} is damaged: it has no names for what it holds. {ADVICE}"
+        )
     return rest

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,17 +17,21 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
 from typing_extensions import override
 
+from lightning_gaudi._core.untrusted import path_inside, printable
 from lightning_gaudi.reliability.trust import trusting
 
 from .. import restricted
 from ..errors import UntrustedCheckpointError
-from ..manifest import ADVICE
+from ..manifest import ADVICE, DamagedCheckpointError
+from ..opening import Part, open_regular
 from ..verify import check_folder
 from .layout import METADATA, REST, is_sharded_folder, load_rest
+from .whole import check_metadata
 
 
 class Reader(FileSystemReader):
@@ -37,14 +42,77 @@ class Reader(FileSystemReader):
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What there is."""
-        path = Path(self.path) / METADATA
-        metadata = restricted.load_pickle(path)
+        """Returns what there is, all of which has been looked at.
+
+        Raises:
+            ValueError: It is damaged, or a file is missing or truncated.
+        """
+        folder = Path(self.path)
+        metadata = restricted.load_pickle(path_inside(folder, METADATA))
         if not isinstance(metadata, Metadata):
-            raise ValueError(f"it holds {type(metadata).__name__}, and not what torch's DCP saves")
+            raise ValueError(f"it holds {_kind(metadata)}, and not what torch's DCP saves")
+        check_metadata(metadata, folder)
         # As torch's.
-        storage = replace(metadata.storage_meta or StorageMeta(), load_id=self.load_id)
-        return replace(metadata, storage_meta=storage)
+        known = metadata.storage_meta
+        storage = known if isinstance(known, StorageMeta) else StorageMeta()
+        return replace(metadata, storage_meta=replace(storage, load_id=self.load_id))
+
+    @override
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Takes what `read_metadata` has returned on one of the ranks."""
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self._tensors = {
+            (name, tuple(chunk.offsets)): (chunk.sizes, stored.properties.dtype)
+            for name, stored in metadata.state_dict_metadata.items()
+            if isinstance(stored, TensorStorageMetadata)
+            for chunk in stored.chunks
+        }
+
+    @override
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Puts what a rank asks for into its places.
+
+        Raises:
+            DamagedCheckpointError: A value is not what the metadata say.
+            UntrustedCheckpointError: A value is neither a tensor nor plain data.
+        """
+        files: dict[str, list[tuple[int, ReadItem]]] = {}
+        for item in plan.items:
+            info = self.storage_data[item.storage_index]
+            files.setdefault(info.relative_path, []).append((info.offset, item))
+        for name, items in files.items():
+            with open_regular(path_inside(Path(self.path), name)) as file:
+                for _, item in sorted(items, key=lambda each: each[0]):
+                    self._read(file, item, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, file: IO[bytes], item: ReadItem, planner: LoadPlanner) -> None:
+        name = item.storage_index.fqn
+        info = self.storage_data[item.storage_index]
+        part: Any = Part(file, info.offset, info.length)
+        if item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(item, BytesIO(part.read(-1)))
+            return
+        tensor = restricted.load(part, name=f"{name} in a file of shards", weights_only=True)
+        size, dtype = self._tensors[name, tuple(item.storage_index.offset or ())]
+        if not isinstance(tensor, Tensor) or (tensor.size(), tensor.dtype) != (size, dtype):
+            raise DamagedCheckpointError(
+                f"A chunk of {printable(name)} in the checkpoint {printable(self.path)} is not a "
+                f"tensor of {tuple(size)} in {dtype}, as its {METADATA} says. {ADVICE}"
+            )
+        target = planner.resolve_tensor(item).detach()
+        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            tensor = tensor.narrow(dim, start, length)
+        target.copy_(tensor)
+        planner.commit_tensor(item, target)
+
+
+def _kind(value: object) -> str:
+    return printable(type(value).__name__)
 
 
 class Planner(DefaultLoadPlanner):
@@ -71,25 +139,24 @@ def read_metadata(folder: Path) -> Metadata:
         ValueError: A file is missing or truncated; it is named.
     """
     path = folder / METADATA
+    shown = printable(folder)
     if not path.is_file():
-        raise ValueError(
-            f"The checkpoint {folder} has no {METADATA}, which tells where its tensors are: it is "
+        raise DamagedCheckpointError(
+            f"The checkpoint {shown} has no {METADATA}, which tells where its tensors are: it is "
             f"incomplete. {ADVICE}"
         )
     try:
-        metadata = Reader(folder).read_metadata()
-    except UntrustedCheckpointError:
+        return Reader(folder).read_metadata()
+    except (UntrustedCheckpointError, OSError):
         raise
-    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, ValueError) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}). {ADVICE}") from error
-    needed: dict[str, int] = {}
-    for part in metadata.storage_data.values():
-        end = part.offset + part.length
-        needed[part.relative_path] = max(needed.get(part.relative_path, 0), end)
-    problems = [problem for name in sorted(needed) if (problem := _check(folder / name, needed))]
-    if problems:
-        raise ValueError(f"The checkpoint {folder} is incomplete: {'; '.join(problems)}. {ADVICE}")
-    return metadata
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(
+            f"{printable(path)} is truncated or damaged: {error}"
+        ) from error
+    except Exception as error:
+        raise DamagedCheckpointError(
+            f"The checkpoint {shown} is incomplete or damaged: {printable(error)}. {ADVICE}"
+        ) from error
 
 
 def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Tensor]:
@@ -114,7 +181,7 @@ def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Ten
     if key not in models:
         raise ValueError(
             f"The checkpoint {folder} has no model {key or 'state_dict'!r}: it has "
-            f"{', '.join(map(repr, models)) or 'none'}. Name one of these."
+            f"{printable(', '.join(map(repr, models))) or 'none'}. Name one of these."
         )
     state: dict[str, Tensor] = read_values(Reader(folder), metadata, lambda path: path[0] == key)[
         key
@@ -151,9 +218,12 @@ def load_full_checkpoint(
     return checkpoint | rest
 
 
+_OPTIMIZER = re.compile(r"optimizer_\d{1,9}")
+
+
 def _as_trainers(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """With the names that the Trainer's full checkpoints have."""
-    optimizers = [name for name in checkpoint if name.startswith("optimizer_")]
+    optimizers = [name for name in checkpoint if _OPTIMIZER.fullmatch(name)]
     optimizers.sort(key=lambda name: int(name.removeprefix("optimizer_")))
     states = [checkpoint.pop(name) for name in optimizers]
     if "model" in checkpoint:  # FSDP's name for it
@@ -193,7 +263,8 @@ def read_values(
     Returns:
         The values in the dicts and lists that they were saved in.
     """
-    paths = {key: path for key, path in metadata.planner_data.items() if wanted(path)}
+    planned: dict[str, tuple[Any, ...]] = metadata.planner_data or {}
+    paths = {key: path for key, path in planned.items() if wanted(path)}
     values = {key: _empty(metadata.state_dict_metadata[key]) for key in paths}
     planner = Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(values, metadata, is_coordinator=True)
@@ -201,19 +272,16 @@ def read_values(
     plan = reader.prepare_local_plan(planner.create_local_plan())
     (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
     reader.read_data(planner.finish_plan(plan), planner).wait()
-    return unflatten_state_dict(values, paths)
+    try:
+        return unflatten_state_dict(values, paths)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DamagedCheckpointError(
+            f"The checkpoint's {METADATA} has values that belong to one place "
+            f"({printable(error)}). {ADVICE}"
+        ) from error
 
 
 def _empty(stored: Any) -> Any:
     if isinstance(stored, TensorStorageMetadata):
         return torch.empty(stored.size, dtype=stored.properties.dtype)
-    return None
-
-
-def _check(path: Path, needed: dict[str, int]) -> str | None:
-    if not path.is_file():
-        return f"{path.name} is missing"
-    size = path.stat().st_size
-    if size < needed[path.name]:
-        return f"{path.name} is truncated: {size} bytes of {needed[path.name]}"
     return None

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -39,6 +40,8 @@ from typing_extensions import override
 
 from lightning_gaudi._core.collectives import cpu_group, is_connected
 
+from ..errors import UntrustedCheckpointError
+from ..manifest import DamagedCheckpointError
 from .compatibility import CheckpointIndex
 from .load import Planner, Reader, read_metadata
 from .memory_reader import MemoryReader
@@ -205,7 +208,10 @@ def load_states(
     for key in made:
         states[key] = {"state": checkpoint.fit_optimizer(key, made[key]["state"])}
     group = cpu_group() if is_connected() else None
-    load(states, storage_reader=reader, planner=_Planner(), process_group=group)
+    try:
+        load(states, storage_reader=reader, planner=_Planner(), process_group=group)
+    except CheckpointException as error:  # of any rank; it is no Exception
+        raise _of_the_checkpoint(error) from error
     set_model_state_dict(model, states[name], options=options)
     for key, optimizer in optimizers.items():
         state = {**states[key], "param_groups": groups[key]}
@@ -214,6 +220,14 @@ def load_states(
             # torch gives the settings of a group without parameters to another one, and leaves it
             # none (2.13, `_split_optim_state_dict`).
             group.update({name: value for name, value in saved.items() if name != "params"})
+
+
+def _of_the_checkpoint(error: CheckpointException) -> BaseException:
+    """What is wrong with a checkpoint, if that is why it was not loaded."""
+    for found, _ in error.failures.values():
+        if isinstance(found, (DamagedCheckpointError, UntrustedCheckpointError)):
+            return type(found)(str(found))
+    return error
 
 
 class _Planner(Planner):

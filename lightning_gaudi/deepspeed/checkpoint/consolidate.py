@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gaudi._core.untrusted import printable
+
+from ...checkpoint.manifest import ADVICE, DamagedCheckpointError
 from ...checkpoint.verify import check_folder
 from .. import library
 from . import shards as _shards, versions
@@ -56,7 +59,12 @@ class Weights(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         found: Any = self.data[name]
         if hasattr(found, "contiguous"):
-            found = found.contiguous()
+            try:
+                found = found.contiguous()
+            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+                raise DamagedCheckpointError(
+                    f"The checkpoint has no whole {printable(name)}: {printable(error)}. {ADVICE}"
+                ) from error
         is_low = isinstance(found, Tensor) and found.dtype in (torch.bfloat16, torch.float16)
         return found.float() if is_low else found
 
@@ -80,25 +88,33 @@ def weights(shards: Shards) -> Weights:
     Raises:
         ValueError: The shards do not have all of it.
     """
-    names = _shards.load(shards.model_files[0])["module"]
-    if not shards.optimizer_files or names is None:
-        return Weights(names)
-    from deepspeed.utils import zero_to_fp32
-
-    with quiet(), _shards.read_by_deepspeed():
-        masters = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
-            str(shards.folder), shards.tag, lazy_mode=True
-        )
-    if not shards.is_stage_3:
-        # Stage 1 says nothing of frozen parameters, but there everything is in the model's state.
-        masters = {**names, **masters}
+    with _shards.as_damage(shards.folder):
+        names = _shards.load(shards.model_files[0])["module"]
+        if not shards.optimizer_files or names is None:
+            return Weights(names)
+        masters = _masters(shards)
+        if not shards.is_stage_3:
+            # Stage 1 says nothing of frozen parameters, but there everything is in the model's
+            # state.
+            masters = {**names, **masters}
     missing = [name for name in names if name not in masters]
     if missing:
         raise ValueError(
-            f"The checkpoint {shards.folder} has no values of {', '.join(missing)}. They were left "
+            f"The checkpoint {printable(shards.folder)} has no values of "
+            f"{printable(', '.join(map(str, missing)))}. They were left "
             "out when it was saved (exclude_frozen_parameters), or it is not of a Lightning model."
         )
     return Weights({name: masters[name] for name in names})
+
+
+def _masters(shards: Shards) -> Mapping[str, Any]:
+    from deepspeed.utils import zero_to_fp32
+
+    with quiet(), _shards.read_by_deepspeed():
+        found: Mapping[str, Any] = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
+            str(shards.folder), shards.tag, lazy_mode=True
+        )
+    return found
 
 
 def consolidated(folder: Path) -> tuple[dict[str, Any], str]:
@@ -121,7 +137,8 @@ def consolidated(folder: Path) -> tuple[dict[str, Any], str]:
     checkpoint = extras(shards)
     name = checkpoint.pop(MODEL_NAME, "model")
     key = "state_dict" if _LIGHTNING in checkpoint else name
-    return {key: _materialized(weights(shards)), **checkpoint}, key
+    with _shards.as_damage(folder):
+        return {key: _materialized(weights(shards)), **checkpoint}, key
 
 
 def _extras(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ files of their own, which any number of ranks divide among themselves.
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from lightning_gaudi._core.collectives import broadcast_object
 from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
+from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import replaced
 
+from ...checkpoint.manifest import ADVICE, DamagedCheckpointError
 from . import shards as _shards
 from .consolidate import quiet, weights
 from .shards import Shards
@@ -78,9 +81,11 @@ def check_resizable(shards: Shards, num_ranks: int) -> None:
     Raises:
         ValueError: The optimizer keeps something else than Adam's averages.
     """
-    kept = _kept(shards)
+    with _shards.as_damage(shards.folder):
+        kept = _kept(shards)
+        _check_names(shards)
     if kept != _AVERAGES and kept != _AVERAGES - {"step"}:
-        what = ", ".join(sorted(kept)) if kept else "nothing"
+        what = printable(", ".join(sorted(map(str, kept)))) if kept else "nothing"
         raise ValueError(
             f"The checkpoint {shards.folder} was saved by {shards.num_ranks} ranks, this run has "
             f"{num_ranks}, and DeepSpeed can divide an optimizer's state anew only if that is "
@@ -109,14 +114,52 @@ def convert(shards: Shards, folder: Path) -> None:
         strict=True,
         inject_missing_state=True,
     )
-    with quiet():
+    with quiet(), _shards.as_damage(shards.folder):
         ds_to_universal.main(options)
+
+
+def _check_names(shards: Shards) -> None:
+    """Refuse names that are no names of files: the universal form has a folder for each of them.
+
+    Raises:
+        DamagedCheckpointError: One is not; it would lead to another folder.
+    """
+    for path in (*shards.model_files, *shards.optimizer_files):
+        for name in _names(_shards.load(path)):
+            if not isinstance(name, str) or _NO_FILE.search(name) or len(name) > 240:
+                raise DamagedCheckpointError(
+                    f"{printable(path)} has {printable(repr(name), max_chars=200)} for the name of "
+                    f"a parameter or a state, which is no name of a file. {ADVICE}"
+                )
+
+
+_NO_FILE = re.compile(r"/|\0|^\.*$")
+"""What leads to another folder, or to the same one."""
+
+
+def _names(state: Mapping[str, Any]) -> Iterator[Any]:
+    """All names in a file that DeepSpeed makes names of files of."""
+    for shapes in (*(state.get("param_shapes") or ()), state.get("frozen_param_shapes") or {}):
+        yield from shapes
+    for key in ("module", "frozen_param_fragments", "shared_params"):
+        yield from state.get(key) or {}
+    yield from (state.get("shared_params") or {}).values()
+    optimizer = state.get("optimizer_state_dict") or {}
+    for mappings in optimizer.get("param_slice_mappings") or ():
+        yield from mappings
+    for key in ("base_optimizer_state", "optimizer_state_dict"):
+        inner = optimizer.get(key) or {}
+        for states in inner if isinstance(inner, list) else [inner]:
+            values = states.get("state", {}) if isinstance(states, Mapping) else {}
+            for each in values.values():
+                yield from each if isinstance(each, Mapping) else ()
 
 
 def param_groups(shards: Shards) -> list[dict[str, Any]]:
     """The settings of each group of parameters, such as the learning rate, as they were saved."""
-    groups: list[dict[str, Any]] = _optimizer_state(shards)["param_groups"]
-    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+    with _shards.as_damage(shards.folder):
+        groups: list[dict[str, Any]] = _optimizer_state(shards)["param_groups"]
+        return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
 
 def _kept(shards: Shards) -> frozenset[str]:

@@ -10,23 +10,29 @@ import copy
 import os
 import pickle
 import re
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from lightning_gaudi._core.untrusted import path_inside, printable
 from lightning_gaudi._patches.apply import replaced
 
 from ...checkpoint import restricted
-from ...checkpoint.manifest import DamagedCheckpointError, IncompleteCheckpointError
+from ...checkpoint.archive import DirectoryError, read_directory
+from ...checkpoint.errors import ExceededError, UntrustedCheckpointError
+from ...checkpoint.manifest import ADVICE, DamagedCheckpointError, IncompleteCheckpointError
+from ...checkpoint.opening import open_regular
 from . import versions
 
 _MODEL = "mp_rank_00_model_states.pt"
 _OPTIMIZER = "mp_rank_00_optim_states.pt"
 _RANK = re.compile(r"(?P<prefix>(?:bf16_)?zero_pp_rank_)(?P<rank>\d+)_(?P<kind>mp_rank_00_.*\.pt)")
+_MAX_RANKS = 2**16
+"""How many may have saved a checkpoint: their files are listed by name."""
+
 _OTHER_PARALLELISM = re.compile(r"layer_.*|.*mp_rank_(?!00).*|expp_rank_.*")
 
 
@@ -72,11 +78,13 @@ def find(folder: Path) -> Shards:
     """
     tag = versions.latest(folder)
     names = {each.name for each in (folder / tag).iterdir() if each.suffix == ".pt"}
+    _check_inside(folder, tag, names)
     for name in sorted(names):
         if _OTHER_PARALLELISM.fullmatch(name):
             raise ValueError(
-                f"The checkpoint {folder} has {tag}/{name}, which belongs to a model in parts of "
-                "its own (tensor, pipeline or expert parallel). Load it with DeepSpeed itself."
+                f"The checkpoint {printable(folder)} has {printable(f'{tag}/{name}')}, which "
+                "belongs to a model in parts of its own (tensor, pipeline or expert "
+                "parallel). Load it with DeepSpeed itself."
             )
     broken = [name for name in sorted(names) if not _is_whole(folder / tag / name)]
     num_ranks, is_sharded = _saved_by(folder / tag, sorted(names - {*broken}))
@@ -86,10 +94,50 @@ def find(folder: Path) -> Shards:
     return Shards(folder, tag, num_ranks, *files)
 
 
+def _check_inside(folder: Path, tag: str, names: Iterable[str]) -> None:
+    """Refuse files that are links to what is not the checkpoint's: DeepSpeed reads all of them."""
+    try:
+        for name in sorted(names):
+            path_inside(folder, f"{tag}/{name}")
+    except ValueError as error:
+        raise DamagedCheckpointError(
+            f"The checkpoint {printable(folder)} is damaged: {error} {ADVICE}"
+        ) from None
+
+
 def load(path: Path) -> dict[str, Any]:
-    """What a file holds; its tensors stay on disk until they are used."""
-    state: dict[str, Any] = restricted.load(path, mmap=zipfile.is_zipfile(path))
+    """What a file holds; its tensors stay on disk until they are used.
+
+    Raises:
+        DamagedCheckpointError: It holds no state, or is damaged.
+        UntrustedCheckpointError: It holds more than tensors and plain data.
+    """
+    state = restricted.load(path, mmap=True)
+    if not isinstance(state, dict):
+        raise DamagedCheckpointError(
+            f"{printable(path)} is damaged: it has no names for what it holds. {ADVICE}"
+        )
     return state
+
+
+@contextmanager
+def as_damage(folder: Path) -> Iterator[None]:
+    """Has whatever a state that is not DeepSpeed's brings DeepSpeed or us to raise say so.
+
+    Raises:
+        DamagedCheckpointError: Names the checkpoint and what went wrong.
+    """
+    try:
+        yield
+    except (DamagedCheckpointError, UntrustedCheckpointError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DamagedCheckpointError(
+            f"The checkpoint {printable(folder)} is damaged: it does not hold what DeepSpeed saves "
+            f"({type(error).__name__}: {printable(error, max_chars=500)}). {ADVICE}"
+        ) from error
 
 
 @contextmanager
@@ -113,11 +161,17 @@ def read_by_deepspeed(states: Mapping[Path, Any] | None = None) -> Iterator[None
 
 def _is_whole(path: Path) -> bool:
     """Whether a file has its end: that of a zip file lists what is in it."""
-    if zipfile.is_zipfile(path):
-        return True
-    # DeepSpeed can be told to write pickles instead. Of those only the start is looked at.
-    with path.open("rb") as file:
-        return file.read(1) == pickle.PROTO
+    with open_regular(path) as file:
+        start = file.read(4)
+        file.seek(0)
+        if start != b"PK\x03\x04":
+            # DeepSpeed can be told to write pickles instead. Of those only the start is looked at.
+            return start[:1] == pickle.PROTO
+        try:
+            read_directory(file)
+        except (DirectoryError, ExceededError):
+            return False
+    return True
 
 
 def _saved_by(version: Path, names: list[str]) -> tuple[int, bool]:
@@ -125,12 +179,25 @@ def _saved_by(version: Path, names: list[str]) -> tuple[int, bool]:
     for name in names:
         if name.endswith(_MODEL):
             state = load(version / name)
-            return int(state["dp_world_size"]), state.get("param_shapes") is not None
+            count, is_sharded = state.get("dp_world_size"), state.get("param_shapes") is not None
+            return _checked_count(count, version / name), is_sharded
     for name in names:
         if name.endswith(_OPTIMIZER):
-            count = load(version / name)["optimizer_state_dict"]["partition_count"]
-            return int(max(count) if isinstance(count, list) else count), True
+            with as_damage(version):
+                count = load(version / name)["optimizer_state_dict"]["partition_count"]
+                counts = count if isinstance(count, list) and count else [count]
+            return max(_checked_count(each, version / name) for each in counts), True
     return 1, False
+
+
+def _checked_count(count: Any, path: Path) -> int:
+    """A number of ranks, if it is one."""
+    if type(count) is not int or not 0 < count <= _MAX_RANKS:
+        raise DamagedCheckpointError(
+            f"{printable(path)} is damaged: it says that {printable(repr(count), max_chars=100)} "
+            f"ranks have saved it. {ADVICE}"
+        )
+    return count
 
 
 def _expected(names: set[str], num_ranks: int, is_sharded: bool) -> tuple[list[str], list[str]]:
@@ -152,11 +219,11 @@ def _check(folder: Path, tag: str, missing: list[str], broken: list[str]) -> Non
     faults = [f"lacks {_listed(tag, missing)}"] if missing else []
     faults += [f"has only a part of {_listed(tag, broken)}"] if broken else []
     raise (IncompleteCheckpointError if missing else DamagedCheckpointError)(
-        f"The checkpoint {folder} is damaged: it {' and '.join(faults)}. Copy it again from where "
-        "it was saved, or pass another checkpoint. Nothing was loaded."
+        f"The checkpoint {printable(folder)} is damaged: it {' and '.join(faults)}. Copy it "
+        "again from where it was saved, or pass another checkpoint. Nothing was loaded."
     )
 
 
 def _listed(tag: str, names: list[str]) -> str:
-    shown = ", ".join(f"{tag}/{name}" for name in names[:5])
+    shown = ", ".join(printable(f"{tag}/{name}") for name in names[:5])
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown

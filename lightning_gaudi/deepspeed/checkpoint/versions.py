@@ -15,10 +15,13 @@ import shutil
 from pathlib import Path
 from typing import IO
 
+from lightning_gaudi._core.untrusted import printable
+
 from ...checkpoint.atomic import write_atomically
 from ...checkpoint.folders import make_folder
 from ...checkpoint.litter import LATEST, SaveLock, sweep
 from ...checkpoint.manifest import Manifest, write_folder_manifest
+from ...checkpoint.newest import read_latest
 
 _FIRST = "checkpoint"
 _TAG = re.compile(rf"{_FIRST}(?:-(\d+))?")
@@ -89,17 +92,19 @@ def latest(folder: Path) -> str:
     """The name of the version to load.
 
     Raises:
+        DamagedCheckpointError: What it names is not within the folder.
         FileNotFoundError: There is none, or no checkpoint at all.
     """
+    shown = printable(folder)
     if not folder.exists():
-        raise FileNotFoundError(f"There is no checkpoint at {folder}. Check the path.")
+        raise FileNotFoundError(f"There is no checkpoint at {shown}. Check the path.")
     if not (folder / LATEST).is_file():
-        raise FileNotFoundError(f"{folder} is no checkpoint of DeepSpeed's: {_explain(folder)}")
-    tag = (folder / LATEST).read_text().strip()
+        raise FileNotFoundError(f"{shown} is no checkpoint of DeepSpeed's: {_explain(folder)}")
+    tag = read_latest(folder)
     if not tag or not (folder / tag).is_dir():
         raise FileNotFoundError(
-            f"The checkpoint {folder} is incomplete: its file {LATEST!r} names the folder {tag!r}, "
-            "which is not there. Copy it again, with all that is in it."
+            f"The checkpoint {shown} is incomplete: its file {LATEST!r} names the folder "
+            f"{printable(repr(tag))}, which is not there. Copy it again, with all that is in it."
         )
     return tag
 
@@ -114,12 +119,13 @@ def _explain(path: Path) -> str:
         return "it is one file, and needs no shards put together."
     for parent in path.parents[:2]:
         if (parent / LATEST).is_file():
-            return f"it is a part of one. Pass {parent}."
+            return f"it is a part of one. Pass {printable(parent)}."
     found = _versions(path) if path.is_dir() else []
     if found:
         return (
-            f"it has {', '.join(sorted(found))}, but no file {LATEST!r}, which is written when all "
-            "is saved. Saving was interrupted, or that file was not copied. Pass another."
+            f"it has {printable(', '.join(sorted(found)))}, but no file {LATEST!r}, which is "
+            "written when all is saved. Saving was interrupted, or that file was not copied. "
+            "Pass another."
         )
     return f"it has no file {LATEST!r}. Pass the folder that was given to save_checkpoint."
 
