@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
 from lightning_gaudi.checkpoint.torch_dcp.load import load_full_checkpoint, load_full_state
-from lightning_gaudi.checkpoint.torch_dcp.metadata import _check_cover, _overlap
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
 from lightning_gaudi.cli.consolidate import consolidate
 
@@ -139,13 +138,3 @@ def test_what_cannot_be_believed_is_refused(kind: str, good: Path, tmp_path: Pat
 
 def test_a_whole_one_loads(good: Path) -> None:
     assert torch.equal(load_full_state(good)["weight"], torch.arange(12.0).reshape(4, 3))
-
-
-def test_shards_along_any_dims_cover_a_tensor() -> None:
-    grid = [[(row, row + 2), (column, column + 3)] for row in (0, 2) for column in (0, 3)]
-    _check_cover("x", [4, 6], grid)
-    _check_cover("x", [], [[]])
-    _check_cover("x", [0, 3], [[(0, 0), (0, 3)]])
-    _check_cover("x", [2], [[(0, 2)], [(2, 2)]])
-    assert not _overlap(grid)
-    assert _overlap([*grid, [(1, 3), (1, 2)]])
