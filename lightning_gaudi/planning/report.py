@@ -55,7 +55,7 @@ def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
     if planned.rehearsed is not None and planned.rehearsed.is_lazy:
         lines += [
             "  In lazy mode a step is one graph or two, and it may need far more: a T5-3B of 2022",
-            "  ran batch 1 at most where this plan says dozens. Measure MaxInUse on the card.",
+            "  ran batch 1 at most where a plan has room for dozens. Measure MaxInUse on a card.",
         ]
     return lines
 

@@ -198,7 +198,7 @@ class Cache(nn.Module):
 @torch.no_grad()
 def test_a_cache_given_as_an_argument_is_updated_in_place(free_inplace: bool) -> None:
     model = hpu.wrap_in_hpu_graph(Cache(), disable_tensor_cache=True, free_inplace=free_inplace)
-    cache, rows = torch.zeros(4, 2, device="hpu"), torch.arange(8.0).view(4, 2).to("hpu")
+    cache, rows = torch.zeros(4, 64, device="hpu"), torch.arange(256.0).view(4, 64).to("hpu")
     for i in range(4):
         total = model(cache, torch.tensor([i]).to("hpu"), rows[i : i + 1].clone(),
                       cache_tensors_list=[cache])  # fmt: skip
