@@ -62,7 +62,8 @@ class SpawnMixin(_Base):  # type: ignore[misc]
     @override
     def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
         processes.watch_parent(os.getppid())
-        super()._wrapping_function(process_idx, *args, **kwargs)
+        with processes.rank(process_idx):
+            super()._wrapping_function(process_idx, *args, **kwargs)
 
 
 def check_spawn(strategy: Any) -> None:

@@ -1,0 +1,82 @@
+"""With which exit status the program ends, seen while it ends: `atexit` is not told.
+
+An exception that nobody caught is in `sys.last_value`. A `SystemExit` is nowhere, so `sys.exit` is
+watched once the process is a rank of several. Whether one of them ends the program, and was not
+caught on the way, is told by its traceback: it begins with the outermost frame.
+"""
+
+from __future__ import annotations
+
+import _sitebuiltins
+import functools
+import opcode
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_noted: SystemExit | None = None
+"""The last that was raised by the main thread, and has a status that is not 0."""
+
+
+def watch() -> None:
+    """Note from now on with which status the program is ended by `sys.exit`, `exit` or `quit`."""
+    if not hasattr(sys.exit, "__wrapped__"):
+        sys.exit = _noting(sys.exit)
+        call = "__call__"
+        setattr(_sitebuiltins.Quitter, call, _noting(getattr(_sitebuiltins.Quitter, call)))
+
+
+def _noting(function: Callable[..., Any]) -> Any:
+    @functools.wraps(function)
+    def exit(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except SystemExit as error:
+            note(error)
+            raise
+
+    return exit
+
+
+def note(error: SystemExit) -> None:
+    """Remember an exception that may end the program."""
+    global _noted
+    if threading.current_thread() is threading.main_thread():
+        _noted = error if _status(error) else None
+
+
+def of_failure() -> int | None:
+    """The exit status with which an error or an exit ends the program; None if none does.
+
+    To be asked while the program ends: in `atexit`, or in what that runs. It is not known of a bare
+    `raise SystemExit(...)` outside of what a strategy runs.
+    """
+    if hasattr(sys, "ps1"):
+        return None  # an interactive session shows errors, and goes on
+    for error in (getattr(sys, "last_value", None), _noted):
+        if isinstance(error, BaseException) and _has_ended_program(error):
+            return _status(error) or None
+    return None
+
+
+def _has_ended_program(error: BaseException) -> bool:
+    """Whether an exception has left the outermost frame, and so was caught nowhere."""
+    traceback = error.__traceback__
+    if traceback is None or traceback.tb_frame.f_back is not None:
+        return False
+    # Where that frame itself has caught it, it went on to its end.
+    frame = traceback.tb_frame
+    return not opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+
+
+def _status(error: BaseException) -> int:
+    """As the interpreter ends with an exception. Source: CPython, Python/pythonrun.c."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1

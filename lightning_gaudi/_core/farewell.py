@@ -1,0 +1,212 @@
+"""How the process of a rank of several ends.
+
+Those of HCCL end together. When its process groups are destroyed, which the vendor's package does by
+itself as the interpreter ends, each rank waits until all have come, without a timeout, and does not
+let Python run meanwhile. So the ranks meet here before, where they can be told of one that fails;
+and a rank that fails does not go there: it tells the others and ends with its exit status.
+
+Source: Intel Gaudi PyTorch bridge 1.19 and 1.24.0, `distributed/hccl/process_group_hccl_base.cpp`
+(`hostBarrier`, `destroyHandshake`), `process_group_registry.hpp` (`cleanup`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from . import collectives, exit_status, processes, rank_monitor, whereabouts
+from .untrusted import printable
+
+_POLL_S = 0.05
+_BACKEND = "hccl"
+
+_current: Farewell | None = None
+_num_groups = 0
+_destroy: Any = None
+
+
+def prepare(destroy: Any = None) -> None:
+    """Be ready for the end of this program, if it is one of several ranks that HCCL has connected.
+
+    Args:
+        destroy: What destroys all process groups; by default torch's.
+    """
+    global _current, _num_groups, _destroy
+    if not dist.is_initialized() or _current is not None and _current.group is dist.group.WORLD:
+        return
+    if dist.get_world_size() == 1 or _BACKEND not in str(dist.get_backend_config()):
+        return
+    _destroy = destroy or _destroy or dist.destroy_process_group
+    _num_groups += 1
+    if _current is not None:
+        atexit.unregister(_at_exit)
+    # After what the vendor has registered, and so before that runs.
+    atexit.register(_at_exit)
+    exit_status.watch()
+    _current = Farewell(dist.group.WORLD, f"lightning_gaudi_end/{_num_groups}")
+
+
+def destroy_all(destroy: Any) -> None:
+    """Destroy all process groups, as a program asks for, unless that would wait for ever.
+
+    While an error is on its way, as in a `finally`, other ranks may not come: then the groups are
+    left to the end of the program after a moment.
+
+    Args:
+        destroy: Torch's function that does it.
+    """
+    farewell = _ready()
+    if farewell is not None:
+        is_failing = sys.exc_info()[0] is not None
+        if (reason := farewell.wait(rank_monitor.GRACE_S if is_failing else None)) is not None:
+            if not is_failing:
+                _give_up(farewell, reason)
+            return
+    _destroy_now(destroy)
+
+
+def _at_exit() -> None:
+    farewell = _ready()
+    if farewell is None:
+        return
+    status = exit_status.of_failure()
+    if status is not None:
+        farewell.tell_failure(status)
+        processes.leave(status)
+    try:
+        reason = farewell.wait()
+    except KeyboardInterrupt:
+        processes.leave(rank_monitor.INTERRUPTED)
+    if reason is not None:
+        _give_up(farewell, reason)
+    _destroy_now(_destroy)
+
+
+def _give_up(farewell: Farewell, reason: str) -> None:
+    rank_monitor.say(f"[rank: {farewell.rank}] ends without the others: {reason}")
+    processes.leave(1)
+
+
+def _ready() -> Farewell | None:
+    """Who is to say farewell, unless that has been said, or this is a fork of that process."""
+    is_current = _current is not None and _current.pid == os.getpid() and dist.is_initialized()
+    return _current if is_current and _current.group is dist.group.WORLD else None
+
+
+def _destroy_now(destroy: Any) -> None:
+    global _current
+    _current = None
+    with _uninterrupted(), whereabouts.waiting("destroy_process_group"):
+        collectives.forget_cpu_group()
+        destroy()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Have Ctrl-C wait for what is about to end by itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+
+class Farewell:
+    """What the ranks of a process group tell each other as they end, over its store."""
+
+    def __init__(self, group: Any, name: str) -> None:
+        self.group = group
+        self.pid = os.getpid()
+        self.rank = dist.get_rank()
+        self._store: Any = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        self._missing = list(range(dist.get_world_size()))
+        self._store.set(f"process/{self.rank}", _describe(self.pid))
+
+    def tell_failure(self, status: int) -> None:
+        """Tell the others that this rank fails; nobody is waited for."""
+        error = getattr(sys, "last_value", None)
+        how = f"ended with exit status {status}"
+        if error is not None:
+            how = f"failed with {type(error).__name__}: {str(error).strip()[:500]}"
+        with contextlib.suppress(Exception):  # its store may be gone with another rank
+            self._store.set("failed", f"rank {self.rank} {how}")
+
+    def wait(self, within_s: float | None = None) -> str | None:
+        """Wait until all ranks have come to their ends.
+
+        Args:
+            within_s: Seconds, after which those who did not come are given up.
+
+        Returns:
+            Why they will not come; None if they have.
+        """
+        end = None if within_s is None else time.monotonic() + within_s
+        try:
+            self._store.set(f"come/{self.rank}", "")
+            while reason := self._who_is_missing():
+                if (gone := self._who_has_gone()) is not None:
+                    return gone
+                if end is not None and time.monotonic() > end:
+                    return reason
+                time.sleep(_POLL_S)
+        except RuntimeError:  # torch's of a connection
+            return "the process that holds the store, as a rule rank 0's, is gone"
+        return None
+
+    def _who_is_missing(self) -> str | None:
+        self._missing = [each for each in self._missing if not self._has(f"come/{each}")]
+        ranks = ", ".join(map(str, self._missing))
+        return f"rank {ranks} did not come" if ranks else None
+
+    def _who_has_gone(self) -> str | None:
+        """Which rank has said that it fails, or has died on this machine without a word."""
+        if self._has("failed"):
+            return self._get("failed")
+        for rank in self._missing:
+            process = self._get(f"process/{rank}") if self._has(f"process/{rank}") else ""
+            if _has_died(process) and not self._has(f"come/{rank}"):
+                return f"rank {rank} has died"
+        return None
+
+    def _has(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+    def _get(self, key: str) -> str:
+        return printable(self._store.get(key).decode(errors="replace"), max_chars=600)
+
+
+def _describe(pid: int) -> str:
+    """A process as others of its machine find it: who counts, its number, when it was started."""
+    host = f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
+    return f"{host} {pid} {_started(pid)}"
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started; None if it has ended. Source: proc_pid_stat(5)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else fields[19]
+
+
+def _has_died(description: str) -> bool:
+    """Whether a process that `_describe` has described, if one of this machine, is no more."""
+    pid = description.split(" ")[-2:-1]
+    if not pid or not pid[0].isdecimal():
+        return False
+    own = _describe(os.getpid()).rsplit(" ", 2)[0]
+    return description.rsplit(" ", 2)[0] == own and _describe(int(pid[0])) != description
