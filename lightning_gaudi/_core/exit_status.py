@@ -1,13 +1,12 @@
 """With which exit status the program ends, seen while it ends: `atexit` is not told.
 
 An exception that nobody caught is in `sys.last_value`. A `SystemExit` is nowhere, so `sys.exit` is
-watched once the process is a rank of several. Whether one of them ends the program, and was not
+watched where the vendor's package is. Whether one of them ends the program, and was not
 caught on the way, is told by its traceback: it begins with the outermost frame.
 """
 
 from __future__ import annotations
 
-import _sitebuiltins
 import functools
 import opcode
 import signal
@@ -20,15 +19,9 @@ _noted: SystemExit | None = None
 """The last that was raised by the main thread, and has a status that is not 0."""
 
 
-def watch() -> None:
-    """Note from now on with which status the program is ended by `sys.exit`, `exit` or `quit`."""
-    if not hasattr(sys.exit, "__wrapped__"):
-        sys.exit = _noting(sys.exit)
-        call = "__call__"
-        setattr(_sitebuiltins.Quitter, call, _noting(getattr(_sitebuiltins.Quitter, call)))
+def noting(function: Callable[..., Any]) -> Any:
+    """A function that ends the program, such as `sys.exit`, of which it is noted how."""
 
-
-def _noting(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def exit(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -40,11 +33,11 @@ def _noting(function: Callable[..., Any]) -> Any:
     return exit
 
 
-def note(error: SystemExit) -> None:
+def note(exit: SystemExit) -> None:
     """Remember an exception that may end the program."""
     global _noted
     if threading.current_thread() is threading.main_thread():
-        _noted = error if _status(error) else None
+        _noted = exit if _status(exit) else None
 
 
 def of_failure() -> int | None:
@@ -53,11 +46,17 @@ def of_failure() -> int | None:
     To be asked while the program ends: in `atexit`, or in what that runs. It is not known of a bare
     `raise SystemExit(...)` outside of what a strategy runs.
     """
+    found = error()
+    return None if found is None else _status(found)
+
+
+def error() -> BaseException | None:
+    """What ends the program with a status that is not 0; see `of_failure`."""
     if hasattr(sys, "ps1"):
         return None  # an interactive session shows errors, and goes on
-    for error in (getattr(sys, "last_value", None), _noted):
-        if isinstance(error, BaseException) and _has_ended_program(error):
-            return _status(error) or None
+    for found in (getattr(sys, "last_value", None), _noted):
+        if isinstance(found, BaseException) and _has_ended_program(found) and _status(found):
+            return found
     return None
 
 

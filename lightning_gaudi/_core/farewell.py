@@ -1,9 +1,9 @@
 """How the process of a rank of several ends.
 
-Those of HCCL end together. When its process groups are destroyed, which the vendor's package does by
-itself as the interpreter ends, each rank waits until all have come, without a timeout, and does not
-let Python run meanwhile. So the ranks meet here before, where they can be told of one that fails;
-and a rank that fails does not go there: it tells the others and ends with its exit status.
+Those of HCCL end together. When its process groups are destroyed, which the vendor's package does
+by itself as the interpreter ends, each rank waits until all have come, without a timeout, and does
+not let Python run meanwhile. So the ranks meet here before, where they can be told of one that
+fails; and a rank that fails does not go there: it tells the others and ends with its exit status.
 
 Source: Intel Gaudi PyTorch bridge 1.19 and 1.24.0, `distributed/hccl/process_group_hccl_base.cpp`
 (`hostBarrier`, `destroyHandshake`), `process_group_registry.hpp` (`cleanup`).
@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from . import collectives, exit_status, processes, rank_monitor, whereabouts
 from .untrusted import printable
 
 _POLL_S = 0.05
 _BACKEND = "hccl"
+_OUTCOME, _ALL = "outcome", "all have come"
 
 _current: Farewell | None = None
 _num_groups = 0
@@ -42,7 +44,7 @@ def prepare(destroy: Any = None) -> None:
         destroy: What destroys all process groups; by default torch's.
     """
     global _current, _num_groups, _destroy
-    if not dist.is_initialized() or _current is not None and _current.group is dist.group.WORLD:
+    if not dist.is_initialized() or (_current is not None and _current.group is dist.group.WORLD):
         return
     if dist.get_world_size() == 1 or _BACKEND not in str(dist.get_backend_config()):
         return
@@ -52,7 +54,6 @@ def prepare(destroy: Any = None) -> None:
         atexit.unregister(_at_exit)
     # After what the vendor has registered, and so before that runs.
     atexit.register(_at_exit)
-    exit_status.watch()
     _current = Farewell(dist.group.WORLD, f"lightning_gaudi_end/{_num_groups}")
 
 
@@ -79,10 +80,13 @@ def _at_exit() -> None:
     farewell = _ready()
     if farewell is None:
         return
-    status = exit_status.of_failure()
-    if status is not None:
-        farewell.tell_failure(status)
-        processes.leave(status)
+    error, status = exit_status.error(), exit_status.of_failure()
+    if error is not None and status is not None:
+        if not _is_agreed(error) or farewell.wait(rank_monitor.STOP_S) is not None:
+            farewell.tell_failure(error, status)
+            processes.leave(status)
+        _destroy_now(_destroy)
+        return
     try:
         reason = farewell.wait()
     except KeyboardInterrupt:
@@ -92,6 +96,12 @@ def _at_exit() -> None:
     _destroy_now(_destroy)
 
 
+def _is_agreed(error: BaseException) -> bool:
+    """Whether all ranks end so, in good order: at a signal, between two steps."""
+    agreed = (rank_monitor.STOPPED, rank_monitor.INTERRUPTED)
+    return isinstance(error, SystemExit) and error.code in agreed
+
+
 def _give_up(farewell: Farewell, reason: str) -> None:
     rank_monitor.say(f"[rank: {farewell.rank}] ends without the others: {reason}")
     processes.leave(1)
@@ -99,8 +109,9 @@ def _give_up(farewell: Farewell, reason: str) -> None:
 
 def _ready() -> Farewell | None:
     """Who is to say farewell, unless that has been said, or this is a fork of that process."""
-    is_current = _current is not None and _current.pid == os.getpid() and dist.is_initialized()
-    return _current if is_current and _current.group is dist.group.WORLD else None
+    if _current is None or _current.pid != os.getpid() or not dist.is_initialized():
+        return None
+    return _current if _current.group is dist.group.WORLD else None
 
 
 def _destroy_now(destroy: Any) -> None:
@@ -131,24 +142,23 @@ class Farewell:
         self.group = group
         self.pid = os.getpid()
         self.rank = dist.get_rank()
-        self._store: Any = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        self._store: Any = PrefixStore(name, dist.distributed_c10d._get_default_store())
         self._missing = list(range(dist.get_world_size()))
         self._store.set(f"process/{self.rank}", _describe(self.pid))
 
-    def tell_failure(self, status: int) -> None:
+    def tell_failure(self, error: BaseException, status: int) -> None:
         """Tell the others that this rank fails; nobody is waited for."""
-        error = getattr(sys, "last_value", None)
         how = f"ended with exit status {status}"
-        if error is not None:
+        if not isinstance(error, SystemExit):
             how = f"failed with {type(error).__name__}: {str(error).strip()[:500]}"
         with contextlib.suppress(Exception):  # its store may be gone with another rank
-            self._store.set("failed", f"rank {self.rank} {how}")
+            self._settle(f"rank {self.rank} {how}")
 
     def wait(self, within_s: float | None = None) -> str | None:
         """Wait until all ranks have come to their ends.
 
         Args:
-            within_s: Seconds, after which those who did not come are given up.
+            within_s: Seconds, after which those who did not come are given up, by all ranks.
 
         Returns:
             Why they will not come; None if they have.
@@ -156,25 +166,31 @@ class Farewell:
         end = None if within_s is None else time.monotonic() + within_s
         try:
             self._store.set(f"come/{self.rank}", "")
-            while reason := self._who_is_missing():
-                if (gone := self._who_has_gone()) is not None:
-                    return gone
-                if end is not None and time.monotonic() > end:
-                    return reason
-                time.sleep(_POLL_S)
+            while not self._has(_OUTCOME):
+                if (missing := self._who_is_missing()) is None:
+                    self._settle(_ALL)
+                elif (gone := self._who_has_died()) is not None:
+                    self._settle(gone)
+                elif end is not None and time.monotonic() > end:
+                    self._settle(f"rank {self.rank} waited, but {missing}")
+                else:
+                    time.sleep(_POLL_S)
+            outcome = self._get(_OUTCOME)
         except RuntimeError:  # torch's of a connection
             return "the process that holds the store, as a rule rank 0's, is gone"
-        return None
+        return None if outcome == _ALL else outcome
+
+    def _settle(self, outcome: str) -> None:
+        """Say how it ends, for all ranks alike, unless somebody has: then that holds."""
+        self._store.compare_set(_OUTCOME, "", outcome)
 
     def _who_is_missing(self) -> str | None:
         self._missing = [each for each in self._missing if not self._has(f"come/{each}")]
         ranks = ", ".join(map(str, self._missing))
         return f"rank {ranks} did not come" if ranks else None
 
-    def _who_has_gone(self) -> str | None:
-        """Which rank has said that it fails, or has died on this machine without a word."""
-        if self._has("failed"):
-            return self._get("failed")
+    def _who_has_died(self) -> str | None:
+        """Which rank has died on this machine without a word."""
         for rank in self._missing:
             process = self._get(f"process/{rank}") if self._has(f"process/{rank}") else ""
             if _has_died(process) and not self._has(f"come/{rank}"):

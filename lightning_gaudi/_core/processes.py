@@ -80,14 +80,21 @@ _started: _Started | None = None
 def start(processes: Sequence[Process]) -> None:
     """Have the processes, the local ranks from 1 on, end with this one, which is local rank 0."""
     global _started
-    _started = _Started(RankMonitor(lambda: processes, first_rank=1))
+    _started = _Started(RankMonitor(lambda: processes, first_rank=1), processes)
+
+
+def interrupt_started() -> None:
+    """End what this process has started as Ctrl-C does; this one was ended by it."""
+    if _started is not None:
+        _started.interrupt()
 
 
 class _Started:
     """What this process has started by running its script again, until it ends."""
 
-    def __init__(self, ranks: RankMonitor) -> None:
+    def __init__(self, ranks: RankMonitor, processes: Sequence[Process]) -> None:
         self._ranks = ranks
+        self._processes = processes
         self._pid = os.getpid()
         ranks.watch(_exit_now)
         last.register(self.end)
@@ -105,7 +112,7 @@ class _Started:
         """
         if os.getpid() != self._pid:
             return  # a fork of it
-        if within_s is None and exit_status.of_failure() is not None:
+        if within_s is None and _ends_with_error():
             within_s = rank_monitor.GRACE_S
         try:
             if within_s is not None:
@@ -116,6 +123,13 @@ class _Started:
             self._ranks.report()
             self._ranks.kill()
 
+    def interrupt(self) -> None:
+        """Have them end as Ctrl-C does, soon; how is not reported."""
+        self._ranks.is_quiet = True
+        self._ranks.unwatch()
+        _send(signal.SIGINT, self._processes)
+        self.end(within_s=rank_monitor.GRACE_S)
+
 
 _has_failed = False
 _before_failing: Callable[[], None] = lambda: None  # noqa: E731 - there is nothing to do
@@ -124,7 +138,12 @@ _before_leaving: Callable[[], None] = lambda: None  # noqa: E731 - there is noth
 
 def has_failed() -> bool:
     """Whether this rank's last task, or the program, ended with an error."""
-    return _has_failed or exit_status.of_failure() is not None
+    return _has_failed or _ends_with_error()
+
+
+def _ends_with_error() -> bool:
+    error = exit_status.error()
+    return error is not None and not _is_normal_exit(error)
 
 
 def before_failing(function: Callable[[], None]) -> None:
@@ -216,6 +235,8 @@ def joined(processes: Callable[[], Sequence[Process]]) -> Iterator[None]:
             _passing_on(signal.SIGINT, processes, at_second=ranks.kill) as interrupts,
         ):
             yield
+            if interrupts:
+                raise SystemExit(rank_monitor.INTERRUPTED)
     except BaseException as error:
         status = rank_monitor.STOPPED if received else ranks.stopped()
         status = rank_monitor.INTERRUPTED if interrupts else status
@@ -248,10 +269,7 @@ def _passing_on(
         if at_second is not None and rank_monitor.is_second(received):
             at_second()
             return
-        for process in processes():
-            if process.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
+        _send(signum, processes())
 
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signum) == signal.SIG_IGN:
@@ -262,6 +280,13 @@ def _passing_on(
         yield received
     finally:
         signal.signal(signum, before)
+
+
+def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
+    for process in processes:
+        if process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signum)
 
 
 def end_now(status: int = 1) -> NoReturn:

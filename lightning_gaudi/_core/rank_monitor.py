@@ -55,7 +55,7 @@ class RankMonitor:
         """
         self._processes = processes
         self._first_rank = first_rank
-        self._is_quiet = is_quiet
+        self.is_quiet = is_quiet
         self._is_over = threading.Event()
         self._watch: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -113,7 +113,7 @@ class RankMonitor:
     def report(self) -> None:
         """Say which ranks failed, once."""
         with self._lock:
-            failed = {} if self._is_quiet else self._failed()
+            failed = {} if self.is_quiet else self._failed()
             new = failed.keys() - self._reported
             self._reported |= new
         for rank in sorted(new):

@@ -13,7 +13,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from . import vendor_import
+from . import even_cards, vendor_import
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,7 @@ def package() -> Any:
         _guessed_module = vendor_import.forget_defaults(
             given, visible.split(",") if visible else None
         )
+        vendor_import.restore_sigint()
         _package = habana_frameworks.torch
     return _package
 
@@ -215,6 +216,19 @@ def synchronize() -> None:
 def device_name() -> str:
     """`"GAUDI"`, `"GAUDI2"` or `"GAUDI3"`; acquires the card."""
     return str(package().hpu.get_device_name())
+
+
+def refuses_together(num_cards: int) -> bool:
+    """Whether so many cards of this kind cannot be used together; acquires none. See `even_cards`."""
+    from habana_frameworks.torch.utils.experimental import (  # noqa: TID251
+        _get_device_type,
+        synDeviceType,
+    )
+
+    generation = 3 if _get_device_type() == synDeviceType.synDeviceGaudi3 else 0
+    version = str(package().__version__).split(".")
+    release = tuple(int(part) for part in version[:2] if part.isdecimal())
+    return even_cards.is_refused(num_cards, generation, release)
 
 
 def is_fp16_supported() -> bool:

@@ -1,12 +1,14 @@
-"""What the import of the vendor's package sets in this process's environment and should not.
+"""What the import of the vendor's package sets in this process and should not.
 
-It guesses a port, and the card of this rank. Called by `vendor` alone, for the vendor's package and
+It guesses a port, and the card of this rank, and takes Ctrl-C. Called by `vendor` alone, for the vendor's package and
 for its stand-in.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Sequence, Set
 from pathlib import Path
 
@@ -49,3 +51,14 @@ def forget_defaults(given: Set[str], visible_modules: Sequence[str] | None) -> s
     guess = dict(enumerate(modules)).get(int(local_rank) if local_rank.isdecimal() else -1)
     is_guess = "HLS_MODULE_ID" not in given and os.environ.get("HLS_MODULE_ID") == guess
     return guess if is_guess else None
+
+
+def restore_sigint() -> None:
+    """Have Ctrl-C be what Python takes it for, whatever the vendor's library has put in its place.
+
+    Source: PyTorch bridge 1.19, `pytorch_helpers/habana_helpers/signal_handler.cpp`: as the library
+    is loaded it has SIGINT end the process at once, which Python does not hear of.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGINT, handler)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _sitebuiltins
 import functools
 import inspect
+import sys
 from types import ModuleType
 from typing import Any
 
-from lightning_gaudi._core import mirror
+from lightning_gaudi._core import exit_status, mirror
 
 from .apply import replace
 
@@ -25,6 +27,14 @@ def patch_process_group(module: ModuleType, family: mirror.Family) -> None:
         destroy = dist.destroy_process_group
         replace("process-group", dist, "init_process_group", _init(dist, destroy))
         replace("process-group", dist, "destroy_process_group", _destroy(dist, destroy))
+        watch_exits()
+
+
+def watch_exits() -> None:
+    """Note from now on with which status `sys.exit`, `exit` and `quit` end the program."""
+    quitter = _sitebuiltins.Quitter
+    replace("process-group", sys, "exit", exit_status.noting(sys.exit))
+    replace("process-group", quitter, "__call__", exit_status.noting(vars(quitter)["__call__"]))
 
 
 def _init(dist: ModuleType, destroy: Any) -> Any:

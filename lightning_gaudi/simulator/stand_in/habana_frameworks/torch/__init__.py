@@ -12,9 +12,9 @@ from . import _binding, utils  # noqa: F401
 
 from . import _ops, hpu, core  # isort: skip  # noqa: F401
 from . import distributed, dynamo, hpex, internal, version
+from ._signals import take_sigint
 from .distributed import hccl
 from .internal import bridge_config
-from ._signals import take_sigint
 
 run_time_ver = Version(torch.__version__)
 """The version of torch."""
