@@ -2,7 +2,7 @@
 
 An exception that nobody caught is in `sys.last_value`. A `SystemExit` is nowhere, so `sys.exit` is
 watched where the vendor's package is. Whether one of them ends the program, and was not
-caught on the way, is told by its traceback: it begins with the outermost frame.
+caught on the way, is told by the frames that it has left: none of them has returned.
 """
 
 from __future__ import annotations
@@ -61,13 +61,19 @@ def error() -> BaseException | None:
 
 
 def _has_ended_program(error: BaseException) -> bool:
-    """Whether an exception has left the outermost frame, and so was caught nowhere."""
-    traceback = error.__traceback__
-    if traceback is None or traceback.tb_frame.f_back is not None:
+    """Whether an exception has left the outermost frame, and so was caught nowhere for good.
+
+    Its traceback names the last frame that has handled it, if only to raise it again; whoever has
+    caught it above went on, and returned.
+    """
+    frame = None if error.__traceback__ is None else error.__traceback__.tb_frame
+    if frame is None:
         return False
-    # Where that frame itself has caught it, it went on to its end.
-    frame = traceback.tb_frame
-    return not opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+    while frame is not None:
+        if opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
+            return False
+        frame = frame.f_back
+    return True
 
 
 def _status(error: BaseException) -> int:

@@ -31,10 +31,13 @@ from .untrusted import printable
 _POLL_S = 0.05
 _BACKEND = "hccl"
 _OUTCOME, _ALL = "outcome", "all have come"
+_NO_STORE = "the process that holds the store, as a rule rank 0's, is gone"
+_LISTEN_S = 1.0
 
 _current: Farewell | None = None
 _num_groups = 0
 _destroy: Any = None
+_is_agreed = False
 
 
 def prepare(destroy: Any = None) -> None:
@@ -55,6 +58,13 @@ def prepare(destroy: Any = None) -> None:
     # After what the vendor has registered, and so before that runs.
     atexit.register(_at_exit)
     _current = Farewell(dist.group.WORLD, f"lightning_gaudi_end/{_num_groups}")
+    _current.listen()
+
+
+def note_agreement() -> None:
+    """Note that all ranks are about to end in good order, if with a status that is not 0."""
+    global _is_agreed
+    _is_agreed = True
 
 
 def destroy_all(destroy: Any) -> None:
@@ -82,7 +92,7 @@ def _at_exit() -> None:
         return
     error, status = exit_status.error(), exit_status.of_failure()
     if error is not None and status is not None:
-        if not _is_agreed(error) or farewell.wait(rank_monitor.STOP_S) is not None:
+        if not _is_agreed or farewell.wait(rank_monitor.STOP_S) is not None:
             farewell.tell_failure(error, status)
             processes.leave(status)
         _destroy_now(_destroy)
@@ -94,12 +104,6 @@ def _at_exit() -> None:
     if reason is not None:
         _give_up(farewell, reason)
     _destroy_now(_destroy)
-
-
-def _is_agreed(error: BaseException) -> bool:
-    """Whether all ranks end so, in good order: at a signal, between two steps."""
-    agreed = (rank_monitor.STOPPED, rank_monitor.INTERRUPTED)
-    return isinstance(error, SystemExit) and error.code in agreed
 
 
 def _give_up(farewell: Farewell, reason: str) -> None:
@@ -142,9 +146,36 @@ class Farewell:
         self.group = group
         self.pid = os.getpid()
         self.rank = dist.get_rank()
+        self._name = name
         self._store: Any = PrefixStore(name, dist.distributed_c10d._get_default_store())
         self._missing = list(range(dist.get_world_size()))
         self._store.set(f"process/{self.rank}", _describe(self.pid))
+
+    def listen(self) -> None:
+        """End this process, from a thread, some seconds after another rank has failed.
+
+        It may be in a collective then, in which it would wait for ever.
+        """
+        store = dist.distributed_c10d._get_default_store()
+        if hasattr(store, "clone"):  # since torch 2.8: a connection of its own for the thread
+            own = PrefixStore(self._name, store.clone())
+            threading.Thread(target=self._listen, args=(own,), name="farewell", daemon=True).start()
+
+    def _listen(self, store: Any) -> None:
+        outcome = ""
+        while not outcome and _current is self and os.getpid() == self.pid:
+            time.sleep(_LISTEN_S)
+            try:
+                if store.check([_OUTCOME]):
+                    outcome = _shown(store.get(_OUTCOME))
+            except RuntimeError:
+                outcome = _NO_STORE
+        if outcome in ("", _ALL):
+            return
+        time.sleep(rank_monitor.GRACE_S)  # it may end by itself, and say more
+        if _current is self:
+            rank_monitor.say(f"[rank: {self.rank}] ends because {outcome}")
+            processes.end_now()
 
     def tell_failure(self, error: BaseException, status: int) -> None:
         """Tell the others that this rank fails; nobody is waited for."""
@@ -177,7 +208,7 @@ class Farewell:
                     time.sleep(_POLL_S)
             outcome = self._get(_OUTCOME)
         except RuntimeError:  # torch's of a connection
-            return "the process that holds the store, as a rule rank 0's, is gone"
+            return _NO_STORE
         return None if outcome == _ALL else outcome
 
     def _settle(self, outcome: str) -> None:
@@ -201,7 +232,12 @@ class Farewell:
         return bool(self._store.check([key]))
 
     def _get(self, key: str) -> str:
-        return printable(self._store.get(key).decode(errors="replace"), max_chars=600)
+        return _shown(self._store.get(key))
+
+
+def _shown(value: bytes) -> str:
+    """What another process has written, for a terminal."""
+    return printable(value.decode(errors="replace"), max_chars=600)
 
 
 def _describe(pid: int) -> str:

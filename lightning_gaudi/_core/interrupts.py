@@ -1,6 +1,7 @@
-"""Ctrl-C, seen by a thread of its own: where training waits in native code, Python's handler does not run.
+"""Ctrl-C, seen by a thread of its own.
 
-A collective waits there for a rank that may never come.
+Python's handler does not run while training waits in native code, as in a collective for a rank
+that may never come.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from .rank_monitor import is_second
 
 
 class InterruptWatch:
-    """Calls functions when Ctrl-C comes, and when it comes again; made and closed by the main thread.
+    """Calls functions when Ctrl-C comes, and when it comes again.
+
+    The main thread makes and closes it.
 
     Args:
         at_first: Called in a thread.

@@ -219,7 +219,7 @@ def device_name() -> str:
 
 
 def refuses_together(num_cards: int) -> bool:
-    """Whether so many cards of this kind cannot be used together; acquires none. See `even_cards`."""
+    """Whether so many cards of this kind are not used together (`even_cards`); acquires none."""
     from habana_frameworks.torch.utils.experimental import (  # noqa: TID251
         _get_device_type,
         synDeviceType,

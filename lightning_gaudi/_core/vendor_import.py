@@ -1,7 +1,7 @@
 """What the import of the vendor's package sets in this process and should not.
 
-It guesses a port, and the card of this rank, and takes Ctrl-C. Called by `vendor` alone, for the vendor's package and
-for its stand-in.
+It guesses a port, and the card of this rank, and takes Ctrl-C. Called by `vendor` alone, for the
+vendor's package and for its stand-in.
 """
 
 from __future__ import annotations

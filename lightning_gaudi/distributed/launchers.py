@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -66,14 +67,14 @@ class ScriptMixin(_Base):  # type: ignore[misc]
         """Send a signal to the other ranks; SIGKILL is how Lightning ends them after a Ctrl-C.
 
         Raises:
-            SystemExit: It is SIGKILL: with the exit status of a program that Ctrl-C has ended, where
-                Lightning would exit with 1.
+            SystemExit: It is SIGKILL: with the exit status of a program that Ctrl-C has ended,
+                where Lightning would exit with 1.
         """
         if signum != signal.SIGKILL:
             super().kill(signum)
             return
         processes.interrupt_started()
-        raise SystemExit(INTERRUPTED)
+        sys.exit(INTERRUPTED)
 
 
 class SpawnMixin(_Base):  # type: ignore[misc]

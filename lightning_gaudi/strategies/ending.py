@@ -19,7 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_prefixed_message
 
-from lightning_gaudi._core import collectives, processes
+from lightning_gaudi._core import collectives, farewell, processes
 from lightning_gaudi._core.interrupts import InterruptWatch
 from lightning_gaudi._core.rank_monitor import INTERRUPTED, STOPPED, say
 from lightning_gaudi._patches.apply import replace
@@ -140,6 +140,7 @@ class Ending:
             return  # to stop here would lose gradients
         if reason := self._agreement.agree(self._asked):
             self._stop(reason)
+            farewell.note_agreement()
             raise SIGTERMException
 
     def _stop(self, reason: int) -> None:

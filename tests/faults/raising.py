@@ -9,6 +9,7 @@ may go on without a task. A line of JSON says of each job how its ranks have end
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, Dataset
@@ -149,7 +151,12 @@ def start(number: int, slot: int, place: str, size: int, rank: int) -> list[int]
         output = os.open(folder / f"output{each}", os.O_CREAT | os.O_WRONLY)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        ranks: dict[str, Any] = {"RANK": each, "LOCAL_RANK": each, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        ranks: dict[str, Any] = {
+            "RANK": each,
+            "LOCAL_RANK": each,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+        }
         modules = ",".join(str(slot * size + index) for index in range(size))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "JOB": number}
         ranks["HABANA_VISIBLE_MODULES"] = modules
@@ -182,6 +189,7 @@ _LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 def main() -> bool:
     """Run all jobs; False in a rank, which then goes on below."""
+    gc.freeze()
     waiting = [*enumerate(json.loads(sys.argv[2]))]
     size = waiting[0][1][1]
     free, running = [*range(NUM_CARDS // size)], dict[int, tuple[Any, ...]]()
