@@ -42,9 +42,6 @@ def _work(rank: int, folder: Path) -> None:
     report["coalesced"] = _waits(lambda: _coalesced(tensor).get_future().wait())
     report["sent"] = _waits(lambda: dist.send(tensor, 1))
     report["received"] = _waits(lambda: dist.recv(tensor, 1))
-    report["destroyed"] = _waits(
-        dist.distributed_c10d._get_default_group()._get_backend(torch.device("hpu")).destroy
-    )
     (folder / f"{rank}.json").write_text(json.dumps(report))
     os._exit(0)  # the group is broken
 
@@ -101,6 +98,6 @@ def test_a_missing_rank_is_waited_for_beyond_the_timeout(reports):
 def test_a_killed_rank_is_waited_for_though_gloo_notices(reports):
     for report in reports.values():
         assert "Connection closed by peer" in report["gloo"] or "reset" in report["gloo"]
-        kinds = ("killed", "future", "coalesced", "sent", "received", "destroyed")
+        kinds = ("killed", "future", "coalesced", "sent", "received")
         assert {kind: report[kind] for kind in kinds} == dict.fromkeys(kinds, "waits")
         assert not report["completed"]

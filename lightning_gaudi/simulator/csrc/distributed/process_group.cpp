@@ -434,7 +434,6 @@ void bind_collectives(py::module_& module) {
       module, "ProcessGroupHCCL")
       .def(py::init(&create_group), py::call_guard<py::gil_scoped_release>(), py::arg("gloo"),
            py::arg("store"), py::arg("rank"), py::arg("size"))
-      .def("destroy", &ProcessGroupHCCL::destroy, py::call_guard<py::gil_scoped_release>())
       .def("abandon_coalescing", &ProcessGroupHCCL::abandon_coalescing,
            py::call_guard<py::gil_scoped_release>());
 }
