@@ -7,17 +7,18 @@ itself, they notice. So no process is left behind that holds a card.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from multiprocessing import util
+from typing import TYPE_CHECKING, NoReturn
 
-from . import rank_monitor
+from . import exit_status, last, rank_monitor
 from .rank_monitor import RankMonitor, say
 from .variables import read_integer
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 PARENT = "_LIGHTNING_GAUDI_PARENT"
 """The process that has started this one as another rank of its node."""
+
+_LEAVE_S = rank_monitor.GRACE_S + 3.0
+"""How long `leave` may take."""
 
 
 @contextlib.contextmanager
@@ -78,54 +82,70 @@ _started: _Started | None = None
 def start(processes: Sequence[Process]) -> None:
     """Have the processes, the local ranks from 1 on, end with this one, which is local rank 0."""
     global _started
-    _started = _Started(RankMonitor(lambda: processes, first_rank=1))
+    _started = _Started(RankMonitor(lambda: processes, first_rank=1), processes)
+
+
+def interrupt_started() -> None:
+    """End what this process has started as Ctrl-C does; this one was ended by it."""
+    if _started is not None:
+        _started.interrupt()
 
 
 class _Started:
     """What this process has started by running its script again, until it ends."""
 
-    def __init__(self, ranks: RankMonitor) -> None:
+    def __init__(self, ranks: RankMonitor, processes: Sequence[Process]) -> None:
         self._ranks = ranks
+        self._processes = processes
         self._pid = os.getpid()
-        self.has_failed = False
         ranks.watch(_exit_now)
-        atexit.register(self._at_exit)
-
-    def fail(self) -> None:
-        """Remember that this process has failed; what it has started ends when it does."""
-        self.has_failed = True
-        # Before what was registered since, such as leaving the process group, which may not return
-        # while others wait in a collective.
-        atexit.unregister(self._at_exit)
-        atexit.register(self._at_exit)
+        last.register(self.end)
 
     def kill(self) -> None:
         """End what this process has started."""
         self._ranks.kill()
 
-    def _at_exit(self) -> None:
+    def end(self, *, within_s: float | None = None) -> None:
+        """Wait until what this process has started has ended, and end what has not.
+
+        Args:
+            within_s: How long they may take; by default as long as they want, unless an error ends
+                this process.
+        """
         if os.getpid() != self._pid:
             return  # a fork of it
+        if within_s is None and _ends_with_error():
+            within_s = rank_monitor.GRACE_S
         try:
-            # The interpreter has shown an exception that nobody caught.
-            if self.has_failed or hasattr(sys, "last_value"):
+            if within_s is not None:
                 self._ranks.unwatch()
-                self._ranks.wait(rank_monitor.GRACE_S)
-            else:
-                self._ranks.wait()
+            self._ranks.wait(within_s)
         finally:
             self._ranks.unwatch()
             self._ranks.report()
             self._ranks.kill()
 
+    def interrupt(self) -> None:
+        """Have them end as Ctrl-C does, soon; how is not reported."""
+        self._ranks.is_quiet = True
+        self._ranks.unwatch()
+        _send(signal.SIGINT, self._processes)
+        self.end(within_s=rank_monitor.GRACE_S)
+
 
 _has_failed = False
 _before_failing: Callable[[], None] = lambda: None  # noqa: E731 - there is nothing to do
+_before_leaving: Callable[[], None] = lambda: None  # noqa: E731 - there is nothing to do
 
 
 def has_failed() -> bool:
     """Whether this rank's last task, or the program, ended with an error."""
-    return _has_failed or hasattr(sys, "last_value")
+    return _has_failed or _ends_with_error()
+
+
+def _ends_with_error() -> bool:
+    error = exit_status.error()
+    return error is not None and not _is_normal_exit(error)
 
 
 def before_failing(function: Callable[[], None]) -> None:
@@ -134,11 +154,18 @@ def before_failing(function: Callable[[], None]) -> None:
     _before_failing = function
 
 
+def before_leaving(function: Callable[[], None]) -> None:
+    """Have a function called when this rank ends by `leave`, to tell the other ranks."""
+    global _before_leaving
+    _before_leaving = function
+
+
 @contextlib.contextmanager
 def rank(number: int) -> Iterator[None]:
-    """Say of an error which rank it is on, and end the ranks that this process has started.
+    """Say of an error which rank it is on.
 
-    They end when the process does: a caller may still catch the error, on all ranks alike.
+    A caller may still catch the error, on all ranks alike. If none does, the ranks that this
+    process has started end when it does.
     """
     global _has_failed
     _has_failed = False
@@ -147,18 +174,45 @@ def rank(number: int) -> Iterator[None]:
     except BaseException as error:
         _has_failed = not _is_normal_exit(error)
         if isinstance(error, Exception):
-            text = str(error).strip().split("\n")[0]
+            text = str(error).strip().split("\n")[0] or "(it says nothing)"
             say(f"[rank: {number}] {type(error).__name__}: {text}")
             _before_failing()
-        if _started is not None and _has_failed:
-            _started.fail()
+        elif isinstance(error, SystemExit):
+            exit_status.note(error)
+            if _has_failed:
+                say(f"[rank: {number}] SystemExit: {error.code}")
         raise
-    if _started is not None:
-        _started.has_failed = False
 
 
 def _is_normal_exit(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and error.code in (None, 0, rank_monitor.STOPPED)
+    ends = (None, 0, rank_monitor.STOPPED, rank_monitor.INTERRUPTED)
+    return isinstance(error, SystemExit) and error.code in ends
+
+
+def leave(status: int) -> NoReturn:
+    """End this process and the ranks that it has started, without waiting for others.
+
+    What is not lost: what was printed and logged, temporary files of `multiprocessing`. No other
+    handlers of `atexit` run, since the vendor's is among them.
+
+    Args:
+        status: The exit status.
+    """
+    threading.Thread(target=_leave_later, args=(status,), name="leave", daemon=True).start()
+    for tidy in (_before_leaving, _end_started, logging.shutdown, util._run_finalizers):  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):
+            tidy()
+    _exit_now(status)
+
+
+def _leave_later(status: int) -> None:
+    time.sleep(_LEAVE_S)
+    _exit_now(status)
+
+
+def _end_started() -> None:
+    if _started is not None:
+        _started.end(within_s=rank_monitor.GRACE_S)
 
 
 @contextlib.contextmanager
@@ -166,25 +220,32 @@ def joined(processes: Callable[[], Sequence[Process]]) -> Iterator[None]:
     """Have the processes, all local ranks, end together and before this context does.
 
     Whoever is in it waits for them, and raises and says so when one has failed; the others are
-    killed if they do not end then. A SIGTERM is theirs, too, and the exit status then 143.
+    killed if they do not end then. A SIGTERM and a Ctrl-C are theirs, too, and the exit status is
+    then 143 or 130. A second Ctrl-C ends all at once.
 
     Args:
         processes: Those that have been started so far.
 
     Raises:
-        SystemExit: They were ended by a SIGTERM.
+        SystemExit: They were ended by a SIGTERM or a Ctrl-C.
     """
     ranks = RankMonitor(processes, first_rank=0, is_quiet=True)
     ranks.watch(lambda: None)
     try:
-        with _passing_on(signal.SIGTERM, processes) as received:
+        with (
+            _passing_on(signal.SIGTERM, processes) as received,
+            _passing_on(signal.SIGINT, processes, at_second=ranks.kill) as interrupts,
+        ):
             yield
+            if interrupts:
+                raise SystemExit(rank_monitor.INTERRUPTED)
     except BaseException as error:
-        was_stopped = bool(received) or ranks.were_stopped()
-        ranks.wait(rank_monitor.STOP_S if was_stopped else rank_monitor.GRACE_S)
+        status = rank_monitor.STOPPED if received else ranks.stopped()
+        status = rank_monitor.INTERRUPTED if interrupts else status
+        ranks.wait(rank_monitor.GRACE_S if status is None else rank_monitor.STOP_S)
         ranks.kill()
-        if was_stopped:
-            raise SystemExit(rank_monitor.STOPPED) from error
+        if status is not None:
+            raise SystemExit(status) from error
         raise
     finally:
         ranks.unwatch()
@@ -192,19 +253,28 @@ def joined(processes: Callable[[], Sequence[Process]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _passing_on(
-    signum: signal.Signals, processes: Callable[[], Sequence[Process]]
-) -> Iterator[list[int]]:
-    """Send a signal on to processes, which decide; the list has it once it came."""
-    received: list[int] = []
+    signum: signal.Signals,
+    processes: Callable[[], Sequence[Process]],
+    at_second: Callable[[], None] | None = None,
+) -> Iterator[list[float]]:
+    """Send a signal on to processes, which decide; the list has the times at which it came.
+
+    Args:
+        signum: The signal; one that is ignored is not passed on.
+        processes: Those that have been started so far.
+        at_second: What is done when it comes again.
+    """
+    received: list[float] = []
 
     def pass_on(number: int, frame: object) -> None:
-        received.append(number)
-        for process in processes():
-            if process.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
+        received.append(time.monotonic())
+        if at_second is not None and rank_monitor.is_second(received):
+            at_second()
+            return
+        _send(signum, processes())
 
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signum) == signal.SIG_IGN:
         yield received
         return
     before = signal.signal(signum, pass_on)
@@ -214,16 +284,23 @@ def _passing_on(
         signal.signal(signum, before)
 
 
-def end_now() -> None:
-    """End this process and the ranks that it has started, at once, with exit status 1."""
+def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
+    for process in processes:
+        if process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signum)
+
+
+def end_now(status: int = 1) -> NoReturn:
+    """End this process and the ranks that it has started, at once."""
     if _started is not None:
         _started.kill()
-    _exit_now()
+    _exit_now(status)
 
 
-def _exit_now() -> None:
+def _exit_now(status: int = 1) -> NoReturn:
     """End this process, whatever its main thread waits for."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(1)
+    os._exit(status)

@@ -23,11 +23,19 @@ GRACE_S = 5.0
 STOPPED = 128 + signal.SIGTERM
 """The exit status of a rank that SIGTERM has ended, as a shell has it; all ranks agree on that."""
 
+INTERRUPTED = 128 + signal.SIGINT
+"""The same for Ctrl-C."""
+
 STOP_S = 30.0
 """How long the other ranks may still run when one has ended so."""
 
 POLL_S = 0.25
 """How often to look."""
+
+_IN_ORDER = (STOPPED, INTERRUPTED)
+
+SAME_S = 1.0
+"""Within this time a Ctrl-C may come twice: from the terminal, and from who has started a rank."""
 
 _PATIENCE_S = 30.0
 
@@ -47,7 +55,7 @@ class RankMonitor:
         """
         self._processes = processes
         self._first_rank = first_rank
-        self._is_quiet = is_quiet
+        self.is_quiet = is_quiet
         self._is_over = threading.Event()
         self._watch: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -105,7 +113,7 @@ class RankMonitor:
     def report(self) -> None:
         """Say which ranks failed, once."""
         with self._lock:
-            failed = {} if self._is_quiet else self._failed()
+            failed = {} if self.is_quiet else self._failed()
             new = failed.keys() - self._reported
             self._reported |= new
         for rank in sorted(new):
@@ -113,13 +121,14 @@ class RankMonitor:
             how = f"failed with exit status {status}" if status > 0 else killed_by(-status)
             say(f"local rank {rank} (process {pid}) {how}; the other ranks end too")
 
-    def were_stopped(self) -> bool:
-        """Whether a rank was ended by SIGTERM, in good order."""
-        return STOPPED in self._statuses().values()
+    def stopped(self) -> int | None:
+        """The exit status of a rank that SIGTERM or Ctrl-C has ended, in good order, if any."""
+        found = {*self._statuses().values()} & {STOPPED, INTERRUPTED}
+        return max(found, default=None)  # type: ignore[type-var]
 
     def _failed(self) -> dict[int, int]:
         statuses = self._statuses().items()
-        return {rank: status for rank, status in statuses if status and status != STOPPED}
+        return {rank: status for rank, status in statuses if status and status not in _IN_ORDER}
 
     def _statuses(self) -> dict[int, int | None]:
         ranks = enumerate(self._processes(), self._first_rank)
@@ -142,6 +151,11 @@ def _status(process: Process) -> int | None:
     if found is None:
         return None
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def is_second(times: Sequence[float]) -> bool:
+    """Whether the last of a signal's times, by `time.monotonic`, is a further one and no echo."""
+    return len(times) > 1 and times[-1] - times[0] > SAME_S
 
 
 def killed_by(number: int) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_gaudi.hardware import Gaudi, find_gaudi
 
-from . import vendor_import
+from . import even_cards, vendor_import
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +54,7 @@ def package() -> Any:
         _guessed_module = vendor_import.forget_defaults(
             given, visible.split(",") if visible else None
         )
+        vendor_import.restore_sigint()
         _package = habana_frameworks.torch
     return _package
 
@@ -223,6 +224,19 @@ def device_name() -> str:
 def generation() -> Gaudi | None:
     """What is known of this process's card, which it acquires; None of a generation to come."""
     return find_gaudi(device_name())
+
+
+def refuses_together(num_cards: int) -> bool:
+    """Whether so many cards of this kind are not used together (`even_cards`); acquires none."""
+    from habana_frameworks.torch.utils.experimental import (  # noqa: TID251
+        _get_device_type,
+        synDeviceType,
+    )
+
+    generation = 3 if _get_device_type() == synDeviceType.synDeviceGaudi3 else 0
+    version = str(package().__version__).split(".")
+    release = tuple(int(part) for part in version[:2] if part.isdecimal())
+    return even_cards.is_refused(num_cards, generation, release)
 
 
 def is_fp16_supported() -> bool:

@@ -1,12 +1,14 @@
-"""What the import of the vendor's package sets in this process's environment and should not.
+"""What the import of the vendor's package sets in this process and should not.
 
-It guesses a port, and the card of this rank. Called by `vendor` alone, for the vendor's package and
-for its stand-in. Where it cannot be imported, this says what to set instead.
+It guesses a port, and the card of this rank, and takes Ctrl-C. Called by `vendor` alone, for the
+vendor's package and for its stand-in. Where it cannot be imported, this says what to set instead.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,3 +79,14 @@ def explained() -> Iterator[None]:
             f"{LAZY_MODE}=0 for eager mode. In a recipe's command write "
             f"--environment.{LAZY_MODE}=0, and --model.engine=auto where it has engine: graph."
         ) from error
+
+
+def restore_sigint() -> None:
+    """Have Ctrl-C be what Python takes it for, whatever the vendor's library has put in its place.
+
+    Source: PyTorch bridge 1.19, `pytorch_helpers/habana_helpers/signal_handler.cpp`: as the library
+    is loaded it has SIGINT end the process at once, which Python does not hear of.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGINT, handler)

@@ -1,37 +1,77 @@
-"""`init_process_group` beside the vendor's package, for processes that use no HPU."""
+"""How `torch.distributed` begins and ends beside the vendor's package."""
 
 from __future__ import annotations
 
+import _sitebuiltins
 import functools
 import inspect
+import sys
 from types import ModuleType
 from typing import Any
+
+from lightning_gaudi._core import exit_status, mirror
 
 from .apply import replace
 
 
-def accept_no_device(module: ModuleType, family: Any) -> None:
-    """Have it take `device_id=None` again, which says nothing; a device is refused as before.
+def patch_process_group(module: ModuleType, family: mirror.Family) -> None:
+    """Have process groups begin with `device_id=None`, too, and end without waiting for ever.
 
     Args:
-        module: The vendor's, which has put a wrapper without that argument in its place.
+        module: The vendor's, which has replaced `init_process_group`.
         family: Not used.
+    """
+    import torch.distributed as dist
+
+    if hasattr(dist, "init_process_group"):
+        destroy = dist.destroy_process_group
+        replace("process-group", dist, "init_process_group", _init(dist, destroy))
+        replace("process-group", dist, "destroy_process_group", _destroy(dist, destroy))
+        watch_exits()
+
+
+def watch_exits() -> None:
+    """Note from now on with which status `sys.exit`, `exit` and `quit` end the program."""
+    quitter = _sitebuiltins.Quitter
+    replace("process-group", sys, "exit", exit_status.noting(sys.exit))
+    replace("process-group", quitter, "__call__", exit_status.noting(vars(quitter)["__call__"]))
+
+
+def _init(dist: ModuleType, destroy: Any) -> Any:
+    """`init_process_group`, which takes `device_id=None`, and prepares for the end.
+
+    The vendor's wrapper may lack that argument: saying nothing is allowed again, and a device is
+    refused as before.
 
     Source: Intel Gaudi PyTorch bridge, `core/torch_overwrites.py` of 1.19, which has no such
     argument, and of 2025 and 1.24.0, which have.
     """
-    import torch.distributed as dist
-
-    original = getattr(dist, "init_process_group", None)
-    if original is None:
-        return
-    own = inspect.signature(original, follow_wrapped=False).parameters
-    if "device_id" in own:
-        return
+    original = dist.init_process_group
+    takes_device = "device_id" in inspect.signature(original, follow_wrapped=False).parameters
 
     @functools.wraps(original)
-    def init_process_group(*args: Any, device_id: Any = None, **kwargs: Any) -> Any:
-        device = {} if device_id is None else {"device_id": device_id}
-        return original(*args, **kwargs, **device)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        from lightning_gaudi._core import farewell
 
-    replace("process-group", dist, "init_process_group", init_process_group)
+        if not takes_device and kwargs.get("device_id", 0) is None:
+            del kwargs["device_id"]
+        result = original(*args, **kwargs)
+        farewell.prepare(destroy)
+        return result
+
+    return init_process_group
+
+
+def _destroy(dist: ModuleType, original: Any) -> Any:
+    """`destroy_process_group`, which does not begin what another rank will not take part in."""
+
+    @functools.wraps(original)
+    def destroy_process_group(group: Any = None) -> None:
+        if group is None or group is dist.group.WORLD:
+            from lightning_gaudi._core import farewell
+
+            farewell.destroy_all(original)
+        else:
+            original(group)
+
+    return destroy_process_group

@@ -425,15 +425,22 @@ REGISTER = (
         name="process-group",
         library="torch",
         checked="2.6 to 2.13, with the vendor's bridge 1.19 to 1.24.0",
-        targets=("torch.distributed:init_process_group",),
-        why=(
-            "Up to release 1.20 the vendor's package puts a wrapper in its place that does not "
-            "take device_id=None, which Lightning always passes: DDP on the CPUs of a Gaudi server "
-            "would fail. A wrapper that takes it is left alone."
+        targets=(
+            "torch.distributed:init_process_group",
+            "torch.distributed:destroy_process_group",
+            "sys:exit",
+            "_sitebuiltins:Quitter.__call__",
         ),
-        without="Lightning's DDP on CPUs will fail on a Gaudi server",
+        why=(
+            "Up to release 1.20 the vendor's package puts a wrapper in the place of the first that "
+            "does not take device_id=None, which Lightning always passes: DDP on the CPUs of a "
+            "Gaudi server would fail. And groups of HCCL end together: the second waits for ever "
+            "where another rank has failed. A rank of several, whoever has connected it, sees at "
+            "its end first whether the others come to theirs, and with which status it is ended."
+        ),
+        without="Lightning's DDP on CPUs may fail on a Gaudi server, and a rank that fails hangs",
         trigger="habana_frameworks.torch.core",
-        apply="process_group:accept_no_device",
+        apply="process_group:patch_process_group",
     ),
     Patch(
         name="lazy-load",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from lightning_gaudi._core import vendor
 
 DEVICE = torch.device("hpu", 0)
 """How a process sees its card, whichever it is."""
+
+_MAX_CARDS = 8
+"""Of a server."""
 
 _FORMS = (
     "Pass a number of cards (devices=1), card indices (devices=[0] or '0,1'), or 'auto' or -1 for "
@@ -71,11 +75,48 @@ def _first(count: int, num_cards: int, devices: Any) -> list[int]:
     if count < 1:
         raise MisconfigurationException(f"devices={devices!r} asks for no card. {_FORMS}")
     if count > num_cards:
+        how = "HPU" if count == 1 else "HPUs"
         raise MisconfigurationException(
-            f"devices={devices!r} asks for {count} HPUs, but {_have(num_cards)}. "
-            f"Pass devices={num_cards} or fewer."
+            f"devices={devices!r} asks for {count} {how}, but {_have(num_cards)}. "
+            f"{_instead(num_cards)}"
         )
     return [vendor.selected_position()] if count == 1 else list(range(count))
+
+
+def _instead(num_cards: int) -> str:
+    if num_cards > 1:
+        return f"Pass devices={num_cards} or fewer."
+    if num_cards == 1:
+        return "Pass devices=1."
+    if vendor.device_count():
+        return "Name cards in HABANA_VISIBLE_MODULES, or unset it."
+    return (
+        "Run on a machine with a Gaudi (`lightning-gaudi doctor` says why none is seen), pass "
+        "accelerator='cpu', or try the program with `lightning-gaudi simulate -- python ...`."
+    )
+
+
+def check_number(num_devices: int) -> None:
+    """Refuse an odd number of cards of a kind that is used in pairs.
+
+    Args:
+        num_devices: The ranks of a node.
+
+    Raises:
+        MisconfigurationException: They cannot be used together; see `_core.even_cards`.
+    """
+    found = {"devices": num_devices, "HABANA_VISIBLE_MODULES": vendor.num_visible_cards()}
+    if num_devices == 1:
+        return
+    for name, number in found.items():
+        is_told = name == "devices" or name in os.environ
+        if is_told and vendor.refuses_together(number):
+            fewer, more = number - 1, number + 1
+            raise MisconfigurationException(
+                f"{name} names {number} cards of a Gaudi 3, which takes one or an even number "
+                "(Intel Gaudi PyTorch bridge 1.24.0, hpu/_utils.py). Use "
+                f"{f'{fewer} or {more}' if more <= _MAX_CARDS else fewer} of them."
+            )
 
 
 def _have(count: int) -> str:

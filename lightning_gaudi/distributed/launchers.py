@@ -8,6 +8,8 @@ meet, and have them end together.
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightning_gaudi._core import processes, vendor
+from lightning_gaudi._core.rank_monitor import INTERRUPTED
 
 from .cluster import check_port, check_world_size
 
@@ -56,13 +59,35 @@ def _start_ranks(launcher: Any) -> None:
         processes.start(launcher.procs)
 
 
+class ScriptMixin(_Base):  # type: ignore[misc]
+    """A launcher that has run the script again for the other ranks."""
+
+    @override
+    def kill(self, signum: Any) -> None:
+        """Send a signal to the other ranks; SIGKILL is how Lightning ends them after a Ctrl-C.
+
+        Raises:
+            SystemExit: It is SIGKILL: with the exit status of a program that Ctrl-C has ended,
+                where Lightning would exit with 1.
+        """
+        if signum != signal.SIGKILL:
+            super().kill(signum)
+            return
+        processes.interrupt_started()
+        sys.exit(INTERRUPTED)
+
+
 class SpawnMixin(_Base):  # type: ignore[misc]
     """A launcher that runs a function in new processes, which end when this one does."""
 
     @override
     def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
         processes.watch_parent(os.getppid())
-        super()._wrapping_function(process_idx, *args, **kwargs)
+        try:
+            with processes.rank(process_idx):
+                super()._wrapping_function(process_idx, *args, **kwargs)
+        except KeyboardInterrupt:  # which torch would take for a good end
+            raise SystemExit(INTERRUPTED) from None
 
 
 def check_spawn(strategy: Any) -> None:

@@ -16,7 +16,9 @@ Intel Gaudi PyTorch bridge 1.19, `distributed/hccl/ProcessGroupHCCL.cpp` (`broad
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 import time
 import uuid
 from datetime import timedelta
@@ -36,25 +38,53 @@ def uses_agent_store() -> bool:
 
 
 def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any:
-    """A part of torchrun's store for the ranks of this attempt alone.
+    """Where the ranks of this attempt meet: a part of torchrun's store, or one that rank 0 holds.
+
+    Where all are on one machine, as a loopback address says, rank 0 listens there only; torch's own
+    listens on all interfaces of the machine.
 
     Args:
         environment: Tells ranks, world size and where the store is.
         timeout: How long to wait for the other ranks; None for torch's default.
 
     Returns:
-        What `init_process_group` takes as `store`; None if torchrun holds none.
+        What `init_process_group` takes as `store`; None if torch is to make one.
 
     Raises:
         TimeoutError: A rank did not come.
     """
     if not uses_agent_store():
-        return None
+        host = loopback(environment.main_address)
+        return None if host is None else _local_store(host, environment, timeout)
     timeout = default_pg_timeout if timeout is None else timeout
     address, port = environment.main_address, environment.main_port
     store = TCPStore(address, port, is_master=False, timeout=timeout)
     name = agree_on_name(store, environment.global_rank(), environment.world_size())
     return PrefixStore(f"{_PREFIX}/{name}", store)
+
+
+def loopback(address: str) -> str | None:
+    """The address to listen on if this one reaches this machine alone, else None."""
+    if address == "localhost":
+        return "127.0.0.1"
+    try:
+        return address if ipaddress.ip_address(address).is_loopback else None
+    except ValueError:
+        return None
+
+
+def _local_store(host: str, environment: ClusterEnvironment, timeout: timedelta | None) -> Any:
+    """A store that rank 0 holds, and that other machines do not reach."""
+    port, rank = environment.main_port, environment.global_rank()
+    settings: dict[str, Any] = {"timeout": default_pg_timeout if timeout is None else timeout}
+    if rank == 0:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind((host, port))
+            server.listen()
+            settings["master_listen_fd"] = server.detach()
+    return TCPStore(host, port, environment.world_size(), is_master=rank == 0, **settings)
 
 
 def agree_on_name(store: Any, rank: int, world_size: int) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
 from datetime import timedelta
 
 import torch.distributed as dist
 from lightning.fabric.plugins import ClusterEnvironment
-from lightning.fabric.utilities.distributed import _destroy_dist_connection, _init_dist_connection
+from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi._core import collectives, vendor
+from lightning_gaudi._core import collectives, farewell, vendor
 
 from .cluster import check_not_alone, check_port
 from .meeting import own_store
@@ -67,7 +66,7 @@ def init_process_group(
     _check_group(environment.world_size())
     collectives.note_connected()
     if is_new:
-        atexit.register(_destroy_dist_connection)
+        farewell.prepare()
         collectives.cpu_group(timeout)
         _check_cards(environment.node_rank())
 

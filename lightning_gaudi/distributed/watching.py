@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from lightning_gaudi._core import collectives
+from lightning_gaudi._core import collectives, processes
 from lightning_gaudi.reliability import stacks, watchdog
 from lightning_gaudi.reliability.board import Board, own_connection
 from lightning_gaudi.reliability.settings import ReliabilitySettings
@@ -31,6 +31,7 @@ def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> Non
     board.write_first(watchdog.FIRST_BEAT)
     others = collectives.gather_objects(stacks.prepare())
     watchdog.start(group, board, rank, others, _limits(settings, timeout))
+    processes.before_leaving(watchdog.stop)
 
 
 def adapt(settings: ReliabilitySettings, timeout: timedelta | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lightning_gaudi._core import even_cards
 from lightning_gaudi._core.vendor import parse_modules
 from lightning_gaudi.doctor import hl_smi, software
 from lightning_gaudi.doctor.findings import (
@@ -16,12 +17,7 @@ from lightning_gaudi.doctor.findings import (
     warning,
 )
 from lightning_gaudi.doctor.machine import Machine
-from lightning_gaudi.doctor.releases import (
-    EVEN_MODULES_SINCE,
-    LAST_WITH_FIRST_GAUDI,
-    minor,
-    numbers,
-)
+from lightning_gaudi.doctor.releases import LAST_WITH_FIRST_GAUDI, minor, numbers
 from lightning_gaudi.simulator import settings
 
 _VISIBLE = "HABANA_VISIBLE_MODULES"
@@ -206,11 +202,8 @@ def check_visible_modules(machine: Machine) -> Iterator[Finding]:
             f"{_VISIBLE}={','.join(here)}, or unset it. `hl-smi -Q index,module_id -f csv` lists "
             "them.",
         )
-    elif (
-        len(modules) > 1
-        and len(modules) % 2
-        and any(card.generation == 3 for card in cards)
-        and numbers(installed)[:2] >= EVEN_MODULES_SINCE
+    elif any(
+        even_cards.is_refused(len(modules), card.generation, numbers(installed)) for card in cards
     ):
         yield error(
             "modules",

@@ -8,8 +8,6 @@ from typing import NamedTuple
 OLDEST = "1.20"
 """The first release with a torch that this package runs with."""
 LAST_WITH_FIRST_GAUDI = (1, 21)
-EVEN_MODULES_SINCE = (1, 24)
-"""From when on a Gaudi 3 wants one visible module or an even number."""
 
 
 class Release(NamedTuple):

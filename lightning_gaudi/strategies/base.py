@@ -257,6 +257,8 @@ class HPUStrategy(AutoResume, HPUMixin):
     def on_train_start(self) -> None:
         """Go on with the random numbers that a checkpoint interrupted."""
         super().on_train_start()
+        if self._ending is not None:
+            self._ending.take_sigint()
         self._num_steps = self._first_step = self.lightning_module.trainer.global_step
         state, self._rng_state_at_start = self._rng_state_at_start, None
         if state is not None:
@@ -273,6 +275,8 @@ class HPUStrategy(AutoResume, HPUMixin):
         super().on_train_end()
         self._check_losses()
         self._end_async_save()
+        if self._ending is not None:
+            self._ending.release_sigint()
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -293,6 +297,8 @@ class HPUStrategy(AutoResume, HPUMixin):
         self._uncompile()
         if self._exact_resume is not None:
             self._exact_resume.release()
+        if self._ending is not None:
+            self._ending.release_sigint()
         try:
             self._end_async_save()  # where the fit has failed
         finally:

@@ -1,7 +1,8 @@
 """`Ending`: a fit that a signal ends does so between two steps, on all ranks, with its state saved.
 
-SIGTERM saves and ends with the exit status 143. The signal by which SLURM announces the end of a
-job's time saves, asks SLURM to run the job again, and ends likewise.
+SIGTERM saves and ends with the exit status 143; on several cards Ctrl-C does so too, with 130, and
+a second one ends at once. The signal by which SLURM announces the end of a job's time saves, asks
+SLURM to run the job again, and ends likewise.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,13 +19,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_prefixed_message
 
-from lightning_gaudi._core import collectives
-from lightning_gaudi._core.rank_monitor import STOPPED, say
+from lightning_gaudi._core import collectives, farewell, processes
+from lightning_gaudi._core.interrupts import InterruptWatch
+from lightning_gaudi._core.rank_monitor import INTERRUPTED, STOPPED, say
 from lightning_gaudi._patches.apply import replace
 
 log = logging.getLogger(__name__)
 
-_SIGTERM, _REQUEUE = 1, 2
+_SIGINT, _SIGTERM, _REQUEUE = 1, 2, 3
+"""Reasons to stop; where ranks have several, the largest holds."""
 
 
 class Ending:
@@ -44,11 +48,42 @@ class Ending:
         self._asked = 0
         self._agreed = 0
         self._agreement = collectives.StopAgreement()
+        self._interrupts: InterruptWatch | None = None
         connector, loop = trainer._signal_connector, trainer.fit_loop.epoch_loop
         replace("sigterm", connector, "_sigterm_notifier_fn", self._note_sigterm)
         replace("sigterm", loop, "_broadcast_sigterm_tensor", self._agree)
         if saves:
             replace("sigterm", connector, "_slurm_sigusr_handler_fn", self._note_requeue)
+
+    def take_sigint(self) -> None:
+        """Have Ctrl-C take effect between two steps on several cards, unless somebody has taken it.
+
+        From here on there is something to save.
+        """
+        is_free = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._trainer.world_size > 1 and is_free and is_main and self._interrupts is None:
+            signal.signal(signal.SIGINT, self._note_sigint)
+            self._interrupts = InterruptWatch(self._announce, self._end_at_once)
+
+    def release_sigint(self) -> None:
+        """Have Ctrl-C be Python's again."""
+        if self._interrupts is not None:
+            self._interrupts.close()
+            self._interrupts = None
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _note_sigint(self, signum: Any, frame: Any) -> None:
+        self._asked = self._asked or _SIGINT
+
+    def _announce(self) -> None:
+        if self._trainer.is_global_zero:
+            say("Ctrl-C: the fit ends after this step. Again: at once")
+
+    def _end_at_once(self) -> None:
+        if self._trainer.is_global_zero:
+            say("Ctrl-C again: the fit ends at once, and its last steps are not saved")
+        processes.end_now(INTERRUPTED)
 
     def before_step(self) -> None:
         """End after the step to come, on one card, unless that would lose gradients."""
@@ -67,7 +102,8 @@ class Ending:
         Args:
             exception: What ends the fit.
         """
-        is_settled, exception.code = exception.code is not None, exception.code or STOPPED
+        status = INTERRUPTED if self._agreed == _SIGINT else STOPPED
+        is_settled, exception.code = exception.code is not None, exception.code or status
         if self._trainer.state.fn != TrainerFn.FITTING or not self._saves:
             return
         try:
@@ -84,7 +120,7 @@ class Ending:
         launcher = trainer.strategy.launcher
         if launcher is not None and not self._asked:
             launcher.kill(signum)
-        self._asked = self._asked or _SIGTERM
+        self._asked = max(self._asked, _SIGTERM)
         if trainer.state.fn != TrainerFn.FITTING:
             raise SIGTERMException(STOPPED)  # there is nothing to save
         if trainer.world_size == 1 and not trainer.training:
@@ -104,6 +140,7 @@ class Ending:
             return  # to stop here would lose gradients
         if reason := self._agreement.agree(self._asked):
             self._stop(reason)
+            farewell.note_agreement()
             raise SIGTERMException
 
     def _stop(self, reason: int) -> None:
@@ -126,7 +163,8 @@ class Ending:
     def _tell(self, path: str | None) -> None:
         if not self._trainer.is_global_zero:
             return
-        ended = f"SIGTERM ended the fit after step {self._trainer.global_step}"
+        by = "Ctrl-C" if self._agreed == _SIGINT else "SIGTERM"
+        ended = f"{by} ended the fit after step {self._trainer.global_step}"
         if path is not None:
             say(f'{ended}. {path} has its state; go on with trainer.fit(..., ckpt_path="{path}")')
         elif not self._trainer.checkpoint_callbacks:

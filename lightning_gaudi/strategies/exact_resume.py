@@ -20,7 +20,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_gaudi._core import host_random
+from lightning_gaudi._core import host_random, whereabouts
 from lightning_gaudi._patches.apply import replace
 from lightning_gaudi.data.position import LoaderPosition
 
@@ -256,7 +256,11 @@ class ExactResume:
     def _advance(self, original: Any, fetcher: Any) -> None:
         place, self._unfinished = self._unfinished, None
         if place is None:
-            original(fetcher)
+            try:
+                original(fetcher)
+            except StopIteration:
+                self._note_end()
+                raise
             return
         loop = self.trainer.fit_loop
         # From here on it is a fit like any other: nothing is left out for it is resumed.
@@ -268,6 +272,11 @@ class ExactResume:
             raise StopIteration
         else:
             original(fetcher)
+
+    def _note_end(self) -> None:
+        """Note for the watchdog that this rank has no more batches: others may have."""
+        count, epoch = self.trainer.fit_loop.epoch_loop.batch_idx, self.trainer.current_epoch
+        whereabouts.enter(f"out of batches in epoch {epoch} after {count + 1}", is_training=True)
 
 
 def _iterate(loop: Any) -> None:

@@ -16,10 +16,10 @@ from typing_extensions import override
 
 from lightning_gaudi._core import processes
 
-from ..distributed.launchers import SpawnMixin, check_spawn, launch_script
+from ..distributed.launchers import ScriptMixin, SpawnMixin, check_spawn, launch_script
 
 
-class HPUScriptLauncher(_SubprocessScriptLauncher):
+class HPUScriptLauncher(ScriptMixin, _SubprocessScriptLauncher):
     """Runs the script again for each further rank, or finds that somebody else has."""
 
     @override

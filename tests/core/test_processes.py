@@ -70,6 +70,8 @@ def test_one_that_fails_ends_all(tmp_path: Path) -> None:
     [
         "raise ValueError('no')",
         """
+        from lightning_gaudi._patches import process_group
+        process_group.watch_exits()
         try:
             with processes.rank(0):
                 raise ValueError('no')

@@ -25,6 +25,7 @@ FAULTS = {
     18: "data that are missing",
     19: "out of device memory",
     20: "SIGTERM, SLURM's requeue",
+    21: "one rank raises",
 }
 """By number, in the order of the page on reliability."""
 

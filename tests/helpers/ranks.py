@@ -141,8 +141,6 @@ def _main(
         world_size=num_ranks,
         timeout=_GROUP_TIMEOUT,
     )
-    try:
-        worker(rank, *args)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    worker(rank, *args)
+    dist.barrier()
+    dist.destroy_process_group()  # not after an error: the others would not come

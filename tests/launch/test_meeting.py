@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from lightning.fabric.plugins.environments import LightningEnvironment
 
-from lightning_gaudi.distributed.meeting import agree_on_name
+from lightning_gaudi.distributed.meeting import agree_on_name, loopback, own_store
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -63,3 +66,39 @@ def test_another_rank_says_that_rank_0_did_not_come() -> None:
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(TimeoutError, match=r"rank 0 did not come to the store of torchrun"):
         agree_on_name(store, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("address", "listens_on"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.9.9.9", "127.9.9.9"),
+        ("::1", "::1"),
+        ("localhost", "127.0.0.1"),
+        ("10.0.0.1", None),
+        ("node-0", None),
+    ],
+)
+def test_a_loopback_address_is_one_that_reaches_this_machine_alone(
+    address: str, listens_on: str | None
+) -> None:
+    assert loopback(address) == listens_on
+
+
+def test_the_store_of_one_machine_listens_on_its_loopback_address_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    for name, value in {"ADDR": "127.0.0.1", "PORT": str(port)}.items():
+        monkeypatch.setenv(f"MASTER_{name}", value)
+    environment = LightningEnvironment()
+    environment.set_world_size(1)
+    store = own_store(environment, timedelta(seconds=10))
+    store.set("key", "value")
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    tables = [*lines, *(x.split() for x in Path("/proc/net/tcp6").read_text().splitlines()[1:])]
+    listening = [each[1] for each in tables if each[3] == "0A"]
+    assert [each for each in listening if each.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]

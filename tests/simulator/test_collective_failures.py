@@ -1,10 +1,10 @@
-"""A rank that is missing or dies: the others raise, and none waits for ever."""
+"""A rank that is missing or dies: HCCL notices neither, and the others wait for ever."""
 
 import datetime
 import json
 import os
 import signal
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,33 +14,34 @@ import torch.distributed as dist
 from tests.helpers.ranks import call_forked
 
 _TIMEOUT_S = 2
-_GROUP_TIMEOUT_S = 120
+_WAIT_S = 5.0
+"""Longer than the timeout of the group, in which HCCL's own wait for ever."""
 
 
 def _work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "hccl",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=3,
-        timeout=datetime.timedelta(seconds=_GROUP_TIMEOUT_S),
-    )
-    impatient = dist.new_group(timeout=datetime.timedelta(seconds=_TIMEOUT_S))
+    store = dist.FileStore(str(folder / "store"), 3)
+    dist.init_process_group("hccl", store=store, rank=rank, world_size=3)
+    timeout = datetime.timedelta(seconds=_TIMEOUT_S)
+    impatient = dist.new_group(timeout=timeout)
+    on_cpu = dist.new_group(backend="gloo")
     tensor = torch.ones(4, device="hpu")
     dist.all_reduce(tensor)  # all ranks are there
     report = {}
     if rank > 0:  # rank 0 is missing
-        report["missing"] = _error_of(lambda: dist.all_reduce(tensor, group=impatient))
-    dist.barrier()
+        report["missing"] = _waits(lambda: dist.all_reduce(tensor.clone(), group=impatient))
+        report["met"] = _waits(lambda: dist.barrier(group=impatient))
+    dist.monitored_barrier(on_cpu)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    start = time.monotonic()
-    report["killed"] = _error_of(lambda: dist.all_reduce(tensor))
-    report["killed_s"] = time.monotonic() - start
-    report["future"] = _error_of(lambda: dist.all_reduce(tensor, async_op=True).get_future().wait())
-    report["coalesced"] = _error_of(lambda: _coalesced(tensor).get_future().wait())
-    report["received"] = _error_of(lambda: dist.irecv(tensor, src=1).get_future().wait())
+    report["gloo"] = _waits(lambda: dist.all_reduce(torch.ones(1), group=on_cpu))
+    report["killed"] = _waits(lambda: dist.all_reduce(tensor))
+    work = dist.all_reduce(tensor, async_op=True)
+    report["future"] = _waits(lambda: work.get_future().wait())
+    report["completed"] = work.is_completed()
+    report["coalesced"] = _waits(lambda: _coalesced(tensor).get_future().wait())
+    report["sent"] = _waits(lambda: dist.send(tensor, 1))
+    report["received"] = _waits(lambda: dist.recv(tensor, 1))
     (folder / f"{rank}.json").write_text(json.dumps(report))
     os._exit(0)  # the group is broken
 
@@ -51,19 +52,28 @@ def _coalesced(tensor: torch.Tensor) -> dist.Work:
     return manager.works[0]
 
 
-def _error_of(function) -> str:
-    try:
-        function()
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
+def _waits(function) -> str:
+    """Call a function in a thread; "waits" if it does after a while, else how it ended."""
+    found = ["waits"]
+
+    def call() -> None:
+        try:
+            function()
+            found.append("ended")
+        except RuntimeError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(_WAIT_S)
+    return found[-1]
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """What the ranks that live saw, by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    call_forked(_fork_ranks, folder, timeout=120)
+    call_forked(_fork_ranks, folder, timeout=240)
     return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 2)}
 
 
@@ -72,24 +82,22 @@ def _fork_ranks(folder: Path) -> None:
         _work, (folder,), 3, join=False, start_method="fork"
     )
     for process in context.processes:
-        process.join(timeout=60)
+        process.join(timeout=200)
     still_running = [i for i, process in enumerate(context.processes) if process.is_alive()]
     for process in context.processes:
         process.kill()
     assert not still_running
 
 
-def test_a_missing_rank_ends_the_collective_after_the_timeout(reports):
-    assert f"Timed out waiting {_TIMEOUT_S * 1000}ms" in reports[2]["missing"]
+@pytest.mark.slow
+def test_a_missing_rank_is_waited_for_beyond_the_timeout(reports):
+    assert (reports[2]["missing"], reports[2]["met"]) == ("waits", "waits")
 
 
-def test_a_killed_rank_ends_the_collectives_of_the_others(reports):
+@pytest.mark.slow
+def test_a_killed_rank_is_waited_for_though_gloo_notices(reports):
     for report in reports.values():
-        assert "Connection closed by peer" in report["killed"] or "reset" in report["killed"]
-        assert report["killed_s"] < _GROUP_TIMEOUT_S / 4
-
-
-def test_futures_hear_of_a_killed_rank(reports):
-    for report in reports.values():
-        for kind in ("future", "coalesced", "received"):
-            assert report[kind] != "no error", kind
+        assert "Connection closed by peer" in report["gloo"] or "reset" in report["gloo"]
+        kinds = ("killed", "future", "coalesced", "sent", "received")
+        assert {kind: report[kind] for kind in kinds} == dict.fromkeys(kinds, "waits")
+        assert not report["completed"]

@@ -19,6 +19,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_gaudi._core import vendor
 from lightning_gaudi._patches.class_swap import swap_class
 
+from ...distributed.devices import check_number
 from ..precision.plugin import PORTABLE, check_precision_plugin, unsupported
 
 NAMES = (
@@ -107,6 +108,8 @@ class StrategySelection(NamedTuple):
             found.choose_card(devices[0])
         elif is_interactive:
             _refuse_interactive(strategy, len(devices))
+        else:
+            check_number(len(devices))
         return found
 
     def to_form(self, strategy: Any) -> Any:

@@ -17,6 +17,7 @@
 #include "runtime/exit.h"
 #include "runtime/generator.h"
 #include "runtime/hooks.h"
+#include "runtime/signals.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
 #include "statistics/launches.h"
@@ -195,6 +196,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("install", &hpu_sim::install);
   m.def("install_hooks", &hpu_sim::install_hooks);
   m.def("hide_accelerators", &hpu_sim::hide_accelerators);
+  m.def("take_sigint", &hpu_sim::take_sigint);
   m.def("drain_autograd", &hpu_sim::drain_autograd, py::call_guard<py::gil_scoped_release>());
   hpu_sim::init_device(m);
   hpu_sim::init_memory(m);

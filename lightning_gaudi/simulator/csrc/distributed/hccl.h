@@ -8,7 +8,8 @@ namespace hpu_sim {
 /// Registers hpu kernels for the c10d operators. Call once, when torch.distributed is imported.
 void install_collectives();
 
-/// Adds `ProcessGroupHCCL(gloo_backend, rank, size)` and `keep_pending_collectives()` to the module.
+/// Adds `ProcessGroupHCCL(gloo, store, rank, size)`, `destroy_process_groups()` and
+/// `keep_pending_collectives()` to the module.
 void bind_collectives(py::module_& module);
 
 }  // namespace hpu_sim

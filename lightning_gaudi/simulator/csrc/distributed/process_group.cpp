@@ -4,7 +4,12 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <mutex>
+#include <optional>
+#include <utility>
+
 #include "distributed/hccl.h"
+#include "distributed/host_barrier.h"
 #include "distributed/lone_rank.h"
 #include "distributed/pending.h"
 #include "distributed/reduce.h"
@@ -39,18 +44,6 @@ void begin(const char* kind, const Tensors& counted, const Tensors& others = {})
 
 // Not every torch has these; gloo's do nothing where it has none of its own.
 template <class Backend>
-auto abort_backend(Backend& backend, int) -> decltype(backend.abort()) {
-  backend.abort();
-}
-template <class Backend>
-void abort_backend(Backend&, long) {}
-template <class Backend>
-auto shut_down_backend(Backend& backend, int) -> decltype(backend.shutdown()) {
-  backend.shutdown();
-}
-template <class Backend>
-void shut_down_backend(Backend&, long) {}
-template <class Backend>
 auto set_backend_timeout(Backend& backend, std::chrono::milliseconds timeout, int)
     -> decltype(backend.setTimeout(timeout)) {
   backend.setTimeout(timeout);
@@ -58,19 +51,38 @@ auto set_backend_timeout(Backend& backend, std::chrono::milliseconds timeout, in
 template <class Backend>
 void set_backend_timeout(Backend&, std::chrono::milliseconds, long) {}
 
+constexpr auto kForEver = std::chrono::hours(24 * 365);
+
 class ProcessGroupHCCL final : public c10d::Backend {
  public:
-  ProcessGroupHCCL(c10::intrusive_ptr<c10d::Backend> gloo, int rank, int size)
-      : Backend(rank, size), gloo_(std::move(gloo)) {}
+  /// With `store`, in which no other group has keys, ranks meet at barriers and at the end.
+  ProcessGroupHCCL(c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
+                   int rank, int size)
+      : Backend(rank, size), gloo_(std::move(gloo)), host_barrier_(std::move(store), rank, size) {
+    set_backend_timeout(*gloo_, kForEver, 0);  // once all are connected
+  }
+  ~ProcessGroupHCCL() override {
+    std::optional<py::gil_scoped_release> no_gil;
+    if (PyGILState_Check()) no_gil.emplace();
+    destroy();
+  }
+
+  /// Waits for all ranks, once: on each this must be called, or the group be freed.
+  void destroy() {
+    if (std::exchange(is_destroyed_, true) || is_dry()) return;
+    host_barrier_.meet();
+    host_barrier_.part();
+  }
 
   const std::string getBackendName() const override { return "hccl"; }
   void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
 
   // No `override`: not every torch has these to override.
-  void abort() { abort_backend(*gloo_, 0); }
-  void shutdown() { shut_down_backend(*gloo_, 0); }
-  void setTimeout(std::chrono::milliseconds timeout) { set_backend_timeout(*gloo_, timeout, 0); }
+  // HCCL can abort nothing and knows no timeout, so the first and the last do nothing.
+  void abort() {}
+  void shutdown() {}
+  void setTimeout(std::chrono::milliseconds) {}
   bool supportsCoalescing() const { return true; }
 
   void startCoalescing() override {
@@ -277,14 +289,16 @@ class ProcessGroupHCCL final : public c10d::Backend {
     Staging staging(Purpose::kMove);
     auto cpu = staging.read(tensors);
     begin("send", tensors);
-    return submit(OpType::SEND, gloo_->send(cpu, destination, tag), tensors, staging);
+    return submit_unless_lost(OpType::SEND, tensors, staging,
+                              [&] { return gloo_->send(cpu, destination, tag); });
   }
   WorkPtr recv(Tensors& tensors, int source, int tag) override {
     check_types("recv", tensors);
     Staging staging(Purpose::kMove);
     auto cpu = staging.written(tensors);
     begin("recv", tensors);
-    return submit(OpType::RECV, gloo_->recv(cpu, source, tag), tensors, staging);
+    return submit_unless_lost(OpType::RECV, tensors, staging,
+                              [&] { return gloo_->recv(cpu, source, tag); });
   }
   WorkPtr recvAnysource(Tensors&, int) override {
     check_collective("recv_any_source", {});
@@ -296,7 +310,9 @@ class ProcessGroupHCCL final : public c10d::Backend {
     count_collective("barrier", 0);
     count_host_sync("barrier");
     end_lazy_collectives("barrier");
-    return submit(OpType::BARRIER, gloo_->barrier(options), {}, Staging(Purpose::kMove));
+    if (is_dry()) return submit(OpType::BARRIER, gloo_->barrier(options), {}, Staging(Purpose::kMove));
+    host_barrier_.meet();
+    return c10::make_intrusive<CoalescedWork>(std::vector<WorkPtr>{});
   }
 
  private:
@@ -313,6 +329,17 @@ class ProcessGroupHCCL final : public c10d::Backend {
     }
     if (is_coalescing_) coalesced_.push_back(work);
     return work;
+  }
+
+  /// gloo refuses to send to a rank, or to receive from one, whose connection is closed.
+  template <class Start>
+  WorkPtr submit_unless_lost(OpType type, Tensors outputs, Staging staging, Start&& start) {
+    try {
+      return submit(type, start(), std::move(outputs), std::move(staging));
+    } catch (...) {
+      if (!is_lost(std::current_exception())) throw;
+      return c10::make_intrusive<LostWork>(type, outputs);
+    }
   }
 
   /// What this rank gives to be gathered in `output`: gloo copies it to its place there first.
@@ -358,21 +385,55 @@ class ProcessGroupHCCL final : public c10d::Backend {
   }
 
   c10::intrusive_ptr<c10d::Backend> gloo_;
+  HostBarrier host_barrier_;
+  bool is_destroyed_ = false;
   bool is_coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
 };
 
+/// All groups that may still be there, the oldest first. Never destroyed.
+struct Registry {
+  std::mutex mutex;
+  std::vector<c10::weak_intrusive_ptr<ProcessGroupHCCL>> groups;
+};
+Registry& registry() {
+  static auto& instance = *new Registry();
+  return instance;
+}
+
+c10::intrusive_ptr<ProcessGroupHCCL> create_group(c10::intrusive_ptr<c10d::Backend> gloo,
+                                                  c10::intrusive_ptr<c10d::Store> store, int rank,
+                                                  int size) {
+  auto group = c10::make_intrusive<ProcessGroupHCCL>(std::move(gloo), std::move(store), rank, size);
+  std::lock_guard<std::mutex> lock(registry().mutex);
+  registry().groups.emplace_back(group);
+  return group;
+}
+
+/// Destroys the groups that somebody still holds, the newest first, on each rank alike.
+void destroy_groups() {
+  std::vector<c10::weak_intrusive_ptr<ProcessGroupHCCL>> groups;
+  {
+    std::lock_guard<std::mutex> lock(registry().mutex);
+    groups = std::exchange(registry().groups, {});
+  }
+  for (auto found = groups.rbegin(); found != groups.rend(); ++found) {
+    if (auto group = found->lock()) group->destroy();
+  }
+}
+
 }  // namespace
 
 void bind_collectives(py::module_& module) {
+  // As the vendor's does, it holds the interpreter lock while it waits.
+  module.def("destroy_process_groups", &destroy_groups);
   module.def("keep_pending_collectives", &keep_pending, py::call_guard<py::gil_scoped_release>());
   py::module_::import("torch.distributed");  // binds the base class
   bind_lone_ranks(module);
   py::class_<ProcessGroupHCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupHCCL>>(
       module, "ProcessGroupHCCL")
-      .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>(),
-           py::call_guard<py::gil_scoped_release>(), py::arg("gloo"), py::arg("rank"),
-           py::arg("size"))
+      .def(py::init(&create_group), py::call_guard<py::gil_scoped_release>(), py::arg("gloo"),
+           py::arg("store"), py::arg("rank"), py::arg("size"))
       .def("abandon_coalescing", &ProcessGroupHCCL::abandon_coalescing,
            py::call_guard<py::gil_scoped_release>());
 }

@@ -11,7 +11,7 @@ bool PointToPointWork::wait(std::chrono::milliseconds timeout) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!future_ && !has_ended_) {
-      inner_->wait(timeout);
+      unless_lost([&] { return inner_->wait(timeout); });
       finish_once();
       has_ended_ = true;
     }
@@ -37,6 +37,7 @@ FuturePtr PointToPointWork::getFuture() {
       self->inner_->wait(kNoTimeout);
       self->finish_once();
     } catch (...) {
+      if (is_lost(std::current_exception())) return;
       self->future_->setError(std::current_exception());
       return;
     }

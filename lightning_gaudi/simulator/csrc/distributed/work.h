@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/lost.h"
 #include "distributed/pending.h"
 #include "statistics/graph.h"
 
@@ -43,7 +44,10 @@ class HcclWork : public c10d::Work {
         finish_(std::move(finish)) {}
 
   bool isSuccess() const override { return inner_->isSuccess(); }
-  std::exception_ptr exception() const override { return inner_->exception(); }
+  std::exception_ptr exception() const override {
+    auto error = inner_->exception();
+    return is_lost(error) ? nullptr : error;
+  }
   int sourceRank() const override { return inner_->sourceRank(); }
   Tensors result() override { return *outputs_; }
   void synchronize() override { wait(kNoTimeout); }
@@ -89,12 +93,12 @@ class CollectiveWork final : public HcclWork {
   bool isCompleted() override {
     // gloo completes its future a moment before its work.
     if (future_->completed()) return true;
-    if (!inner_->isCompleted()) return false;
+    if (!inner_->isCompleted() || is_lost(inner_->exception())) return false;
     if (inner_->isSuccess()) finish_once();
     return true;
   }
   bool wait(std::chrono::milliseconds timeout) override {
-    const bool is_done = inner_->wait(timeout);
+    const bool is_done = unless_lost([&] { return inner_->wait(timeout); });
     finish_once();
     let_go_once();
     end_lazy_collectives("wait");
@@ -108,7 +112,7 @@ class CollectiveWork final : public HcclWork {
     auto self = c10::intrusive_ptr<CollectiveWork>::reclaim_copy(this);
     inner_->getFuture()->addCallback([self](c10::ivalue::Future& inner) {
       if (inner.hasError()) {
-        self->future_->setError(inner.exception_ptr());
+        if (!is_lost(inner.exception_ptr())) self->future_->setError(inner.exception_ptr());
         return;
       }
       try {
@@ -139,6 +143,21 @@ class PointToPointWork final : public HcclWork {
   std::mutex mutex_;  // guards what follows
   bool has_ended_ = false;
   FuturePtr future_;
+};
+
+/// The work of a send or a receive that gloo refuses since the other rank is lost: it never ends.
+class LostWork final : public c10d::Work {
+ public:
+  LostWork(c10d::OpType type, const Tensors& outputs) : Work(-1, type), future_(future_of(outputs)) {}
+
+  bool isCompleted() override { return false; }
+  bool isSuccess() const override { return false; }
+  void synchronize() override { wait(kNoTimeout); }
+  bool wait(std::chrono::milliseconds) override { wait_for_ever(); }
+  FuturePtr getFuture() override { return future_; }
+
+ private:
+  const FuturePtr future_;
 };
 
 /// Several works as one: what a coalesced call returns.

@@ -12,6 +12,7 @@ from . import _binding, utils  # noqa: F401
 
 from . import _ops, hpu, core  # isort: skip  # noqa: F401
 from . import distributed, dynamo, hpex, internal, version
+from ._signals import take_sigint
 from .distributed import hccl
 from .internal import bridge_config
 
@@ -44,6 +45,7 @@ __all__ = [
 if bridge_config.get_pt_hpu_gpu_migration():
     warnings.warn(f"PT_HPU_GPU_MIGRATION has no effect: {GPU_MIGRATION}", stacklevel=2)
 
+take_sigint()
 __getattr__ = missing(__name__)
 hide_other_releases()
 add_eclipsed()

@@ -6,6 +6,7 @@ Importing it finds that out, and sets variables for it, as the vendor's does (re
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
@@ -110,7 +111,18 @@ def _create_process_group(options: Any, backend_options: Any) -> Any:
     gloo = torch.distributed.ProcessGroupGloo(
         options.store, options.group_rank, options.group_size, timeout=options.timeout
     )
-    return C.ProcessGroupHCCL(gloo, options.group_rank, options.group_size)
+    return C.ProcessGroupHCCL(gloo, options.store, options.group_rank, options.group_size)
+
+
+def _destroy_all() -> None:
+    """Destroy all process groups as the program ends; each waits for all of its ranks.
+
+    Source: releases 1.19 and 1.24.0, `distributed/hccl/process_group_registry.hpp` (`cleanup`),
+    `backend/habana_device/hpu_cached_devices.cpp`.
+    """
+    if torch.distributed.GroupMember.WORLD is not None:
+        torch.distributed.destroy_process_group()
+    C.destroy_process_groups()
 
 
 def _register() -> None:
@@ -119,6 +131,7 @@ def _register() -> None:
             from ._alone import pretend
 
             pretend()
+        atexit.register(_destroy_all)
         torch.distributed.Backend.register_backend(
             "hccl", _create_process_group, devices=["hpu"], extended_api=True
         )

@@ -1,0 +1,264 @@
+"""How the process of a rank of several ends.
+
+Those of HCCL end together. When its process groups are destroyed, which the vendor's package does
+by itself as the interpreter ends, each rank waits until all have come, without a timeout, and does
+not let Python run meanwhile. So the ranks meet here before, where they can be told of one that
+fails; and a rank that fails does not go there: it tells the others and ends with its exit status.
+
+Source: Intel Gaudi PyTorch bridge 1.19 and 1.24.0, `distributed/hccl/process_group_hccl_base.cpp`
+(`hostBarrier`, `destroyHandshake`), `process_group_registry.hpp` (`cleanup`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from . import collectives, exit_status, processes, rank_monitor, whereabouts
+from .untrusted import printable
+
+_POLL_S = 0.05
+_BACKEND = "hccl"
+_OUTCOME, _ALL = "outcome", "all have come"
+_NO_STORE = "the process that holds the store, as a rule rank 0's, is gone"
+_LISTEN_S = 1.0
+
+_current: Farewell | None = None
+_num_groups = 0
+_destroy: Any = None
+_is_agreed = False
+
+
+def prepare(destroy: Any = None) -> None:
+    """Be ready for the end of this program, if it is one of several ranks that HCCL has connected.
+
+    Args:
+        destroy: What destroys all process groups; by default torch's.
+    """
+    global _current, _num_groups, _destroy
+    if not dist.is_initialized() or (_current is not None and _current.group is dist.group.WORLD):
+        return
+    if dist.get_world_size() == 1 or _BACKEND not in str(dist.get_backend_config()):
+        return
+    _destroy = destroy or _destroy or dist.destroy_process_group
+    _num_groups += 1
+    if _current is not None:
+        atexit.unregister(_at_exit)
+    # After what the vendor has registered, and so before that runs.
+    atexit.register(_at_exit)
+    _current = Farewell(dist.group.WORLD, f"lightning_gaudi_end/{_num_groups}")
+    _current.listen()
+
+
+def note_agreement() -> None:
+    """Note that all ranks are about to end in good order, if with a status that is not 0."""
+    global _is_agreed
+    _is_agreed = True
+
+
+def destroy_all(destroy: Any) -> None:
+    """Destroy all process groups, as a program asks for, unless that would wait for ever.
+
+    While an error is on its way, as in a `finally`, other ranks may not come: then the groups are
+    left to the end of the program after a moment.
+
+    Args:
+        destroy: Torch's function that does it.
+    """
+    farewell = _ready()
+    if farewell is not None:
+        is_failing = sys.exc_info()[0] is not None
+        if (reason := farewell.wait(rank_monitor.GRACE_S if is_failing else None)) is not None:
+            if not is_failing:
+                _give_up(farewell, reason)
+            return
+    _destroy_now(destroy)
+
+
+def _at_exit() -> None:
+    farewell = _ready()
+    if farewell is None:
+        return
+    error, status = exit_status.error(), exit_status.of_failure()
+    if error is not None and status is not None:
+        if not _is_agreed or farewell.wait(rank_monitor.STOP_S) is not None:
+            farewell.tell_failure(error, status)
+            processes.leave(status)
+        _destroy_now(_destroy)
+        return
+    try:
+        reason = farewell.wait()
+    except KeyboardInterrupt:
+        processes.leave(rank_monitor.INTERRUPTED)
+    if reason is not None:
+        _give_up(farewell, reason)
+    _destroy_now(_destroy)
+
+
+def _give_up(farewell: Farewell, reason: str) -> None:
+    rank_monitor.say(f"[rank: {farewell.rank}] ends without the others: {reason}")
+    processes.leave(1)
+
+
+def _ready() -> Farewell | None:
+    """Who is to say farewell, unless that has been said, or this is a fork of that process."""
+    if _current is None or _current.pid != os.getpid() or not dist.is_initialized():
+        return None
+    return _current if _current.group is dist.group.WORLD else None
+
+
+def _destroy_now(destroy: Any) -> None:
+    global _current
+    _current = None
+    with _uninterrupted(), whereabouts.waiting("destroy_process_group"):
+        collectives.forget_cpu_group()
+        destroy()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Have Ctrl-C wait for what is about to end by itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+
+class Farewell:
+    """What the ranks of a process group tell each other as they end, over its store."""
+
+    def __init__(self, group: Any, name: str) -> None:
+        self.group = group
+        self.pid = os.getpid()
+        self.rank = dist.get_rank()
+        self._name = name
+        self._store: Any = PrefixStore(name, dist.distributed_c10d._get_default_store())
+        self._missing = list(range(dist.get_world_size()))
+        self._store.set(f"process/{self.rank}", _describe(self.pid))
+
+    def listen(self) -> None:
+        """End this process, from a thread, some seconds after another rank has failed.
+
+        It may be in a collective then, in which it would wait for ever.
+        """
+        store = dist.distributed_c10d._get_default_store()
+        if hasattr(store, "clone"):  # since torch 2.8: a connection of its own for the thread
+            own = PrefixStore(self._name, store.clone())
+            threading.Thread(target=self._listen, args=(own,), name="farewell", daemon=True).start()
+
+    def _listen(self, store: Any) -> None:
+        outcome = ""
+        while not outcome and _current is self and os.getpid() == self.pid:
+            time.sleep(_LISTEN_S)
+            try:
+                if store.check([_OUTCOME]):
+                    outcome = _shown(store.get(_OUTCOME))
+            except RuntimeError:
+                outcome = _NO_STORE
+        if outcome in ("", _ALL):
+            return
+        time.sleep(rank_monitor.GRACE_S)  # it may end by itself, and say more
+        if _current is self:
+            rank_monitor.say(f"[rank: {self.rank}] ends because {outcome}")
+            processes.end_now()
+
+    def tell_failure(self, error: BaseException, status: int) -> None:
+        """Tell the others that this rank fails; nobody is waited for."""
+        how = f"ended with exit status {status}"
+        if not isinstance(error, SystemExit):
+            how = f"failed with {type(error).__name__}: {str(error).strip()[:500]}"
+        with contextlib.suppress(Exception):  # its store may be gone with another rank
+            self._settle(f"rank {self.rank} {how}")
+
+    def wait(self, within_s: float | None = None) -> str | None:
+        """Wait until all ranks have come to their ends.
+
+        Args:
+            within_s: Seconds, after which those who did not come are given up, by all ranks.
+
+        Returns:
+            Why they will not come; None if they have.
+        """
+        end = None if within_s is None else time.monotonic() + within_s
+        try:
+            self._store.set(f"come/{self.rank}", "")
+            while not self._has(_OUTCOME):
+                if (missing := self._who_is_missing()) is None:
+                    self._settle(_ALL)
+                elif (gone := self._who_has_died()) is not None:
+                    self._settle(gone)
+                elif end is not None and time.monotonic() > end:
+                    self._settle(f"rank {self.rank} waited, but {missing}")
+                else:
+                    time.sleep(_POLL_S)
+            outcome = self._get(_OUTCOME)
+        except RuntimeError:  # torch's of a connection
+            return _NO_STORE
+        return None if outcome == _ALL else outcome
+
+    def _settle(self, outcome: str) -> None:
+        """Say how it ends, for all ranks alike, unless somebody has: then that holds."""
+        self._store.compare_set(_OUTCOME, "", outcome)
+
+    def _who_is_missing(self) -> str | None:
+        self._missing = [each for each in self._missing if not self._has(f"come/{each}")]
+        ranks = ", ".join(map(str, self._missing))
+        return f"rank {ranks} did not come" if ranks else None
+
+    def _who_has_died(self) -> str | None:
+        """Which rank has died on this machine without a word."""
+        for rank in self._missing:
+            process = self._get(f"process/{rank}") if self._has(f"process/{rank}") else ""
+            if _has_died(process) and not self._has(f"come/{rank}"):
+                return f"rank {rank} has died"
+        return None
+
+    def _has(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+    def _get(self, key: str) -> str:
+        return _shown(self._store.get(key))
+
+
+def _shown(value: bytes) -> str:
+    """What another process has written, for a terminal."""
+    return printable(value.decode(errors="replace"), max_chars=600)
+
+
+def _describe(pid: int) -> str:
+    """A process as others of its machine find it: who counts, its number, when it was started."""
+    host = f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
+    return f"{host} {pid} {_started(pid)}"
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started; None if it has ended. Source: proc_pid_stat(5)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else fields[19]
+
+
+def _has_died(description: str) -> bool:
+    """Whether a process that `_describe` has described, if one of this machine, is no more."""
+    pid = description.split(" ")[-2:-1]
+    if not pid or not pid[0].isdecimal():
+        return False
+    own = _describe(os.getpid()).rsplit(" ", 2)[0]
+    return description.rsplit(" ", 2)[0] == own and _describe(int(pid[0])) != description
