@@ -186,7 +186,7 @@ def test_a_member_of_an_enumeration_is_not_changed() -> None:
         + b"tR.",
     ]
     for stream in streams:
-        with pytest.raises(pickle.UnpicklingError, match="a state for|a tensor"):
+        with pytest.raises(pickle.UnpicklingError, match=r"a state for|a tensor"):
             Unpickler(io.BytesIO(stream)).load()
     assert member.value == 0
     assert _MEM_FORMAT_ENCODING(0) is member
