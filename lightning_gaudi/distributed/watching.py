@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from lightning_gaudi._core import collectives, processes
 from lightning_gaudi.reliability import stacks, watchdog
-from lightning_gaudi.reliability.board import Board, own_connection
+from lightning_gaudi.reliability.board import Board
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 from lightning_gaudi.reliability.verdict import Limits
 
@@ -27,7 +27,7 @@ def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> Non
         return
     rank = dist.get_rank()
     name = collectives.broadcast_object(uuid.uuid4().hex, 0)
-    board = Board(own_connection(_get_default_store()), name, rank, dist.get_world_size())
+    board = Board(_get_default_store(), name, rank)
     board.write_first(watchdog.FIRST_BEAT)
     others = collectives.gather_objects(stacks.prepare())
     watchdog.start(group, board, rank, others, _limits(settings, timeout))

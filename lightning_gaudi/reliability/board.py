@@ -9,16 +9,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
-
-from lightning_gaudi._core.untrusted import parse_json, printable
-
-from .verdict import Beat, Verdict
 
 BEAT_S = 0.5
 """How often a rank says that it is there."""
@@ -28,74 +23,36 @@ STUCK_S = 5.0
 
 _PREFIX = "lightning_gaudi_watchdog"
 
-_MAX_BYTES, _MAX_STACK_BYTES = 2**16, 2**17
-"""What is longer, or the rest of it, is not ours."""
-
-_Value = TypeVar("_Value")
-
 
 def own_connection(store: Any) -> Any:
-    """A store with the same content, without prefixes, that another thread may wait for.
+    """A store with the same content that another thread may wait for.
+
+    Where torch cannot make one (before 2.8), its names may lack the prefixes of the one given.
 
     Args:
         store: Of any kind that torch's process groups have.
     """
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if _can_be_cloned(store):
+    if hasattr(store, "clone"):
         return store.clone()
-    address = address_of(store)
-    return store if address is None else connect(address)
-
-
-def _can_be_cloned(store: Any) -> bool:
-    return hasattr(store, "clone")  # from torch 2.8 on
-
-
-def address_of(store: Any) -> tuple[str, int] | None:
-    """Returns where another process finds a store, if it can: see `connect`.
-
-    Args:
-        store: Of any kind that torch's process groups have.
-    """
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if isinstance(store, TCPStore):
-        return store.host, store.port
+        return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
     path = getattr(store, "path", None)
-    return (path, 0) if isinstance(store, FileStore) and path else None
-
-
-def connect(address: tuple[str, int]) -> Any:
-    """Returns the store of an address.
-
-    Args:
-        address: Host and port, or a file's path and 0.
-    """
-    place, port = address
-    if not port:
-        return FileStore(place)
-    return TCPStore(place, port, is_master=False, wait_for_workers=False)
+    return FileStore(path) if isinstance(store, FileStore) and path else store
 
 
 class Board:
     """This rank's side of what the ranks write.
 
-    Nobody who reaches the store has to say who he is. So what is read is checked as what any file
-    says; that others stay away from it is a matter of the network.
-
     Args:
-        store: A connection of its own to the process group's.
+        store: The process group's.
         name: What the boards of its ranks have in common, and those of no other.
-        rank: This one; None for a vigil, which writes for others.
-        num_ranks: How many there are.
+        rank: This one.
     """
 
-    def __init__(self, store: Any, name: str, rank: int | None, num_ranks: int) -> None:
-        self._store: Any = PrefixStore(f"{_PREFIX}/{name}", store)
-        self._num_ranks = num_ranks
-        self.name = name
-        self.address = address_of(store)
+    def __init__(self, store: Any, name: str, rank: int) -> None:
+        self._store: Any = PrefixStore(f"{_PREFIX}/{name}", own_connection(store))
         self._store.set_timeout(timedelta(seconds=2 * STUCK_S))
         self._rank = rank
         self._readers: Sequence[int] = ()
@@ -105,10 +62,9 @@ class Board:
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="watchdog-board", daemon=True)
         self._beat: Any = None
-        self.beats: dict[int, tuple[Beat, float]] = {}
+        self.beats: dict[int, tuple[Any, float]] = {}
         """The last new heartbeat of each rank that is listened to, and when it was first seen."""
-        self.verdict: tuple[Verdict, list[int]] | None = None
-        """What ends all ranks, and those whose stacks are wanted."""
+        self.verdict: Any = None
         self.stacks: dict[int, str] = {}
         self.num_seen = 0
         self.num_rounds = 0
@@ -122,7 +78,7 @@ class Board:
         """Begin to write and to listen; all ranks have written their first heartbeat.
 
         Args:
-            beat: A function that makes those that are to be written, by rank.
+            beat: A function that makes one.
             listens_to: The ranks whose heartbeats are wanted.
         """
         self._beat, self._readers = beat, listens_to
@@ -175,8 +131,7 @@ class Board:
 
     def _ask(self) -> None:
         store = self._store
-        for rank, beat in self._beat().items():
-            store.set(f"beat/{rank}", json.dumps(beat))
+        store.set(f"beat/{self._rank}", json.dumps(self._beat()))
         for name in [*self._outbox]:
             value = self._outbox.pop(name)
             if name == "verdict":
@@ -189,30 +144,16 @@ class Board:
         found = store.multi_get(keys) if store.has_extended_api() else [store.get(k) for k in keys]
         now = time.monotonic()
         for rank, text in zip(self._readers, found, strict=True):
-            beat = _read(text, Beat.read)
-            if beat is not None and (rank not in self.beats or self.beats[rank][0] != beat):
+            beat = json.loads(text)
+            if rank not in self.beats or self.beats[rank][0] != beat:
                 self.beats[rank] = (beat, now)
         if self.verdict is None and store.check(["verdict"]):
-            read = partial(Verdict.read, num_ranks=self._num_ranks)
-            self.verdict = _read(store.get("verdict"), read)
-            if self.verdict is None:  # somebody else's: make way for one of ours
-                store.delete_key("verdict")
+            self.verdict = json.loads(store.get("verdict"))
         if self.verdict is not None:
-            self._read_farewells(self.verdict[1])
+            self._read_farewells()
 
-    def _read_farewells(self, wanted: Sequence[int]) -> None:
-        for rank in wanted:
+    def _read_farewells(self) -> None:
+        for rank in self.verdict["stacks"]:
             if rank not in self.stacks and self._store.check([f"stack/{rank}"]):
-                text = self._store.get(f"stack/{rank}")[:_MAX_STACK_BYTES].decode(errors="replace")
-                self.stacks[rank] = printable(text, max_chars=_MAX_STACK_BYTES, lines=True)
+                self.stacks[rank] = self._store.get(f"stack/{rank}").decode()
         self.num_seen = self._store.add("seen", 0)
-
-
-def _read(data: bytes, as_ours: Callable[[Any], _Value]) -> _Value | None:
-    """Returns what somebody has written, or None if that is nothing that we write."""
-    if len(data) > _MAX_BYTES:
-        return None
-    try:
-        return as_ours(parse_json(data))
-    except ValueError:
-        return None

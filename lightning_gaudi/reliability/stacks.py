@@ -14,7 +14,6 @@ import traceback
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from lightning_gaudi._core import whereabouts
 from lightning_gaudi._core.rank_monitor import killed_by
 
 _SIGNAL = signal.SIGRTMAX - 5
@@ -38,8 +37,6 @@ class Process(NamedTuple):
     """When, in ticks since the machine started: another process may get its number."""
     stack: str
     """The file that it writes its stack to."""
-    page: str
-    """Where it notes what it does, see `whereabouts.Page`."""
 
 
 def prepare() -> Process:
@@ -53,7 +50,7 @@ def prepare() -> Process:
     assert status is not None
     namespace = Path("/proc/self/ns/pid")
     host = f"{os.uname().nodename} {namespace.readlink()}"
-    return Process(host, os.getpid(), status.started, _path(_file), whereabouts.share().path)
+    return Process(host, os.getpid(), status.started, _path(_file))
 
 
 def close() -> None:

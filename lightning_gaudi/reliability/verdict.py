@@ -4,20 +4,12 @@ A rank hangs relative to others. Alone it may compile, save or download for as l
 hangs if it has not moved for longer than its limit, waits for nobody, and others do wait: they are
 in a collective, or further than it. The limit is the watchdog's within training, from the end of a
 fit's first step to the end of its last, and the process group's elsewhere.
-
-A rank that lets no Python run is in code in C. The vendor's waits for the device are such code:
-`hpu.synchronize`, `mark_step` and replaying a graph keep Python's lock (bridge 1.19 and 1.24.0,
-`hpu/csrc/bindings.cpp`). So where nothing else tells ranks apart, it waits, and those hang whose
-Python runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import isfinite
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-from lightning_gaudi._core.untrusted import printable
 
 SILENT_S = 5.0
 """After how long without a heartbeat a rank is called silent."""
@@ -43,37 +35,12 @@ class Beat(NamedTuple):
     last_collective: str | None
     still_s: float
     """How long it has been in this place, by its own clock."""
-    runs_python: bool = True
-    """Whether Python runs in it; others of its host say so of one in which it does not."""
 
     @classmethod
-    def read(cls, values: Any) -> Beat:
-        """One that went through JSON.
-
-        Raises:
-            ValueError: It is none of ours: anybody who reaches the store may write there.
-        """
-        if not isinstance(values, list) or len(values) != len(cls._fields):
-            raise ValueError(f"no heartbeat: {printable(values, max_chars=100)}")
-        number, state, step, place, is_training, position, collective, last, still_s, runs = values
-        is_whole = (
-            all(_is_number(each) for each in (number, step, still_s))
-            and state in (RUNS, LEFT, FAILED)
-            and isinstance(place, str)
-            and isinstance(is_training, bool)
-            and isinstance(runs, bool)
-            and isinstance(position, list)
-            and len(position) == 2
-            and all(_is_number(each) for each in position)
-            and all(each is None or isinstance(each, str) for each in (collective, last))
-        )
-        if not is_whole:
-            raise ValueError(f"no heartbeat: {printable(values, max_chars=100)}")
-        collective, last = (
-            None if each is None else printable(each, max_chars=100) for each in (collective, last)
-        )
-        place, at = printable(place, max_chars=100), (position[0], position[1])
-        return cls(number, state, step, place, is_training, at, collective, last, still_s, runs)
+    def read(cls, values: Sequence[Any]) -> Beat:
+        """One that went through JSON."""
+        beat = cls(*values)
+        return beat._replace(position=(beat.position[0], beat.position[1]))
 
 
 class Limits(NamedTuple):
@@ -89,36 +56,6 @@ class Verdict(NamedTuple):
     ranks: tuple[int, ...]
     """Those that hang or are dead; none if it cannot be told."""
     reason: str
-    stood: str = ""
-    """Where every rank stood."""
-
-    @classmethod
-    def read(cls, values: Any, num_ranks: int) -> tuple[Verdict, list[int]]:
-        """Returns one that went through JSON, and of which ranks there will be stacks.
-
-        Args:
-            values: What it came as.
-            num_ranks: How many ranks there are.
-
-        Raises:
-            ValueError: It is none of ours: anybody who reaches the store may write there.
-        """
-        if not isinstance(values, dict):
-            raise ValueError(f"no verdict: {printable(values, max_chars=100)}")
-        ranks, wanted = values.get("ranks"), values.get("stacks")
-        texts = [values.get("reason"), values.get("stood", "")]
-        for each in (ranks, wanted):
-            if not isinstance(each, list) or any(
-                isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < num_ranks
-                for rank in each
-            ):
-                raise ValueError(f"no verdict: {printable(values, max_chars=100)}")
-        if not all(isinstance(each, str) for each in texts):
-            raise ValueError(f"no verdict: {printable(values, max_chars=100)}")
-        assert isinstance(ranks, list)
-        assert isinstance(wanted, list)
-        reason, stood = (printable(each, max_chars=4000) for each in texts)
-        return cls(tuple(ranks), reason, stood), wanted
 
 
 def judge(
@@ -155,48 +92,10 @@ def judge(
     if gone := _left(beats, running, still, limits):
         return gone
     is_stuck = all(still[rank] > _limit(beat, limits) for rank, beat in running.items())
-    if len(running) < 2 or not is_stuck or not (waiting or is_training):
-        return None
-    in_python = [rank for rank, beat in running.items() if beat.runs_python]
-    if 0 < len(in_python) < len(running):
-        return Verdict(tuple(in_python), _each(in_python, running, still, silent_s))
-    where = _each(list(running), running, still, silent_s)
-    return Verdict((), f"no rank goes on, and none is behind: {where}")
-
-
-def where_all_stand(beats: Mapping[int, Beat], silent_s: Mapping[int, float], num: int) -> str:
-    """Returns in one line where every rank stood, those that stood alike together.
-
-    Args:
-        beats: The last heartbeats that there are, by rank.
-        silent_s: For how long there has been none since, in seconds.
-        num: How many ranks there are.
-    """
-    places: dict[str, list[int]] = {}
-    for rank in range(num):
-        beat = beats.get(rank)
-        if beat is None:
-            place = "not known"
-        elif beat.state != RUNS:
-            place = f"{beat.state} after {_where(beat)}"
-        else:
-            is_silent = silent_s.get(rank, 0.0) > SILENT_S
-            heard = f", as last heard {silent_s[rank]:.0f} s ago" if is_silent else ""
-            place = f"{_where(beat)}{heard}"
-        places.setdefault(place, []).append(rank)
-    return "; ".join(f"{_ranks(ranks)}: {place}" for place, ranks in places.items())
-
-
-def _ranks(ranks: list[int]) -> str:
-    """Returns ranks as a person writes them: `rank 3`, `ranks 0-6, 8`."""
-    parts: list[str] = []
-    for rank in ranks:
-        first, _, last = parts[-1].partition("-") if parts else ("", "", "")
-        if parts and int(last or first) == rank - 1:
-            parts[-1] = f"{first}-{rank}"
-        else:
-            parts.append(f"{rank}")
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
+    if len(running) > 1 and is_stuck and (waiting or any(b.is_training for b in running.values())):
+        where = _each(list(running), running, still, silent_s)
+        return Verdict((), f"no rank goes on, and none is behind: {where}")
+    return None
 
 
 def _waits(beat: Beat, silent_s: float) -> bool:
@@ -254,10 +153,5 @@ def _each(
 
 def _where(beat: Beat) -> str:
     place = f"the collective {beat.collective}" if beat.collective else beat.place
-    place += "" if beat.runs_python else ", in code that lets no Python run"
     last = beat.last_collective or "none"
     return f"step {beat.step}, {place} (last collective: {last})"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
