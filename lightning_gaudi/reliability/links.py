@@ -31,6 +31,7 @@ _SIGNATURE_BYTES = hashlib.sha256().digest_size
 _AGAIN_S = 1.0
 _STRANGER_S = 5.0
 _MAX_STRANGERS = 16
+_BACKLOG = 128
 _FAREWELL_S = 1.0
 _POLL_S = 0.05
 
@@ -245,5 +246,5 @@ def listen(address: str, *, is_one_machine: bool) -> socket.socket:
         place = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)
     listener = socket.socket(family, kind, protocol)
     listener.bind(place)
-    listener.listen(_MAX_STRANGERS)
+    listener.listen(_BACKLOG)
     return listener

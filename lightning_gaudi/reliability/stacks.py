@@ -98,7 +98,7 @@ class Question:
         self._file: IO[str] | None = None
         self._found = ""
         with contextlib.suppress(OSError):
-            self._file = Path(process.stack).open(errors="replace")
+            self._file = Path(process.stack).open(errors="replace")  # noqa: SIM115
             self._file.seek(0, os.SEEK_END)
             _signal_main_thread(process.pid)
             if wakes:
@@ -187,6 +187,21 @@ def call(stack: str) -> Call | None:
     name = f"{function} ({'/'.join(Path(file).parts[-3:])}:{line})" + (f": {source}" * bool(source))
     compiles = any(_COMPILERS.search(frame[0]) for frame in frames)
     return Call(name, waits, compiles, not (waits or compiles or _TORCH.search(file)))
+
+
+def innermost(stack: str, max_chars: int) -> str:
+    """Returns the part of a stack that is nearest to where the thread is.
+
+    Args:
+        stack: As `faulthandler` writes it, the innermost frame first, or `traceback`, last.
+        max_chars: How many characters are kept, in whole lines.
+    """
+    if len(stack) <= max_chars:
+        return stack
+    frames = _FRAME.findall(stack)
+    if frames and frames[0][2]:
+        return "  ...\n" + stack[-max_chars:].partition("\n")[2]
+    return stack[:max_chars].rpartition("\n")[0] + "\n  ...\n"
 
 
 def cpu_s(process: Process) -> float:

@@ -3,8 +3,8 @@
 A rank hangs relative to others. Alone it may compile, save or download for as long as it takes. It
 hangs if it has not moved for longer than its limit, waits for nobody, and others do wait: they are
 in a collective, or further than it. The limit is the watchdog's within training, from the end of a
-fit's first step to the end of its last, and the process group's elsewhere, and where a rank computes
-in a call for the card, as when it compiles.
+fit's first step to the end of its last, and the process group's elsewhere; also where a rank
+computes in a call for the card, as when it compiles.
 
 A rank waits if it has noted so, or if its stack shows a call that waits for the card: there it may
 let no Python run, and may be said to be silent, but is not to blame as long as somebody else is. Of
@@ -131,7 +131,7 @@ def judge(
     """
     if dead := _dead(beats):
         return dead
-    running = {rank: beat for rank, beat in beats.items() if beat.state == RUNS}
+    running = {r: beat for r, beat in beats.items() if beat.state == RUNS and not beat.is_dead}
     still = {rank: beat.still_s + silent_s[rank] for rank, beat in running.items()}
     scene = _Scene(running, still, silent_s, limits)
     if hung := scene.hung():
@@ -191,7 +191,7 @@ class _Scene:
         if self._is_heard(rank):
             return True
         witnesses = [self._still[other] for other in self._running if self._is_heard(other)]
-        return any(still > SILENT_S for still in witnesses)
+        return any(still > self._limit(rank) / 2 for still in witnesses)
 
     def hung(self) -> list[int]:
         """The ranks that hang, by what is most certain first."""
@@ -326,6 +326,7 @@ def account(beats: Mapping[int, Beat], silent_s: Mapping[int, float], num_ranks:
 
 
 def _stood(beat: Beat, silent_s: float) -> str:
+    """Where a rank stood, without the seconds, in which ranks that stand alike would differ."""
     told = f"stood in {where(beat)}"
     if beat.state != RUNS:
         return f"had left {'with an error' if beat.state == FAILED else 'at its end'}, and {told}"
@@ -338,7 +339,9 @@ def _stood(beat: Beat, silent_s: float) -> str:
     if beat.ended == STOPPED:
         told += ", and its process is stopped"
     elif beat.mute_s > SILENT_S:
-        told += ", and lets no Python run" + (", as it waits or works for the card" * beat.waits)
+        told += ", without letting Python run" + (
+            ", in what waits or works for the card" * beat.waits
+        )
     return told + (", and computes" * beat.is_busy)
 
 

@@ -27,7 +27,7 @@ from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.untrusted import printable
 
 from .links import Links, Message
-from .stacks import Process
+from .stacks import Process, innermost
 from .verdict import RUNS, SILENT_S, STOPPED, Beat, Limits, Verdict, account, judge
 from .watched import WatchedRank
 
@@ -44,7 +44,8 @@ _END_S = 1.5
 _LINGER_S = 2.0
 _PATIENCE_S = 2.5
 _MAX_STACKS = 8
-_MAX_STACK = 6000
+_MAX_STACK = 32000
+_MAX_SENT_STACK = 6000
 _MAX_REASON = 4000
 _NICE = 5
 
@@ -110,7 +111,9 @@ class Watcher:
         return not (is_missed and has_others) or waited_s > _LINGER_S
 
     def _report(self) -> Message:
-        stacks = {number: rank.stack[-_MAX_STACK:] for number, rank in self._ranks.items()}
+        stacks = {
+            number: innermost(rank.stack, _MAX_SENT_STACK) for number, rank in self._ranks.items()
+        }
         told = sorted(number for number, stack in stacks.items() if stack)[:_MAX_STACKS]
         return {
             "beats": {str(number): self._beats[number] for number in self._ranks},
@@ -196,7 +199,7 @@ class Watcher:
             "ranks": verdict.ranks,
             "reason": verdict.reason[:_MAX_REASON],
             "account": lines,
-            "stacks": {n: stack[-_MAX_STACK:] for n, stack in found.items() if stack},
+            "stacks": {n: innermost(stack, _MAX_SENT_STACK) for n, stack in found.items() if stack},
         }
         self._links.send({"verdict": message})
         self._say(verdict, lines, found)
@@ -217,7 +220,9 @@ class Watcher:
     def _say(self, verdict: Verdict, lines: list[str], found: dict[int, str]) -> None:
         for number, stack in found.items():
             if number in verdict.ranks or number in self._ranks:
-                shown = printable(stack.rstrip(), max_chars=_MAX_STACK, lines=True)
+                shown = printable(
+                    innermost(stack, _MAX_STACK).rstrip(), max_chars=_MAX_STACK, lines=True
+                )
                 say(f"the Python stack of rank {number}:\n{shown or '  not to be had'}\n")
         say("where every rank stood:\n" + "\n".join(f"  {line}" for line in lines))
         for number, rank in self._ranks.items():

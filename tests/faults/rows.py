@@ -25,6 +25,7 @@ FAULTS = {
     18: "data that are missing",
     19: "out of device memory",
     20: "SIGTERM, SLURM's requeue",
+    22: "a rank waits with the GIL held",
 }
 """By number, in the order of the page on reliability."""
 
