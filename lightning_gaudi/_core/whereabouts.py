@@ -1,14 +1,20 @@
-"""What this process is doing, noted for whoever watches it: a few words in plain memory.
+"""What this process is doing, noted for whoever watches it: a few words in memory.
 
-A note costs a tuple. Nobody waits for a device, a store or a lock because of it.
+A note costs a tuple and, where somebody watches from another process, a copy of it into memory that
+both have. Nobody waits for a device, a store or a lock because of it. The copy is there to be read
+while this process lets no Python run, as in much of the vendor's C code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import struct
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from mmap import mmap
+from typing import Any, NamedTuple
 
 
 class Whereabouts(NamedTuple):
@@ -29,14 +35,86 @@ class Whereabouts(NamedTuple):
     """When it came here, in seconds of `time.monotonic`."""
 
 
+RECORD_BYTES = 512
+"""How much memory a copy takes."""
+
+_NUMBER = struct.Struct("<Q")
+_RECORD = struct.Struct("<q?qqd64s64s64s")
+_TRIES = 20
+
 _START = "the start"
 
 _now = Whereabouts(0, _START, False, (0, 0), None, None, time.monotonic())
+_copy: mmap | None = None
+_number = 0
+"""Even while the copy is whole, odd while it is written."""
 
 
 def now() -> Whereabouts:
-    """Where the thread that trains is; for other threads."""
+    """Returns where the thread that trains is; for other threads."""
     return _now
+
+
+def copy_to(memory: mmap | None) -> None:
+    """Copies this note and all later ones to the first `RECORD_BYTES` of some memory.
+
+    Args:
+        memory: Shared with those who watch; None to copy no longer.
+    """
+    global _copy
+    _copy = memory
+    if memory is not None:
+        _note(_now)
+
+
+def _forget() -> None:
+    """A fork is another process, and what it does is not what is watched."""
+    global _copy
+    _copy = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _note(found: Whereabouts) -> None:
+    global _now, _number
+    _now = found
+    if (memory := _copy) is None:
+        return
+    _number += 2
+    _NUMBER.pack_into(memory, 0, _number - 1)
+    _RECORD.pack_into(
+        memory,
+        _NUMBER.size,
+        found.step,
+        found.is_training,
+        *found.position,
+        found.since,
+        found.place.encode(),
+        (found.collective or "").encode(),
+        (found.last_collective or "").encode(),
+    )
+    _NUMBER.pack_into(memory, 0, _number)
+
+
+def read(memory: mmap) -> Whereabouts | None:
+    """Returns what another process has copied; None if it is not there, or makes no sense."""
+    for _ in range(_TRIES):
+        (before,) = _NUMBER.unpack_from(memory, 0)
+        values = _RECORD.unpack_from(memory, _NUMBER.size)
+        (after,) = _NUMBER.unpack_from(memory, 0)
+        if before == after and not before % 2:
+            return _made_of(values) if before else None
+    return None
+
+
+def _made_of(values: tuple[Any, ...]) -> Whereabouts | None:
+    step, is_training, batch, count, since, *names = values
+    if not math.isfinite(since):
+        return None
+    place, *collectives = (name.rstrip(b"\0").decode(errors="replace") for name in names)
+    current, last = (name or None for name in collectives)
+    return Whereabouts(step, place, is_training, (batch, count), current, last, since)
 
 
 def enter(
@@ -50,16 +128,17 @@ def enter(
         is_training: See `Whereabouts`.
         new_batch: Whether the next batch begins here.
     """
-    global _now
     batch, count = _now.position
-    _now = Whereabouts(
-        _now.step if step is None else step,
-        place,
-        is_training,
-        (batch + 1, 0) if new_batch else (batch, count + 1),
-        None,
-        _now.last_collective,
-        time.monotonic(),
+    _note(
+        Whereabouts(
+            _now.step if step is None else step,
+            place,
+            is_training,
+            (batch + 1, 0) if new_batch else (batch, count + 1),
+            None,
+            _now.last_collective,
+            time.monotonic(),
+        )
     )
 
 
@@ -81,9 +160,9 @@ def waiting(collective: str) -> Iterator[None]:
     Args:
         collective: Its name.
     """
-    global _now
-    _now = _now._replace(collective=collective, last_collective=collective, since=time.monotonic())
+    here = _now._replace(collective=collective, last_collective=collective)
+    _note(here._replace(since=time.monotonic()))
     try:
         yield
     finally:
-        _now = _now._replace(collective=None, since=time.monotonic())
+        _note(_now._replace(collective=None, since=time.monotonic()))

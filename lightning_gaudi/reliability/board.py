@@ -1,159 +1,164 @@
-"""`Board`: what the ranks write for each other in torch's store, by a thread that may get stuck.
+"""`Board`: memory that a rank shares with the process that watches it, and how each finds it.
 
-The store is in a process of the run, as a rule rank 0: when that is stopped, whoever asks it waits.
-So one thread alone asks, over a connection of its own, and others look at what it has brought.
+It belongs to no file. Whoever opens it does so through `/proc`, which the kernel allows to the same
+user and to nobody else; so no other tenant of the machine reads or writes it. What a rank notes
+(`_core.whereabouts`) is read there while that rank lets no Python run.
+
+Layout: where the rank is; numbers (`_NUMBERS`); an order of the watching process's; a stack.
 """
 
 from __future__ import annotations
 
-import json
-import threading
+import math
+import os
+import struct
 import time
-from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
+from mmap import ACCESS_READ, ACCESS_WRITE, mmap
+from pathlib import Path
 
-from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
+from lightning_gaudi._core import whereabouts
 
-BEAT_S = 0.5
-"""How often a rank says that it is there."""
+from .verdict import FAILED, LEFT, RUNS, Limits
 
-STUCK_S = 5.0
-"""After how long a store that does not answer is as good as gone."""
+_NUMBERS = whereabouts.RECORD_BYTES
+_ORDER = 1024
+_STACK = 32 * 1024
+BOARD_BYTES = 64 * 1024
 
-_PREFIX = "lightning_gaudi_watchdog"
+_DOUBLE, _COUNT = struct.Struct("<d"), struct.Struct("<I")
+_PYTHON_AT, _TRAINING_S, _OTHER_S = (_NUMBERS + 8 * place for place in range(3))
+_STATE, _HAS_READ, _MAY_END, _WANTED, _GIVEN = (_NUMBERS + 24 + 4 * place for place in range(5))
 
-
-def own_connection(store: Any) -> Any:
-    """A store with the same content that another thread may wait for.
-
-    Where torch cannot make one (before 2.8), its names may lack the prefixes of the one given.
-
-    Args:
-        store: Of any kind that torch's process groups have.
-    """
-    if hasattr(store, "clone"):
-        return store.clone()
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, TCPStore):
-        return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
-    path = getattr(store, "path", None)
-    return FileStore(path) if isinstance(store, FileStore) and path else store
+_STATES = (RUNS, LEFT, FAILED)
 
 
 class Board:
-    """This rank's side of what the ranks write.
+    """The memory of one rank, as that rank or as another process on its host has it."""
 
-    Args:
-        store: The process group's.
-        name: What the boards of its ranks have in common, and those of no other.
-        rank: This one.
-    """
+    def __init__(self, memory: mmap, path: str) -> None:
+        self.memory = memory
+        self.path = path
+        """Where other processes of this user and host open it."""
 
-    def __init__(self, store: Any, name: str, rank: int) -> None:
-        self._store: Any = PrefixStore(f"{_PREFIX}/{name}", own_connection(store))
-        self._store.set_timeout(timedelta(seconds=2 * STUCK_S))
-        self._rank = rank
-        self._readers: Sequence[int] = ()
-        self._outbox: dict[str, str] = {}
-        self._asked_since: float | None = None
-        self._wake = threading.Event()
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="watchdog-board", daemon=True)
-        self._beat: Any = None
-        self.beats: dict[int, tuple[Any, float]] = {}
-        """The last new heartbeat of each rank that is listened to, and when it was first seen."""
-        self.verdict: Any = None
-        self.stacks: dict[int, str] = {}
-        self.num_seen = 0
-        self.num_rounds = 0
-        self.is_lost = False
+    @classmethod
+    def new(cls, limits: Limits) -> Board:
+        """Makes this rank's own."""
+        file = os.memfd_create("lightning-gaudi-board")
+        os.ftruncate(file, BOARD_BYTES)
+        board = cls(mmap(file, BOARD_BYTES), f"/proc/{os.getpid()}/fd/{file}")
+        board.limits = limits
+        board.note_python()
+        return board
 
-    def write_first(self, beat: Any) -> None:
-        """Write the first heartbeat, before anybody listens."""
-        self._store.set(f"beat/{self._rank}", json.dumps(beat))
+    @classmethod
+    def opened(cls, path: str, *, writes: bool = False) -> Board:
+        """Opens another rank's.
 
-    def start(self, beat: Any, listens_to: Sequence[int]) -> None:
-        """Begin to write and to listen; all ranks have written their first heartbeat.
-
-        Args:
-            beat: A function that makes one.
-            listens_to: The ranks whose heartbeats are wanted.
+        Raises:
+            OSError: That rank has ended.
         """
-        self._beat, self._readers = beat, listens_to
-        self._thread.start()
+        access = ACCESS_WRITE if writes else ACCESS_READ
+        with Path(path).open("r+b" if writes else "rb") as file:
+            return cls(mmap(file.fileno(), BOARD_BYTES, access=access), path)
 
-    def propose(self, verdict: Any) -> None:
-        """Have a verdict be everybody's, unless there is one."""
-        self._outbox["verdict"] = json.dumps(verdict)
-        self._wake.set()
+    def _count(self, place: int) -> int:
+        return int(_COUNT.unpack_from(self.memory, place)[0])
 
-    def tell_stack(self, rank: int, stack: str) -> None:
-        """Have everybody know a rank's stack."""
-        self._outbox[f"stack/{rank}"] = stack
-        self._wake.set()
+    def _set_count(self, place: int, value: int) -> None:
+        _COUNT.pack_into(self.memory, place, value)
 
-    def say_seen(self) -> None:
-        """Have rank 0, in which the store may be, know that this one has read it all."""
-        self._outbox["seen"] = "1"
-        self._wake.set()
+    def _double(self, place: int) -> float:
+        (value,) = _DOUBLE.unpack_from(self.memory, place)
+        return value if math.isfinite(value) else 0.0
 
     @property
-    def answers(self) -> bool:
-        """Whether the store can still be asked."""
-        since = self._asked_since
-        is_stuck = since is not None and time.monotonic() - since > STUCK_S
-        return not self.is_lost and not is_stuck
+    def state(self) -> str:
+        """`RUNS`, `LEFT` or `FAILED`."""
+        return _STATES[min(self._count(_STATE), len(_STATES) - 1)]
 
-    def close(self, within_s: float) -> None:
-        """Write a last heartbeat, and no more."""
-        self._is_closing = True
-        self._wake.set()
-        self._thread.join(within_s)
+    @state.setter
+    def state(self, value: str) -> None:
+        self._set_count(_STATE, _STATES.index(value))
 
-    def _run(self) -> None:
-        while True:
-            is_last = self._is_closing
-            self._asked_since = time.monotonic()
-            try:
-                self._ask()
-            except Exception:  # the store is gone, whatever torch calls that
-                self.is_lost = True
-                return
-            self._asked_since = None
-            self.num_rounds += 1
-            if is_last:
-                return
-            # Once there is a verdict, all that is left is a matter of moments.
-            self._wake.wait(BEAT_S if self.verdict is None else BEAT_S / 5)
-            self._wake.clear()
+    @property
+    def limits(self) -> Limits:
+        """What this rank wants."""
+        return Limits(self._double(_TRAINING_S), self._double(_OTHER_S))
 
-    def _ask(self) -> None:
-        store = self._store
-        store.set(f"beat/{self._rank}", json.dumps(self._beat()))
-        for name in [*self._outbox]:
-            value = self._outbox.pop(name)
-            if name == "verdict":
-                store.compare_set(name, "", value)
-            elif name == "seen":
-                store.add(name, 1)
-            else:
-                store.set(name, value)
-        keys = [f"beat/{rank}" for rank in self._readers]
-        found = store.multi_get(keys) if store.has_extended_api() else [store.get(k) for k in keys]
-        now = time.monotonic()
-        for rank, text in zip(self._readers, found, strict=True):
-            beat = json.loads(text)
-            if rank not in self.beats or self.beats[rank][0] != beat:
-                self.beats[rank] = (beat, now)
-        if self.verdict is None and store.check(["verdict"]):
-            self.verdict = json.loads(store.get("verdict"))
-        if self.verdict is not None:
-            self._read_farewells()
+    @limits.setter
+    def limits(self, value: Limits) -> None:
+        for place, seconds in zip((_TRAINING_S, _OTHER_S), value, strict=True):
+            _DOUBLE.pack_into(self.memory, place, seconds)
 
-    def _read_farewells(self) -> None:
-        for rank in self.verdict["stacks"]:
-            if rank not in self.stacks and self._store.check([f"stack/{rank}"]):
-                self.stacks[rank] = self._store.get(f"stack/{rank}").decode()
-        self.num_seen = self._store.add("seen", 0)
+    def note_python(self) -> None:
+        """Notes that the rank lets Python run; its own thread does this."""
+        _DOUBLE.pack_into(self.memory, _PYTHON_AT, time.monotonic())
+
+    @property
+    def python_at(self) -> float:
+        """When it last did, in seconds of `time.monotonic`."""
+        return self._double(_PYTHON_AT)
+
+    @property
+    def order(self) -> str:
+        """Why the rank is to end; "" while it need not."""
+        return self._text(_ORDER, _STACK)
+
+    @order.setter
+    def order(self, reason: str) -> None:
+        self._set_text(_ORDER, _STACK, reason)
+
+    @property
+    def has_read(self) -> bool:
+        """Whether the rank has said why it ends."""
+        return bool(self._count(_HAS_READ))
+
+    def note_read(self) -> None:
+        """Notes that it has."""
+        self._set_count(_HAS_READ, 1)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether all ranks of the host have said why they end, so that this one may do so."""
+        return bool(self._count(_MAY_END))
+
+    def let_end(self) -> None:
+        """Lets the rank end."""
+        self._set_count(_MAY_END, 1)
+
+    def ask_for_stack(self) -> int:
+        """Asks the rank's own thread for the stack of its main thread.
+
+        Returns:
+            The number of the question, for `stack`.
+        """
+        number = self._count(_WANTED) + 1
+        self._set_count(_WANTED, number)
+        return number
+
+    def stack(self, number: int) -> str:
+        """Returns the answer to a question; "" while there is none."""
+        return self._text(_STACK, BOARD_BYTES) if self._count(_GIVEN) >= number else ""
+
+    @property
+    def is_stack_wanted(self) -> bool:
+        """Whether a question waits for an answer."""
+        return self._count(_WANTED) != self._count(_GIVEN)
+
+    def give_stack(self, stack: str) -> None:
+        """Answers all questions so far."""
+        number = self._count(_WANTED)
+        self._set_text(_STACK, BOARD_BYTES, stack)
+        self._set_count(_GIVEN, number)
+
+    def _text(self, begin: int, end: int) -> str:
+        length = min(self._count(begin), end - begin - _COUNT.size)
+        begin += _COUNT.size
+        return self.memory[begin : begin + length].decode(errors="replace")
+
+    def _set_text(self, begin: int, end: int, text: str) -> None:
+        """The length comes last: whoever sees one sees what it is of."""
+        data = text.encode(errors="replace")[: end - begin - _COUNT.size]
+        self._set_count(begin, 0)
+        self.memory[begin + _COUNT.size : begin + _COUNT.size + len(data)] = data
+        self._set_count(begin, len(data))

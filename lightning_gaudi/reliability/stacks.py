@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import linecache
 import os
+import re
 import signal
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -19,10 +20,18 @@ from lightning_gaudi._core.rank_monitor import killed_by
 _SIGNAL = signal.SIGRTMAX - 5
 """At which a rank writes its stack, without any of its threads."""
 
-_WRITING_S = 2.0
-
 _LAST_LINES = (" in <module>\n", "  ...\n")
 """With which a stack ends, whole or cut. Source: CPython, Python/traceback.c."""
+
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(,?) in ([^\n]+)')
+_VENDOR = re.compile(r"/habana_frameworks/torch/(?!utils/)")
+_COLLECTIVES = re.compile(r"/torch/distributed/")
+_TORCH = re.compile(r"/torch/")
+_COMPILERS = re.compile(r"/torch/(_dynamo/convert_frame\.py|_inductor/)")
+_WAITING_CALLS = re.compile(
+    r"\.(item|tolist|cpu|numpy|wait|synchronize|all_reduce|barrier)\(|\bmark_step\("
+)
+"""Calls of C code by a line of Python that wait for the card or for other ranks."""
 
 _file: IO[str] | None = None
 
@@ -37,10 +46,19 @@ class Process(NamedTuple):
     """When, in ticks since the machine started: another process may get its number."""
     stack: str
     """The file that it writes its stack to."""
+    board: str = ""
+    """The memory in which it notes where it is."""
 
 
-def prepare() -> Process:
-    """Be ready to be asked for a stack; what others need to know."""
+def prepare(board: str = "") -> Process:
+    """Gets ready to be asked for a stack.
+
+    Args:
+        board: Where this process's board is.
+
+    Returns:
+        What others on this host need to know.
+    """
     global _file
     if _file is None:
         # Memory, and no file on a disk: it ends with the process, killed or not.
@@ -50,7 +68,7 @@ def prepare() -> Process:
     assert status is not None
     namespace = Path("/proc/self/ns/pid")
     host = f"{os.uname().nodename} {namespace.readlink()}"
-    return Process(host, os.getpid(), status.started, _path(_file))
+    return Process(host, os.getpid(), status.started, _path(_file), board)
 
 
 def close() -> None:
@@ -63,30 +81,43 @@ def close() -> None:
 
 
 def of_main_thread() -> str:
-    """The stack of this process's main thread, which another thread asks for.
-
-    If another process has asked before, as of one that was stopped, it is the stack of that moment.
-    """
-    if _file is not None and (asked := Path(_path(_file)).read_text()):
-        return asked
+    """The stack of this process's main thread, which another thread asks for."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "" if frame is None else "".join(traceback.format_stack(frame))
 
 
-def of_other(process: Process) -> str:
-    """The stack of another process on this host, be it stopped or busy; "" if it gives none."""
-    end = time.monotonic() + _WRITING_S
-    with contextlib.suppress(OSError), Path(process.stack).open() as file:
-        file.seek(0, os.SEEK_END)
-        _signal_main_thread(process.pid)
-        os.kill(process.pid, signal.SIGCONT)
-        found = ""
-        # It is written piece by piece, the outermost frame last.
-        while time.monotonic() < end and not found.endswith(_LAST_LINES):
-            time.sleep(0.05)
-            found += file.read()
-        return found
-    return ""
+class Question:
+    """The stack of another process on this host, asked for without its Python; see `prepare`.
+
+    Args:
+        process: It may be busy in C code.
+        wakes: Whether it is asked though it is stopped; it then goes on, as by SIGCONT.
+    """
+
+    def __init__(self, process: Process, *, wakes: bool = False) -> None:
+        self._file: IO[str] | None = None
+        self._found = ""
+        with contextlib.suppress(OSError):
+            self._file = Path(process.stack).open(errors="replace")  # noqa: SIM115
+            self._file.seek(0, os.SEEK_END)
+            _signal_main_thread(process.pid)
+            if wakes:
+                os.kill(process.pid, signal.SIGCONT)
+
+    def answer(self) -> str:
+        """Returns what it has written; "" until that is whole."""
+        if self._file is not None:
+            # It is written piece by piece, the outermost frame last.
+            self._found += self._file.read()
+            if self._found.endswith(_LAST_LINES):
+                self.close()
+        return self._found if self._found.endswith(_LAST_LINES) else ""
+
+    def close(self) -> None:
+        """Waits for no answer any more."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _path(file: IO[str]) -> str:
@@ -128,16 +159,69 @@ def how(process: Process) -> str | None:
     return killed_by(number)
 
 
+class Call(NamedTuple):
+    """What a stack tells of the call that a thread is in."""
+
+    name: str
+    """The innermost function of Python, where it stands, and what that line says."""
+    waits: bool
+    """Whether it is one that waits for a card or for other ranks, or works for a card."""
+    compiles: bool
+    is_known: bool
+    """Whether it is a call of Python's own or of the user's, and none of torch."""
+
+
+def call(stack: str) -> Call | None:
+    """Returns in which call a thread is, or None if its stack does not tell.
+
+    Args:
+        stack: As `faulthandler` writes it, the innermost frame first, or `traceback`, last.
+    """
+    frames = _FRAME.findall(stack)
+    if not frames:
+        return None
+    file, line, _, function = frames[-1 if frames[0][2] else 0]
+    source = linecache.getline(file, int(line)).strip()
+    of_vendor = bool(_VENDOR.search(file) or _COLLECTIVES.search(file))
+    waits = of_vendor or bool(_WAITING_CALLS.search(source) and not _TORCH.search(file))
+    name = f"{function} ({'/'.join(Path(file).parts[-3:])}:{line})" + (f": {source}" * bool(source))
+    compiles = any(_COMPILERS.search(frame[0]) for frame in frames)
+    return Call(name, waits, compiles, not (waits or compiles or _TORCH.search(file)))
+
+
+def innermost(stack: str, max_chars: int) -> str:
+    """Returns the part of a stack that is nearest to where the thread is.
+
+    Args:
+        stack: As `faulthandler` writes it, the innermost frame first, or `traceback`, last.
+        max_chars: How many characters are kept, in whole lines.
+    """
+    if len(stack) <= max_chars:
+        return stack
+    frames = _FRAME.findall(stack)
+    if frames and frames[0][2]:
+        return "  ...\n" + stack[-max_chars:].partition("\n")[2]
+    return stack[:max_chars].rpartition("\n")[0] + "\n  ...\n"
+
+
+def cpu_s(process: Process) -> float:
+    """Returns for how many seconds a process has computed, in all its threads."""
+    status = _status(process.pid)
+    return 0.0 if status is None else status.ticks / os.sysconf("SC_CLK_TCK")
+
+
 class _Status(NamedTuple):
     state: str
     started: int
     code: int
+    ticks: int
 
 
 def _status(pid: int) -> _Status | None:
-    """What the kernel says of a process. Source: proc_pid_stat(5), fields 3, 22 and 52."""
+    """What the kernel says of a process. Source: proc_pid_stat(5), fields 3, 14, 15, 22 and 52."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return _Status(fields[0], int(fields[19]), int(fields[49]))
+    ticks = int(fields[11]) + int(fields[12])
+    return _Status(fields[0], int(fields[19]), int(fields[49]), ticks)

@@ -1,27 +1,42 @@
-"""Which rank hangs, judged by what each says of itself: no thread, no store, no clock.
+"""Which rank hangs, judged by what is known of each: no process, no network, no clock.
 
 A rank hangs relative to others. Alone it may compile, save or download for as long as it takes. It
 hangs if it has not moved for longer than its limit, waits for nobody, and others do wait: they are
 in a collective, or further than it. The limit is the watchdog's within training, from the end of a
-fit's first step to the end of its last, and the process group's elsewhere.
+fit's first step to the end of its last, and the process group's elsewhere; also where a rank
+computes in a call for the card, as when it compiles.
+
+A rank waits if it has noted so, or if its stack shows a call that waits for the card: there it may
+let no Python run, and may be said to be silent, but is not to blame as long as somebody else is. Of
+two that stand at the same place, one in Python and one in C code that lets no Python run, the first
+is the one that others wait for: what holds back Python is the vendor's code as a rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lightning_gaudi._core.untrusted import printable
+
 SILENT_S = 5.0
-"""After how long without a heartbeat a rank is called silent."""
+"""After how long without a sign of life a rank is called silent."""
 
 LEFT_S = 10.0
 """How long others may still stand where they are when a rank has left with an error."""
 
 RUNS, LEFT, FAILED = "runs", "left", "failed"
 
+STOPPED = "is stopped"
+"""What is said of a process that a signal has stopped."""
+
+MAX_TEXT = 400
+_MAX_LINES = 8
+
 
 class Beat(NamedTuple):
-    """What a rank says of itself, about twice a second."""
+    """What is known of a rank, as of a moment."""
 
     number: int
     """Another one each time."""
@@ -35,12 +50,58 @@ class Beat(NamedTuple):
     last_collective: str | None
     still_s: float
     """How long it has been in this place, by its own clock."""
+    mute_s: float = 0.0
+    """For how long it has let no Python run."""
+    ended: str | None = None
+    """How its process has ended without a word, or `STOPPED`; None while it runs."""
+    call: str | None = None
+    """The innermost call of Python in its main thread; None if nobody has asked."""
+    waits: bool = False
+    """Whether that is a call that waits for the card, or works for it."""
+    is_busy: bool = False
+    """Whether it compiles, or computes within a call for the card."""
+    is_in_python: bool = False
+    """Whether that call is one of Python's own or the user's, and Python goes on beside it."""
 
     @classmethod
-    def read(cls, values: Sequence[Any]) -> Beat:
-        """One that went through JSON."""
-        beat = cls(*values)
-        return beat._replace(position=(beat.position[0], beat.position[1]))
+    def read(cls, values: Any) -> Beat:
+        """Returns one that went through JSON.
+
+        Raises:
+            ValueError: A value is missing, or of another type or size than it has.
+        """
+        if not isinstance(values, list) or len(values) != len(cls._fields):
+            raise ValueError(f"A heartbeat has {len(cls._fields)} values.")
+        position = values[cls._fields.index("position")]
+        if not isinstance(position, list):
+            raise ValueError("The position in a heartbeat is a pair of numbers.")
+        beat = cls(*values)._replace(position=tuple(position))
+        _check_types(beat)
+        return beat
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process has ended without a word."""
+        return self.state == RUNS and self.ended not in (None, STOPPED)
+
+
+def _check_types(beat: Beat) -> None:
+    texts = (beat.place, beat.collective, beat.last_collective, beat.ended, beat.call)
+    whole = (beat.number, beat.step, *beat.position)
+    switches = (beat.is_training, beat.waits, beat.is_busy, beat.is_in_python)
+    if (
+        beat.state not in (RUNS, LEFT, FAILED)
+        or not isinstance(beat.place, str)
+        or len(beat.position) != 2
+        or not all(isinstance(each, bool) for each in switches)
+        or not all(type(each) is int and abs(each) < 2**63 for each in whole)
+        or not all(each is None or isinstance(each, str) for each in texts)
+        or any(len(each or "") > MAX_TEXT for each in texts)
+    ):
+        raise ValueError("A heartbeat has a value of another type or size.")
+    for seconds in (beat.still_s, beat.mute_s):
+        if type(seconds) not in (int, float) or not (0 <= seconds < math.inf):
+            raise ValueError("A heartbeat has a time that is none.")
 
 
 class Limits(NamedTuple):
@@ -61,58 +122,139 @@ class Verdict(NamedTuple):
 def judge(
     beats: Mapping[int, Beat], silent_s: Mapping[int, float], limits: Limits
 ) -> Verdict | None:
-    """Whether ranks hang, and which.
+    """Whether ranks have died or hang, and which.
 
     Args:
-        beats: The last heartbeat of each rank, or of those that this one knows of.
-        silent_s: For how long there has been none since, in seconds.
+        beats: What was last heard of each rank, or of those that are known.
+        silent_s: For how long nothing has been heard since, in seconds.
         limits: How long a rank may stand still.
     """
-    running = {rank: beat for rank, beat in beats.items() if beat.state == RUNS}
+    if dead := _dead(beats):
+        return dead
+    running = {r: beat for r, beat in beats.items() if beat.state == RUNS and not beat.is_dead}
     still = {rank: beat.still_s + silent_s[rank] for rank, beat in running.items()}
-    waiting = [rank for rank in running if _waits(running[rank], silent_s[rank])]
-    # Of a silent rank nobody knows where it has come to since: as far as the others, at most.
-    is_training = any(beat.is_training for beat in running.values())
-    at = {
-        rank: beat._replace(is_training=is_training) if silent_s[rank] > SILENT_S else beat
-        for rank, beat in running.items()
-    }
-    late = [
-        rank
-        for rank, beat in at.items()
-        if rank not in waiting and still[rank] > _limit(beat, limits)
-    ]
-    hung = [rank for rank in late if _is_behind(rank, running, waiting)]
-    if hung:
-        # What one silent rank has met, others have, some a moment later: their host is cut off.
-        is_silent = any(silent_s[rank] > SILENT_S for rank in hung)
-        hung += [r for r in running if is_silent and silent_s[r] > SILENT_S and r not in hung]
-        hung.sort()
+    scene = _Scene(running, still, silent_s, limits)
+    if hung := scene.hung():
         return Verdict(tuple(hung), _each(hung, running, still, silent_s))
     if gone := _left(beats, running, still, limits):
         return gone
-    is_stuck = all(still[rank] > _limit(beat, limits) for rank, beat in running.items())
-    if len(running) > 1 and is_stuck and (waiting or any(b.is_training for b in running.values())):
+    if scene.is_stuck():
         where = _each(list(running), running, still, silent_s)
         return Verdict((), f"no rank goes on, and none is behind: {where}")
     return None
 
 
-def _waits(beat: Beat, silent_s: float) -> bool:
-    return beat.collective is not None and silent_s < SILENT_S
+class _Scene:
+    """The ranks that run, and how long each may still stand."""
+
+    def __init__(
+        self,
+        running: Mapping[int, Beat],
+        still: Mapping[int, float],
+        silent_s: Mapping[int, float],
+        limits: Limits,
+    ) -> None:
+        self._running, self._still, self._silent_s = running, still, silent_s
+        self._limits = limits
+        # Of a silent rank nobody knows where it has come to since: as far as the others, at most.
+        self._is_training = any(beat.is_training for beat in running.values())
+        self._notes = {
+            rank for rank in running if running[rank].collective and self._is_heard(rank)
+        }
+        """Those that have noted that they wait."""
+        self._in_call = {
+            rank
+            for rank, beat in running.items()
+            if beat.waits and self._is_heard(rank) and rank not in self._notes
+        }
+        """Those whose stack shows that they wait, or work, for the card."""
+        late = [rank for rank in running if rank not in self._notes and self._is_late(rank)]
+        self._late = [rank for rank in late if self._has_witness(rank)]
+
+    def _is_heard(self, rank: int) -> bool:
+        return self._silent_s[rank] < SILENT_S
+
+    def _limit(self, rank: int) -> float:
+        beat = self._running[rank]
+        is_training = beat.is_training if self._is_heard(rank) else self._is_training
+        is_short = is_training and not beat.is_busy
+        return self._limits.training_s if is_short else self._limits.other_s
+
+    def _is_late(self, rank: int) -> bool:
+        return self._still[rank] > self._limit(rank)
+
+    def _has_witness(self, rank: int) -> bool:
+        """Whether somebody of whom one hears stands still as well, where this one is silent.
+
+        A host may be silent because of its watching process alone, while the ranks train on.
+        """
+        if self._is_heard(rank):
+            return True
+        witnesses = [self._still[other] for other in self._running if self._is_heard(other)]
+        return any(still > self._limit(rank) / 2 for still in witnesses)
+
+    def hung(self) -> list[int]:
+        """The ranks that hang, by what is most certain first."""
+        alone = [rank for rank in self._late if rank not in self._in_call]
+        found = [rank for rank in alone if self._is_waited_for(rank)]
+        if not found and self._is_still():
+            in_call = [rank for rank in self._late if rank in self._in_call]
+            found = [rank for rank in in_call if self._is_behind_all(rank)] if not alone else []
+            found = found or self._in_python(alone)
+        return self._with_their_host(found)
+
+    def _is_waited_for(self, rank: int) -> bool:
+        position = self._running[rank].position
+        for other, beat in self._running.items():
+            if other == rank:
+                continue
+            is_further = beat.is_training and beat.position > position
+            is_beside = other in self._in_call and beat.position >= position
+            if other in self._notes or is_further or is_beside:
+                return True
+        return False
+
+    def _is_still(self) -> bool:
+        return all(self._is_late(rank) or rank in self._notes for rank in self._running)
+
+    def _is_behind_all(self, rank: int) -> bool:
+        """Whether all others have come further than this rank, which waits for its card."""
+        position = self._running[rank].position
+        others = [other for other in self._running if other != rank]
+        return bool(others) and all(
+            self._running[other].position > position or other in self._notes for other in others
+        )
+
+    def _in_python(self, late: list[int]) -> list[int]:
+        """Those of the ranks that stand in Python, if all others let no Python run."""
+        found = [rank for rank in late if self._running[rank].is_in_python]
+        others = [self._running[rank] for rank in self._running if rank not in found]
+        front = max((self._running[rank].position for rank in found), default=(0, 0))
+        are_held = all(beat.mute_s > SILENT_S and beat.position >= front for beat in others)
+        return found if others and are_held else []
+
+    def _with_their_host(self, hung: list[int]) -> list[int]:
+        """What one silent rank has met, others have, some a moment later: their host is cut off."""
+        if any(not self._is_heard(rank) for rank in hung):
+            hung = hung + [r for r in self._running if not self._is_heard(r) and r not in hung]
+        return sorted(hung)
+
+    def is_stuck(self) -> bool:
+        """Whether no rank goes on, though none is behind the others."""
+        are_late = all(self._still[rank] > self._limit(rank) for rank in self._running)
+        return len(self._running) > 1 and are_late and bool(self._notes or self._is_training)
 
 
-def _limit(beat: Beat, limits: Limits) -> float:
-    return limits.training_s if beat.is_training else limits.other_s
-
-
-def _is_behind(rank: int, running: Mapping[int, Beat], waiting: list[int]) -> bool:
-    beat = running[rank]
-    return any(
-        other in waiting or (found.is_training and found.position > beat.position)
-        for other, found in running.items()
-        if other != rank
+def _dead(beats: Mapping[int, Beat]) -> Verdict | None:
+    """A rank whose process has ended without a word, if others need it."""
+    is_needed = any(
+        (beat.is_training or beat.collective) and beat.state == RUNS and not beat.is_dead
+        for beat in beats.values()
     )
+    for rank, beat in beats.items() if is_needed else ():
+        if beat.is_dead:
+            return Verdict((rank,), f"rank {rank} {beat.ended} in {where(beat)}")
+    return None
 
 
 def _left(
@@ -130,28 +272,86 @@ def _left(
         limit = {LEFT: limits.training_s, FAILED: LEFT_S}.get(beat.state)
         if limit is not None and stands_s > limit:
             how = "with an error" if beat.state == FAILED else "at its end"
-            return Verdict((rank,), f"rank {rank} left {how} after {_where(beat)}, and others wait")
+            return Verdict((rank,), f"rank {rank} left {how} after {where(beat)}, and others wait")
     return None
 
 
 def _each(
-    ranks: list[int],
+    ranks: Sequence[int],
     running: Mapping[int, Beat],
     still: Mapping[int, float],
     silent_s: Mapping[int, float],
 ) -> str:
     lines = []
-    for rank in ranks:
+    for rank in ranks[:_MAX_LINES]:
         beat = running[rank]
         if silent_s[rank] > SILENT_S:
-            told = f"is silent for {silent_s[rank]:.0f} s, last heard of in {_where(beat)}"
+            told = f"is silent for {silent_s[rank]:.0f} s, last heard of in {where(beat)}"
+        elif beat.ended == STOPPED:
+            told = f"is silent for {beat.mute_s:.0f} s, as its process is stopped, in {where(beat)}"
+        elif beat.mute_s > SILENT_S:
+            told = f"is silent for {beat.mute_s:.0f} s, as it lets no Python run, in {where(beat)}"
         else:
-            told = f"is for {still[rank]:.0f} s in {_where(beat)}"
+            told = f"is for {still[rank]:.0f} s in {where(beat)}"
         lines.append(f"rank {rank} hangs: it {told}")
+    if len(ranks) > _MAX_LINES:
+        lines.append(f"and so do {len(ranks) - _MAX_LINES} more ranks")
     return "; ".join(lines)
 
 
-def _where(beat: Beat) -> str:
+def where(beat: Beat) -> str:
+    """Returns where a rank stands, in a few words."""
     place = f"the collective {beat.collective}" if beat.collective else beat.place
     last = beat.last_collective or "none"
-    return f"step {beat.step}, {place} (last collective: {last})"
+    return printable(f"step {beat.step}, {place} (last collective: {last})", max_chars=MAX_TEXT)
+
+
+def account(beats: Mapping[int, Beat], silent_s: Mapping[int, float], num_ranks: int) -> list[str]:
+    """Returns where every rank stood, those that stood alike in one line.
+
+    Args:
+        beats: What was last heard of each rank.
+        silent_s: For how long nothing has been heard since, in seconds.
+        num_ranks: How many there are.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank in range(num_ranks):
+        beat = beats.get(rank)
+        told = "could not be asked" if beat is None else _stood(beat, silent_s[rank])
+        groups.setdefault(told, []).append(rank)
+    lines = [f"{_ranks(ranks)} {told}" for told, ranks in groups.items()]
+    if len(lines) > _MAX_LINES:
+        lines[_MAX_LINES:] = [f"and {len(lines) - _MAX_LINES} more places"]
+    return lines
+
+
+def _stood(beat: Beat, silent_s: float) -> str:
+    """Where a rank stood, without the seconds, in which ranks that stand alike would differ."""
+    told = f"stood in {where(beat)}"
+    if beat.state != RUNS:
+        return f"had left {'with an error' if beat.state == FAILED else 'at its end'}, and {told}"
+    if beat.is_dead:
+        return f"{printable(beat.ended, max_chars=MAX_TEXT)}; it {told}"
+    if silent_s > SILENT_S:
+        return f"could not be asked; when last heard of it {told}"
+    if beat.call is not None:
+        told += f", in {printable(beat.call, max_chars=MAX_TEXT)}"
+    if beat.ended == STOPPED:
+        told += ", and its process is stopped"
+    elif beat.mute_s > SILENT_S:
+        told += ", without letting Python run" + (
+            ", in what waits or works for the card" * beat.waits
+        )
+    return told + (", and computes" * beat.is_busy)
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """Such as "rank 3" or "ranks 0 to 2, 5"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    names = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' * (len(runs) > 1 or len(runs[0]) > 1)} {', '.join(names)}"

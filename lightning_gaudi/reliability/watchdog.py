@@ -1,35 +1,52 @@
 """The watchdog: a rank that hangs or has died is named, with its stack, and all ranks end.
 
-HCCL waits for a rank for ever. So each rank says twice a second, from a thread, where it is (see
-`_core.whereabouts`); rank 0 judges all, everybody judges rank 0, and the ranks of a host see which
-of them have died. The thread that trains takes no part: it asks no store and waits for no device.
+HCCL waits for a rank for ever. So each rank notes where it is (`_core.whereabouts`) in memory that
+it shares with a process beside it, one a host, which watches all ranks of that host and judges
+(`watcher`). The thread that trains takes no part, and no rank needs its GIL to be seen alive.
+
+What is left to each rank is here: it starts that process if it is the first of its host, and ends
+when it is told to, in a thread. If that cannot run, the process kills the rank.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import json
 import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
+import lightning_gaudi
 from lightning_gaudi._core import processes, whereabouts
-from lightning_gaudi._core.rank_monitor import STOPPED, say
+from lightning_gaudi._core.rank_monitor import say
 
 from . import stacks
 from .board import Board
 from .stacks import Process
-from .verdict import FAILED, LEFT, LEFT_S, RUNS, SILENT_S, Beat, Limits, Verdict, judge
+from .verdict import FAILED, LEFT, RUNS, Limits, where
+from .watched import WatchedRank
+from .watcher import SURVIVED
 
 _POLL_S = 0.25
 _PATIENCE_S = 2.0
-_STACKS_S = 3.0
-_MAX_STACKS = 8
+_TOGETHER_S = 3.0
 _MARGIN_S = 5.0
 
-FIRST_BEAT = Beat(0, RUNS, 0, "the start", False, (0, 0), None, None, 0.0)
-"""What a rank writes before the others listen."""
+_KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME")
+"""The variables with which a Python may need to start. No other is for the watching process."""
+
+_START = (
+    "import sys; sys.path.append(sys.argv[1]); sys.dont_write_bytecode = True; "
+    "from lightning_gaudi.reliability import watcher; watcher.main()"
+)
 
 _current: Watchdog | None = None
 _group: object = None
@@ -56,34 +73,57 @@ def knows(group: object) -> bool:
     return _group is group
 
 
-def start(group: object, board: Board, rank: int, others: Sequence[Process], found: Limits) -> None:
-    """Watch the ranks of a process group, all of which have written on their boards.
+class Meeting:
+    """What the ranks tell each other before they are watched.
+
+    Args:
+        rank: This one.
+        others: The processes of all ranks, by rank.
+        key: What the hosts' watching processes sign with; see `links`.
+    """
+
+    def __init__(self, rank: int, others: Sequence[Process], key: str) -> None:
+        self.rank, self.others, self.key = rank, others, key
+        names = list(dict.fromkeys(process.host for process in others))
+        self.hosts = [names.index(process.host) for process in others]
+        """The number of the host of each rank."""
+        self.is_one_machine = len({name.split()[0] for name in names}) == 1
+        self.local = {
+            other: process
+            for other, process in enumerate(others)
+            if process.host == others[rank].host
+        }
+        self.address: tuple[str, int] | None = None
+        """Where rank 0's host listens; None where there is one host."""
+        self.listener: socket.socket | None = None
+
+
+def start(group: object, board: Board, meeting: Meeting) -> None:
+    """Has the ranks of a process group watched.
 
     Args:
         group: Whose ranks they are.
         board: This rank's.
-        rank: This one.
-        others: The processes of all ranks, by rank.
-        found: How long they may stand still.
+        meeting: What they have told each other.
     """
     global _current, _group
     stop()
     _group = group
-    _current = Watchdog(board, rank, others, found)
+    _current = Watchdog(board, meeting)
     processes.before_failing(_current.explain)
 
 
 def change(found: Limits | None) -> None:
-    """Take other limits, or watch no longer (None)."""
+    """Takes other limits, or has this rank watched no longer (None)."""
     if found is None:
         stop()
     elif _current is not None:
-        _current.limits = found
+        _current.board.limits = found
 
 
 @atexit.register
 def stop() -> None:
-    """Watch no longer; the others are told that this rank leaves."""
+    """Has this rank watched no longer; the others are told that it leaves."""
     global _current
     watchdog, _current = _current, None
     if watchdog is not None:
@@ -91,175 +131,120 @@ def stop() -> None:
 
 
 class Watchdog:
-    """Watches the other ranks for this one; see `start`."""
+    """What a rank does to be watched; see `start`."""
 
-    def __init__(self, board: Board, rank: int, others: Sequence[Process], found: Limits) -> None:
-        self.limits = found
-        self._board, self._rank = board, rank
-        self._size = len(others)
-        self._hosts = [process.host for process in others]
+    def __init__(self, board: Board, meeting: Meeting) -> None:
+        self.board, self._rank = board, meeting.rank
         self._pid = os.getpid()
-        self._local = {
-            other: process
-            for other, process in enumerate(others)
-            if process.host == others[rank].host and other != rank
-        }
-        self._cut_off = set[str]()
-        """Hosts of which nobody has been heard of for a while."""
-        self._number = 0
-        self._state = RUNS
         self._is_over = threading.Event()
-        listens_to = range(self._size) if rank == 0 else sorted({0, *self._local} - {rank})
-        board.start(self._beat, [each for each in listens_to if each != rank])
+        self._others: dict[int, WatchedRank] = {}
+        for rank, process in meeting.local.items():
+            with contextlib.suppress(OSError):  # it has ended already
+                if rank != meeting.rank:
+                    self._others[rank] = WatchedRank(process)
+        whereabouts.copy_to(board.memory)
+        is_first = min(meeting.local) == meeting.rank
+        self._watcher = _start_watcher(meeting) if is_first else None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Say that this rank leaves, and end the threads."""
+        """Says that this rank leaves, and ends what it has started, unless others still need it."""
         if os.getpid() != self._pid:
             return  # a fork, which has no threads
-        self._state = FAILED if processes.has_failed() else LEFT
+        self.board.state = FAILED if processes.has_failed() else LEFT
+        whereabouts.copy_to(None)
         self._is_over.set()
-        self._board.close(_PATIENCE_S)
+        self._thread.join(_PATIENCE_S)
         stacks.close()
+        if self._watcher is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._watcher.wait(_PATIENCE_S)
+            # It ends with the ranks that are left, and nobody waits for it.
+            self._watcher.returncode = self._watcher.returncode or 0
 
     def explain(self) -> None:
-        """Say which rank of this host was killed, which may be why this one fails."""
-        end, rounds = time.monotonic() + _PATIENCE_S, self._board.num_rounds
+        """Says which rank of this host was killed, which may be why this one fails."""
+        end = time.monotonic() + _PATIENCE_S
         while time.monotonic() < end and not self._is_over.is_set():
-            is_fresh = self._board.num_rounds > rounds + 1 or not self._board.answers
-            dead = self._dead()
-            if dead is not None and is_fresh:
-                say(f"[rank: {self._rank}] fails because {dead.reason}")
-                return
+            for rank, other in self._others.items():
+                beat = other.beat()
+                if beat.is_dead:
+                    how = f"rank {rank} {beat.ended} in {where(beat)}"
+                    say(f"[rank: {self._rank}] fails because {how}")
+                    return
             time.sleep(_POLL_S)
 
-    def _beat(self) -> Beat:
-        self._number += 1
-        now = whereabouts.now()
-        return Beat(
-            self._number,
-            self._state,
-            now.step,
-            now.place,
-            now.is_training,
-            now.position,
-            now.collective,
-            now.last_collective,
-            time.monotonic() - now.since,
-        )
-
     def _run(self) -> None:
-        proposed_at, own = 0.0, None
-        while not self._is_over.wait(_POLL_S if own is None else _POLL_S / 5):
-            if self._board.verdict is not None:
-                found = self._board.verdict
-                self._end(Verdict(tuple(found["ranks"]), found["reason"]), found["stacks"])
-            elif own is None and (own := self._judge()) is not None:
-                proposed_at = time.monotonic()
-                self._board.propose({**own._asdict(), "stacks": self._whose_stacks(own)})
-            elif own is not None and time.monotonic() - proposed_at > _PATIENCE_S:
-                self._end(own, self._whose_stacks(own))  # the store does not answer
+        while not self._is_over.wait(_POLL_S):
+            self.board.note_python()
+            if self.board.is_stack_wanted:
+                self.board.give_stack(stacks.of_main_thread())
+            if reason := self.board.order:
+                self._end(reason)
+            self._check_watcher()
 
-    def _judge(self) -> Verdict | None:
-        now, me = time.monotonic(), self._beat()
-        beats, silent_s = {self._rank: me}, {self._rank: 0.0}
-        for rank, (found, heard_at) in [*self._board.beats.items()]:
-            beats[rank] = Beat.read(found)
-            silent_s[rank] = now - heard_at if now - heard_at > _PATIENCE_S else 0.0
-        hosts = {rank: self._hosts[rank] for rank in beats}
-        self._cut_off = {
-            host
-            for host in hosts.values()
-            if all(silent_s[rank] > SILENT_S for rank in hosts if hosts[rank] == host)
-        }
-        if (me.is_training or me.collective) and (dead := self._dead()) is not None:
-            return dead
-        if self._board.is_lost:
-            return self._without_store(me)
-        if self._rank != 0:
-            if silent_s.get(0, 0.0) < SILENT_S:
-                return None  # rank 0 judges
-            beats = {rank: beats[rank] for rank in (0, self._rank)}
-        return judge(beats, silent_s, self.limits)
+    def _end(self, reason: str) -> None:
+        """Says why, waits for the others of this host to have said so too, and ends this process.
 
-    def _without_store(self, me: Beat) -> Verdict | None:
-        """The store went with the process that held it, which matters to who needs the others."""
-        if me.still_s < LEFT_S or not (me.is_training or me.collective):
-            return None
-        return Verdict((0,), "the process that holds the store, as a rule rank 0's, is gone")
-
-    def _dead(self) -> Verdict | None:
-        """A rank of this host that has ended without a word."""
-        for rank, process in self._local.items():
-            how = stacks.how(process)
-            if how is None or how == "is stopped" or not self._is_unexpected(rank, how):
-                continue
-            found = self._board.beats.get(rank)
-            beat = None if found is None else Beat.read(found[0])
-            where = "" if beat is None else f" in step {beat.step}, {beat.place}"
-            last = "" if beat is None else f" (last collective: {beat.last_collective or 'none'})"
-            return Verdict((rank,), f"rank {rank} (process {process.pid}) {how}{where}{last}")
-        return None
-
-    def _is_unexpected(self, rank: int, how: str) -> bool:
-        found = self._board.beats.get(rank)
-        if found is not None and Beat.read(found[0]).state != RUNS:
-            return False
-        return how not in ("ended with exit status 0", f"ended with exit status {STOPPED}")
-
-    def _whose_stacks(self, verdict: Verdict) -> list[int]:
-        found = [rank for rank in verdict.ranks or range(self._size) if self._may_answer(rank)]
-        return found[:_MAX_STACKS]
-
-    def _may_answer(self, rank: int) -> bool:
-        return not self._has_ended(rank) and self._hosts[rank] not in self._cut_off
-
-    def _has_ended(self, rank: int) -> bool:
-        process = self._local.get(rank)
-        return process is not None and stacks.how(process) not in (None, "is stopped")
-
-    def _end(self, verdict: Verdict, wanted: list[int]) -> None:
-        """Say why, with the stacks of those who are to blame, and end this process."""
-        if self._rank in wanted:
-            self._board.tell_stack(self._rank, stacks.of_main_thread())
-            self._board.stacks[self._rank] = stacks.of_main_thread()
-        self._collect(wanted)
-        for rank in wanted:
-            stack = self._board.stacks.get(rank, "").rstrip() or "  not to be had"
-            say(f"the Python stack of rank {rank}:\n{stack}\n")
-        say(f"[rank: {self._rank}] ends: {verdict.reason}")
-        if self._rank not in verdict.ranks:
-            self._board.say_seen()
-        self._linger(verdict)
-        for rank in verdict.ranks:
-            if rank in self._local and self._is_helper(verdict):
-                stacks.kill(self._local[rank])
-        stacks.close()
+        The process that has started the others kills them as it ends.
+        """
+        say(f"[rank: {self._rank}] ends: {reason}")
+        self.board.note_read()
+        end = time.monotonic() + _TOGETHER_S
+        while not self.board.may_end and time.monotonic() < end:
+            time.sleep(_POLL_S / 10)
         processes.end_now()
 
-    def _collect(self, wanted: list[int]) -> None:
-        """Wait for stacks; from a rank beside this one that gives none, take it."""
-        begun, found, asked = time.monotonic(), self._board.stacks, set[int]()
-        while time.monotonic() - begun < _STACKS_S and (missing := set(wanted) - found.keys()):
-            is_due = time.monotonic() - begun > _STACKS_S / 2 or not self._board.answers
-            for rank in missing & self._local.keys() - asked if is_due else ():
-                asked.add(rank)
-                if stack := stacks.of_other(self._local[rank]):
-                    found[rank] = stack  # its own is of a later moment, if it goes on
-                    self._board.tell_stack(rank, stack)
-            time.sleep(_POLL_S / 5)
+    def _check_watcher(self) -> None:
+        """Says once that nobody watches any more, as after somebody has killed all of a name."""
+        if self._watcher is None or (status := self._watcher.poll()) is None:
+            return
+        self._watcher = None
+        if self.board.state == RUNS and not self.board.order:
+            say(
+                f"[rank: {self._rank}] the process that watches the ranks of this host has ended "
+                f"with status {status}: a rank that hangs is not named before the timeout of the "
+                "process group"
+            )
 
-    def _is_helper(self, verdict: Verdict) -> bool:
-        """Whether this is the first rank of its host that is not to blame."""
-        ours = sorted({self._rank, *self._local} - set(verdict.ranks))
-        return bool(ours) and ours[0] == self._rank
 
-    def _linger(self, verdict: Verdict) -> None:
-        """Leave the store to the others until they have read it, and ranks to end by themselves."""
-        others = set(range(self._size)) - set(verdict.ranks)
-        expected = sum(self._may_answer(rank) for rank in others)
-        waits_s = _STACKS_S if self._rank == 0 else _PATIENCE_S
-        end = time.monotonic() + waits_s
-        while time.monotonic() < end and self._board.answers and self._board.num_seen < expected:
-            time.sleep(_POLL_S / 5)
+def _start_watcher(meeting: Meeting) -> subprocess.Popen[str] | None:
+    """Starts the process that watches the ranks of this host; None where there is no Python."""
+    command = [sys.executable, "-I", "-S", "-c", _START, _root(), "lightning-gaudi-watchdog"]
+    listener = meeting.listener
+    task = {
+        "key": meeting.key,
+        "host": meeting.hosts[meeting.rank],
+        "hosts": meeting.hosts,
+        "ranks": meeting.local,
+        "address": meeting.address,
+        "listener": None if listener is None else listener.fileno(),
+    }
+    # Blocked until it ignores them, which it does once it has imported what it needs.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SURVIVED)
+    try:
+        watcher = subprocess.Popen(
+            command,
+            env={name: os.environ[name] for name in _KEPT if name in os.environ},
+            stdin=subprocess.PIPE,
+            pass_fds=() if listener is None else (listener.fileno(),),
+            text=True,
+        )
+        assert watcher.stdin is not None
+        with contextlib.suppress(OSError), watcher.stdin as stdin:
+            json.dump(task, stdin)
+        return watcher
+    except OSError as error:
+        say(f"[rank: {meeting.rank}] no rank of this host is watched: {command[0]}: {error}")
+        return None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if listener is not None:
+            listener.close()
+
+
+def _root() -> str:
+    """The folder with this package, whatever has been imported from where."""
+    assert lightning_gaudi.__file__ is not None
+    return str(Path(lightning_gaudi.__file__).resolve().parents[1])

@@ -26,6 +26,7 @@ FAULTS = {
     19: "out of device memory",
     20: "SIGTERM, SLURM's requeue",
     21: "one rank raises",
+    22: "a rank waits with the GIL held",
 }
 """By number, in the order of the page on reliability."""
 

@@ -9,11 +9,14 @@ Each rank writes what it found to FOLDER. The trouble is in the variable TROUBLE
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
 import json
 import os
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,10 @@ def trouble(place: str) -> float:
                 time.sleep(float(os.environ["LATE_S"]))
             elif what == "spin":
                 _hold_the_interpreter()
+            elif what == "card":
+                _wait_for_the_card()
+            elif what == "compile":
+                _compile(float(os.environ["LATE_S"]))
             elif what in ("nan", "inf"):
                 return float(what)
             elif what != "none":
@@ -50,6 +57,30 @@ def _hold_the_interpreter() -> None:
     """
     never, _ = os.pipe()
     ctypes.PyDLL(None).read(never, ctypes.create_string_buffer(1), 1)
+
+
+def _wait_for_the_card() -> None:
+    """Queue a collective, which the others may not come to, and wait for the card."""
+    import torch
+
+    work = torch.distributed.all_reduce(torch.ones(1, device="hpu"), async_op=True)
+    torch.hpu.synchronize()
+    del work
+
+
+def _compile(seconds: float) -> None:
+    """Compute in one call of C, which lets no thread run, where the vendor waits for a card."""
+    from habana_frameworks.torch.hpu import _lifecycle  # noqa: TID251
+
+    begin = time.process_time()
+    sum(itertools.repeat(0, 10**7))
+    number = int(10**7 * seconds / (time.process_time() - begin))
+    binding, _lifecycle.C = (
+        _lifecycle.C,
+        types.SimpleNamespace(synchronize=functools.partial(sum, itertools.repeat(0, number))),
+    )
+    _lifecycle.synchronize()
+    _lifecycle.C = binding
 
 
 trouble("import")

@@ -9,6 +9,7 @@
 #include "aten/sdpa.h"
 #include "compiled/binding.h"
 #include "distributed/hccl.h"
+#include "distributed/pending.h"
 #include "rules/rules.h"
 #include "runtime/allocator.h"
 #include "runtime/cards.h"
@@ -69,6 +70,14 @@ py::dict collectives_dict() {
   return result;
 }
 
+/// Waits for the card with the interpreter lock, as the vendor's does, whose bindings do not release
+/// it there nor in `_mark_step` (bridge 1.19 and 1.24.0, hpu/csrc/bindings.cpp "synchronize_device",
+/// core/bindings.cpp): no thread of Python runs until all ranks have come to the collectives.
+void synchronize() {
+  host_sync("synchronize");
+  wait_for_collectives();
+}
+
 void init_device(py::module_& m) {
   m.def("set_device_count", &set_server_device_count);
   m.def("device_count", &server_device_count);
@@ -78,7 +87,7 @@ void init_device(py::module_& m) {
   m.def("set_dry", &set_dry);
   m.def("is_dry", &is_dry);
   m.def("holds_card", [] { return g_process_state.load() == ProcessState::kInUse; });
-  m.def("synchronize", [] { host_sync("synchronize"); });
+  m.def("synchronize", &synchronize);
   m.def("default_generator", &default_generator);
 }
 

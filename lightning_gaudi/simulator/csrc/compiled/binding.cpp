@@ -36,11 +36,8 @@ py::list run(const Program& program, const py::args& tensors) {
   std::vector<c10::IValue> inputs;
   inputs.reserve(tensors.size());
   for (const py::handle& tensor : tensors) inputs.emplace_back(py::cast<at::Tensor>(tensor));
-  std::vector<c10::IValue> outputs;
-  {
-    py::gil_scoped_release no_gil;
-    outputs = program.run(std::move(inputs));
-  }
+  // With the interpreter lock, as the vendor's "graph_launch" (bridge 1.19) runs.
+  std::vector<c10::IValue> outputs = program.run(std::move(inputs));
   py::list result;
   for (c10::IValue& output : outputs) result.append(torch::jit::toPyObject(std::move(output)));
   return result;

@@ -1,5 +1,6 @@
 #include "distributed/pending.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -12,9 +13,14 @@ using HeldTensors = std::vector<at::Tensor>;
 
 constexpr int kMaxExitWaits = 5000;
 constexpr auto kExitWait = std::chrono::milliseconds(1);
+constexpr auto kPoll = std::chrono::microseconds(100);
+
+using Future = c10::ivalue::Future;
+using WeakFuture = c10::weak_intrusive_ptr<Future>;
 
 struct Pending {
   std::mutex mutex;
+  std::vector<WeakFuture> under_way;  // weak: they hold what the collectives have written
   int64_t next_id = 0;
   std::map<int64_t, std::weak_ptr<const HeldTensors>> held;
   std::map<int64_t, std::shared_ptr<const HeldTensors>> kept;
@@ -35,7 +41,31 @@ bool keep_all_pending() {
   return all.kept.size() == all.held.size();  // else another thread is freeing one
 }
 
+bool has_ended(const WeakFuture& weak) {
+  const auto future = weak.lock();
+  return !future || future->completed();
+}
+
 }  // namespace
+
+void note_under_way(const c10::intrusive_ptr<Future>& future) {
+  Pending& all = pending();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  auto& under_way = all.under_way;
+  under_way.erase(std::remove_if(under_way.begin(), under_way.end(), has_ended), under_way.end());
+  under_way.emplace_back(future);
+}
+
+void wait_for_collectives() {
+  std::vector<WeakFuture> under_way;
+  {
+    std::lock_guard<std::mutex> lock(pending().mutex);
+    under_way = pending().under_way;
+  }
+  for (const WeakFuture& future : under_way) {
+    while (!has_ended(future)) std::this_thread::sleep_for(kPoll);
+  }
+}
 
 std::shared_ptr<const HeldTensors> hold_pending(HeldTensors tensors) {
   Pending& all = pending();

@@ -1,7 +1,9 @@
-// Tensors of collectives under way, and what becomes of them when the process ends.
+// Collectives under way: who waits for all of them, and what becomes of their tensors when the process
+// ends.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <memory>
 #include <vector>
@@ -10,6 +12,14 @@ namespace hpu_sim {
 
 /// Holds the tensors of a work as long as the work does.
 std::shared_ptr<const std::vector<at::Tensor>> hold_pending(std::vector<at::Tensor> tensors);
+
+/// Notes a collective, which ends when its future does.
+void note_under_way(const c10::intrusive_ptr<c10::ivalue::Future>& future);
+
+/// Waits until all collectives so far have ended, with or without an error, as who waits for the card
+/// does: HCCL's are work on its streams. May be called with the interpreter lock, which no collective
+/// needs in order to end.
+void wait_for_collectives();
 
 /// Keeps the tensors of all works under way for ever. Call without the interpreter lock.
 ///

@@ -109,6 +109,7 @@ class CollectiveWork final : public HcclWork {
  private:
   void follow() {
     future_ = future_of(*outputs_);
+    note_under_way(future_);
     auto self = c10::intrusive_ptr<CollectiveWork>::reclaim_copy(this);
     inner_->getFuture()->addCallback([self](c10::ivalue::Future& inner) {
       if (inner.hasError()) {

@@ -48,6 +48,8 @@ def current_device() -> int:
 def synchronize(device: object = None) -> None:
     """Wait for all work on the device; in lazy mode this breaks the graph.
 
+    No other thread of Python runs meanwhile, as beside the vendor's.
+
     Args:
         device: Unused; there is one. The vendor's 1.19 takes no argument, torch passes one.
     """

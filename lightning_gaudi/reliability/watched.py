@@ -1,0 +1,162 @@
+"""`WatchedRank`: a rank as the watching process of its host sees it, from outside.
+
+Nothing here needs that the rank lets Python run. Where it does, its stack comes from a thread of
+its own; else from a handler of a signal in C, which interrupts its main thread for a moment. So it
+is asked only when it has stood still for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+
+from lightning_gaudi._core import whereabouts
+from lightning_gaudi._core.rank_monitor import STOPPED as STOPPED_STATUS
+
+from . import stacks
+from .board import Board
+from .stacks import Process, Question
+from .verdict import LEFT, MAX_TEXT, RUNS, SILENT_S, STOPPED, Beat
+
+_ASK_AFTER = 0.6
+"""After which part of its limit a rank is asked for its stack."""
+
+_ASK_AGAIN_S = 2.0
+_ANSWER_S = 2.0
+_MUTE_S = 1.5
+_BUSY = 0.5
+"""How many processors a rank takes that computes in a call for its card."""
+
+_EXPECTED = tuple(f"ended with exit status {status}" for status in (0, STOPPED_STATUS))
+
+
+class WatchedRank:
+    """One rank of this host.
+
+    Args:
+        process: Its process.
+
+    Raises:
+        OSError: It has ended.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.board = Board.opened(process.board, writes=True)
+        self.stack = ""
+        """What was last found; "" since it has moved."""
+        self._since = time.monotonic()
+        self._here = whereabouts.read(self.board.memory)
+        self._call: stacks.Call | None = None
+        self._asked_at = 0.0
+        self._question: Question | None = None
+        self._number: int | None = None
+        self._cpu: deque[tuple[float, float]] = deque(maxlen=16)
+        self._num_beats = 0
+
+    def forgive(self) -> None:
+        """Counts anew how long it stands still: this process itself has not run for a while."""
+        self._since = time.monotonic()
+
+    def mute_s(self) -> float:
+        """For how long it has let no Python run."""
+        return max(0.0, time.monotonic() - max(self.board.python_at, self._since))
+
+    def beat(self) -> Beat:
+        """Returns what is known of it now."""
+        here = whereabouts.read(self.board.memory) or self._here
+        if here != self._here:
+            self._here, self._call, self.stack = here, None, ""
+            self._cpu.clear()
+        assert here is not None
+        self._num_beats += 1
+        mute_s, how = self.mute_s(), stacks.how(self.process)
+        state = LEFT if self.board.state == RUNS and how in _EXPECTED else self.board.state
+        call = self._call
+        return Beat(
+            self._num_beats,
+            state,
+            here.step,
+            here.place,
+            here.is_training,
+            here.position,
+            here.collective,
+            here.last_collective,
+            max(0.0, time.monotonic() - max(here.since, self._since)),
+            mute_s,
+            how if how in (None, STOPPED) else f"(process {self.process.pid}) {how}",
+            None if call is None else call.name[:MAX_TEXT],
+            call is not None and call.waits,
+            call is not None and (call.compiles or (call.waits and self._computes())),
+            call is not None and call.is_known and mute_s < SILENT_S,
+        )
+
+    def _computes(self) -> bool:
+        (begin, before), (end, after) = self._cpu[0], self._cpu[-1]
+        return end - begin > 1.0 and after - before > _BUSY * (end - begin)
+
+    def look(self, beat: Beat) -> None:
+        """Asks it for its stack, and reads the answer, if it has stood still for long."""
+        limits = self.board.limits
+        limit = limits.training_s if beat.is_training else limits.other_s
+        if beat.still_s < _ASK_AFTER * limit or beat.collective or not self.is_there(beat):
+            return
+        self._cpu.append((time.monotonic(), stacks.cpu_s(self.process)))
+        if self._number is None and self._question is None:
+            if time.monotonic() - self._asked_at > _ASK_AGAIN_S:
+                self.ask()
+        else:
+            self.read_answer()
+
+    def is_there(self, beat: Beat) -> bool:
+        """Whether it can be asked, and need not be woken for that."""
+        return beat.state == RUNS and beat.ended is None
+
+    def ask(self, *, wakes: bool = False) -> None:
+        """Asks for its stack.
+
+        Args:
+            wakes: Whether it goes on if it was stopped.
+        """
+        self.forget_question()
+        self._asked_at = time.monotonic()
+        if wakes or self.mute_s() > _MUTE_S:
+            self._question = Question(self.process, wakes=wakes)
+        else:
+            self._number = self.board.ask_for_stack()
+
+    def read_answer(self) -> bool:
+        """Returns whether it has answered, and remembers what."""
+        found = ""
+        if self._question is not None:
+            found = self._question.answer()
+        elif self._number is not None:
+            found = self.board.stack(self._number)
+        if found:
+            self.stack, self._call = found, stacks.call(found)
+            self.forget_question()
+            return True
+        if time.monotonic() - self._asked_at > _ANSWER_S:
+            self.forget_question()
+        elif self._number is not None and self.mute_s() > _MUTE_S:
+            self.ask()
+        return False
+
+    def forget_question(self) -> None:
+        """Waits for no answer any more."""
+        if self._question is not None:
+            self._question.close()
+        self._question = self._number = None
+
+    def has_ended(self) -> bool:
+        """Whether its process is no more."""
+        return stacks.how(self.process) not in (None, STOPPED)
+
+    def kill(self) -> None:
+        """Ends it, whatever it does."""
+        if not self.has_ended():
+            with contextlib.suppress(OSError):
+                os.kill(self.process.pid, signal.SIGKILL)

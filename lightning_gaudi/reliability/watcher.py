@@ -1,0 +1,314 @@
+"""The process that watches the ranks of a host, so that none of them needs its GIL for that.
+
+Much of the vendor's C code waits, or compiles for minutes, without letting Python run: a thread of
+the rank would be silent then, and the rank be blamed. So the first rank of each host starts this
+process, which reads where each rank is in memory that it shares with it (`board`), sees from the
+kernel whether it lives and computes, and takes its stack from outside (`watched`). The process of
+rank 0's host judges all (`verdict`); those of other hosts tell it what they see (`links`), and
+judge for themselves when it is not heard of any more. Nobody asks the store.
+
+It is a Python without site-packages: no torch, 20 MB, less than 0.1 s of a processor to start, for
+which nobody waits. It holds no card, has no variable of the environment but `_KEPT`, ignores what
+ends the ranks, and ends with the last of them, whoever has started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from lightning_gaudi._core.rank_monitor import say
+from lightning_gaudi._core.untrusted import printable
+
+from .links import Links, Message
+from .stacks import Process, innermost
+from .verdict import RUNS, SILENT_S, STOPPED, Beat, Limits, Verdict, account, judge
+from .watched import WatchedRank
+
+SURVIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What is sent to all processes of a program, and is for its ranks."""
+
+_POLL_S = 0.2
+_SEND_S = 0.5
+_SLEPT_S = 10.0
+_UNREACHED_S = 60.0
+_STACKS_S = 1.5
+_READ_S = 2.0
+_END_S = 1.5
+_LINGER_S = 2.0
+_PATIENCE_S = 2.5
+_MAX_STACKS = 8
+_MAX_STACK = 32000
+_MAX_SENT_STACK = 6000
+_MAX_REASON = 4000
+_NICE = 5
+
+
+class Watcher:
+    """Watches the ranks of one host.
+
+    Args:
+        ranks: Those of this host.
+        hosts: The number of the host of each rank of all; that of rank 0's is 0.
+        host: The number of this one.
+        links: To the others.
+    """
+
+    def __init__(
+        self, ranks: dict[int, WatchedRank], hosts: list[int], host: int, links: Links
+    ) -> None:
+        self._ranks, self._hosts, self._host, self._links = ranks, hosts, host, links
+        self._beats: dict[int, Beat] = {}
+        self._stacks: dict[int, str] = {}
+        self._heard_at: dict[int, float] = {}
+        """When each other host was last heard of; those that have never been are not judged."""
+        self._began = self._ran_at = time.monotonic()
+        self._sent_at = 0.0
+        self._lonely_since: float | None = None
+        self._has_warned = False
+
+    def run(self) -> None:
+        """Watches until all ranks of this host have ended, or must."""
+        while not self._is_over():
+            self._look()
+            if (told := self._listen()) is not None:
+                self._end(*told)
+                return
+            if (verdict := self._judge()) is not None:
+                self._end(verdict, None, {})
+                return
+            self._tell()
+            time.sleep(_POLL_S)
+        self._links.finish(self._report())
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._ran_at > _SLEPT_S:  # stopped, as by Ctrl-Z, and the ranks were too
+            for rank in self._ranks.values():
+                rank.forgive()
+            self._heard_at = dict.fromkeys(self._heard_at, now)
+        self._ran_at = now
+        for number, rank in self._ranks.items():
+            self._beats[number] = beat = rank.beat()
+            rank.look(beat)
+
+    def _is_over(self) -> bool:
+        """Whether all have left; those that have died are waited for by others for a moment."""
+        beats = [self._beats.get(number) for number in self._ranks]
+        if any(beat is None or (beat.state == RUNS and not beat.is_dead) for beat in beats):
+            return False
+        if self._lonely_since is None:
+            self._lonely_since = time.monotonic()
+        is_missed = any(beat is not None and beat.is_dead for beat in beats)
+        has_others = len(set(self._hosts)) > 1
+        waited_s = time.monotonic() - self._lonely_since
+        return not (is_missed and has_others) or waited_s > _LINGER_S
+
+    def _report(self) -> Message:
+        stacks = {
+            number: innermost(rank.stack, _MAX_SENT_STACK) for number, rank in self._ranks.items()
+        }
+        told = sorted(number for number, stack in stacks.items() if stack)[:_MAX_STACKS]
+        return {
+            "beats": {str(number): self._beats[number] for number in self._ranks},
+            "stacks": {str(number): stacks[number] for number in told},
+        }
+
+    def _tell(self) -> None:
+        if time.monotonic() - self._sent_at > _SEND_S:
+            self._sent_at = time.monotonic()
+            self._links.send(self._report())
+
+    def _listen(self) -> tuple[Verdict, list[str] | None, dict[int, str]] | None:
+        """Takes what other hosts say; a verdict of rank 0's host is everybody's."""
+        for host, message in self._links.receive():
+            with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError):
+                self._take(host, message)
+                if host == 0 and "verdict" in message:
+                    return _told(message["verdict"], len(self._hosts))
+        return None
+
+    def _take(self, host: int, message: Message) -> None:
+        for text, values in message.get("beats", {}).items():
+            number = int(text)
+            if not 0 <= number < len(self._hosts) or self._hosts[number] != host:
+                raise ValueError("A host speaks of its own ranks.")
+            self._beats[number] = Beat.read(values)
+        self._heard_at[host] = time.monotonic()
+        for text, stack in message.get("stacks", {}).items():
+            if isinstance(stack, str) and self._hosts[int(text)] == host:
+                self._stacks[int(text)] = stack[:_MAX_STACK]
+
+    def _silent_s(self) -> dict[int, float]:
+        """For how long nothing has been heard of each rank's host."""
+        now = time.monotonic()
+        found = {}
+        for number in self._beats:
+            heard_at = self._heard_at.get(self._hosts[number], now)
+            is_here = self._hosts[number] == self._host
+            found[number] = 0.0 if is_here or now - heard_at < _SEND_S * 4 else now - heard_at
+        return found
+
+    def _limits(self) -> Limits:
+        running = [number for number in self._ranks if self._beats[number].state == RUNS]
+        return self._ranks[min(running or self._ranks)].board.limits
+
+    def _judge(self) -> Verdict | None:
+        silent_s, limits = self._silent_s(), self._limits()
+        self._warn_of_hosts()
+        beats = self._beats
+        if self._host != 0:
+            of_zero = [number for number in beats if self._hosts[number] == 0]
+            if not of_zero or silent_s[of_zero[0]] < SILENT_S:
+                return None  # rank 0's host judges
+            beats = {n: b for n, b in beats.items() if n in of_zero or n in self._ranks}
+        verdict = judge(beats, silent_s, limits)
+        if verdict is None or any(beats[rank].is_dead for rank in verdict.ranks):
+            return verdict
+        return verdict if _are_asked(beats, silent_s, limits) else None
+
+    def _warn_of_hosts(self) -> None:
+        missing = set(self._hosts) - {self._host} - self._heard_at.keys()
+        if self._host == 0 and missing and not self._has_warned:
+            if time.monotonic() - self._began < _UNREACHED_S:
+                return
+            self._has_warned = True
+            ranks = [number for number, host in enumerate(self._hosts) if host in missing]
+            say(
+                f"nothing is heard of the process that watches rank {', '.join(map(str, ranks))}, "
+                f"which must connect to the host of rank 0: if one of these hangs, nobody will say "
+                "so before the timeout of the process group. Allow connections between the hosts "
+                "on all ports, as gloo and HCCL need them too"
+            )
+
+    def _end(self, verdict: Verdict, lines: list[str] | None, stacks: dict[int, str]) -> None:
+        """Says why, with the stacks of those who are to blame, and ends the ranks of this host."""
+        wanted = [*(verdict.ranks or range(len(self._hosts)))][:_MAX_STACKS]
+        self._take_stacks([number for number in wanted if number in self._ranks])
+        if lines is None:
+            lines = account(self._beats, self._silent_s(), len(self._hosts))
+        mine = {n: self._ranks[n].stack if n in self._ranks else "" for n in wanted}
+        found = {n: mine[n] or stacks.get(n) or self._stacks.get(n, "") for n in wanted}
+        message = {
+            "ranks": verdict.ranks,
+            "reason": verdict.reason[:_MAX_REASON],
+            "account": lines,
+            "stacks": {n: innermost(stack, _MAX_SENT_STACK) for n, stack in found.items() if stack},
+        }
+        self._links.send({"verdict": message})
+        self._say(verdict, lines, found)
+        self._end_ranks(verdict)
+        self._links.finish({"verdict": message})
+
+    def _take_stacks(self, wanted: list[int]) -> None:
+        """Asks for stacks as they are now; what was found before is kept of who does not answer."""
+        asked = [n for n in wanted if not self._ranks[n].has_ended()]
+        for number in asked:
+            rank = self._ranks[number]
+            rank.ask(wakes=self._beats[number].ended == STOPPED)
+        end = time.monotonic() + _STACKS_S
+        while asked and time.monotonic() < end:
+            asked = [number for number in asked if not self._ranks[number].read_answer()]
+            time.sleep(_POLL_S / 4)
+
+    def _say(self, verdict: Verdict, lines: list[str], found: dict[int, str]) -> None:
+        for number, stack in found.items():
+            if number in verdict.ranks or number in self._ranks:
+                shown = printable(
+                    innermost(stack, _MAX_STACK).rstrip(), max_chars=_MAX_STACK, lines=True
+                )
+                say(f"the Python stack of rank {number}:\n{shown or '  not to be had'}\n")
+        say("where every rank stood:\n" + "\n".join(f"  {line}" for line in lines))
+        for number, rank in self._ranks.items():
+            if self._is_mute(number) and not rank.has_ended() and number not in verdict.ranks:
+                say(_ends(number, verdict.reason))
+
+    def _is_mute(self, number: int) -> bool:
+        return self._ranks[number].mute_s() > SILENT_S / 2
+
+    def _end_ranks(self, verdict: Verdict) -> None:
+        """Lets each say why it ends, and has them end together; kills those that do not."""
+        there = {n: rank for n, rank in self._ranks.items() if not rank.has_ended()}
+        mute = {number for number in there if self._is_mute(number)}
+        for rank in there.values():
+            rank.board.order = verdict.reason
+        _wait(
+            _READ_S,
+            lambda: all(
+                there[n].board.has_read or there[n].has_ended() for n in there.keys() - mute
+            ),
+        )
+        for number in mute:
+            there[number].kill()
+        for rank in there.values():
+            rank.board.let_end()
+        _wait(_END_S, lambda: all(rank.has_ended() for rank in there.values()))
+        for rank in there.values():
+            rank.kill()
+
+
+def _ends(number: int, reason: str) -> str:
+    return f"[rank: {number}] ends: {reason}"
+
+
+def _wait(within_s: float, is_done: Any) -> None:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end and not is_done():
+        time.sleep(_POLL_S / 4)
+
+
+def _are_asked(beats: dict[int, Beat], silent_s: dict[int, float], limits: Limits) -> bool:
+    """Whether each rank that stands still has been asked in which call, if it could be."""
+    return all(
+        beat.call is not None
+        or beat.collective
+        or beat.state != RUNS
+        or beat.ended is not None
+        or silent_s[rank] > SILENT_S
+        or not 0 < beat.still_s - limits.training_s < _PATIENCE_S
+        for rank, beat in beats.items()
+    )
+
+
+def _told(found: Any, num_ranks: int) -> tuple[Verdict, list[str], dict[int, str]]:
+    """A verdict of another host's.
+
+    Raises:
+        ValueError: It is none.
+    """
+    ranks, reason, lines = found["ranks"], found["reason"], found["account"]
+    if not all(type(rank) is int and 0 <= rank < num_ranks for rank in ranks):
+        raise ValueError("A verdict names ranks.")
+    if not isinstance(reason, str) or not all(isinstance(line, str) for line in lines):
+        raise ValueError("A verdict says why.")
+    stacks = {int(n): str(stack)[:_MAX_STACK] for n, stack in found["stacks"].items()}
+    lines = [printable(line) for line in lines[:16]]
+    return Verdict(tuple(ranks), printable(reason, max_chars=_MAX_REASON)), lines, stacks
+
+
+def main() -> None:
+    """Watches the ranks that the standard input names, as `watchdog` has written it."""
+    for number in SURVIVED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SURVIVED)
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    task = json.load(sys.stdin)
+    sys.stdin.close()
+    listener = None if task["listener"] is None else socket.socket(fileno=task["listener"])
+    address = None if task["address"] is None or task["host"] == 0 else tuple(task["address"])
+    links = Links(
+        bytes.fromhex(task["key"]), task["host"], len(set(task["hosts"])), listener, address
+    )
+    ranks = {}
+    for number, process in task["ranks"].items():
+        with contextlib.suppress(OSError):  # it has ended already
+            ranks[int(number)] = WatchedRank(Process(*process))
+    if ranks:
+        Watcher(ranks, task["hosts"], task["host"], links).run()
