@@ -13,39 +13,43 @@ HIDDEN = "<not shown>"
 _NAME = (
     r"TOKEN(?![A-Z]*IZ|S(?![A-Z])|S?_(?:PER|ID|TYPE|COUNT|LIMIT))|SECRET|PASSW|PASSPHRASE|CREDENTIAL"
     r"|(?:^|[^A-Z])(?:PWD|PASS|PAT|SAS|SIG|DSN|KEY|APIKEY|ACCESSKEY|AUTH|COOKIE)(?![A-Z])"
-    r"|AUTHORIZATION|SIGNATURE|PRIVATE_?KEY|API_?KEY|CONNECTION_?STRING|WEBHOOK"
+    r"|AUTHORIZATION|SIGNATURE|(?:PRIVATE|API|ACCOUNT|ACCESS|SHARED)_?KEY|CONNECTION_?STRING|WEBHOOK"
 )
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
 """Names of variables, options and fields that are secrets; not `tokenizer`, `num_tokens`."""
 
 _SECRET_VALUE = re.compile(
-    r"(?<![A-Za-z0-9])(?:"
+    r"(?<![A-Za-z0-9_-])(?:"
     r"hf_[A-Za-z0-9]{12,}|api_org_[A-Za-z0-9]{12,}|(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}"
     r"|gh[pousr]_[A-Za-z0-9]{12,}|github_pat_\w{12,}|glpat-[\w-]{12,}|xox[a-z]-[\w-]{8,}"
+    r"|wandb_v1_\w{16,}|[0-9a-f]{40}(?![0-9A-Za-z_-])"
     r"|sk-[\w-]{16,}|AIza[\w-]{20,}|ya29\.[\w-]+|nvapi-[\w-]{16,}|npm_[A-Za-z0-9]{20,}"
-    r"|pypi-[\w-]{20,}|dop_v1_\w{20,}|eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?)"
+    r"|pypi-[\w-]{20,}|dop_v1_\w{20,}|eyJ[\w-]{8,4000}\.[\w-]+(?:\.[\w-]*)?"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,40}PRIVATE KEY-----)?)"
 )
 """What tokens of known services look like, whatever they are called."""
 
-_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^\s/?#'\"<>]*@", re.IGNORECASE)
-_SLASHED_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^\s/?#:'\"<>]+:(?!\d+/)[^\s'\"<>@]*@", re.I)
+_USER = re.compile(r"((?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}://)[^\s/?#'\"<>]{0,2000}@", re.I)
+_SLASHED_USER = re.compile(
+    r"((?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}://)[^\s/?#:'\"<>]{1,500}:(?!\d+/)[^\s'\"<>@]{0,500}@",
+    re.IGNORECASE,
+)
 """As above, of a password with a slash in it, which should have been written as %2F."""
-_BARE_USER = re.compile(r"(?<![\w/.@:-])[\w.%+-]+:[^\s@/:'\"]+@(?=[\w\[])")
-_QUERY = re.compile(r"([?&;#])([\w.%-]+)=([^&;#\s'\"<>]+)")
+_BARE_USER = re.compile(r"(?<![\w/.@:-])[\w.%+-]{1,200}:[^\s@/:'\"]{1,500}@(?=[\w\[])")
+_QUERY = re.compile(r"([?&;#])([\w.%-]{1,200})=([^&;#\s'\"<>]+)")
 _SIGNED = re.compile(
     r"(?:X-(?:Amz|Goog|Oss|Cos)-(?:Signature|Credential|Security-Token)|AWSAccessKeyId|"
     r"GoogleAccessId|OSSAccessKeyId|sig|code|policy|key-pair-id|skoid|sktid|st)$",
     re.IGNORECASE,
 )
 _HEADER = re.compile(
-    r"((?:proxy-)?authorization|cookie|set-cookie|[\w-]*-(?:token|key|secret)|private-token)"
+    r"(?<![\w-])((?:proxy-)?authorization|cookie|set-cookie|[\w-]{0,60}-(?:token|key|secret))"
     r"(['\"]?\s*:\s*)(?:(?:bearer|basic|token|digest|negotiate)\s+)?(?!<not shown>)[^\s'\",;]+",
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9+/._~-]{8,}=*", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    r"(?<![?&;#\w.-])(['\"]?)([A-Za-z_-][\w.-]*)\1(\s*[=]\s*|['\"]?:\s+(?=['\"]))"
+    r"(?<![?&;#\w.-])(['\"]?)([A-Za-z_-][\w.-]{0,200})\1(\s{0,9}[=]\s*|['\"]?:\s+(?=['\"]))"
     r"(\"[^\"]*\"|'[^']*'|[^\s'\",;&]+)"
 )
 

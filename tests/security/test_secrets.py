@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core.secrets import hide_secrets, shown_command
+from lightning_gaudi._core.secrets import HIDDEN, hide_secrets, shown_command
 from lightning_gaudi.audit import wording
 from lightning_gaudi.audit.merging import Audit
 from lightning_gaudi.doctor import hosts, variables
@@ -143,3 +143,18 @@ def test_a_remote_shell_gets_the_words_as_they_are(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
     assert hosts._command(["srun"], "token", [evil])[-1] == evil
     assert os.access(ssh, os.X_OK)
+
+
+@pytest.mark.parametrize("part", ["a", "a-", "a:", "http://", "eyJ", "a%+-"])
+def test_long_texts_are_read_once(part: str) -> None:
+    """Each place of these began a search to the end, which took hours: what hosts print is long."""
+    assert hide_secrets(f"{part * 20_000} hf_abcdefghijklmnopqrst").endswith(HIDDEN)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0123456789abcdef0123456789abcdef01234567", "wandb_v1_abcdefghijklmnopqrstuvwx"],
+)
+def test_keys_of_wandb_are_known(text: str) -> None:
+    assert hide_secrets(f"a {text} b") == f"a {HIDDEN} b"
+    assert "abc==" not in hide_secrets("DefaultEndpointsProtocol=https;AccountKey=abc==;x=y")
