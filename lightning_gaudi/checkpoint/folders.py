@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import hashlib
 import os
 import shutil
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -100,11 +102,27 @@ def remove(path: Path) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether something is there that this user owns; a symbolic link is not followed."""
+    """Whether something is there that this user owns; a symbolic link is not followed.
+
+    A server of files may give all that root, or anybody, makes to a user such as "nobody".
+    """
     try:
-        return path.lstat().st_uid == os.geteuid()
+        owner, user = path.lstat().st_uid, os.geteuid()
     except OSError:
         return False
+    return owner == user or owner == _owner_in(path.parent, user)
+
+
+@functools.cache
+def _owner_in(folder: Path, user: int) -> int:
+    """Whose a file is that this user makes in a folder; his own where he cannot."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=folder, prefix=".saving-file-", suffix=".tmp"
+        ) as probe:
+            return os.fstat(probe.fileno()).st_uid
+    except OSError:
+        return user
 
 
 def sync(folder: Path) -> None:

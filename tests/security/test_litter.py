@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi.checkpoint import litter
+from lightning_gaudi.checkpoint import folders, litter
 from lightning_gaudi.checkpoint.atomic import write_atomically
 from lightning_gaudi.checkpoint.folders import temporary_for
 from lightning_gaudi.checkpoint.litter import SaveLock, sweep
@@ -263,3 +263,22 @@ def test_one_who_takes_over_a_lock_is_not_swept(
     assert _lock_for(target).is_file()
     second[0].release()
     assert not list(tmp_path.iterdir())
+
+
+@needs_root
+def test_what_a_server_of_files_gives_to_nobody_is_this_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does with root's files: a checkpoint that was set aside has to come back."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 4321)
+    target = tmp_path / "last.ckpt"
+    aside = folders.temporary_for(target).with_suffix(".old")
+    aside.mkdir()
+    left = tmp_path / ".saving-removed-0.tmp"
+    left.mkdir()
+    folders.recover(target)
+    assert target.is_dir()
+    litter.sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == [target]
+    os.chown(target, 12345, 12345)
+    assert not folders.is_own(target)
