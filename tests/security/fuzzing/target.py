@@ -17,7 +17,6 @@ import resource
 import shutil
 import signal
 import struct
-import sys
 import tempfile
 import time
 import traceback
@@ -36,7 +35,9 @@ MAX_BYTES = 2**30
 """How much memory it may take beside what the process has."""
 _PATIENCE_S = 2.0
 _MAX_KILLED = 3
-_NOT_PREPARED = 70
+_BROKEN_STATUS = 70
+_BROKEN = f"exit status {_BROKEN_STATUS}"
+"""The end of a process in which this test itself has failed."""
 _PROGRESS = struct.Struct("<QQd")
 """The input that is parsed, how many have raised before, and when it began."""
 
@@ -196,6 +197,7 @@ def run(name: str, num_inputs: int, first: int = 0) -> Outcome:
             if pid == 0:
                 _child(name, range(index, first + num_inputs), scratch, report, progress)
             how = _wait(pid, progress)
+            assert how != _BROKEN, report.with_suffix(".txt").read_text()
             begun = index
             index, num_raised, _ = _PROGRESS.unpack(progress[:24])
             outcome.num_inputs += index - begun
@@ -222,7 +224,6 @@ def _wait(pid: int, progress: mmap.mmap) -> str | None:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
-            assert code != _NOT_PREPARED, "the target could not be prepared; see what it has printed"
             if code < 0:
                 return f"killed by {signal.Signals(-code).name}"
             return None if code == 0 else f"exit status {code}"
@@ -236,7 +237,7 @@ def _wait(pid: int, progress: mmap.mmap) -> str | None:
 
 def _child(name: str, indices: range, scratch: Path, report: Path, progress: mmap.mmap) -> NoReturn:
     """Parse inputs and end the process."""
-    status = _NOT_PREPARED
+    status = _BROKEN_STATUS
     try:
         with _quiet():
             parser = TARGETS[name].prepare(scratch)
@@ -244,9 +245,8 @@ def _child(name: str, indices: range, scratch: Path, report: Path, progress: mma
             _parse_all(TARGETS[name], parser, indices, report, progress)
         status = 0
     except BaseException:
-        traceback.print_exc()
+        report.with_suffix(".txt").write_text(traceback.format_exc())
     finally:
-        sys.stderr.flush()
         os._exit(status)
 
 
@@ -255,7 +255,9 @@ def _quiet() -> Iterator[None]:
     """Without output, warnings, core files and the time limit of a test, which is the parent's."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_REAL, 0)
-    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(null, stream)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
