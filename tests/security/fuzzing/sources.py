@@ -23,7 +23,7 @@ READERS = {
     *("torch.frombuffer", "torch.from_file", "safe_open", "safetensors.torch.load_file"),
     *("ast.literal_eval", "literal_eval", "ast.parse", "csv.reader", "csv.DictReader"),
     *("base64.b64decode", "bytes.fromhex", "open", "Image.open", "configparser.ConfigParser"),
-    *("load_dataset", "datasets.load_dataset", "importlib.import_module"),
+    *("load_dataset", "datasets.load_dataset"),
 }
 """Functions, as they are called."""
 
@@ -41,25 +41,29 @@ def readers(folders: tuple[str, ...] = ("lightning_gaudi", "recipes")) -> dict[s
         if "stand_in" in path.parts:
             continue
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for place, call in _calls(ast.parse(path.read_text("utf-8")), ""):
-            if name := _reads(call):
+        for place, call, is_of_environment in _calls(ast.parse(path.read_text("utf-8")), "", False):
+            if name := _reads(call, is_of_environment):
                 found.setdefault(f"{module}:{place or '<module>'}", set()).add(name)
     return found
 
 
-def _calls(node: ast.AST, place: str) -> Iterator[tuple[str, ast.Call]]:
+def _calls(
+    node: ast.AST, place: str, is_of_environment: bool
+) -> Iterator[tuple[str, ast.Call, bool]]:
+    """Calls, the function that each is in, and whether that looks at the environment."""
     for each in ast.iter_child_nodes(node):
-        inside = place
+        inside, looks = place, is_of_environment
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inside = f"{place}.{each.name}".lstrip(".")
+            looks = not isinstance(each, ast.ClassDef) and "environ" in "\n".join(map(ast.unparse, each.body))
         if isinstance(each, ast.Call):
-            yield place, each
-        yield from _calls(each, inside)
+            yield place, each, is_of_environment
+        yield from _calls(each, inside, looks)
 
 
-def _reads(call: ast.Call) -> str:
+def _reads(call: ast.Call, is_of_environment: bool) -> str:
     name = ast.unparse(call.func)
-    if name in ("int", "float", "Fraction") and "environ" in ast.unparse(call):
+    if name in ("int", "float", "Fraction") and is_of_environment:
         return "a number of the environment"
     if name in READERS:
         return name
@@ -71,9 +75,10 @@ def _reads(call: ast.Call) -> str:
 
 
 def _writes(call: ast.Call) -> bool:
-    modes = [each.value for each in call.args if isinstance(each, ast.Constant)]
-    modes += [each.value.value for each in call.keywords
-              if each.arg == "mode" and isinstance(each.value, ast.Constant)]
+    """Whether it opens a file to write alone."""
+    assert isinstance(call.func, ast.Attribute)
+    values = [*call.args, *(each.value for each in call.keywords if each.arg == "mode")]
+    modes = [each.value for each in values if isinstance(each, ast.Constant)]
     return call.func.attr == "open" and any(
-        isinstance(mode, str) and mode and mode[0] in "wax" and "+" not in mode for mode in modes
+        isinstance(mode, str) and mode[:1] in ("w", "a", "x") and "+" not in mode for mode in modes
     )

@@ -27,6 +27,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
 
+from hypothesis import HealthCheck, given, settings, strategies
+
 from .sources import ROOT
 
 MAX_SECONDS = 10.0
@@ -88,7 +90,7 @@ def target(
     *reads: str,
     errors: tuple[type[BaseException], ...] = (ValueError,),
     foreign: tuple[type[BaseException], ...] = (),
-    num_quick: int = 120,
+    num_quick: int = 40,
 ) -> Callable[[Callable[[Path], Parser]], Callable[[Path], Parser]]:
     """Registers a function that makes a `Parser`; see `Target` for the arguments."""
 
@@ -118,7 +120,9 @@ class Failure:
         return self.what.partition(":")[0], self.place
 
     def __str__(self) -> str:
-        again = f"python -m tests.security.fuzzing {self.target} {self.index}"
+        again = f"pytest tests/security/test_fuzzing.py -k {self.target}"
+        if self.index >= 0:
+            again = f"python -m tests.security.fuzzing {self.target} {self.index}"
         return f"{self.what} at {self.place}\n  {self.shown}\n  {again}"
 
 
@@ -184,18 +188,30 @@ def place_of(error: BaseException) -> str:
     return found
 
 
+def explore(name: str, num_inputs: int) -> Outcome:
+    """Have a target parse inputs that hypothesis draws, in a process with limits.
+
+    What fails is made as small as hypothesis can make it. The same is drawn each time.
+    """
+    return _run(name, range(num_inputs), _explore)
+
+
 def run(name: str, num_inputs: int, first: int = 0) -> Outcome:
     """Have a target parse inputs in processes with limits; whoever dies is followed by another."""
-    outcome, index, began, num_killed = Outcome(), first, time.monotonic(), 0
+    return _run(name, range(first, first + num_inputs), _parse_all)
+
+
+def _run(name: str, indices: range, act: Callable[..., None]) -> Outcome:
+    outcome, index, began, num_killed = Outcome(), indices.start, time.monotonic(), 0
     with tempfile.TemporaryDirectory(prefix="fuzzing-") as folder, _shared() as progress:
         report = Path(folder, "report")
-        while index < first + num_inputs and num_killed < _MAX_KILLED:
+        while index < indices.stop and num_killed < _MAX_KILLED:
             scratch = Path(folder, f"scratch-{index}")
             scratch.mkdir()
             progress[:24] = _PROGRESS.pack(index, 0, time.monotonic())
             pid = os.fork()
             if pid == 0:
-                _child(name, range(index, first + num_inputs), scratch, report, progress)
+                _child(act, name, range(index, indices.stop), scratch, report, progress)
             how = _wait(pid, progress)
             assert how != _BROKEN, report.with_suffix(".txt").read_text()
             begun = index
@@ -235,14 +251,21 @@ def _wait(pid: int, progress: mmap.mmap) -> str | None:
         time.sleep(0.002)
 
 
-def _child(name: str, indices: range, scratch: Path, report: Path, progress: mmap.mmap) -> NoReturn:
+def _child(
+    act: Callable[..., None],
+    name: str,
+    indices: range,
+    scratch: Path,
+    report: Path,
+    progress: mmap.mmap,
+) -> NoReturn:
     """Parse inputs and end the process."""
     status = _BROKEN_STATUS
     try:
         with _quiet():
             parser = TARGETS[name].prepare(scratch)
             limit_memory()
-            _parse_all(TARGETS[name], parser, indices, report, progress)
+            act(TARGETS[name], parser, indices, report, progress)
         status = 0
     except BaseException:
         report.with_suffix(".txt").write_text(traceback.format_exc())
@@ -290,6 +313,34 @@ def _parse_all(
             with report.open("a") as file:
                 file.write(json.dumps(vars(failure)) + "\n")
     progress[:24] = _PROGRESS.pack(indices.stop, num_raised, time.monotonic())
+
+
+def _explore(
+    found: Target, parser: Parser, indices: range, report: Path, progress: mmap.mmap
+) -> None:
+    """As `_parse_all`, with numbers that hypothesis draws; one failure at most."""
+    begun, last = time.monotonic(), list[Any]()
+
+    def check(random: Random) -> None:
+        progress[:24] = _PROGRESS.pack(indices.start, 0, time.monotonic())
+        last[:] = [parser.damage(random)]
+        judge(found, parser, last[0])
+
+    quick = settings(
+        max_examples=len(indices),
+        deadline=None,
+        database=None,
+        derandomize=True,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        quick(given(strategies.randoms(use_true_random=False))(check))()
+    except BaseException as error:
+        failure = Failure(found.name, -1, _what(error), place_of(error), _SHOW.repr(last[0]))
+        with report.open("a") as file:
+            file.write(json.dumps(vars(failure)) + "\n")
+    progress[:24] = _PROGRESS.pack(indices.stop, 0, begun)
 
 
 def _what(error: BaseException) -> str:

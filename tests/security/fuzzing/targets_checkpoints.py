@@ -196,7 +196,6 @@ _whole(
     f"{_PACKAGE}.restricted:_check_kind",
     f"{_PACKAGE}.restricted:_check_zip",
     f"{_PACKAGE}.unpickler:_load",
-    f"{_PACKAGE}.plain_types:find",
     f"{_PACKAGE}.numpy_values:scalar",
     load=lambda path: checkpoint_io.HPUCheckpointIO(True).load_checkpoint(path, "cpu"),
 )
@@ -211,7 +210,7 @@ _whole(
     load=lambda path: checkpoint_io.load_file(
         io.BytesIO(verify.read_remote(f"local://{path}")), "cpu", name="remote"
     ),
-    num_quick=30,
+    num_quick=10,
 )
 
 
@@ -470,7 +469,7 @@ def _changed_metadata(random: Any, seed: Any) -> bytes:
     f"{_PACKAGE}.torch_dcp.load:Reader.read_metadata",
     f"{_PACKAGE}.torch_dcp.load:Planner.load_bytes",
     errors=(ValueError, manifest.DamagedCheckpointError, UntrustedCheckpointError),
-    num_quick=40,
+    num_quick=13,
 )
 def _shards(folder: Path) -> Parser:
     """A folder of shards of which one file is damaged, with the manifest of what was saved or

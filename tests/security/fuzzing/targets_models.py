@@ -142,7 +142,7 @@ def _walked(random: Any, state: Any) -> Any:
     f"{_PACKAGE}.shards:_is_whole",
     f"{_PACKAGE}.versions:latest",
     errors=(ValueError, DamagedCheckpointError, UntrustedCheckpointError, FileNotFoundError),
-    num_quick=40,
+    num_quick=13,
 )
 def _deepspeed(folder: Path) -> Parser:
     """A checkpoint of ZeRO-2 of two ranks, put together into one file."""

@@ -53,7 +53,7 @@ _FILES = {
         )
     ),
     errors=(UserError,),
-    num_quick=25,
+    num_quick=8,
 )
 def _tables(folder: Path) -> Parser:
     fields = Fields(texts=("text",), others=("label",))
@@ -82,7 +82,7 @@ def _tables(folder: Path) -> Parser:
 @target(
     "recipes.parquet",
     errors=(UserError,),
-    num_quick=15,
+    num_quick=8,
 )
 def _parquet(folder: Path) -> Parser:
     import pyarrow
@@ -106,7 +106,7 @@ def _parquet(folder: Path) -> Parser:
     f"{_BERT}.corpora:open_corpus",
     f"{_BERT}.corpora:Corpus.__iter__",
     errors=(UserError,),
-    num_quick=25,
+    num_quick=8,
 )
 def _corpora(folder: Path) -> Parser:
     path = folder / "text.txt"
@@ -118,7 +118,7 @@ def _corpora(folder: Path) -> Parser:
     return Parser(lambda random: wild.damaged_text(random, _TEXT.encode()), parse)
 
 
-@target("recipes.prompts", errors=(UserError,), num_quick=25)
+@target("recipes.prompts", errors=(UserError,), num_quick=8)
 def _prompts(folder: Path) -> Parser:
     path = folder / "prompts.txt"
 
@@ -272,7 +272,7 @@ def _prepared(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("recipes.phases", f"{_BERT}.phases:_read", errors=(UserError,), num_quick=40)
+@target("recipes.phases", f"{_BERT}.phases:_read", errors=(UserError,), num_quick=13)
 def _phases(folder: Path) -> Parser:
     path = folder / "a.ckpt"
     buffer = io.BytesIO()
@@ -292,7 +292,7 @@ def _phases(folder: Path) -> Parser:
     f"{_COMMON}.export:read_checkpoint",
     f"{_COMMON}.export:_model",
     errors=(UserError,),
-    num_quick=20,
+    num_quick=8,
 )
 def _export(folder: Path) -> Parser:
     """A checkpoint whose class, configuration, weights or tokenizer are wrong."""
@@ -357,7 +357,7 @@ def _difference(folder: Path) -> Parser:
     return Parser(lambda random: wild.json_text(random, seed), parse)
 
 
-@target("recipes.published", f"{_COMMON}.published:read_runs", errors=(UserError,), num_quick=15)
+@target("recipes.published", f"{_COMMON}.published:read_runs", errors=(UserError,), num_quick=8)
 def _published(folder: Path) -> Parser:
     """A registry that is shipped, as an installation that is damaged has it."""
     source = Path(published.__file__).parents[1] / "mrpc" / "published.yaml"
@@ -404,7 +404,7 @@ def _predictions(folder: Path) -> Parser:
     return Parser(lambda random: wild.json_text(random, [[1, '{"index": 1}'], [3, "b"]]), parse)
 
 
-@target("recipes.pictures", "recipes.text_to_image.album:_resized", num_quick=20)
+@target("recipes.pictures", "recipes.text_to_image.album:_resized", num_quick=8)
 def _pictures(folder: Path) -> Parser:
     """Pictures of a gallery, which a grid shows."""
     requests = make_requests(["a red seven"], (), 1, [0])

@@ -40,10 +40,7 @@ data:
 """
 
 
-@target(
-    "reliability.settings",
-    f"{_PACKAGE}.reliability.settings:from_environment",
-)
+@target("reliability.settings")
 def _reliability(folder: Path) -> Parser:
     seed = "watchdog=off,async_save=on,watchdog_timeout_s=12.5,save_on_exit=true"
 
@@ -191,7 +188,12 @@ def _autocast(folder: Path) -> Parser:
     return Parser(lambda random: wild.damaged_text(random, b"matmul\naddmm\nconv2d\n"), parse)
 
 
-@target("core.vendor_import", f"{_PACKAGE}._core.vendor_import:given_variables", errors=())
+@target(
+    "core.vendor_import",
+    f"{_PACKAGE}._core.vendor_import:given_variables",
+    f"{_PACKAGE}._core.vendor_import:forget_defaults",
+    errors=(),
+)
 def _vendor_import(folder: Path) -> Parser:
     seed = {"LOCAL_RANK": "1", "HLS_MODULE_ID": "1", "MASTER_PORT": "12345"}
 
@@ -222,11 +224,7 @@ def _config_errors(folder: Path) -> Parser:
     return Parser(lambda random: wild.damaged_text(random, _YAML.encode()), parse)
 
 
-@target(
-    "cli.config_errors.instead",
-    f"{_PACKAGE}.cli.config_errors:instead",
-    errors=(),
-)
+@target("cli.config_errors.instead", errors=())
 def _instead(folder: Path) -> Parser:
     seed = b"'lightning_gaudi.callbacks.RunGuard': 'watchdgo' is not accepted"
 
@@ -379,7 +377,7 @@ def _deepspeed(folder: Path) -> Parser:
 @target(
     "deepspeed.config.keys",
     errors=(ValueError, MisconfigurationException),
-    num_quick=40,
+    num_quick=13,
 )
 def _deepspeed_keys(folder: Path) -> Parser:
     from lightning_gaudi.deepspeed.config import validation
@@ -404,7 +402,7 @@ def _launchers(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("doctor.place", errors=())
+@target("doctor.place", f"{_PACKAGE}.doctor.launchers:place", errors=())
 def _place(folder: Path) -> Parser:
     seed = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "SLURM_PROCID": "1"}
     return Parser(lambda random: wild.environment(random, seed), launchers.place)

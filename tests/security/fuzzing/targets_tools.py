@@ -18,7 +18,7 @@ from lightning_gaudi.audit import record as audit_record, text as audit_text
 from lightning_gaudi.audit.merging import Audit
 from lightning_gaudi.data import embedded
 from lightning_gaudi.distributed import meeting
-from lightning_gaudi.doctor import comparison, files, findings, hl_smi, hosts, memory, mode, network
+from lightning_gaudi.doctor import cards, comparison, files, findings, hl_smi, hosts, memory, mode, network, variables
 from lightning_gaudi.doctor.machine import Answer, Machine
 from lightning_gaudi.doctor.pieces import Joiner, cut
 from lightning_gaudi.planning import case as planning_case, forks
@@ -67,6 +67,7 @@ class _Store:
     "reliability.board",
     f"{_PACKAGE}.reliability.board:Board._ask",
     f"{_PACKAGE}.reliability.board:Board._read_farewells",
+    *(f"{_PACKAGE}.reliability.watchdog:Watchdog.{name}" for name in ("_judge", "_dead", "_is_unexpected")),
     errors=(),
 )
 def _board(folder: Path) -> Parser:
@@ -206,6 +207,34 @@ def _machine(folder: Path) -> Parser:
         return cards, findings.table(findings.Report(found)), hl_smi.on_the_bus(machine)
 
     return Parser(damage, parse)
+
+
+@target(
+    "doctor.environment",
+    f"{_PACKAGE}.doctor.cards:_modules_here",
+    f"{_PACKAGE}.doctor.network:check_port",
+    errors=(),
+)
+def _doctors_environment(folder: Path) -> Parser:
+    seed = {
+        "HABANA_VISIBLE_MODULES": "0,1",
+        "LIGHTNING_GAUDI_SIMULATE": "8",
+        "MASTER_PORT": "29500",
+        "MASTER_ADDR": "127.0.0.1",
+        "PT_HPU_LAZY_MODE": "1",
+        "PT_HPU_RECIPE_CACHE_CONFIG": "/tmp/recipes,false,1024",
+        "LIGHTNING_GAUDI_COMPILE": "none",
+    }
+
+    def parse(given: dict[str, str]) -> object:
+        machine = recorded.gaudi2_server()
+        machine.environment = {**machine.environment, **given}
+        found = [*network.check_port(machine, None), *cards.check_visible_modules(machine)]
+        checks = (variables.check_names, variables.check_mode, variables.check_recipe_cache)
+        found += [each for check in checks for each in check(machine)]
+        return findings.table(findings.Report(found, variables.settings(machine)))
+
+    return Parser(lambda random: wild.environment(random, seed), parse)
 
 
 @target("doctor.machine.read", f"{_PACKAGE}.doctor.machine:Machine.read", errors=())
