@@ -383,7 +383,11 @@ def _deepspeed_keys(folder: Path) -> Parser:
     from lightning_gaudi.deepspeed.config import validation
 
     validation.check_keys({})
-    return Parser(lambda random: wild.document(random, _DEEPSPEED), validation.check_keys)
+
+    def parse(given: Any) -> object:
+        return validation.check_keys(given) if isinstance(given, dict) else None
+
+    return Parser(lambda random: wild.document(random, _DEEPSPEED), parse)
 
 
 @target("doctor.launchers", f"{_PACKAGE}.doctor.launchers:_texts", errors=())
