@@ -193,7 +193,7 @@ def cache_dir() -> Path:
 
 
 def _parse_num_cards(value: str) -> int:
-    if value.isascii() and value.isdigit() and 1 <= int(value) <= MAX_CARDS:
+    if value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= MAX_CARDS:
         return int(value)
     raise SimulatorError(
         f"{SIMULATE}={value!r} is no number of cards. Set it to an integer from 1 to {MAX_CARDS}, "

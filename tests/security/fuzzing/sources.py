@@ -63,6 +63,8 @@ def _calls(
 
 def _reads(call: ast.Call, is_of_environment: bool) -> str:
     name = ast.unparse(call.func)
+    if name in ("integer", "variables.integer"):
+        return "a number of the environment"
     if name in ("int", "float", "Fraction") and is_of_environment:
         return "a number of the environment"
     if name in READERS:

@@ -149,7 +149,7 @@ def _fill_mask(folder: Path) -> Parser:
     return Parser(lambda random: wild.damaged_text(random, seed), parse)
 
 
-@target("recipes.cache", f"{_BERT}.cache:_is_complete", errors=())
+@target("recipes.cache", f"{_BERT}.cache:_about", errors=())
 def _cache(folder: Path) -> Parser:
     """A list that is none, or names what is elsewhere, is as good as no folder."""
     cached, outside = folder / "cached", folder / "outside"
@@ -243,7 +243,9 @@ def _plans(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("recipes.prepared", f"{_BERT}.prepared:prepare", errors=(UserError, ValueError, OSError))
+@target("recipes.prepared",
+    f"{_BERT}.prepared:prepare",
+    f"{_BERT}.prepared:_read_tokenizer", errors=(UserError, ValueError, OSError))
 def _prepared(folder: Path) -> Parser:
     """A tokenizer in a cache that somebody has changed."""
     text, root = folder / "text.txt", folder / "cache"

@@ -17,6 +17,7 @@ from lightning_gaudi.deepspeed.config import load as deepspeed_config
 from lightning_gaudi.distributed import cluster, devices
 from lightning_gaudi.doctor import launchers
 from lightning_gaudi.planning import config_program
+from lightning_gaudi.profiler import HPUProfiler
 from lightning_gaudi.reliability import jobs, settings as reliability_settings, trust
 from lightning_gaudi.simulator import settings as simulator_settings
 from lightning_gaudi.simulator.settings import SimulatorError
@@ -96,8 +97,9 @@ _MPI = {
     "distributed.open_mpi",
     *(
         f"{_PACKAGE}.distributed.cluster:OpenMPIEnvironment.{name}"
-        for name in ("detect", "main_port", "world_size", "global_rank", "local_rank", "_local_size")
+        for name in ("main_port", "global_rank", "local_rank")
     ),
+    f"{_PACKAGE}.distributed.cluster:_size",
     errors=(MisconfigurationException, ValueError),
 )
 def _open_mpi(folder: Path) -> Parser:
@@ -115,8 +117,6 @@ def _open_mpi(folder: Path) -> Parser:
 
 @target(
     "distributed.world_size",
-    f"{_PACKAGE}.distributed.cluster:_started",
-    f"{_PACKAGE}.distributed.cluster:_local_world_size",
     errors=(MisconfigurationException, ValueError),
 )
 def _world_size(folder: Path) -> Parser:
@@ -143,11 +143,12 @@ def _devices(folder: Path) -> Parser:
     "audit.environment",
     f"{_PACKAGE}.audit.process:start",
     f"{_PACKAGE}.audit.process:_rank",
+    f"{_PACKAGE}.profiler.hpu:HPUProfiler._reset",
 )
 def _audit(folder: Path) -> Parser:
     def parse(given: dict[str, str]) -> object:
         with environment(given):
-            return audit_process._rank()
+            return audit_process._rank(), HPUProfiler(dirpath=folder)
 
     return Parser(lambda random: wild.environment(random, {"RANK": "1", "WORLD_SIZE": "2"}), parse)
 
@@ -238,7 +239,7 @@ def _instead(folder: Path) -> Parser:
 
 @target(
     "cli.environment",
-    *(f"{_PACKAGE}.cli.environment:{name}" for name in ("_read", "_of_file", "_copy")),
+    *(f"{_PACKAGE}.cli.environment:{name}" for name in ("_read", "_of_file", "_copy", "_is_copy")),
     errors=(catalog.UsageError,),
 )
 def _environment(folder: Path) -> Parser:

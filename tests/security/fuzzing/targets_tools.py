@@ -359,8 +359,17 @@ def _trace(folder: Path) -> Parser:
     return Parser(lambda random: wild.damaged_bytes(random, seed), parse)
 
 
-@target("core.processes", f"{_PACKAGE}._core.processes:watch_parent")
+@target("core.processes", f"{_PACKAGE}._core.processes:_parent")
 def _parent(folder: Path) -> Parser:
+    class Thread:
+        """The watch is not begun: it would end this process."""
+
+        def __init__(self, **settings: Any) -> None: ...
+
+        def start(self) -> None: ...
+
+    processes.threading = SimpleNamespace(Thread=Thread)  # type: ignore[assignment]
+
     def parse(given: dict[str, str]) -> object:
         with environment(given):
             return processes.watch_parent()

@@ -181,7 +181,7 @@ def damaged_text(random: Random, seed: bytes) -> bytes:
             lines = found.splitlines(keepends=True)
             random.shuffle(lines)
             found = b"".join(lines)
-        found = found[:200_000]
+        found = found[: len(seed) + 6000]
     return found
 
 
