@@ -171,7 +171,7 @@ def read_workspace_bytes() -> int:
         SimulatorError: It is no number.
     """
     value = os.environ.get(WORKSPACE) or "0"
-    if not (value.isascii() and value.isdigit()):
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
         raise SimulatorError(
             f"{WORKSPACE}={value!r} is no number of GiB. Set it to what the workspace of graphs is "
             "to take of the card from the start, or unset it for 4 MiB."

@@ -11,9 +11,9 @@ os.environ.setdefault("LIGHTNING_GAUDI_SIMULATE", "8")
 os.environ.setdefault("LIGHTNING_GAUDI_COMPILE", "none")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch  # noqa: E402, F401
+import torch  # noqa: F401
 
-from . import target, targets  # noqa: E402
+from . import target, targets
 
 
 def main(name: str, index: str | None = None) -> None:

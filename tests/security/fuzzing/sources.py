@@ -55,7 +55,9 @@ def _calls(
         inside, looks = place, is_of_environment
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inside = f"{place}.{each.name}".lstrip(".")
-            looks = not isinstance(each, ast.ClassDef) and "environ" in "\n".join(map(ast.unparse, each.body))
+            looks = not isinstance(each, ast.ClassDef) and "environ" in "\n".join(
+                map(ast.unparse, each.body)
+            )
         if isinstance(each, ast.Call):
             yield place, each, is_of_environment
         yield from _calls(each, inside, looks)
@@ -63,7 +65,7 @@ def _calls(
 
 def _reads(call: ast.Call, is_of_environment: bool) -> str:
     name = ast.unparse(call.func)
-    if name in ("integer", "variables.integer"):
+    if name in ("read_integer", "variables.read_integer"):
         return "a number of the environment"
     if name in ("int", "float", "Fraction") and is_of_environment:
         return "a number of the environment"

@@ -21,9 +21,10 @@ _KERNEL = "the kernel writes it, in one form"
 _MEMORY = "it looks at memory that this process holds"
 
 EXEMPT = {
+    "lightning_gaudi._core.ownership:_may_be_root": _KERNEL,
     "lightning_gaudi._core.untrusted:_escaped": _MAKES,
     "lightning_gaudi._core.untrusted:parse_json": "who calls it is a target",
-    "lightning_gaudi._core.variables:integer": "who calls it is a target",
+    "lightning_gaudi._core.variables:read_integer": "who calls it is a target",
     "lightning_gaudi._core.worker_memory:Memory._copy": _MEMORY,
     "lightning_gaudi._core.worker_memory:_reduce_mapped": _MEMORY,
     "lightning_gaudi._core.worker_memory:_storage": _MEMORY,
@@ -49,6 +50,7 @@ EXEMPT = {
     "lightning_gaudi.profiler.trace:_save": "profiler.trace has what it leaves",
     "lightning_gaudi.reliability.stacks:_status": _KERNEL,
     "lightning_gaudi.reliability.stacks:of_main_thread": _OWN_PIPE,
+    "lightning_gaudi.reliability.vigil:main": _OWN_PIPE,
     "lightning_gaudi.simulator.build:_key": _OURS,
     "lightning_gaudi.simulator.build:_sync": _SYNC,
     "lightning_gaudi.simulator.toolchain:find_torch": "torch's own sources, as installed",

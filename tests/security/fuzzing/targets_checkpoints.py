@@ -193,8 +193,9 @@ def _whole(name: str, *reads: str, load: Callable[[Path], Any], num_quick: int =
 _whole(
     "checkpoint.load",
     f"{_PACKAGE}.io:load_file",
-    f"{_PACKAGE}.restricted:_check_kind",
-    f"{_PACKAGE}.restricted:_check_zip",
+    f"{_PACKAGE}.restricted:_look_at",
+    f"{_PACKAGE}.restricted:_opened",
+    f"{_PACKAGE}.unpickler:Unpickler._bytearray",
     f"{_PACKAGE}.unpickler:_load",
     f"{_PACKAGE}.numpy_values:scalar",
     load=lambda path: checkpoint_io.HPUCheckpointIO(True).load_checkpoint(path, "cpu"),
@@ -316,7 +317,12 @@ def _folder_manifest(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("checkpoint.job_record", f"{_PACKAGE}.job_record:JobRecord.read", foreign=(OSError,))
+@target(
+    "checkpoint.job_record",
+    f"{_PACKAGE}.job_record:JobRecord.read",
+    f"{_PACKAGE}.job_record:_read_own",
+    foreign=(OSError,),
+)
 def _job_record(folder: Path) -> Parser:
     record = job_record.JobRecord(folder, "slurm-17", "a:/tmp", ["python", "train.py"])
     record.path.parent.mkdir()
@@ -331,9 +337,9 @@ def _job_record(folder: Path) -> Parser:
 
 @target(
     "checkpoint.litter",
-    f"{_PACKAGE}.litter:_sweep",
-    f"{_PACKAGE}.litter:_clear",
-    f"{_PACKAGE}.litter:SaveLock.__init__",
+    f"{_PACKAGE}.litter:_words",
+    f"{_PACKAGE}.litter:_opened",
+    f"{_PACKAGE}.litter:_open_lock",
     errors=(),
 )
 def _litter(folder: Path) -> Parser:
@@ -380,8 +386,11 @@ def _litter(folder: Path) -> Parser:
     return Parser(damage, parse, check)
 
 
-@target("checkpoint.host_random", "lightning_gaudi._core.host_random:put",
-        "lightning_gaudi._core.host_random:_tensor")
+@target(
+    "checkpoint.host_random",
+    "lightning_gaudi._core.host_random:put",
+    "lightning_gaudi._core.host_random:_tensor",
+)
 def _host_random(folder: Path) -> Parser:
     seed = host_random.to_tensors(host_random.take())
 
@@ -389,7 +398,14 @@ def _host_random(folder: Path) -> Parser:
         found: dict[str, Any] = dict(seed)
         name = random.choice(sorted(found))
         content = wild.damaged_bytes(random, found[name].numpy().tobytes())
-        found[name] = random.choice((None, torch.frombuffer(bytearray(content or b"x"), dtype=torch.uint8), torch.ones(2), 7))
+        found[name] = random.choice(
+            (
+                None,
+                torch.frombuffer(bytearray(content or b"x"), dtype=torch.uint8),
+                torch.ones(2),
+                7,
+            )
+        )
         return found
 
     return Parser(damage, lambda given: host_random.put(host_random.from_tensors(given)))
@@ -453,7 +469,9 @@ def _changed_metadata(random: Any, seed: Any) -> bytes:
         setattr(found, name, random.choice((None, {}, [], wrong)))
     elif how == 9:
         name = random.choice(list(found.planner_data))
-        path = random.choice(((), ("model",), ("model", 10**9), (0, "x"), "model", None, ("model", "weight", "a")))
+        path = random.choice(
+            ((), ("model",), ("model", 10**9), (0, "x"), "model", None, ("model", "weight", "a"))
+        )
         found.planner_data[name] = path
     elif how == 10:
         dtype = random.choice((torch.int8, torch.float64, torch.complex128, None, wrong))

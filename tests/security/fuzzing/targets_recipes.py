@@ -126,7 +126,9 @@ def _prompts(folder: Path) -> Parser:
         path.write_bytes(given)
         return prompts.given_prompts(None, str(path))
 
-    return Parser(lambda random: wild.damaged_text(random, b"Once upon a time\n\nA red seven\n"), parse)
+    return Parser(
+        lambda random: wild.damaged_text(random, b"Once upon a time\n\nA red seven\n"), parse
+    )
 
 
 def _tokenizer() -> Any:
@@ -189,7 +191,9 @@ def _renamed(random: Any, name: str) -> str:
     if random.random() < 0.6:
         return name
     stem, suffixes = name.split(".")[0], ("object", "O", "V9999", "S0", "datetime64", "float64")
-    return f"{stem}.{random.choice((*suffixes, 'int8', 'x', '', 'U1000000', 'int64,object', 'a,a'))}"
+    return (
+        f"{stem}.{random.choice((*suffixes, 'int8', 'x', '', 'U1000000', 'int64,object', 'a,a'))}"
+    )
 
 
 @target("recipes.tokenized", f"{_BERT}.tokenized:open_array", errors=(ValueError, UserError))
@@ -243,13 +247,18 @@ def _plans(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("recipes.prepared",
+@target(
+    "recipes.prepared",
     f"{_BERT}.prepared:prepare",
-    f"{_BERT}.prepared:_read_tokenizer", errors=(UserError, ValueError, OSError))
+    f"{_BERT}.prepared:_read_tokenizer",
+    errors=(UserError, ValueError, OSError),
+)
 def _prepared(folder: Path) -> Parser:
     """A tokenizer in a cache that somebody has changed."""
     text, root = folder / "text.txt", folder / "cache"
-    text.write_text("\n\n".join(f"One sentence {n} is here. Another one follows." for n in range(30)))
+    text.write_text(
+        "\n\n".join(f"One sentence {n} is here. Another one follows." for n in range(30))
+    )
     corpus = corpora.open_corpus("path", str(text))
     settings = prepared.Settings(60, RowShape(16, 3, 2), False, 0.1, 0)
     prepared.prepare(corpus, None, settings, root)
@@ -330,11 +339,15 @@ def _export(folder: Path) -> Parser:
             config_ = wild.json_text(random, json.loads(good[name])).decode(errors="replace")
             state[name] = config_
         elif name == training.CLASS_KEY:
-            state[name] = random.choice(("AutoTokenizer", "pipeline", "x", "utils", wild.value(random, 1)))
+            state[name] = random.choice(
+                ("AutoTokenizer", "pipeline", "x", "utils", wild.value(random, 1))
+            )
         elif name == "data":
             state[name] = random.choice((None, {}, wild.document(random, good[name])))
         else:
-            state[name] = random.choice((None, {}, {"model.x": torch.ones(1)}, wild.value(random, 1)))
+            state[name] = random.choice(
+                (None, {}, {"model.x": torch.ones(1)}, wild.value(random, 1))
+            )
         made = io.BytesIO()
         torch.save(state, made)
         return made.getvalue()

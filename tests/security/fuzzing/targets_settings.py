@@ -12,7 +12,12 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi._core import autocast_ops, vendor_import
 from lightning_gaudi.audit import process as audit_process
-from lightning_gaudi.cli import catalog, config_errors, environment as cli_environment, run as cli_run
+from lightning_gaudi.cli import (
+    catalog,
+    config_errors,
+    environment as cli_environment,
+    run as cli_run,
+)
 from lightning_gaudi.deepspeed.config import load as deepspeed_config
 from lightning_gaudi.distributed import cluster, devices
 from lightning_gaudi.doctor import launchers
@@ -97,9 +102,15 @@ _MPI = {
     "distributed.open_mpi",
     *(
         f"{_PACKAGE}.distributed.cluster:OpenMPIEnvironment.{name}"
-        for name in ("main_port", "global_rank", "local_rank")
+        for name in (
+            "detect",
+            "main_port",
+            "world_size",
+            "global_rank",
+            "local_rank",
+            "_local_size",
+        )
     ),
-    f"{_PACKAGE}.distributed.cluster:_size",
     errors=(MisconfigurationException, ValueError),
 )
 def _open_mpi(folder: Path) -> Parser:
@@ -117,6 +128,8 @@ def _open_mpi(folder: Path) -> Parser:
 
 @target(
     "distributed.world_size",
+    f"{_PACKAGE}.distributed.cluster:_started",
+    f"{_PACKAGE}.distributed.cluster:_local_world_size",
     errors=(MisconfigurationException, ValueError),
 )
 def _world_size(folder: Path) -> Parser:
@@ -153,7 +166,11 @@ def _audit(folder: Path) -> Parser:
     return Parser(lambda random: wild.environment(random, {"RANK": "1", "WORLD_SIZE": "2"}), parse)
 
 
-@target("simulator.settings", errors=(SimulatorError,))
+@target(
+    "simulator.settings",
+    f"{_PACKAGE}.simulator.settings:read_workspace_bytes",
+    errors=(SimulatorError,),
+)
 def _simulator(folder: Path) -> Parser:
     seed = {
         simulator_settings.SIMULATE: "8",
@@ -162,11 +179,12 @@ def _simulator(folder: Path) -> Parser:
         simulator_settings.RULES: "warn",
         simulator_settings.DRY: "1",
         simulator_settings.CACHE_DIR: str(folder),
+        simulator_settings.WORKSPACE: "1",
     }
 
     def parse(given: dict[str, str]) -> object:
         with environment(given):
-            found = simulator_settings.read_settings()
+            found = simulator_settings.read_settings(), simulator_settings.read_workspace_bytes()
             return found, simulator_settings.read_rule_mode(), simulator_settings.cache_dir()
 
     return Parser(lambda random: wild.environment(random, seed), parse)
@@ -239,7 +257,10 @@ def _instead(folder: Path) -> Parser:
 
 @target(
     "cli.environment",
-    *(f"{_PACKAGE}.cli.environment:{name}" for name in ("_read", "_of_file", "_copy", "_is_copy")),
+    *(
+        f"{_PACKAGE}.cli.environment:{name}"
+        for name in ("_read", "_of_file", "_operators", "_is_own_copy")
+    ),
     errors=(catalog.UsageError,),
 )
 def _environment(folder: Path) -> Parser:
@@ -334,7 +355,10 @@ def _config_program(folder: Path) -> Parser:
         except Started:
             return None
 
-    return Parser(lambda random: wild.damaged_text(random, b"fit:" + _YAML.replace("\n", "\n  ").encode()), parse)
+    return Parser(
+        lambda random: wild.damaged_text(random, b"fit:" + _YAML.replace("\n", "\n  ").encode()),
+        parse,
+    )
 
 
 _DEEPSPEED: dict[str, Any] = {

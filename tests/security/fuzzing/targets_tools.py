@@ -13,24 +13,38 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from torch._C._distributed_c10d import HashStore
+
 from lightning_gaudi._core import processes
+from lightning_gaudi._core.whereabouts import Page, now
 from lightning_gaudi.audit import record as audit_record, text as audit_text
 from lightning_gaudi.audit.merging import Audit
 from lightning_gaudi.data import embedded
 from lightning_gaudi.distributed import meeting
-from lightning_gaudi.doctor import cards, comparison, files, findings, hl_smi, hosts, memory, mode, network, variables
+from lightning_gaudi.doctor import (
+    cards,
+    comparison,
+    files,
+    findings,
+    hl_smi,
+    hosts,
+    memory,
+    mode,
+    network,
+    variables,
+)
 from lightning_gaudi.doctor.machine import Answer, Machine
 from lightning_gaudi.doctor.pieces import Joiner, cut
 from lightning_gaudi.planning import case as planning_case, forks
 from lightning_gaudi.profiler import trace
-from lightning_gaudi.reliability import board, stacks, verdict, watchdog
+from lightning_gaudi.reliability import board, lookout, stacks, verdict
 from tests.helpers import recorded
 
 from . import wild
-from .target import Parser, environment, target
+from .target import Parser, WrongResultError, environment, target
 
 _PACKAGE = "lightning_gaudi"
-_BEAT = [7, "runs", 12, "training_step", True, [0, 12], None, "all_reduce", 0.25]
+_BEAT = [7, "runs", 12, "training_step", True, [0, 12], None, "all_reduce", 0.25, True]
 _VERDICT = {"ranks": [1], "reason": "rank 1 hangs: it is for 9 s in step 3", "stacks": [1, 0]}
 
 
@@ -41,75 +55,76 @@ class _Store:
         self.values = dict(values)
         self.timeout = SimpleNamespace(total_seconds=lambda: 0.0)
 
-    def has_extended_api(self) -> bool:
-        return True
-
     def set(self, key: str, value: str | bytes) -> None:
         self.values.setdefault(key, value.encode() if isinstance(value, str) else value)
 
     def get(self, key: str) -> bytes:
         return self.values[key]
 
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        return [self.values[key] for key in keys]
-
     def check(self, keys: list[str]) -> bool:
         return all(key in self.values for key in keys)
-
-    def add(self, key: str, number: int) -> int:
-        return number
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        return self.values.setdefault(key, value.encode())
 
 
 @target(
     "reliability.board",
     f"{_PACKAGE}.reliability.board:Board._ask",
     f"{_PACKAGE}.reliability.board:Board._read_farewells",
-    *(f"{_PACKAGE}.reliability.watchdog:Watchdog.{name}" for name in ("_judge", "_dead", "_is_unexpected")),
+    f"{_PACKAGE}.reliability.board:_read",
     errors=(),
 )
 def _board(folder: Path) -> Parser:
     """No message of another process may raise, or leave what judging it raises of."""
 
-    def damage(random: Any) -> dict[str, bytes]:
-        values = {
-            "beat/0": json.dumps(_BEAT).encode(),
-            "verdict": json.dumps(_VERDICT).encode(),
-            "stack/1": b"  File x, line 1\n",
-            "stack/0": b"",
-        }
-        name = random.choice(sorted(values))
-        if name.startswith("stack"):
-            values[name] = wild.damaged_text(random, values[name])
-        else:
-            values[name] = wild.json_text(random, json.loads(values[name]))
-        if name == "beat/0":
-            del values["verdict"]
-        return values
+    def damage(random: Any) -> tuple[str, bytes]:
+        name = random.choice(("beat/0", "verdict", "stack/0"))
+        if name == "stack/0":
+            return name, wild.damaged_text(random, b"  File x, line 1\n")
+        return name, wild.json_text(random, _BEAT if name == "beat/0" else _VERDICT)
 
-    def parse(given: dict[str, bytes]) -> object:
-        read = object.__new__(board.Board)
-        vars(read).update(
-            _store=_Store(given), _rank=1, _readers=[0], _outbox={}, _beat=lambda: _BEAT,
-            beats={}, verdict=None, stacks={}, num_seen=0, size=2, _size=2,
-        )
+    def parse(given: tuple[str, bytes]) -> object:
+        read = board.Board(HashStore(), "name", 1, 2)
+        read._beat, read._readers = dict, [0]
+        for name, value in {"beat/0": json.dumps(_BEAT), "stack/0": "x"}.items():
+            read._store.set(name, value)
+        if given[0] == "stack/0":
+            read._store.set("verdict", json.dumps(_VERDICT))
+        read._store.set(*given)
         read._ask()
-        watch = object.__new__(watchdog.Watchdog)
-        processes_ = [SimpleNamespace(host="a", pid=0), SimpleNamespace(host="a", pid=0)]
-        vars(watch).update(
-            _board=read, _rank=1, _size=2, _hosts=["a", "a"], _local={}, _cut_off=set(),
-            limits=verdict.Limits(1.0, 5.0), _number=0, _state=verdict.RUNS, _others=processes_,
-        )
-        read.answers_ = None
-        found = read.verdict
-        if found is None:
-            return watch._judge()
-        said = verdict.Verdict(tuple(found["ranks"]), found["reason"])
-        return watch._whose_stacks(said), [read.stacks.get(rank, "") for rank in found["stacks"]]
+        mine = verdict.Beat.read(_BEAT)
+        beats = {1: mine} | {rank: beat for rank, (beat, _) in read.beats.items()}
+        found = verdict.judge(beats, dict.fromkeys(beats, 0.0), verdict.Limits(1.0, 5.0))
+        return found, read.verdict, read.stacks, read.beats
 
-    return Parser(damage, parse)
+    def check(given: tuple[str, bytes], found: Any) -> None:
+        said = str(found)
+        if any(each in said for each in ("\x1b", "\r", "\u202e")):
+            raise WrongResultError("what moves a terminal's cursor is said")
+
+    return Parser(damage, parse, check)
+
+
+@target(
+    "core.whereabouts",
+    f"{_PACKAGE}._core.whereabouts:Page.read",
+    f"{_PACKAGE}.reliability.lookout:Lookout._look",
+    f"{_PACKAGE}.reliability.lookout:Lookout._is_watched",
+    errors=(),
+)
+def _page(folder: Path) -> Parser:
+    """The page of a process of this host."""
+    path, page = folder / "page", Page()
+    page.write(now())
+    page.tick("runs:name")
+    seed = Path(page.path).read_bytes()
+    stacks.how = lambda process: None  # it lives
+
+    def parse(given: bytes) -> object:
+        path.write_bytes(given)
+        found = Page.read(str(path))
+        look = lookout.Lookout({0: SimpleNamespace(page=str(path), pid=os.getpid())}, "name")  # type: ignore[dict-item]
+        return found, look.watched(), look.without_python()
+
+    return Parser(lambda random: wild.damaged_bytes(random, seed[:600]), parse)
 
 
 @target(
@@ -279,9 +294,7 @@ def _audit(folder: Path) -> Parser:
 )
 def _case(folder: Path) -> Parser:
     fields = dataclasses.fields(planning_case.Case)
-    values = {
-        each.name: each.default for each in fields if each.default is not dataclasses.MISSING
-    }
+    values = {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
     seed = {**{each.name: 1 for each in fields}, **values, "budgets": [2**30], "result": "x"}
     path = folder / "case.json"
 
@@ -295,9 +308,7 @@ def _case(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target(
-    "planning.forks", f"{_PACKAGE}.planning.forks:Fork.found", errors=(forks.RehearsalError,)
-)
+@target("planning.forks", f"{_PACKAGE}.planning.forks:Fork.found", errors=(forks.RehearsalError,))
 def _forks(folder: Path) -> Parser:
     """A fork may be killed while it tells."""
 
@@ -359,7 +370,7 @@ def _trace(folder: Path) -> Parser:
     return Parser(lambda random: wild.damaged_bytes(random, seed), parse)
 
 
-@target("core.processes", f"{_PACKAGE}._core.processes:_parent")
+@target("core.processes", f"{_PACKAGE}._core.processes:watch_parent")
 def _parent(folder: Path) -> Parser:
     class Thread:
         """The watch is not begun: it would end this process."""

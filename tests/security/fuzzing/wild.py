@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import json
 import pickletools
 import re
@@ -24,8 +25,36 @@ _NUMBERS = (
     float("nan"),
 )
 _TEXTS = (
-    *("", " ", "a", "0", "-1", "1e9", "nan", "inf", "on", "true", "null", "None", "auto", "١٢", "²"),
-    *(".", "..", "../../outside", "/etc/hostname", "a/b", "a\\b", "~", "$HOME", "{}", "%s%n", "[1]"),
+    *(
+        "",
+        " ",
+        "a",
+        "0",
+        "-1",
+        "1e9",
+        "nan",
+        "inf",
+        "on",
+        "true",
+        "null",
+        "None",
+        "auto",
+        "١٢",
+        "²",
+    ),
+    *(
+        ".",
+        "..",
+        "../../outside",
+        "/etc/hostname",
+        "a/b",
+        "a\\b",
+        "~",
+        "$HOME",
+        "{}",
+        "%s%n",
+        "[1]",
+    ),
     *("\0", "a\0b", "\x1b[2J\x1b]0;x\x07", "\n", "a\nb", "\r", "\u202e", "\ud800", "\ufeff"),
     *("x" * 300, "9" * 5000, "é" * 2000, "builtins.eval", "__class__"),
 )
@@ -94,7 +123,9 @@ def _changed(random: Random, found: Any) -> Any:
         owner[text(random)] = owner.pop(key)
     elif how == 6:
         other, name = random.choice(places)
-        if (name in other if isinstance(other, dict) else name < len(other)) and _is_small(other[name]):
+        if (name in other if isinstance(other, dict) else name < len(other)) and _is_small(
+            other[name]
+        ):
             owner[key] = _copied(other[name])
     elif isinstance(owner, list):
         owner += owner[: random.choice((1, 1, 3))]
@@ -147,7 +178,17 @@ def _dumped(found: Any) -> bytes:
 _PIECES = (
     *(b"\0", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"\r", b"\n", b"\r\n", b"\t", b'"', b"'", b","),
     *(b"{", b"}", b"[", b"]", b":", b"#", b"-", b"&a", b"*a", b"!!python/name:os.system ", b"<<: "),
-    *(b"\x1b[31m", b"\xc3", b"\xed\xa0\x80", b"1e999", b"9" * 5000, b"0x", b"-0", b"nan", b"\\u0000"),
+    *(
+        b"\x1b[31m",
+        b"\xc3",
+        b"\xed\xa0\x80",
+        b"1e999",
+        b"9" * 5000,
+        b"0x",
+        b"-0",
+        b"nan",
+        b"\\u0000",
+    ),
 )
 
 
@@ -185,7 +226,20 @@ def damaged_text(random: Random, seed: bytes) -> bytes:
     return found
 
 
-_WORDS = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**40, 2**63, 2**64 - 1)
+_WORDS = (
+    0,
+    1,
+    0x7F,
+    0x80,
+    0xFF,
+    0xFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    2**40,
+    2**63,
+    2**64 - 1,
+)
 
 
 def damaged_bytes(random: Random, seed: bytes) -> bytes:
@@ -220,7 +274,7 @@ def damaged_pickle(random: Random, seed: bytes) -> bytes:
     if random.random() < 0.15:
         return damaged_bytes(random, seed)
     ends = [position for _, _, position in pickletools.genops(seed)] + [len(seed)]
-    parts = [seed[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    parts = [seed[a:b] for a, b in itertools.pairwise(ends)]
     for _ in range(random.choice((1, 1, 2, 4))):
         at = random.randrange(len(parts))
         how = random.randrange(6)
@@ -278,7 +332,9 @@ def damaged_zip(
     if how < 2:
         records[at][1] = (within or _binary)(random, name, content)
     elif how == 2:
-        records[at][0] = random.choice((f"{text(random)}", f"{name}x", f"a/{name}", "archive/version"))
+        records[at][0] = random.choice(
+            (f"{text(random)}", f"{name}x", f"a/{name}", "archive/version")
+        )
     elif how == 3:
         records.insert(random.randrange(len(records) + 1), [name, damaged_bytes(random, content)])
     elif how == 4:
@@ -340,7 +396,9 @@ def environment(random: Random, seed: dict[str, str]) -> dict[str, str]:
             damaged = damaged_text(random, seed[name].encode())
             found[name] = damaged.decode("utf-8", "surrogateescape")
     usable = {name: each.replace("\0", "") for name, each in found.items()}
-    return {n: e.encode("utf-8", "replace").decode() if _is_odd(e) else e for n, e in usable.items()}
+    return {
+        n: e.encode("utf-8", "replace").decode() if _is_odd(e) else e for n, e in usable.items()
+    }
 
 
 def _is_odd(found: str) -> bool:
