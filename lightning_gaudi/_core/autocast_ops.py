@@ -92,8 +92,9 @@ def _check_file(variable: str, path: Path) -> None:
         ) from error
     for number, line in enumerate(lines, start=1):
         if line and line not in KNOWN_OPS:
+            shown = printable(repr(line), max_chars=100)
             raise ValueError(
-                f"{variable}={path}, line {number}: {printable(repr(line), max_chars=100)} {_what_is_wrong(line)}, and autocast "
+                f"{variable}={path}, line {number}: {shown} {_what_is_wrong(line)}, and autocast "
                 "would silently pass over it. Write one operation a line."
             )
 

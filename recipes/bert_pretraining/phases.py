@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, first_line
 from recipes.common.optimizers import kind
 from recipes.common.training import CONFIG_KEY, RecipeModule
 

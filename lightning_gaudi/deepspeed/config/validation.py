@@ -126,8 +126,8 @@ def _rejected(error: Any, config: Mapping[str, Any]) -> str:
     )
     if first["type"] != "extra_forbidden":
         return (
-            f"{path}={_shown(first['input'])} in DeepSpeed's settings is not valid: {first['msg']}. "
-            "Correct it."
+            f"{path}={_shown(first['input'])} in DeepSpeed's settings is not valid: "
+            f"{first['msg']}. Correct it."
         )
     base = importlib.import_module("deepspeed.runtime.config_utils").DeepSpeedConfigModel
     fields = [

@@ -190,11 +190,10 @@ def _deepspeed(folder: Path) -> Parser:
 
     def check(given: tuple[str, bytes, bool], found: Any) -> None:
         name, content, is_signed = given
-        if name == "latest" and content.strip() not in (b"checkpoint", b"./checkpoint"):
+        if name == "latest":
             if (work / content.decode().strip()).resolve() != (work / "checkpoint").resolve():
                 raise WrongResultError(f"{content!r} was loaded")
-        if name != "latest" and not is_signed and content != files[name]:
-            if not is_equal(found, original):
-                raise WrongResultError(f"{name} was changed, and was loaded")
+        elif not is_signed and content != files[name] and not is_equal(found, original):
+            raise WrongResultError(f"{name} was changed, and was loaded")
 
     return Parser(damage, parse, check)

@@ -340,11 +340,11 @@ def _catalog(folder: Path) -> Parser:
 def _config_program(folder: Path) -> Parser:
     path = folder / "config.yaml"
 
-    class Started(Exception):
+    class StartedError(Exception):
         """The LightningCLI would begin."""
 
     def start(name: str) -> Any:
-        raise Started
+        raise StartedError
 
     config_program.import_module = start  # type: ignore[assignment]
 
@@ -352,7 +352,7 @@ def _config_program(folder: Path) -> Parser:
         path.write_bytes(given)
         try:
             return config_program.main(path)
-        except Started:
+        except StartedError:
             return None
 
     return Parser(

@@ -164,7 +164,9 @@ def json_text(random: Random, seed: Any) -> bytes:
         return damaged_text(random, found)
     if how == 4:  # the same key once more, with another value
         again = _dumped(value(random, 1))
-        return re.sub(rb'("[^"\\]*"): ', lambda m: m[1] + b": " + again + b", " + m[0], found, 1)
+        return re.sub(
+            rb'("[^"\\]*"): ', lambda m: m[1] + b": " + again + b", " + m[0], found, count=1
+        )
     if how == 5 and (numbers := list(re.finditer(rb"\d+", found))):  # deep, and well formed
         each = random.choice(numbers)
         return found[: each.start()] + b"[" * 3000 + b"]" * 3000 + found[each.end() :]
@@ -266,7 +268,10 @@ def damaged_bytes(random: Random, seed: bytes) -> bytes:
     return bytes(found)
 
 
-_OPCODES = b"012.()]}tlduaesbRcNIJKM\x80\x81\x82\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8f\x90\x91\x92\x93\x94hjqrQPoi"
+_OPCODES = (
+    b"012.()]}tlduaesbRcNIJKMhjqrQPoi"
+    b"\x80\x81\x82\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8f\x90\x91\x92\x93\x94"
+)
 
 
 def damaged_pickle(random: Random, seed: bytes) -> bytes:
