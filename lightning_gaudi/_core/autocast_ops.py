@@ -16,6 +16,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from .untrusted import printable
+
 VARIABLES = ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
 """Environment variables that name a file of operations."""
 
@@ -74,8 +76,8 @@ def lowers(op: str) -> bool:
     if not path:
         return op in LOWER_PRECISION_OPS.split()
     try:
-        return op in Path(path).read_text().split()
-    except OSError:
+        return op in Path(path).read_text("utf-8", errors="replace").split()
+    except (OSError, ValueError):  # also of a name with a NUL
         return op in LOWER_PRECISION_OPS.split()  # the vendor's package keeps its own list, too
 
 
@@ -83,15 +85,16 @@ def _check_file(variable: str, path: Path) -> None:
     try:
         # Bytes, since reading text turns CRLF into LF.
         lines = path.read_bytes().decode().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"{variable}={path} cannot be read ({error}), and autocast would silently keep its "
             "default list. Correct the path, or unset the variable."
         ) from error
     for number, line in enumerate(lines, start=1):
         if line and line not in KNOWN_OPS:
+            shown = printable(repr(line), max_chars=100)
             raise ValueError(
-                f"{variable}={path}, line {number}: {line!r} {_what_is_wrong(line)}, and autocast "
+                f"{variable}={path}, line {number}: {shown} {_what_is_wrong(line)}, and autocast "
                 "would silently pass over it. Write one operation a line."
             )
 
@@ -102,6 +105,6 @@ def _what_is_wrong(line: str) -> str:
         return "ends in a carriage return (convert the file to Unix line ends)"
     if line != name:
         return "has spaces around it"
-    near = difflib.get_close_matches(name, sorted(KNOWN_OPS), n=1)
+    near = difflib.get_close_matches(name[:100], sorted(KNOWN_OPS), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"is no operation of autocast's lists{hint}"

@@ -51,7 +51,8 @@ def forget_defaults(given: Set[str], visible_modules: Sequence[str] | None) -> s
             del os.environ[name]
     local_rank = os.environ.get("LOCAL_RANK", "")
     modules = visible_modules or [str(index) for index in range(8)]
-    guess = dict(enumerate(modules)).get(int(local_rank) if local_rank.isdecimal() else -1)
+    is_number = local_rank.isdecimal() and len(local_rank) < 10
+    guess = dict(enumerate(modules)).get(int(local_rank) if is_number else -1)
     is_guess = "HLS_MODULE_ID" not in given and os.environ.get("HLS_MODULE_ID") == guess
     return guess if is_guess else None
 

@@ -170,7 +170,7 @@ def _find_configuration(recipe: Recipe, value: str) -> str:
 
 
 def _read_configuration(path: Path, folder: Path) -> Configuration:
-    paragraphs = _header(path.read_text("utf-8"))
+    paragraphs = _header(path.read_text("utf-8", errors="replace"))
     summary, needs = paragraphs[0], next((p for p in paragraphs if p.startswith("Needs:")), "")
     name = path.relative_to(folder).with_suffix("").as_posix()
     return Configuration(name, _first_sentence(summary), needs.partition(":")[2].strip())

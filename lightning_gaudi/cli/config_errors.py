@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from lightning_gaudi._core.untrusted import printable
+
 from .catalog import nearest
 
 _parsing: ContextVar[tuple[Any, Sequence[str] | None]] = ContextVar(
@@ -80,16 +82,20 @@ def syntax_error(files: Iterable[Path] | None = None) -> str:
 
     for path in _files() if files is None else files:
         try:
-            yaml.compose(path.read_text())
+            yaml.compose(path.read_text("utf-8"))
         except yaml.MarkedYAMLError as error:
             mark, begin = error.problem_mark or error.context_mark, error.context_mark
             where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
             context = f" {error.context}" if error.context else ""
             if context and begin and begin is not mark:
                 context += f" that begins in line {begin.line + 1}"
-            return f"{path}{where}: {error.problem}{context}."
-        except yaml.YAMLError as error:
-            return f"{path}: {error}."
+            return f"{printable(path)}{where}: {printable(error.problem)}{printable(context)}."
+        except RecursionError:
+            return f"{printable(path)}: it is nested too deeply."
+        except (yaml.YAMLError, ValueError) as error:
+            return f"{printable(path)}: {printable(error)}."
+        except OSError:  # removed meanwhile
+            continue
     return ""
 
 
@@ -126,7 +132,7 @@ def instead(path: str, problem: str) -> str:
             close = nearest(wrong[1], inspect.signature(getattr(home, name)).parameters)
         else:
             close = None if hasattr(home, name) else nearest(name, vars(home))
-    except (ImportError, AttributeError, ValueError):
+    except Exception:  # whatever a module raises that is imported by a wrong name
         return ""
     return f" Did you mean {close}?" if close else ""
 
@@ -176,8 +182,8 @@ def _keys(path: Path) -> Iterator[tuple[list[str], int]]:
                 yield from walk(value, keys)
 
     try:
-        yield from walk(yaml.compose(path.read_text()), [])
-    except yaml.YAMLError:
+        yield from walk(yaml.compose(path.read_text("utf-8")), [])
+    except (yaml.YAMLError, ValueError, OSError, RecursionError):
         return
 
 

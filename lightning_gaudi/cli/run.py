@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import re
+import reprlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,9 +118,11 @@ def _trainer_settings(arguments: Sequence[str]) -> dict[str, Any]:
 
     settings: dict[str, Any] = {}
     for name, value in catalog.options(arguments):
-        with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
+        with contextlib.suppress(OSError, yaml.YAMLError, ValueError, RecursionError):
             if name in catalog.CONFIG_OPTIONS:
-                settings |= yaml.safe_load(Path(value).read_text("utf-8")).get("trainer") or {}
+                found = yaml.safe_load(Path(value).read_text("utf-8"))
+                trainer = found.get("trainer") if isinstance(found, dict) else None
+                settings |= trainer if isinstance(trainer, dict) else {}
             elif name.startswith("--trainer."):
                 settings[name.removeprefix("--trainer.")] = yaml.safe_load(value)
     return settings
@@ -127,6 +130,7 @@ def _trainer_settings(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _num_cards(devices: Any) -> int:
     """Cards that a server has at least, for a value of `trainer.devices`."""
-    numbers = [int(number) for number in re.findall(r"-?\d+", str(devices))]
+    text = reprlib.repr(devices) if isinstance(devices, list | dict) else str(devices)
+    numbers = [int(number) for number in re.findall(r"-?[0-9]{1,9}", text[:200])]
     is_list = isinstance(devices, list) or "," in str(devices)
     return max(numbers, default=0) + is_list

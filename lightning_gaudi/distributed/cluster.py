@@ -88,7 +88,11 @@ class OpenMPIEnvironment(ClusterEnvironment):
         """MASTER_PORT, or one that follows from the job's name."""
         # Set by Open MPI for every process, the same for all of a job.
         job = os.environ.get("PMIX_NAMESPACE", "")
-        return read_integer("MASTER_PORT", 15000 + zlib.crc32(job.encode()) % 10000, at_least=1)
+        return read_integer(
+            "MASTER_PORT",
+            15000 + zlib.crc32(job.encode(errors="surrogateescape")) % 10000,
+            at_least=1,
+        )
 
     @override
     def world_size(self) -> int:
@@ -147,7 +151,7 @@ def _started(environment: ClusterEnvironment) -> tuple[str, str, int] | None:
         return None
     launcher, name = _LAUNCHERS.get(type(environment), ("", ""))
     value = os.environ.get(name)
-    return None if value is None else (launcher, name, int(value))
+    return None if value is None else (launcher, name, read_integer(name))
 
 
 def check_world_size(environment: ClusterEnvironment, num_devices: int, num_nodes: int) -> None:
@@ -187,7 +191,7 @@ def _local_world_size(environment: ClusterEnvironment) -> int | None:
     if not is_told or not environment.creates_processes_externally:
         return None
     value = os.environ.get("LOCAL_WORLD_SIZE")
-    return None if value is None else int(value)
+    return None if value is None else read_integer("LOCAL_WORLD_SIZE")
 
 
 def _check_meeting_point(num_devices: int, num_nodes: int) -> None:

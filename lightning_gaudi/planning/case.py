@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightning_gaudi._core.untrusted import parse_json, printable
 from lightning_gaudi.planning.search import Need
 
 MAX_FORKS = min(4, os.cpu_count() or 1)
@@ -39,9 +41,19 @@ class Case:
 
     @classmethod
     def load(cls, path: Path) -> Case:
-        """Read what `save` has written."""
-        found = json.loads(path.read_text())
-        return cls(**{**found, "budgets": tuple(found["budgets"])})
+        """Reads what `save` has written.
+
+        Raises:
+            ValueError: The file holds something else.
+        """
+        try:
+            found = parse_json(path.read_bytes())
+            return cls(**{**found, "budgets": tuple(found["budgets"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} is no case to rehearse ({printable(error, max_chars=200)}). Start the "
+                "rehearsal by `lightning-gaudi plan`, which writes it."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,11 @@ class Rehearsed:
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """What a rehearsal has written."""
+    """Returns what a rehearsal has written; it may have been ended in the middle of a line."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    found = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(parse_json(line))
+    return [each for each in found if isinstance(each, dict)]

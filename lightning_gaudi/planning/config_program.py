@@ -18,12 +18,13 @@ def main(path: Path) -> None:
     Raises:
         SystemExit: It does not say what its model is; the message says what to do.
     """
-    text = path.read_text()
+    text = path.read_text("utf-8", errors="replace")  # the LightningCLI says what is no UTF-8
     given = _read(text)
     command = next((name for name in _COMMANDS if name in given), None)
     settings = given if command is None else given[command]
     model = settings.get("model") if isinstance(settings, dict) else None
-    if given and not (isinstance(model, str) or "class_path" in (model or {})):
+    is_named = isinstance(model, str) or (isinstance(model, dict) and "class_path" in model)
+    if given and not is_named:
         sys.exit(
             f"{path} does not say whose model it configures: `model` has no `class_path`. Plan the "
             f"program that reads it: lightning-gaudi plan -- python PROGRAM fit --config {path}"
@@ -38,7 +39,7 @@ def _read(text: str) -> dict[str, Any]:
     """What it has; nothing where the LightningCLI will say that it cannot be read."""
     try:
         found = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from lightning_gaudi._core.rank_monitor import killed_by
+from lightning_gaudi._core.untrusted import parse_json
 from lightning_gaudi.simulator.rules.report import is_library
 
 
@@ -55,13 +56,17 @@ class Fork:
         Raises:
             RehearsalError: The program cannot be rehearsed.
         """
-        with os.fdopen(self._reader) as file:
+        with os.fdopen(self._reader, "rb") as file:
             text = file.read()
         _, status = os.waitpid(self._pid, 0)
-        found = json.loads(text or "{}")
-        if "found" not in found:
-            raise RehearsalError(found.get("error") or _tell_end(os.waitstatus_to_exitcode(status)))
-        fields: dict[str, Any] = found["found"]
+        try:
+            found = parse_json(text or b"{}")
+        except ValueError:  # it was killed in the middle
+            found = {}
+        fields = found.get("found") if isinstance(found, dict) else None
+        if not isinstance(fields, dict):
+            error = found.get("error") if isinstance(found, dict) else None
+            raise RehearsalError(error or _tell_end(os.waitstatus_to_exitcode(status)))
         return fields
 
 

@@ -171,7 +171,7 @@ def read_workspace_bytes() -> int:
         SimulatorError: It is no number.
     """
     value = os.environ.get(WORKSPACE) or "0"
-    if not (value.isascii() and value.isdigit()):
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
         raise SimulatorError(
             f"{WORKSPACE}={value!r} is no number of GiB. Set it to what the workspace of graphs is "
             "to take of the card from the start, or unset it for 4 MiB."
@@ -193,7 +193,7 @@ def cache_dir() -> Path:
 
 
 def _parse_num_cards(value: str) -> int:
-    if value.isascii() and value.isdigit() and 1 <= int(value) <= MAX_CARDS:
+    if value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= MAX_CARDS:
         return int(value)
     raise SimulatorError(
         f"{SIMULATE}={value!r} is no number of cards. Set it to an integer from 1 to {MAX_CARDS}, "

@@ -52,7 +52,13 @@ class MaskedLines(Dataset[dict[str, Any]]):
 
     def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, shape: RowShape) -> None:
         self.shape, self.pad, self.rows = shape, tokenizer.pad_token_id, []
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        try:
+            text = Path(path).expanduser().read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"data.predict_path={path} is not UTF-8 text ({error.reason} at byte "
+                f"{error.start}). Convert it: iconv -f latin1 -t utf-8."
+            ) from error
         for number, line in enumerate(text.splitlines(), start=1):
             if not line.strip():
                 continue

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, first_line
 from recipes.common.optimizers import kind
 from recipes.common.training import CONFIG_KEY, RecipeModule
 
@@ -117,9 +117,9 @@ def _read(path: str) -> dict[str, Any]:
         )
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, OSError, ValueError, EOFError) as error:
+    except Exception as error:  # torch has no type for a file that is damaged
         raise UserError(
-            f"model.phase1_checkpoint={path} cannot be read as a checkpoint: {error}"
+            f"model.phase1_checkpoint={path} cannot be read as a checkpoint: {first_line(error)}"
         ) from error
     return content if isinstance(content, dict) else {}
 

@@ -14,13 +14,14 @@ from typing import Any, Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from lightning_gaudi.cli.others import parse_json
 from recipes.bert_pretraining.cache import cached_folder
 from recipes.bert_pretraining.corpora import Corpus
 from recipes.bert_pretraining.rows import RowPlan, RowShape, write_plan
 from recipes.bert_pretraining.sequences import sentence_pairs, single_sequences
 from recipes.bert_pretraining.stream import StreamPlan, write_stream
 from recipes.bert_pretraining.tokenized import TokenizedCorpus, write_tokens
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, first_line
 from recipes.common.tokenization import tokenizer_from_state, tokenizer_state, train_wordpiece
 
 Documents = Literal["separate", "concatenated"]
@@ -81,8 +82,7 @@ def prepare(
     )
     tokenized = TokenizedCorpus.open(tokens)
     if tokenizer is None:
-        state = json.loads((tokens / _TOKENIZER).read_text(encoding="utf-8"))
-        tokenizer = tokenizer_from_state(state)
+        tokenizer = _read_tokenizer(tokens)
     shape, is_stream = settings.shape, settings.documents == "concatenated"
     sizes = [shape.max_seq_length, shape.max_sequences_per_pack, settings.next_sentence]
     if is_stream:
@@ -98,6 +98,16 @@ def prepare(
         streams = {split: StreamPlan.open(tokenized, plans, split, length) for split in SPLITS}
         return Prepared(tokenizer, tokenized, {**streams})
     return Prepared(tokenizer, tokenized, {split: RowPlan.open(plans, split) for split in SPLITS})
+
+
+def _read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    try:
+        return tokenizer_from_state(parse_json((folder / _TOKENIZER).read_bytes()))
+    except ValueError as error:
+        raise UserError(
+            f"{folder / _TOKENIZER} is damaged: {first_line(error)} Remove {folder}: it is made "
+            "again."
+        ) from error
 
 
 def _write_tokens(

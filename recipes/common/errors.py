@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lightning_gaudi.cli.others import printable
+
 
 class UserError(ValueError):
     """A setting, a file or a row that cannot be used; the message says which, and what to do."""
@@ -17,3 +19,9 @@ def line_of(error: BaseException) -> str:
     if text.startswith("Caught ") and "Original Traceback" in text:
         text = text.rpartition(f"{type(error).__name__}: ")[2]
     return " ".join(text.split())
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what an error says, or its type, as a sentence to show."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{printable(lines[0], max_chars=300).rstrip('.')}."

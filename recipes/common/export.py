@@ -10,14 +10,21 @@ from typing import Any
 import torch
 import transformers
 
-from lightning_gaudi.cli.others import printable
-from recipes.common.errors import UserError
+from lightning_gaudi.cli.others import parse_json, printable
+from recipes.common.errors import UserError, first_line
 from recipes.common.hub import load_pretrained
 from recipes.common.tokenization import tokenizer_from_state
 from recipes.common.training import CLASS_KEY, CONFIG_KEY
 
 _DATA_SETTINGS = "datamodule_hyper_parameters"
 _PREFIX = "model."
+_SMALL = 2**16
+"""Numbers up to this one may be other things than sizes: ids of tokens, lengths."""
+_FROM_ELSEWHERE = {
+    *("_attn_implementation", "attn_implementation", "_experts_implementation"),
+    *("auto_map", "experts_implementation"),
+}
+"""What of a configuration may name code of the hub's; what is exported needs none."""
 
 
 def export(checkpoint: Path, output: Path) -> str:
@@ -48,7 +55,8 @@ def read_checkpoint(checkpoint: Path, keys: Sequence[str]) -> dict[str, Any]:
         keys: what must be in it.
 
     Raises:
-        UserError: if there is no such checkpoint, it is in shards, or the recipe did not write it.
+        UserError: if there is no such checkpoint, it is in shards, cannot be read, or the recipe
+            did not write it.
     """
     if checkpoint.is_dir():
         raise UserError(
@@ -59,8 +67,14 @@ def read_checkpoint(checkpoint: Path, keys: Sequence[str]) -> dict[str, Any]:
         raise UserError(
             f"--checkpoint {checkpoint} does not exist. Name a .ckpt file that `fit` wrote."
         )
-    content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    missing = [key for key in keys if key not in content]
+    try:
+        content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no type for a file that is damaged
+        raise UserError(
+            f"--checkpoint {checkpoint} cannot be read as a checkpoint: {first_line(error)} Copy "
+            "it again from where it was saved, or name another."
+        ) from error
+    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
     if missing:
         raise UserError(
             f"--checkpoint {checkpoint} was not written by `fit` of a recipe: it has no "
@@ -76,14 +90,33 @@ def _model(content: dict[str, Any]) -> transformers.PreTrainedModel:
             f"The checkpoint is of a model {printable(content[CLASS_KEY], max_chars=200)}, which "
             "is no class of transformers' models. Pass one that `fit` of a recipe wrote."
         )
-    model = cls(cls.config_class.from_dict(json.loads(content[CONFIG_KEY])))
-    weights = {
-        name.removeprefix(_PREFIX): weight
-        for name, weight in content["state_dict"].items()
-        if name.startswith(_PREFIX)
-    }
-    model.load_state_dict(weights)
+    try:
+        config = parse_json(content[CONFIG_KEY])
+        for name in _FROM_ELSEWHERE & {*config}:
+            del config[name]
+        weights = {
+            name.removeprefix(_PREFIX): weight
+            for name, weight in content["state_dict"].items()
+            if name.startswith(_PREFIX)
+        }
+        _check_sizes(config, weights)
+        model = cls(cls.config_class.from_dict(config))
+        model.load_state_dict(weights)
+    except Exception as error:  # transformers has no type for a configuration that is damaged
+        raise UserError(
+            f"The checkpoint's configuration and weights make no {cls.__name__}: "
+            f"{first_line(error)} Name a checkpoint that `fit` wrote, as it was written."
+        ) from error
     return model
+
+
+def _check_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+    """Refuses a configuration of a model that is larger than its weights, before it is built."""
+    num_values = sum(weight.numel() for weight in weights.values())
+    for name, value in config.items():
+        limit = len(weights) if "layers" in name else max(num_values, _SMALL)
+        if isinstance(value, int) and value > limit:
+            raise UserError(f"{name}={printable(value, max_chars=20)} is more than they have.")
 
 
 def _tokenizer(content: dict[str, Any]) -> transformers.PreTrainedTokenizerBase:
@@ -91,7 +124,10 @@ def _tokenizer(content: dict[str, Any]) -> transformers.PreTrainedTokenizerBase:
     for state in content.values():
         if isinstance(state, dict) and "tokenizer" in state and "special_tokens" in state:
             return tokenizer_from_state(state)
-    name = content[_DATA_SETTINGS]["tokenizer"]
+    settings = content.get(_DATA_SETTINGS)
+    name = settings.get("tokenizer") if isinstance(settings, dict) else None
+    if not isinstance(name, str):
+        raise UserError("The checkpoint has no tokenizer. Name one that `fit` of a recipe wrote.")
     return load_pretrained(transformers.AutoTokenizer, "data.tokenizer", name)
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from lightning_gaudi.cli import catalog
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, first_line
 
 _ENVIRONMENT = "environment"
 _FILES = "PT_HPU_AUTOCAST_"
 """How the variables begin whose values are files of the recipe's folder `published`."""
 _ABSENT = "<absent>"
+_DAMAGED = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,18 @@ def read_runs(folder: Path) -> dict[str, Run]:
 
     Args:
         folder: the recipe's.
+
+    Raises:
+        UserError: the registry, which is installed with the recipe, is damaged.
     """
     path = folder / catalog.REGISTRY
-    entries = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {}
-    return {name: _read_run(folder.name, name, entry) for name, entry in entries.items()}
+    try:
+        entries = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {}
+        return {name: _read_run(folder.name, name, entry) for name, entry in entries.items()}
+    except _DAMAGED as error:
+        raise UserError(
+            f"{path} is damaged: {first_line(error)} Install the recipes again."
+        ) from error
 
 
 def find_run(folder: Path, name: str) -> Run:

@@ -18,7 +18,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, first_line
 from recipes.common.hub import load_pretrained
 
 BERT_TOKENS = {
@@ -171,8 +171,18 @@ def published_tokenizer(name: str, tokenizer: str | None) -> str:
 
 
 def tokenizer_from_state(state: Mapping[str, Any]) -> PreTrainedTokenizerFast:
-    """The tokenizer of `tokenizer_state`."""
-    return tokenizer_from_json(state["tokenizer"], state["special_tokens"])
+    """The tokenizer of `tokenizer_state`.
+
+    Raises:
+        UserError: it is none; a checkpoint may be damaged.
+    """
+    try:
+        return tokenizer_from_json(state["tokenizer"], state["special_tokens"])
+    except Exception as error:  # the library's own type is Exception
+        raise UserError(
+            f"The tokenizer in the checkpoint cannot be read: {first_line(error)} Name a "
+            "checkpoint that `fit` wrote, as it was written."
+        ) from error
 
 
 def load_tokenizer(

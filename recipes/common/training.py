@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lightning_gaudi.callbacks import MetricHistory
+from lightning_gaudi.cli.others import parse_json
 from recipes.common.errors import UserError
 from recipes.common.optimizers import (
     AUTO,
@@ -212,7 +212,11 @@ def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
 
 def _difference(checkpoint: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """The sizes in which two configurations differ, as `hidden_size 64 (configured: 128)`."""
-    theirs = json.loads(checkpoint.get(CONFIG_KEY, "{}"))
+    try:
+        theirs = parse_json(checkpoint.get(CONFIG_KEY, "{}"))
+    except (ValueError, TypeError):  # it only makes a message clearer
+        theirs = {}
+    theirs = theirs if isinstance(theirs, dict) else {}
     names = [
         name
         for name, value in theirs.items()

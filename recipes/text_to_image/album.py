@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from recipes.common.errors import UserError, first_line
 from recipes.common.folders import write_new
 from recipes.text_to_image.requests import Request
 
@@ -77,8 +78,13 @@ def _num_columns(count: int) -> int:
 
 
 def _resized(path: Path) -> Image.Image:
-    with Image.open(path) as opened:
-        picture = opened.convert("RGB")
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB")
+    except Exception as error:  # Pillow has no type for a picture that is damaged
+        raise UserError(
+            f"{path} is no picture any more: {first_line(error)} Does another program write there?"
+        ) from error
     longest = max(picture.size)
     if longest < _SMALLEST:  # pixels stay pixels
         scale = math.ceil(_SMALLEST / longest)

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+import reprlib
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from lightning_gaudi._core.untrusted import printable
 
 from .presets import PRESETS
 
@@ -32,6 +36,16 @@ LOSS_SCALING = (
 """Arguments of Lightning's strategies that are DeepSpeed's settings of fp16."""
 
 _SECTION_OF = {"bf16-mixed": "bf16", "bf16-true": "bf16", "16-mixed": "fp16", "16-true": "fp16"}
+
+
+_CLIPPING = "gradient_clipping"
+_WHOLE = ("gradient_accumulation_steps", "train_batch_size", "train_micro_batch_size_per_gpu")
+"""Settings that are whole numbers, or `"auto"`."""
+_SECTIONS = (
+    *("bf16", "fp16", "zero_optimization", "timers", "timers.throughput"),
+    *("optimizer", "optimizer.params", "scheduler", "scheduler.params"),
+)
+"""Settings that are mappings, each after the one that it is in."""
 
 
 def read(config: str | os.PathLike[str] | Mapping[str, Any] | None, variable: str) -> Config | None:
@@ -67,14 +81,16 @@ def read(config: str | os.PathLike[str] | Mapping[str, Any] | None, variable: st
 
 
 def _parse(path: Path, typed: str) -> Config:
-    text = path.read_text()
     try:
+        text = path.read_text("utf-8")
         if path.suffix in (".yaml", ".yml"):
             found = yaml.load(text, _Loader)
         else:
             found = json.loads(text, object_pairs_hook=_without_twins)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{typed} cannot be read: {error}. Correct the file.") from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(
+            f"{typed} cannot be read: {printable(error, lines=True)}. Correct the file."
+        ) from error
     if not isinstance(found, dict):
         raise ValueError(
             f"{typed} holds a {type(found).__name__}. DeepSpeed's settings are a dict: "
@@ -85,7 +101,7 @@ def _parse(path: Path, typed: str) -> Config:
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> Config:
     names = [name for name, _ in pairs]
-    twins = sorted({name for name in names if names.count(name) > 1})
+    twins = sorted({str(name) for name in names if names.count(name) > 1})
     if twins:
         raise ValueError(f"{', '.join(map(repr, twins))} is there twice")
     return dict(pairs)
@@ -95,7 +111,10 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Reads 1e-5 as the number it is: YAML 1.1 wants a point in it, and makes it a string."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Config:
-        _without_twins([(self.construct_object(key, deep=True), None) for key, _ in node.value])
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if lists := [key for key in keys if not isinstance(key, Hashable)]:
+            raise ValueError(f"{reprlib.repr(lists[0])} is a key, and should be a name")
+        _without_twins([(key, None) for key in keys])
         found: Config = super().construct_mapping(node, deep)
         return found
 
@@ -136,6 +155,7 @@ def complete(config: Mapping[str, Any], settings: Settings) -> Config:
         ValueError: `"auto"` stands where Lightning has nothing to put.
     """
     found = copy.deepcopy(dict(config))
+    _check_types(found)
     _set_accumulation(found, settings)
     _set_clipping(found, settings)
     _set_batch_sizes(found, settings)
@@ -146,6 +166,34 @@ def complete(config: Mapping[str, Any], settings: Settings) -> Config:
     if isinstance(zero, dict):
         found["zero_optimization"] = {k: v for k, v in zero.items() if v != _AUTO}
     return found
+
+
+def _check_types(config: Mapping[str, Any]) -> None:
+    """Refuses a value that is computed with here, or looked into, and is of another type.
+
+    Raises:
+        ValueError: There is one; it is named, with what it should be.
+    """
+    for name in _WHOLE:
+        value = _given(config, name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise _wrong(name, value, "a whole number above 0")
+    value = _given(config, _CLIPPING)
+    if value is not None and (type(value) not in (int, float) or not 0 <= value < math.inf):
+        raise _wrong(_CLIPPING, value, "a number that is not negative")
+    for path in _SECTIONS:
+        above, _, name = path.rpartition(".")
+        value = (config.get(above) or {} if above else config).get(name)
+        is_right = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+        if value is not None and not is_right:
+            raise _wrong(path, value, "a mapping of names to values")
+
+
+def _wrong(name: str, value: Any, expected: str) -> ValueError:
+    shown = printable(reprlib.repr(value), max_chars=200)
+    return ValueError(
+        f"{name}={shown} in DeepSpeed's settings should be {expected}. Correct it, or leave it out."
+    )
 
 
 def _given(config: Mapping[str, Any], name: str) -> Any:
@@ -167,7 +215,7 @@ def _set_accumulation(config: Config, settings: Settings) -> None:
 
 
 def _set_clipping(config: Config, settings: Settings) -> None:
-    name, ours = "gradient_clipping", settings.clip_val
+    name, ours = _CLIPPING, settings.clip_val
     given = _given(config, name)
     if given is not None and ours is not None and given != ours:
         raise MisconfigurationException(

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from lightning_gaudi._core.untrusted import printable
 
 from .. import library
 
@@ -32,7 +35,8 @@ def check_keys(config: Mapping[str, Any]) -> None:
         config: Settings as the user gave them.
 
     Raises:
-        ValueError: There is one; it is named, with the nearest that DeepSpeed knows.
+        ValueError: There is one; it is named, with the nearest that DeepSpeed knows. Or a value is
+            none that DeepSpeed's parser takes.
     """
     library.load()
     parser = importlib.import_module("deepspeed.runtime.config").DeepSpeedConfig
@@ -43,6 +47,11 @@ def check_keys(config: Mapping[str, Any]) -> None:
         parser(recorded)
     except validation_error as error:
         raise ValueError(_rejected(error, known)) from error
+    except Exception as error:  # DeepSpeed computes with values before it looks at their types
+        reason = printable(f"{type(error).__name__}: {error}", max_chars=500)
+        raise ValueError(
+            f"DeepSpeed cannot read its settings ({reason}). Correct the value that this is about."
+        ) from error
     recorded.asked.update(_LEFT_OUT, _OF_INITIALIZE)
     for path, others in recorded.unknown():
         raise ValueError(_unknown(path, others))
@@ -110,15 +119,15 @@ def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:
 def _rejected(error: Any, config: Mapping[str, Any]) -> str:
     """What to say of the first thing that a section of DeepSpeed's settings refused."""
     first = error.errors()[0]
-    top = first["loc"][0]
+    place = first["loc"] or (error.title,)  # of a section as a whole it has none
     sections = [name for name, value in config.items() if isinstance(value, Mapping)]
     path = ".".join(
-        map(str, [*[name for name in sections if top in config[name]][:1], *first["loc"]])
+        map(str, [*[name for name in sections if place[0] in config[name]][:1], *place])
     )
     if first["type"] != "extra_forbidden":
         return (
-            f"{path}={first['input']!r} in DeepSpeed's settings is not valid: {first['msg']}. "
-            "Correct it."
+            f"{path}={_shown(first['input'])} in DeepSpeed's settings is not valid: "
+            f"{first['msg']}. Correct it."
         )
     base = importlib.import_module("deepspeed.runtime.config_utils").DeepSpeedConfigModel
     fields = [
@@ -130,6 +139,10 @@ def _rejected(error: Any, config: Mapping[str, Any]) -> str:
         if name
     ]
     return _unknown(path, fields)
+
+
+def _shown(value: Any) -> str:
+    return printable(reprlib.repr(value), max_chars=200)
 
 
 def _below(kind: Any) -> Iterator[Any]:

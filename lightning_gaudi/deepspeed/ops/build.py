@@ -200,7 +200,7 @@ def _explain(build: _Build, reason: str) -> str:
 def _refuse_to_fail_again(build: _Build, since: float) -> None:
     """Raise what a process said that has failed while we waited for it."""
     if build.log.exists() and build.log.stat().st_mtime >= since:
-        reason = build.log.read_text().partition("\n")[0]
+        reason = printable(build.log.read_text("utf-8", errors="replace").partition("\n")[0])
         raise OpBuildError(_explain(build, reason))
 
 

@@ -1,0 +1,79 @@
+"""All targets, and the readers that need none."""
+
+from __future__ import annotations
+
+from . import (  # noqa: F401
+    targets_checkpoints,
+    targets_models,
+    targets_recipes,
+    targets_settings,
+    targets_tools,
+)
+from .target import TARGETS
+
+__all__ = ["EXEMPT", "TARGETS"]
+
+_OWN_PIPE = "it comes through a pipe or a file of this process's own, which nobody else can open"
+_SYNC = "it opens a file or a folder to bring it to disk, and reads nothing"
+_OURS = "it reads a file that this package is installed with: whoever can change it can change code"
+_MAKES = "it makes text of what this process holds, and reads nothing of others"
+_KERNEL = "the kernel writes it, in one form"
+_MEMORY = "it looks at memory that this process holds"
+
+EXEMPT = {
+    "lightning_gaudi._core.ownership:_may_be_root": _KERNEL,
+    "lightning_gaudi._core.untrusted:_escaped": _MAKES,
+    "lightning_gaudi._core.untrusted:parse_json": "who calls it is a target",
+    "lightning_gaudi._core.variables:read_integer": "who calls it is a target",
+    "lightning_gaudi._core.worker_memory:Memory._copy": _MEMORY,
+    "lightning_gaudi._core.worker_memory:_reduce_mapped": _MEMORY,
+    "lightning_gaudi._core.worker_memory:_storage": _MEMORY,
+    "lightning_gaudi._core.worker_pickle:loads": _OWN_PIPE,
+    "lightning_gaudi._core.worker_server:_import_new": _OWN_PIPE,
+    "lightning_gaudi._core.worker_start:_Start._launch": _OWN_PIPE,
+    "lightning_gaudi.checkpoint.folders:sync": _SYNC,
+    "lightning_gaudi.checkpoint.litter:_boot": _KERNEL,
+    "lightning_gaudi.checkpoint.snapshot:Snapshot.state": _MEMORY,
+    "lightning_gaudi.cli.catalog:read_recipe": _OURS,
+    "lightning_gaudi.cli:main": "the null device",
+    "lightning_gaudi.deepspeed.ops.build:_build": _SYNC,
+    "lightning_gaudi.deepspeed.ops.build:_describe": "DeepSpeed's sources, as installed",
+    "lightning_gaudi.deepspeed.ops.build:_refuse_to_fail_again": "the first line of a log, escaped",
+    "lightning_gaudi.deepspeed.strategy:DeepSpeedMixin._load_config": "deepspeed.config has it",
+    "lightning_gaudi.doctor.files:_locks": "it opens a file that it has just made, to lock it",
+    "lightning_gaudi.doctor.files:_replaces": "it reads a word that it has just written",
+    "lightning_gaudi.doctor.pieces:cut": _MAKES,
+    "lightning_gaudi.planning.module_program:main": _OWN_PIPE,
+    "lightning_gaudi.planning.plan:_free_bytes": _KERNEL,
+    "lightning_gaudi.profiler.hpu:HPUProfiler._begin_step": _SYNC,
+    "lightning_gaudi.profiler.trace:_export": "profiler.trace has what it leaves",
+    "lightning_gaudi.profiler.trace:_save": "profiler.trace has what it leaves",
+    "lightning_gaudi.reliability.stacks:_status": _KERNEL,
+    "lightning_gaudi.reliability.stacks:of_main_thread": _OWN_PIPE,
+    "lightning_gaudi.reliability.vigil:main": _OWN_PIPE,
+    "lightning_gaudi.simulator.build:_key": _OURS,
+    "lightning_gaudi.simulator.build:_sync": _SYNC,
+    "lightning_gaudi.simulator.toolchain:find_torch": "torch's own sources, as installed",
+    "lightning_gaudi.simulator.vendor_names.document:parse": _OWN_PIPE,
+    "lightning_gaudi.simulator.vendor_names.found:_parameters": _OURS,
+    "lightning_gaudi.simulator.vendor_names:_read": _OURS,
+    "lightning_gaudi.strategies.auto_resume:_choose": "checkpoint.job_record has it",
+    "recipes.bert_pretraining.cache:_make": _MAKES,
+    "recipes.bert_pretraining.cache:_sync": _SYNC,
+    "recipes.bert_pretraining.fill_mask:candidates": _MAKES,
+    "recipes.bert_pretraining.prepared:_write_tokens": "it opens a folder that it has just written",
+    "recipes.bert_pretraining.sequences:sentence_pairs": _MEMORY,
+    "recipes.bert_pretraining.several:open_corpora": "recipes.corpora has it",
+    "recipes.bert_pretraining.tokenized:write_tokens": _MAKES,
+    "recipes.common.export:_name_for_transformers_4": "it reads what it has just written",
+    "recipes.common.hub:load_hub_dataset": "datasets reads it, and is asked by name alone",
+    "recipes.text_generation.module:TextGeneration._print": "it reads what it has just written",
+    "recipes.text_generation.module:TextGeneration.on_predict_epoch_end": _MAKES,
+    "recipes.text_generation.prompts:beginnings": _MAKES,
+    "recipes.text_generation.prompts:encode": _MAKES,
+    "recipes.text_generation.writing:continuation": _MAKES,
+    "recipes.text_to_image.painting:Painter._decode": "a model decodes pictures of this process",
+    "recipes.text_to_image.painting:Painter.check_lengths": _MAKES,
+    "recipes.text_to_image.scratch:make_tokenizer": _MEMORY,
+}
+"""Readers without a target, and why."""

@@ -1,0 +1,403 @@
+"""What processes tell one another, and what tools, the driver and the kernel print."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torch._C._distributed_c10d import HashStore
+
+from lightning_gaudi._core import processes
+from lightning_gaudi._core.whereabouts import Page, now
+from lightning_gaudi.audit import record as audit_record, text as audit_text
+from lightning_gaudi.audit.merging import Audit
+from lightning_gaudi.data import embedded
+from lightning_gaudi.distributed import meeting
+from lightning_gaudi.doctor import (
+    cards,
+    comparison,
+    files,
+    findings,
+    hl_smi,
+    hosts,
+    memory,
+    mode,
+    network,
+    variables,
+)
+from lightning_gaudi.doctor.machine import Answer, Machine
+from lightning_gaudi.doctor.pieces import Joiner, cut
+from lightning_gaudi.planning import case as planning_case, forks
+from lightning_gaudi.profiler import trace
+from lightning_gaudi.reliability import board, lookout, stacks, verdict
+from tests.helpers import recorded
+
+from . import wild
+from .target import Parser, WrongResultError, environment, target
+
+_PACKAGE = "lightning_gaudi"
+_BEAT = [7, "runs", 12, "training_step", True, [0, 12], None, "all_reduce", 0.25, True]
+_VERDICT = {"ranks": [1], "reason": "rank 1 hangs: it is for 9 s in step 3", "stacks": [1, 0]}
+
+
+class _Store:
+    """Torch's store with values that another process has put into it."""
+
+    def __init__(self, values: Mapping[str, bytes]) -> None:
+        self.values = dict(values)
+        self.timeout = SimpleNamespace(total_seconds=lambda: 0.0)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.values.setdefault(key, value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+@target(
+    "reliability.board",
+    f"{_PACKAGE}.reliability.board:Board._ask",
+    f"{_PACKAGE}.reliability.board:Board._read_farewells",
+    f"{_PACKAGE}.reliability.board:_read",
+    errors=(),
+)
+def _board(folder: Path) -> Parser:
+    """No message of another process may raise, or leave what judging it raises of."""
+
+    def damage(random: Any) -> tuple[str, bytes]:
+        name = random.choice(("beat/0", "verdict", "stack/0"))
+        if name == "stack/0":
+            return name, wild.damaged_text(random, b"  File x, line 1\n")
+        return name, wild.json_text(random, _BEAT if name == "beat/0" else _VERDICT)
+
+    def parse(given: tuple[str, bytes]) -> object:
+        read = board.Board(HashStore(), "name", 1, 2)
+        read._beat, read._readers = dict, [0]
+        for name, value in {"beat/0": json.dumps(_BEAT), "stack/0": "x"}.items():
+            read._store.set(name, value)
+        if given[0] == "stack/0":
+            read._store.set("verdict", json.dumps(_VERDICT))
+        read._store.set(*given)
+        read._ask()
+        mine = verdict.Beat.read(_BEAT)
+        beats = {1: mine} | {rank: beat for rank, (beat, _) in read.beats.items()}
+        found = verdict.judge(beats, dict.fromkeys(beats, 0.0), verdict.Limits(1.0, 5.0))
+        return found, read.verdict, read.stacks, read.beats
+
+    def check(given: tuple[str, bytes], found: Any) -> None:
+        said = str(found)
+        if any(each in said for each in ("\x1b", "\r", "\u202e")):
+            raise WrongResultError("what moves a terminal's cursor is said")
+
+    return Parser(damage, parse, check)
+
+
+@target(
+    "core.whereabouts",
+    f"{_PACKAGE}._core.whereabouts:Page.read",
+    f"{_PACKAGE}.reliability.lookout:Lookout._look",
+    f"{_PACKAGE}.reliability.lookout:Lookout._is_watched",
+    errors=(),
+)
+def _page(folder: Path) -> Parser:
+    """The page of a process of this host."""
+    path, page = folder / "page", Page()
+    page.write(now())
+    page.tick("runs:name")
+    seed = Path(page.path).read_bytes()
+    stacks.how = lambda process: None  # it lives
+
+    def parse(given: bytes) -> object:
+        path.write_bytes(given)
+        found = Page.read(str(path))
+        look = lookout.Lookout({0: SimpleNamespace(page=str(path), pid=os.getpid())}, "name")  # type: ignore[dict-item]
+        return found, look.watched(), look.without_python()
+
+    return Parser(lambda random: wild.damaged_bytes(random, seed[:600]), parse)
+
+
+@target(
+    "distributed.meeting",
+    f"{_PACKAGE}.distributed.meeting:_answer_to",
+    f"{_PACKAGE}.distributed.meeting:_get",
+    errors=(TimeoutError, ValueError),
+)
+def _meeting(folder: Path) -> Parser:
+    def damage(random: Any) -> tuple[int, bytes]:
+        return random.randrange(2), wild.damaged_text(random, b"0123456789abcdef fedcba98")
+
+    def parse(given: tuple[int, bytes]) -> object:
+        rank, value = given
+        key = f"lightning_gaudi/{'answer' if rank else 'hello'}/1"
+        return meeting.agree_on_name(_Store({key: value}), rank, 2)
+
+    return Parser(damage, parse)
+
+
+def _message() -> dict[str, Any]:
+    report = findings.Report([findings.error("hpu", "no card", "Look.")], {"package torch": "2.13"})
+    about = {"sender": "a-0", "host": "a", "rank": 0, "size": 2, "is_first": True}
+    return about | {"report": report.as_json()}
+
+
+@target(
+    "doctor.hosts",
+    f"{_PACKAGE}.doctor.hosts:_ask",
+    f"{_PACKAGE}.doctor.hosts:_lines",
+    f"{_PACKAGE}.doctor.pieces:Joiner.add",
+    errors=(),
+)
+def _hosts(folder: Path) -> Parser:
+    """Other hosts' answers: whoever sends nonsense has not answered."""
+
+    def damage(random: Any) -> list[str]:
+        if random.random() < 0.3:
+            lines = "\n".join(cut("token", "a-0", _message())).encode()
+            return wild.damaged_text(random, lines).decode(errors="replace").splitlines()
+        text = wild.json_text(random, _message())
+        if random.random() < 0.004:
+            text = b" " * (200 * 2**20)
+        packed = base64.b64encode(zlib.compress(text)).decode()
+        place = random.choice(("1/1", "1/1", "1/1", "0/1", "99999999999/1", "1/0"))
+        return [f"@lightning-gaudi-doctor token a-0 {place} {packed}"]
+
+    def parse(given: list[str]) -> object:
+        joiner, answers = Joiner("token"), hosts._Answers()
+        for line in given:
+            message = joiner.add(line)
+            if message is not None:
+                answers.take(message)
+        answers.is_complete()
+        hosts._missing(answers, ["mpirun"])
+        done = sorted(answers.done.values(), key=lambda each: (each.rank or 0, each.host))
+        return findings.table(comparison.merge(done)) if done else None
+
+    return Parser(damage, parse)
+
+
+@target(
+    "doctor.machine",
+    *(f"{_PACKAGE}.doctor.hl_smi:{name}" for name in ("driver", "status", "on_the_bus")),
+    f"{_PACKAGE}.doctor.files:file_system",
+    f"{_PACKAGE}.doctor.memory:check_huge_pages",
+    f"{_PACKAGE}.doctor.memory:check_locked_memory",
+    f"{_PACKAGE}.doctor.network:check_interfaces",
+    f"{_PACKAGE}.doctor.mode:_probe",
+    errors=(),
+)
+def _machine(folder: Path) -> Parser:
+    """Whatever hl-smi, the vendor's package, the driver and the kernel print."""
+
+    def damage(random: Any) -> Any:
+        found = recorded.gaudi2_server()
+        for answers in (found.commands, found.files):
+            for name in random.sample(sorted(answers), min(2, len(answers))):
+                value = answers[name]
+                text = value.text if isinstance(value, Answer) else value
+                wrong = wild.damaged_text(random, text.encode()).decode(errors="replace")
+                answers[name] = Answer(wrong) if isinstance(value, Answer) else wrong
+        if random.random() < 0.3:
+            probe = wild.json_text(random, {"cards": 8, "reason": "", "lazy": True})
+            found.commands[mode.PROBE] = Answer(probe.decode(errors="replace"))
+        return found
+
+    def parse(machine: Any) -> object:
+        hl_smi.read_cards(machine)
+        cards = hl_smi.driver(machine), hl_smi.firmware(machine), hl_smi.status(machine)
+        files.file_system(machine, "/tmp")
+        checks = (memory.check_huge_pages, memory.check_locked_memory, mode.check_mode)
+        found = [each for check in checks for each in check(machine)]
+        found += network.check_interfaces(machine, "eth0")
+        return cards, findings.table(findings.Report(found)), hl_smi.on_the_bus(machine)
+
+    return Parser(damage, parse)
+
+
+@target(
+    "doctor.environment",
+    f"{_PACKAGE}.doctor.cards:_modules_here",
+    f"{_PACKAGE}.doctor.network:check_port",
+    errors=(),
+)
+def _doctors_environment(folder: Path) -> Parser:
+    seed = {
+        "HABANA_VISIBLE_MODULES": "0,1",
+        "LIGHTNING_GAUDI_SIMULATE": "8",
+        "MASTER_PORT": "29500",
+        "MASTER_ADDR": "127.0.0.1",
+        "PT_HPU_LAZY_MODE": "1",
+        "PT_HPU_RECIPE_CACHE_CONFIG": "/tmp/recipes,false,1024",
+        "LIGHTNING_GAUDI_COMPILE": "none",
+    }
+
+    def parse(given: dict[str, str]) -> object:
+        machine = recorded.gaudi2_server()
+        machine.environment = {**machine.environment, **given}
+        found = [*network.check_port(machine, None), *cards.check_visible_modules(machine)]
+        checks = (variables.check_names, variables.check_mode, variables.check_recipe_cache)
+        found += [each for check in checks for each in check(machine)]
+        return findings.table(findings.Report(found, variables.settings(machine)))
+
+    return Parser(lambda random: wild.environment(random, seed), parse)
+
+
+@target("doctor.machine.read", f"{_PACKAGE}.doctor.machine:Machine.read", errors=())
+def _read(folder: Path) -> Parser:
+    path = folder / "version"
+
+    def parse(given: bytes) -> object:
+        path.write_bytes(given)
+        return Machine().read(str(path))
+
+    return Parser(lambda random: wild.damaged_text(random, b"1.24.0-2eae87a\n"), parse)
+
+
+def _record() -> dict[str, Any]:
+    line = audit_record.Line(
+        "host_sync", "item", "train.py", 3, "step", "", "training", "forward", False, 2, 8, [3, 4]
+    )
+    loader = audit_record.Loader("Rows", "train.py", 9, "collate", "training", [{"x": [4, 2]}], [0])
+    found = audit_record.Record(
+        steps=[audit_record.Step(launches=3)] * 5, lines=[line], loaders=[loader], memory={"a": 1}
+    )
+    return json.loads(json.dumps(dataclasses.asdict(found)))
+
+
+@target("audit.record", f"{_PACKAGE}.audit.record:_read")
+def _audit(folder: Path) -> Parser:
+    path = folder / "record-0-1.json"
+
+    def parse(given: bytes) -> object:
+        path.write_bytes(given)
+        records = audit_record.read_all(folder)
+        audit = Audit(("python", "train.py"), 0, records)
+        return audit.num_steps, audit.is_ended, audit.missing_ranks, audit_text.__name__
+
+    return Parser(lambda random: wild.json_text(random, _record()), parse)
+
+
+@target(
+    "planning.case",
+    f"{_PACKAGE}.planning.case:Case.load",
+    f"{_PACKAGE}.planning.case:read_results",
+)
+def _case(folder: Path) -> Parser:
+    fields = dataclasses.fields(planning_case.Case)
+    values = {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
+    seed = {**{each.name: 1 for each in fields}, **values, "budgets": [2**30], "result": "x"}
+    path = folder / "case.json"
+
+    def damage(random: Any) -> tuple[bool, bytes]:
+        return random.random() < 0.5, wild.json_text(random, json.loads(json.dumps(seed)))
+
+    def parse(given: tuple[bool, bytes]) -> object:
+        path.write_bytes(given[1])
+        return planning_case.Case.load(path) if given[0] else planning_case.read_results(path)
+
+    return Parser(damage, parse)
+
+
+@target("planning.forks", f"{_PACKAGE}.planning.forks:Fork.found", errors=(forks.RehearsalError,))
+def _forks(folder: Path) -> Parser:
+    """A fork may be killed while it tells."""
+
+    def parse(given: bytes) -> object:
+        reader, writer = os.pipe()
+        os.write(writer, given[:60_000])
+        os.close(writer)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        fork = object.__new__(forks.Fork)
+        vars(fork).update(_reader=reader, _pid=pid)
+        return fork.found()
+
+    seed = json.dumps({"found": {"batch_size": 4}}).encode()
+    return Parser(lambda random: wild.damaged_text(random, seed), parse)
+
+
+@target("data.embedded", f"{_PACKAGE}.data.embedded:_read", errors=())
+def _embedded(folder: Path) -> Parser:
+    """A cache that is none is made again."""
+    path = folder / "embedded.json"
+
+    def parse(given: bytes) -> object:
+        path.write_bytes(given)
+        return embedded._read(path)
+
+    def check(given: bytes, found: Any) -> None:
+        assert found is None or all(
+            isinstance(document, list) and all(isinstance(each, str) for each in document)
+            for document in found
+        ), "what is no list of lists of texts was taken for one"
+
+    seed = [["One sentence.", "Another."], ["A third."]]
+    return Parser(lambda random: wild.json_text(random, seed), parse, check)
+
+
+@target("data.embedded.source", f"{_PACKAGE}.data.embedded:_entries_of", errors=())
+def _source(folder: Path) -> Parser:
+    path = folder / "module.py"
+    seed = Path(embedded.__file__).read_bytes()[:3000]
+
+    def parse(given: bytes) -> object:
+        path.write_bytes(given)
+        return list(embedded._entries_of(path, "module"))
+
+    return Parser(lambda random: wild.damaged_text(random, seed), parse)
+
+
+@target("profiler.trace", f"{_PACKAGE}.profiler.trace:holds_device_events", errors=())
+def _trace(folder: Path) -> Parser:
+    path = folder / "trace.json"
+    seed = b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "matmul", "ts": 1.5}]}'
+
+    def parse(given: bytes) -> object:
+        path.write_bytes(given)
+        return trace.holds_device_events(path)
+
+    return Parser(lambda random: wild.damaged_bytes(random, seed), parse)
+
+
+@target("core.processes", f"{_PACKAGE}._core.processes:watch_parent")
+def _parent(folder: Path) -> Parser:
+    class Thread:
+        """The watch is not begun: it would end this process."""
+
+        def __init__(self, **settings: Any) -> None: ...
+
+        def start(self) -> None: ...
+
+    processes.threading = SimpleNamespace(Thread=Thread)  # type: ignore[assignment]
+
+    def parse(given: dict[str, str]) -> object:
+        with environment(given):
+            return processes.watch_parent()
+
+    return Parser(lambda random: wild.environment(random, {processes.PARENT: "0"}), parse)
+
+
+@target("reliability.stacks", f"{_PACKAGE}.reliability.stacks:of_other", errors=())
+def _stacks(folder: Path) -> Parser:
+    path = folder / "stack"
+    stacks._WRITING_S = 0.0  # type: ignore[misc]
+    stacks._signal_main_thread = lambda pid: None
+    time.sleep(0)
+
+    def parse(given: bytes) -> object:
+        path.write_bytes(given)
+        fields = {"pid": os.getpid(), "host": "a", "started": 0, "stack": str(path)}
+        return stacks.of_other(SimpleNamespace(**fields))  # type: ignore[arg-type]
+
+    return Parser(lambda random: wild.damaged_bytes(random, b"  File x, line 3 in step\n"), parse)
