@@ -74,10 +74,11 @@ VALUES: dict[str, Any] = {
     "tensor before its storage": _tensor((2,), (1,), -2),
     "repeated values": _tensor((10**12,), (0,)),
     "doubled tuple": _doubled(60),
-    "doubled key": {_doubled(60): 1},
+    "doubled key": _Calls(dict, [(_doubled(60), 1)]),
+    "doubled item": _Calls(frozenset, [_doubled(60)]),
     "deep lists": _deep(300, list),
-    "keys of one hash": dict.fromkeys(k * (2**61 - 1) for k in range(1, 20_000)),
-    "complex keys of one hash": dict.fromkeys(complex(1000003 * k, -k) for k in range(20_000)),
+    "keys of one hash": _Calls(dict, [(k * (2**61 - 1), 1) for k in range(1, 20_000)]),
+    "complex keys of one hash": _Calls(set, [complex(1000003 * k, -k) for k in range(20_000)]),
     "slow encoding": _Calls(__import__("codecs").encode, "x" * 100_000, "punycode"),
 }
 
@@ -163,9 +164,6 @@ def test_a_storage_has_no_more_than_its_record(mmap: bool, tmp_path: Path) -> No
     before = b"M\xe8\x03"  # 1000, first of the storage and then of the tensor
     assert content.count(before) == 2
     path.write_bytes(content.replace(before, b"M\xff\xff"))
-    with zipfile.ZipFile(path) as archive:
-        records = {name: archive.open(name) for name in ()}
-    assert not records
     with pytest.raises(DamagedCheckpointError, match=r"in a record of 4,000|damaged"):
         restricted.load(path, mmap=mmap)
 
@@ -186,7 +184,7 @@ def test_a_member_of_an_enumeration_is_not_changed() -> None:
         + b"tR.",
     ]
     for stream in streams:
-        with pytest.raises(pickle.UnpicklingError, match="a state for|a tensor"):
+        with pytest.raises(pickle.UnpicklingError, match=r"a state for|a tensor"):
             Unpickler(io.BytesIO(stream)).load()
     assert member.value == 0
     assert _MEM_FORMAT_ENCODING(0) is member
