@@ -14,7 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from lightning_gaudi._core.untrusted import parse_json, printable
+
 from .atomic import write_atomically
+from .opening import read_small
+
+_MAX_BYTES = 2**26
 
 FOLDER = ".lightning_gaudi"
 
@@ -47,8 +54,14 @@ class JobRecord:
             What had started it; None if nothing is written down.
         """
         try:
-            found = json.loads(self.path.read_text())
+            found = _checked(parse_json(read_small(self.path, _MAX_BYTES)))
         except FileNotFoundError:
+            return None
+        except ValueError as error:
+            rank_zero_warn(
+                f"{printable(self.path)} is no record of a job ({printable(error)}): the fit does "
+                "not go on from what an earlier start has saved. Delete the file."
+            )
             return None
         self.first_path = found["first_path"]
         self._before = dict(found["saved"])
@@ -106,6 +119,33 @@ class JobRecord:
     def _dump(self, file: IO[bytes]) -> None:
         found = {"agent": self._agent, "first_path": self.first_path}
         file.write(json.dumps({**found, "saved": list(self._before.items())}).encode())
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    """What is written down, if it is what `JobRecord` writes.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not isinstance(found, dict) or not isinstance(found.get("agent"), str):
+        raise ValueError("it does not say who started the job")
+    if not isinstance(found.get("first_path"), (str, type(None))) or "first_path" not in found:
+        raise ValueError("it does not say what the fit began with")
+    saved = found.get("saved")
+    if not isinstance(saved, list) or not all(map(_is_saved, saved)):
+        raise ValueError("it does not say what was saved")
+    return found
+
+
+def _is_saved(entry: Any) -> bool:
+    """Whether it is a path, and what told the file apart that was there before."""
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+        return False
+    path, before = entry
+    numbers = isinstance(before, list) and len(before) == 3
+    return "\0" not in path and (
+        before is None or (numbers and all(type(each) is int for each in before))
+    )
 
 
 def _state(path: str) -> list[int] | None:

@@ -21,6 +21,8 @@ from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
 from lightning_gaudi.deepspeed.checkpoint import resize, shards, versions
 from lightning_gaudi.inference.checkpoint_files import read_headers, read_tensor
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 INDEX = "model.safetensors.index.json"
 
 
