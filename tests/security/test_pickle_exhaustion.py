@@ -17,11 +17,13 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
-from lightning_gaudi.checkpoint import restricted
+from lightning_gaudi.checkpoint import archive, restricted
 from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
 from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
 from lightning_gaudi.checkpoint.unpickler import Unpickler
 from tests.helpers.malicious import write_legacy, write_stream
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of some of its own
 
 _REFUSED = (UntrustedCheckpointError, DamagedCheckpointError)
 _LIMIT_BYTES = 2**30
@@ -74,10 +76,11 @@ VALUES: dict[str, Any] = {
     "tensor before its storage": _tensor((2,), (1,), -2),
     "repeated values": _tensor((10**12,), (0,)),
     "doubled tuple": _doubled(60),
-    "doubled key": {_doubled(60): 1},
+    "doubled key": _Calls(dict, [(_doubled(60), 1)]),
+    "doubled item": _Calls(frozenset, [_doubled(60)]),
     "deep lists": _deep(300, list),
-    "keys of one hash": dict.fromkeys(k * (2**61 - 1) for k in range(1, 20_000)),
-    "complex keys of one hash": dict.fromkeys(complex(1000003 * k, -k) for k in range(20_000)),
+    "keys of one hash": _Calls(dict, [(k * (2**61 - 1), 1) for k in range(1, 20_000)]),
+    "complex keys of one hash": _Calls(set, [complex(1000003 * k, -k) for k in range(20_000)]),
     "slow encoding": _Calls(__import__("codecs").encode, "x" * 100_000, "punycode"),
 }
 
@@ -93,7 +96,6 @@ def little_memory() -> Any:
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_that_stands_for_too_much_is_refused(name: str) -> None:
     file = io.BytesIO()
@@ -137,7 +139,10 @@ def test_a_pickle_that_claims_too_much_is_refused(name: str, write: Any, tmp_pat
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("record", ["archive/version", "archive/data.pkl", "archive/data/0"])
-def test_a_small_archive_does_not_grow(record: str, tmp_path: Path) -> None:
+def test_a_small_archive_does_not_grow(
+    record: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "MAX_EXCESS_BYTES", 2**20)
     file = io.BytesIO()
     torch.save({"weight": torch.ones(4)}, file)
     path = tmp_path / "bomb.ckpt"
@@ -148,7 +153,7 @@ def test_a_small_archive_does_not_grow(record: str, tmp_path: Path) -> None:
         for name in old.namelist():
             with new.open(name, "w") as opened:
                 opened.write(old.read(name))
-                for _ in range(600 if name == record else 0):
+                for _ in range(3 if name == record else 0):
                     opened.write(bytes(2**20))
     with pytest.raises(DamagedCheckpointError, match="made to exhaust this machine"):
         restricted.load(path)
@@ -163,9 +168,6 @@ def test_a_storage_has_no_more_than_its_record(mmap: bool, tmp_path: Path) -> No
     before = b"M\xe8\x03"  # 1000, first of the storage and then of the tensor
     assert content.count(before) == 2
     path.write_bytes(content.replace(before, b"M\xff\xff"))
-    with zipfile.ZipFile(path) as archive:
-        records = {name: archive.open(name) for name in ()}
-    assert not records
     with pytest.raises(DamagedCheckpointError, match=r"in a record of 4,000|damaged"):
         restricted.load(path, mmap=mmap)
 

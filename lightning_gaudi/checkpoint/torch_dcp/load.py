@@ -50,7 +50,9 @@ class Reader(FileSystemReader):
         folder = Path(self.path)
         metadata = restricted.load_pickle(path_inside(folder, METADATA))
         if not isinstance(metadata, Metadata):
-            raise ValueError(f"it holds {_kind(metadata)}, and not what torch's DCP saves")
+            raise DamagedCheckpointError(
+                f"it holds {_kind(metadata)}, and not what torch's DCP saves. {ADVICE}"
+            )
         check_metadata(metadata, folder)
         # As torch's.
         known = metadata.storage_meta
