@@ -36,6 +36,7 @@ MAX_SECONDS = 10.0
 MAX_BYTES = 2**30
 """How much memory it may take beside what the process has."""
 _PATIENCE_S = 2.0
+_PREPARING_S = 120.0
 _MAX_KILLED = 3
 _BROKEN_STATUS = 70
 _BROKEN = f"exit status {_BROKEN_STATUS}"
@@ -208,7 +209,8 @@ def _run(name: str, indices: range, act: Callable[..., None]) -> Outcome:
         while index < indices.stop and num_killed < _MAX_KILLED:
             scratch = Path(folder, f"scratch-{index}")
             scratch.mkdir()
-            progress[:24] = _PROGRESS.pack(index, 0, time.monotonic())
+            # To prepare may take longer: libraries are imported.
+            progress[:24] = _PROGRESS.pack(index, 0, time.monotonic() + _PREPARING_S)
             pid = os.fork()
             if pid == 0:
                 _child(act, name, range(index, indices.stop), scratch, report, progress)

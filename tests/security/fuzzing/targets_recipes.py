@@ -76,6 +76,7 @@ def _tables(folder: Path) -> Parser:
             table.check()
         return [(row.place, row.text("text")) for row in tables["train"]]
 
+    parse(("a.csv", _FILES["a.csv"]))  # imports what it needs
     return Parser(damage, parse)
 
 
@@ -98,6 +99,7 @@ def _parquet(folder: Path) -> Parser:
         tables = open_tables("path", str(path), Fields(texts=("text",)), held_out_share=0.0)
         return [row.text("text") for row in tables["train"]]
 
+    parse(seed)  # imports what it needs
     return Parser(lambda random: wild.damaged_bytes(random, seed), parse)
 
 
@@ -115,6 +117,7 @@ def _corpora(folder: Path) -> Parser:
         path.write_bytes(given)
         return list(corpora.open_corpus("path", str(path)))
 
+    parse(_TEXT.encode())  # imports what it needs
     return Parser(lambda random: wild.damaged_text(random, _TEXT.encode()), parse)
 
 
@@ -126,6 +129,7 @@ def _prompts(folder: Path) -> Parser:
         path.write_bytes(given)
         return prompts.given_prompts(None, str(path))
 
+    parse(b"Once upon a time")  # imports what it needs
     return Parser(
         lambda random: wild.damaged_text(random, b"Once upon a time\n\nA red seven\n"), parse
     )
