@@ -13,7 +13,7 @@ using HeldTensors = std::vector<at::Tensor>;
 
 constexpr int kMaxExitWaits = 5000;
 constexpr auto kExitWait = std::chrono::milliseconds(1);
-constexpr auto kPoll = std::chrono::microseconds(100);
+constexpr auto kCollectivePoll = std::chrono::microseconds(100);
 
 using Future = c10::ivalue::Future;
 using WeakFuture = c10::weak_intrusive_ptr<Future>;
@@ -63,7 +63,7 @@ void wait_for_collectives() {
     under_way = pending().under_way;
   }
   for (const WeakFuture& future : under_way) {
-    while (!has_ended(future)) std::this_thread::sleep_for(kPoll);
+    while (!has_ended(future)) std::this_thread::sleep_for(kCollectivePoll);
   }
 }
 
