@@ -72,6 +72,8 @@ def parse_json(data: bytes | str) -> Any:
         return json.loads(data, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError("It is nested too deeply.") from None
+    except ValueError as error:
+        raise ValueError(f"It is no JSON: {printable(error, max_chars=200)}") from error
 
 
 def _finite(text: str) -> float:

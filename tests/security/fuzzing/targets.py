@@ -18,9 +18,15 @@ _SYNC = "it opens a file or a folder to bring it to disk, and reads nothing"
 _OURS = "it reads a file that this package is installed with: whoever can change it can change code"
 _MAKES = "it makes text of what this process holds, and reads nothing of others"
 _KERNEL = "the kernel writes it, in one form"
+_SHOWN = "any bytes become a text that is cut and escaped"
 _MEMORY = "it looks at memory that this process holds"
 
 EXEMPT = {
+    "lightning_gaudi._core.farewell:Farewell._get": _SHOWN,
+    "lightning_gaudi._core.farewell:Farewell._listen": _SHOWN,
+    "lightning_gaudi._core.farewell:_shown": _SHOWN,
+    "lightning_gaudi._core.farewell:_started": _KERNEL,
+    "lightning_gaudi._core.interrupts:InterruptWatch._run": _OWN_PIPE,
     "lightning_gaudi._core.ownership:_may_be_root": _KERNEL,
     "lightning_gaudi._core.untrusted:_escaped": _MAKES,
     "lightning_gaudi._core.untrusted:parse_json": "who calls it is a target",
@@ -49,8 +55,11 @@ EXEMPT = {
     "lightning_gaudi.profiler.trace:_export": "profiler.trace has what it leaves",
     "lightning_gaudi.profiler.trace:_save": "profiler.trace has what it leaves",
     "lightning_gaudi.reliability.stacks:_status": _KERNEL,
-    "lightning_gaudi.reliability.stacks:of_main_thread": _OWN_PIPE,
-    "lightning_gaudi.reliability.vigil:main": _OWN_PIPE,
+    "lightning_gaudi.reliability.board:Board.opened": _MEMORY,
+    "lightning_gaudi.reliability.stacks:Question.__init__": "it opens what the next reads",
+    "lightning_gaudi.reliability.watched:WatchedRank.__init__": "reliability.board has it",
+    "lightning_gaudi.reliability.watched:WatchedRank.beat": "reliability.board has it",
+    "lightning_gaudi.reliability.watcher:main": _OWN_PIPE,
     "lightning_gaudi.simulator.build:_key": _OURS,
     "lightning_gaudi.simulator.build:_sync": _SYNC,
     "lightning_gaudi.simulator.toolchain:find_torch": "torch's own sources, as installed",

@@ -103,7 +103,7 @@ def _manifest(folder: Path) -> Parser:
 
 @target(
     "checkpoint.zip_file",
-    f"{_PACKAGE}.zip_file:inspect",
+    f"{_PACKAGE}.zip_file:inspect_open",
     f"{_PACKAGE}.zip_file:_inspect",
     f"{_PACKAGE}.zip_file:_length",
     errors=(manifest.DamagedCheckpointError,),
@@ -193,8 +193,16 @@ def _whole(name: str, *reads: str, load: Callable[[Path], Any], num_quick: int =
 _whole(
     "checkpoint.load",
     f"{_PACKAGE}.io:load_file",
-    f"{_PACKAGE}.restricted:_look_at",
-    f"{_PACKAGE}.restricted:_opened",
+    f"{_PACKAGE}.archive:read_directory",
+    f"{_PACKAGE}.archive:_find",
+    f"{_PACKAGE}.archive:_find64",
+    f"{_PACKAGE}.archive:_entries",
+    f"{_PACKAGE}.archive:_text",
+    f"{_PACKAGE}.archive:_widened",
+    f"{_PACKAGE}.opening:open_regular",
+    f"{_PACKAGE}.restricted:_read",
+    f"{_PACKAGE}.restricted:_load_by_torchs",
+    f"{_PACKAGE}.unpickler:_Whole.read",
     f"{_PACKAGE}.unpickler:Unpickler._bytearray",
     f"{_PACKAGE}.unpickler:_load",
     f"{_PACKAGE}.numpy_values:scalar",
@@ -241,7 +249,7 @@ def _pickles(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("checkpoint.newest", f"{_PACKAGE}.newest:read_manifest_if_any", errors=())
+@target("checkpoint.newest", f"{_PACKAGE}.newest:read_latest", errors=())
 def _newest(folder: Path) -> Parser:
     """Whatever lies beside it, the good checkpoint is found; nothing raises."""
     good, bad = folder / "good.ckpt", folder / "bad.ckpt"
@@ -282,8 +290,7 @@ def _newest(folder: Path) -> Parser:
 
 @target(
     "checkpoint.newest.lengths",
-    f"{_PACKAGE}.newest:_check_lengths",
-    f"{_PACKAGE}.manifest:read_folder_manifest",
+    f"{_PACKAGE}.opening:read_small",
     errors=(manifest.DamagedCheckpointError, ValueError),
     foreign=(FileNotFoundError,),
 )
@@ -486,6 +493,7 @@ def _changed_metadata(random: Any, seed: Any) -> bytes:
     f"{_PACKAGE}.torch_dcp.layout:load_rest",
     f"{_PACKAGE}.torch_dcp.load:Reader.read_metadata",
     f"{_PACKAGE}.torch_dcp.load:Planner.load_bytes",
+    f"{_PACKAGE}.torch_dcp.load:Reader._read",
     errors=(ValueError, manifest.DamagedCheckpointError, UntrustedCheckpointError),
     num_quick=13,
 )

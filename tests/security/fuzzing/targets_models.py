@@ -140,7 +140,6 @@ def _walked(random: Any, state: Any) -> Any:
     f"{_PACKAGE}.shards:load",
     f"{_PACKAGE}.shards:read_by_deepspeed",
     f"{_PACKAGE}.shards:_is_whole",
-    f"{_PACKAGE}.versions:latest",
     errors=(ValueError, DamagedCheckpointError, UntrustedCheckpointError, FileNotFoundError),
     num_quick=13,
 )

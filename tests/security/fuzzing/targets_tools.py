@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import json
+import mmap
 import os
-import time
+import socket
+import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torch._C._distributed_c10d import HashStore
-
-from lightning_gaudi._core import processes
-from lightning_gaudi._core.whereabouts import Page, now
+from lightning_gaudi._core import processes, whereabouts
 from lightning_gaudi.audit import record as audit_record, text as audit_text
 from lightning_gaudi.audit.merging import Audit
 from lightning_gaudi.data import embedded
@@ -37,15 +37,13 @@ from lightning_gaudi.doctor.machine import Answer, Machine
 from lightning_gaudi.doctor.pieces import Joiner, cut
 from lightning_gaudi.planning import case as planning_case, forks
 from lightning_gaudi.profiler import trace
-from lightning_gaudi.reliability import board, lookout, stacks, verdict
+from lightning_gaudi.reliability import board, links, stacks, verdict, watcher
 from tests.helpers import recorded
 
 from . import wild
 from .target import Parser, WrongResultError, environment, target
 
 _PACKAGE = "lightning_gaudi"
-_BEAT = [7, "runs", 12, "training_step", True, [0, 12], None, "all_reduce", 0.25, True]
-_VERDICT = {"ranks": [1], "reason": "rank 1 hangs: it is for 9 s in step 3", "stacks": [1, 0]}
 
 
 class _Store:
@@ -66,37 +64,50 @@ class _Store:
 
 
 @target(
-    "reliability.board",
-    f"{_PACKAGE}.reliability.board:Board._ask",
-    f"{_PACKAGE}.reliability.board:Board._read_farewells",
-    f"{_PACKAGE}.reliability.board:_read",
+    "reliability.links",
+    f"{_PACKAGE}.reliability.links:Channel.receive",
+    f"{_PACKAGE}.reliability.links:Channel._messages",
+    f"{_PACKAGE}.reliability.watcher:Watcher._take",
     errors=(),
 )
-def _board(folder: Path) -> Parser:
-    """No message of another process may raise, or leave what judging it raises of."""
+def _links(folder: Path) -> Parser:
+    """No message of another host may raise, or leave what judging it raises of."""
+    beat = verdict.Beat(7, "runs", 12, "forward", True, (0, 12), None, "all_reduce", 0.25)
+    told = {
+        "ranks": [1],
+        "reason": "rank 1 hangs",
+        "account": ["rank 0 stood"],
+        "stacks": {"1": "x"},
+    }
+    message = {"host": 0, "number": 1, "beats": {"0": beat}, "stacks": {"0": "x"}, "verdict": told}
+    text, key = json.loads(json.dumps(message)), b"key"
 
-    def damage(random: Any) -> tuple[str, bytes]:
-        name = random.choice(("beat/0", "verdict", "stack/0"))
-        if name == "stack/0":
-            return name, wild.damaged_text(random, b"  File x, line 1\n")
-        return name, wild.json_text(random, _BEAT if name == "beat/0" else _VERDICT)
+    def damage(random: Any) -> bytes:
+        data: bytes = wild.json_text(random, text)
+        if random.random() < 0.1:
+            return wild.damaged_bytes(random, struct.pack("<I", len(data) + 32) + data)
+        signed = links._signature(key, data) + data
+        return struct.pack("<I", len(signed)) + signed
 
-    def parse(given: tuple[str, bytes]) -> object:
-        read = board.Board(HashStore(), "name", 1, 2)
-        read._beat, read._readers = dict, [0]
-        for name, value in {"beat/0": json.dumps(_BEAT), "stack/0": "x"}.items():
-            read._store.set(name, value)
-        if given[0] == "stack/0":
-            read._store.set("verdict", json.dumps(_VERDICT))
-        read._store.set(*given)
-        read._ask()
-        mine = verdict.Beat.read(_BEAT)
-        beats = {1: mine} | {rank: beat for rank, (beat, _) in read.beats.items()}
-        found = verdict.judge(beats, dict.fromkeys(beats, 0.0), verdict.Limits(1.0, 5.0))
-        return found, read.verdict, read.stacks, read.beats
+    def parse(given: bytes) -> object:
+        here, there = socket.socketpair()
+        with here, there:
+            here.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                here.send(given)
+            channel = links.Channel(there, key)
+            found = [*channel.receive()]
+        box: Any = SimpleNamespace(receive=lambda: [(0, each) for each in found])
+        watch = watcher.Watcher({}, [0, 1], 1, box)
+        ends = watch._listen()
+        beats = watch._beats
+        silent_s = dict.fromkeys(beats, 0.0)
+        judged = verdict.judge(beats, silent_s, verdict.Limits(1.0, 5.0))
+        return ends, judged, verdict.account(beats, silent_s, 2), watch._stacks
 
-    def check(given: tuple[str, bytes], found: Any) -> None:
-        said = str(found)
+    def check(given: bytes, found: Any) -> None:
+        ends, judged, lines, _ = found
+        said = f"{ends and ends[:2]}{judged}{lines}"
         if any(each in said for each in ("\x1b", "\r", "\u202e")):
             raise WrongResultError("what moves a terminal's cursor is said")
 
@@ -104,27 +115,33 @@ def _board(folder: Path) -> Parser:
 
 
 @target(
-    "core.whereabouts",
-    f"{_PACKAGE}._core.whereabouts:Page.read",
-    f"{_PACKAGE}.reliability.lookout:Lookout._look",
-    f"{_PACKAGE}.reliability.lookout:Lookout._is_watched",
+    "reliability.board",
+    f"{_PACKAGE}._core.whereabouts:read",
+    f"{_PACKAGE}._core.whereabouts:_made_of",
+    f"{_PACKAGE}.reliability.board:Board._text",
+    f"{_PACKAGE}.reliability.board:Board._count",
+    f"{_PACKAGE}.reliability.board:Board._double",
     errors=(),
 )
-def _page(folder: Path) -> Parser:
-    """The page of a process of this host."""
-    path, page = folder / "page", Page()
-    page.write(now())
-    page.tick("runs:name")
-    seed = Path(page.path).read_bytes()
-    stacks.how = lambda process: None  # it lives
+def _board(folder: Path) -> Parser:
+    """The memory that a rank shares with the process that watches it."""
+    own = board.Board.new(verdict.Limits(1.0, 5.0))
+    whereabouts.copy_to(own.memory)
+    own.order = "rank 1 hangs"
+    own.give_stack("  File x, line 1\n")
+    seed = bytes(own.memory)
 
     def parse(given: bytes) -> object:
-        path.write_bytes(given)
-        found = Page.read(str(path))
-        look = lookout.Lookout({0: SimpleNamespace(page=str(path), pid=os.getpid())}, "name")  # type: ignore[dict-item]
-        return found, look.watched(), look.without_python()
+        memory = mmap.mmap(-1, board.BOARD_BYTES)
+        memory[: len(given)] = given
+        read = board.Board(memory, "")
+        here = whereabouts.read(memory)
+        return here, read.state, read.order, read.stack(0), read.limits, read.python_at
 
-    return Parser(lambda random: wild.damaged_bytes(random, seed[:600]), parse)
+    def damage(random: Any) -> bytes:
+        return bytes(wild.damaged_bytes(random, seed)[: board.BOARD_BYTES])
+
+    return Parser(damage, parse)
 
 
 @target(
@@ -155,7 +172,8 @@ def _message() -> dict[str, Any]:
     "doctor.hosts",
     f"{_PACKAGE}.doctor.hosts:_ask",
     f"{_PACKAGE}.doctor.hosts:_lines",
-    f"{_PACKAGE}.doctor.pieces:Joiner.add",
+    f"{_PACKAGE}.doctor.hosts:_Answers.take",
+    f"{_PACKAGE}.doctor.pieces:_message",
     errors=(),
 )
 def _hosts(folder: Path) -> Parser:
@@ -388,16 +406,18 @@ def _parent(folder: Path) -> Parser:
     return Parser(lambda random: wild.environment(random, {processes.PARENT: "0"}), parse)
 
 
-@target("reliability.stacks", f"{_PACKAGE}.reliability.stacks:of_other", errors=())
+@target("reliability.stacks", f"{_PACKAGE}.reliability.stacks:Question.answer", errors=())
 def _stacks(folder: Path) -> Parser:
     path = folder / "stack"
-    stacks._WRITING_S = 0.0  # type: ignore[misc]
     stacks._signal_main_thread = lambda pid: None
-    time.sleep(0)
 
     def parse(given: bytes) -> object:
+        path.write_bytes(b"")
+        fields = {"pid": os.getpid(), "host": "a", "started": 0, "stack": str(path), "board": ""}
+        question = stacks.Question(SimpleNamespace(**fields))  # type: ignore[arg-type]
         path.write_bytes(given)
-        fields = {"pid": os.getpid(), "host": "a", "started": 0, "stack": str(path)}
-        return stacks.of_other(SimpleNamespace(**fields))  # type: ignore[arg-type]
+        found = question.answer()
+        question.close()
+        return found, stacks.call(found)
 
     return Parser(lambda random: wild.damaged_bytes(random, b"  File x, line 3 in step\n"), parse)
