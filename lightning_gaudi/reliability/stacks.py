@@ -205,9 +205,9 @@ def innermost(stack: str, max_chars: int) -> str:
 
 
 def busy_s(process: Process) -> float:
-    """Returns for how many seconds the threads of a process have computed, or waited for their turn.
+    """Returns for how many seconds the threads of a process have computed, or wanted to.
 
-    On a machine with too many programs a compilation may have but a part of a processor, and is no
+    On a machine with too many programs a compilation has but a part of a processor, and is no
     less at work. Source: the kernel's scheduler/sched-stats.rst; proc_pid_stat(5) without it.
     """
     found = 0
