@@ -204,8 +204,18 @@ def innermost(stack: str, max_chars: int) -> str:
     return stack[:max_chars].rpartition("\n")[0] + "\n  ...\n"
 
 
-def cpu_s(process: Process) -> float:
-    """Returns for how many seconds a process has computed, in all its threads."""
+def busy_s(process: Process) -> float:
+    """Returns for how many seconds the threads of a process have computed, or wanted to.
+
+    On a machine with too many programs a compilation has but a part of a processor, and is no
+    less at work. Source: the kernel's scheduler/sched-stats.rst; proc_pid_stat(5) without it.
+    """
+    found = 0
+    for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError):
+            found += sum(map(int, path.read_text().split()[:2]))
+    if found:
+        return found / 1e9
     status = _status(process.pid)
     return 0.0 if status is None else status.ticks / os.sysconf("SC_CLK_TCK")
 

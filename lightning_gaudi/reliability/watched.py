@@ -27,8 +27,9 @@ _ASK_AFTER = 0.6
 _ASK_AGAIN_S = 2.0
 _ANSWER_S = 2.0
 _MUTE_S = 1.5
+_SAMPLE_S = 1.0
 _BUSY = 0.5
-"""How many processors a rank takes that computes in a call for its card."""
+"""How many processors a rank wants at least that computes in a call for its card."""
 
 _EXPECTED = tuple(f"ended with exit status {status}" for status in (0, STOPPED_STATUS))
 
@@ -54,7 +55,7 @@ class WatchedRank:
         self._asked_at = 0.0
         self._question: Question | None = None
         self._number: int | None = None
-        self._cpu: deque[tuple[float, float]] = deque(maxlen=16)
+        self._cpu: deque[tuple[float, float]] = deque(maxlen=4)
         self._num_beats = 0
 
     def forgive(self) -> None:
@@ -95,8 +96,10 @@ class WatchedRank:
         )
 
     def _computes(self) -> bool:
+        if not self._cpu:
+            return False
         (begin, before), (end, after) = self._cpu[0], self._cpu[-1]
-        return end - begin > 1.0 and after - before > _BUSY * (end - begin)
+        return end > begin and after - before > _BUSY * (end - begin)
 
     def look(self, beat: Beat) -> None:
         """Asks it for its stack, and reads the answer, if it has stood still for long."""
@@ -104,7 +107,8 @@ class WatchedRank:
         limit = limits.training_s if beat.is_training else limits.other_s
         if beat.still_s < _ASK_AFTER * limit or beat.collective or not self.is_there(beat):
             return
-        self._cpu.append((time.monotonic(), stacks.cpu_s(self.process)))
+        if not self._cpu or time.monotonic() - self._cpu[-1][0] > _SAMPLE_S:
+            self._cpu.append((time.monotonic(), stacks.busy_s(self.process)))
         if self._number is None and self._question is None:
             if time.monotonic() - self._asked_at > _ASK_AGAIN_S:
                 self.ask()

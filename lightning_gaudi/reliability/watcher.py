@@ -26,6 +26,7 @@ from typing import Any
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.untrusted import printable
 
+from . import stacks
 from .links import Links, Message
 from .stacks import Process, innermost
 from .verdict import RUNS, SILENT_S, STOPPED, Beat, Limits, Verdict, account, judge
@@ -55,16 +56,22 @@ class Watcher:
 
     Args:
         ranks: Those of this host.
+        gone: Of those that had ended before, what is known.
         hosts: The number of the host of each rank of all; that of rank 0's is 0.
         host: The number of this one.
         links: To the others.
     """
 
     def __init__(
-        self, ranks: dict[int, WatchedRank], hosts: list[int], host: int, links: Links
+        self,
+        ranks: dict[int, WatchedRank],
+        gone: dict[int, Beat],
+        hosts: list[int],
+        host: int,
+        links: Links,
     ) -> None:
         self._ranks, self._hosts, self._host, self._links = ranks, hosts, host, links
-        self._beats: dict[int, Beat] = {}
+        self._beats = dict(gone)
         self._stacks: dict[int, str] = {}
         self._heard_at: dict[int, float] = {}
         """When each other host was last heard of; those that have never been are not judged."""
@@ -111,14 +118,10 @@ class Watcher:
         return not (is_missed and has_others) or waited_s > _LINGER_S
 
     def _report(self) -> Message:
-        stacks = {
-            number: innermost(rank.stack, _MAX_SENT_STACK) for number, rank in self._ranks.items()
-        }
-        told = sorted(number for number, stack in stacks.items() if stack)[:_MAX_STACKS]
-        return {
-            "beats": {str(number): self._beats[number] for number in self._ranks},
-            "stacks": {str(number): stacks[number] for number in told},
-        }
+        mine = {n: beat for n, beat in self._beats.items() if self._hosts[n] == self._host}
+        told = [number for number, rank in sorted(self._ranks.items()) if rank.stack][:_MAX_STACKS]
+        found = {str(n): innermost(self._ranks[n].stack, _MAX_SENT_STACK) for n in told}
+        return {"beats": {str(number): beat for number, beat in mine.items()}, "stacks": found}
 
     def _tell(self) -> None:
         if time.monotonic() - self._sent_at > _SEND_S:
@@ -187,14 +190,14 @@ class Watcher:
                 "on all ports, as gloo and HCCL need them too"
             )
 
-    def _end(self, verdict: Verdict, lines: list[str] | None, stacks: dict[int, str]) -> None:
+    def _end(self, verdict: Verdict, lines: list[str] | None, told: dict[int, str]) -> None:
         """Says why, with the stacks of those who are to blame, and ends the ranks of this host."""
         wanted = [*(verdict.ranks or range(len(self._hosts)))][:_MAX_STACKS]
         self._take_stacks([number for number in wanted if number in self._ranks])
         if lines is None:
             lines = account(self._beats, self._silent_s(), len(self._hosts))
         mine = {n: self._ranks[n].stack if n in self._ranks else "" for n in wanted}
-        found = {n: mine[n] or stacks.get(n) or self._stacks.get(n, "") for n in wanted}
+        found = {n: mine[n] or told.get(n) or self._stacks.get(n, "") for n in wanted}
         message = {
             "ranks": verdict.ranks,
             "reason": verdict.reason[:_MAX_REASON],
@@ -287,9 +290,9 @@ def _told(found: Any, num_ranks: int) -> tuple[Verdict, list[str], dict[int, str
         raise ValueError("A verdict names ranks.")
     if not isinstance(reason, str) or not all(isinstance(line, str) for line in lines):
         raise ValueError("A verdict says why.")
-    stacks = {int(n): str(stack)[:_MAX_STACK] for n, stack in found["stacks"].items()}
+    told = {int(n): str(stack)[:_MAX_STACK] for n, stack in found["stacks"].items()}
     lines = [printable(line) for line in lines[:16]]
-    return Verdict(tuple(ranks), printable(reason, max_chars=_MAX_REASON)), lines, stacks
+    return Verdict(tuple(ranks), printable(reason, max_chars=_MAX_REASON)), lines, told
 
 
 def main() -> None:
@@ -306,9 +309,18 @@ def main() -> None:
     links = Links(
         bytes.fromhex(task["key"]), task["host"], len(set(task["hosts"])), listener, address
     )
-    ranks = {}
-    for number, process in task["ranks"].items():
-        with contextlib.suppress(OSError):  # it has ended already
-            ranks[int(number)] = WatchedRank(Process(*process))
+    ranks, gone = {}, {}
+    for number, values in task["ranks"].items():
+        process = Process(*values)
+        try:
+            ranks[int(number)] = WatchedRank(process)
+        except OSError:  # it has ended already
+            gone[int(number)] = _gone(process)
     if ranks:
-        Watcher(ranks, task["hosts"], task["host"], links).run()
+        Watcher(ranks, gone, task["hosts"], task["host"], links).run()
+
+
+def _gone(process: Process) -> Beat:
+    """What is known of a rank that has ended before anybody has read its board."""
+    how = f"(process {process.pid}) {stacks.how(process) or 'let nobody read its board, and is'}"
+    return Beat(1, RUNS, 0, "the start", False, (0, 0), None, None, 0.0, ended=how)

@@ -70,9 +70,10 @@ py::dict collectives_dict() {
   return result;
 }
 
-/// Waits for the card with the interpreter lock, as the vendor's does, whose bindings do not release
-/// it there nor in `_mark_step` (bridge 1.19 and 1.24.0, hpu/csrc/bindings.cpp "synchronize_device",
-/// core/bindings.cpp): no thread of Python runs until all ranks have come to the collectives.
+/// Waits for the card with the interpreter lock, as the vendor does, whose bindings do not release
+/// it there, nor in `_mark_step`: no thread of Python runs until all ranks have come to the
+/// collectives. Source: bridge 1.19 and 1.24.0, hpu/csrc/bindings.cpp ("synchronize_device"); 1.19,
+/// core/bindings.cpp ("_mark_step").
 void synchronize() {
   host_sync("synchronize");
   wait_for_collectives();

@@ -15,12 +15,11 @@ constexpr int kMaxExitWaits = 5000;
 constexpr auto kExitWait = std::chrono::milliseconds(1);
 constexpr auto kCollectivePoll = std::chrono::microseconds(100);
 
-using Future = c10::ivalue::Future;
-using WeakFuture = c10::weak_intrusive_ptr<Future>;
+using Ended = std::shared_ptr<std::atomic<bool>>;
 
 struct Pending {
   std::mutex mutex;
-  std::vector<WeakFuture> under_way;  // weak: they hold what the collectives have written
+  std::vector<Ended> under_way;
   int64_t next_id = 0;
   std::map<int64_t, std::weak_ptr<const HeldTensors>> held;
   std::map<int64_t, std::shared_ptr<const HeldTensors>> kept;
@@ -41,29 +40,27 @@ bool keep_all_pending() {
   return all.kept.size() == all.held.size();  // else another thread is freeing one
 }
 
-bool has_ended(const WeakFuture& weak) {
-  const auto future = weak.lock();
-  return !future || future->completed();
-}
+bool has_ended(const Ended& ended) { return ended->load(); }
 
 }  // namespace
 
-void note_under_way(const c10::intrusive_ptr<Future>& future) {
+Ended note_under_way() {
   Pending& all = pending();
   std::lock_guard<std::mutex> lock(all.mutex);
   auto& under_way = all.under_way;
   under_way.erase(std::remove_if(under_way.begin(), under_way.end(), has_ended), under_way.end());
-  under_way.emplace_back(future);
+  under_way.push_back(std::make_shared<std::atomic<bool>>(false));
+  return under_way.back();
 }
 
 void wait_for_collectives() {
-  std::vector<WeakFuture> under_way;
+  std::vector<Ended> under_way;
   {
     std::lock_guard<std::mutex> lock(pending().mutex);
     under_way = pending().under_way;
   }
-  for (const WeakFuture& future : under_way) {
-    while (!has_ended(future)) std::this_thread::sleep_for(kCollectivePoll);
+  for (const Ended& ended : under_way) {
+    while (!has_ended(ended)) std::this_thread::sleep_for(kCollectivePoll);
   }
 }
 

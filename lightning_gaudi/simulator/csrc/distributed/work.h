@@ -109,19 +109,23 @@ class CollectiveWork final : public HcclWork {
  private:
   void follow() {
     future_ = future_of(*outputs_);
-    note_under_way(future_);
     auto self = c10::intrusive_ptr<CollectiveWork>::reclaim_copy(this);
-    inner_->getFuture()->addCallback([self](c10::ivalue::Future& inner) {
+    // Before the future: whoever follows that may need the interpreter lock.
+    inner_->getFuture()->addCallback([self, ended = note_under_way()](c10::ivalue::Future& inner) {
       if (inner.hasError()) {
-        if (!is_lost(inner.exception_ptr())) self->future_->setError(inner.exception_ptr());
+        if (is_lost(inner.exception_ptr())) return;  // who waits for it does so for ever
+        ended->store(true);
+        self->future_->setError(inner.exception_ptr());
         return;
       }
       try {
         self->finish_once();
       } catch (...) {
+        ended->store(true);
         self->future_->setError(std::current_exception());
         return;
       }
+      ended->store(true);
       self->future_->markCompleted(c10::IValue(*self->outputs_));
     });
   }
