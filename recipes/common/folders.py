@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
-from lightning_gaudi.cli.others import why_untrusted
+from lightning_gaudi.cli.others import parse_json, why_untrusted
+from recipes.common.errors import UserError, first_line
 
 _CHECKPOINTS = "checkpoints"  # Lightning's name for the folder of them, below that of the run
 
@@ -73,9 +74,23 @@ def write_predictions(
     write_new(parts[trainer.global_rank], json.dumps(list(rows)))
     trainer.strategy.barrier("predictions")
     if trainer.is_global_zero:
-        merged = dict(row for part in parts for row in json.loads(part.read_text("utf-8")))
+        merged = {number: line for part in parts for number, line in _read(part)}
         lines = [*([header] if header else []), *(merged[number] for number in sorted(merged))]
         write_new(path, "".join(f"{line}\n" for line in lines))
         for part in parts:
             part.unlink()
         print(f"\n{len(merged)} predictions written to {path}", flush=True)
+
+
+def _read(part: Path) -> list[tuple[int, str]]:
+    """Returns the rows that a rank has written."""
+    try:
+        rows = parse_json(part.read_bytes())
+        if not all(type(number) is int and isinstance(line, str) for number, line in rows):
+            raise ValueError("its rows are no numbers and texts")
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{part} is not what a rank has written: {first_line(error)} Does another run predict "
+            "into this folder? Give each one of its own."
+        ) from error
+    return [(number, line) for number, line in rows]

@@ -399,7 +399,7 @@ def _published(folder: Path) -> Parser:
 
 @target(
     "recipes.predictions",
-    f"{_COMMON}.folders:write_predictions",
+    f"{_COMMON}.folders:_read",
     "recipes.text_to_image.gallery:Gallery.close",
     errors=(UserError,),
 )
