@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from lightning_gaudi._core import processes, whereabouts
+from lightning_gaudi._core import farewell, processes, whereabouts
 from lightning_gaudi._core.rank_monitor import STOPPED, say
 
 from . import stacks, vigil
@@ -146,13 +146,15 @@ class Watchdog:
         stacks.close()
 
     def explain(self) -> None:
-        """Say which rank of this host was killed, which may be why this one fails."""
+        """Say which rank has failed or was killed before, which may be why this one fails."""
         end, rounds = time.monotonic() + _PATIENCE_S, self._board.num_rounds
         while time.monotonic() < end and not self._is_over.is_set():
             is_fresh = self._board.num_rounds > rounds + 1 or not self._board.answers
-            dead = self._dead()
-            if dead is not None and is_fresh:
-                say(f"[rank: {self._rank}] fails because {dead.reason}")
+            reason = farewell.why_another_failed()
+            if reason is None and is_fresh and (dead := self._dead()) is not None:
+                reason = dead.reason
+            if reason is not None:
+                say(f"[rank: {self._rank}] fails because {reason}")
                 return
             time.sleep(_POLL_S)
 
