@@ -56,6 +56,7 @@ def prepare(destroy: Any = None) -> None:
     _destroy = destroy or _destroy or dist.destroy_process_group
     _num_groups += 1
     if _current is not None:
+        _current.close()
         atexit.unregister(_at_exit)
     # After what the vendor has registered, and so before that runs.
     atexit.register(_at_exit)
@@ -96,6 +97,8 @@ def destroy_all(destroy: Any) -> None:
 def _at_exit() -> None:
     farewell = _ready()
     if farewell is None:
+        if _current is not None and _current.pid == os.getpid():
+            _current.close()
         return
     error, status = exit_status.error(), exit_status.of_failure()
     if error is not None and status is not None:
@@ -127,6 +130,8 @@ def _ready() -> Farewell | None:
 
 def _destroy_now(destroy: Any) -> None:
     global _current
+    if _current is not None:
+        _current.close()
     _current = None
     with _uninterrupted(), whereabouts.waiting("destroy_process_group"):
         collectives.forget_cpu_group()
@@ -157,6 +162,8 @@ class Farewell:
         """Which other rank has failed, as it said."""
         self._name = name
         self._store: Any = PrefixStore(name, dist.distributed_c10d._get_default_store())
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
         self._missing = list(range(dist.get_world_size()))
         self._store.set(f"process/{self.rank}", _describe(self.pid))
 
@@ -168,12 +175,24 @@ class Farewell:
         store = dist.distributed_c10d._get_default_store()
         if hasattr(store, "clone"):  # since torch 2.8: a connection of its own for the thread
             own = PrefixStore(self._name, store.clone())
-            threading.Thread(target=self._listen, args=(own,), name="farewell", daemon=True).start()
+            self._thread = threading.Thread(
+                target=self._listen, args=(own,), name="farewell", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Listen no longer.
+
+        A thread that is in torch's code in C++ when the interpreter ends would abort the process.
+        """
+        self._is_over.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(5 * _LISTEN_S)
 
     def _listen(self, store: Any) -> None:
         outcome = ""
-        while not outcome and _current is self and os.getpid() == self.pid:
-            time.sleep(_LISTEN_S)
+        while not outcome and not self._is_over.wait(_LISTEN_S):
             try:
                 if store.check([_OUTCOME]):
                     outcome = _shown(store.get(_OUTCOME))
@@ -184,8 +203,7 @@ class Farewell:
             return
         if outcome != _NO_STORE:
             self.heard = outcome
-        time.sleep(rank_monitor.GRACE_S)  # it may end by itself, and say more
-        if _current is self:
+        if not self._is_over.wait(rank_monitor.GRACE_S):  # it may end by itself, and say more
             rank_monitor.say(f"[rank: {self.rank}] ends because {outcome}")
             processes.end_now()
 
