@@ -60,6 +60,15 @@ def error() -> BaseException | None:
     return None
 
 
+def in_one_line(error: BaseException) -> str:
+    """Returns an error as one line; that of a DataLoader's worker is at the end of its text."""
+    lines = str(error).strip().splitlines() or ["(it says nothing)"]
+    text = lines[0].rstrip(".")
+    if "Original Traceback" in str(error) and len(lines) > 1:
+        text = f"{text}: {lines[-1]}"
+    return f"{type(error).__name__}: {text[:500]}"
+
+
 def _has_ended_program(error: BaseException) -> bool:
     """Whether an exception has left the outermost frame, and so was caught nowhere for good.
 

@@ -33,6 +33,8 @@ _BACKEND = "hccl"
 _OUTCOME, _ALL = "outcome", "all have come"
 _NO_STORE = "the process that holds the store, as a rule rank 0's, is gone"
 _LISTEN_S = 1.0
+_HEARD_S = 2.5 * _LISTEN_S
+"""How long the rank that holds the store as a rule stays for the others to read why it fails."""
 
 _current: Farewell | None = None
 _num_groups = 0
@@ -54,11 +56,17 @@ def prepare(destroy: Any = None) -> None:
     _destroy = destroy or _destroy or dist.destroy_process_group
     _num_groups += 1
     if _current is not None:
+        _current.close()
         atexit.unregister(_at_exit)
     # After what the vendor has registered, and so before that runs.
     atexit.register(_at_exit)
     _current = Farewell(dist.group.WORLD, f"lightning_gaudi_end/{_num_groups}")
     _current.listen()
+
+
+def why_another_failed() -> str | None:
+    """Returns which other rank has failed, and with what error, where it could say so."""
+    return None if _current is None else _current.heard
 
 
 def note_agreement() -> None:
@@ -89,6 +97,8 @@ def destroy_all(destroy: Any) -> None:
 def _at_exit() -> None:
     farewell = _ready()
     if farewell is None:
+        if _current is not None and _current.pid == os.getpid():
+            _current.close()
         return
     error, status = exit_status.error(), exit_status.of_failure()
     if error is not None and status is not None:
@@ -120,6 +130,8 @@ def _ready() -> Farewell | None:
 
 def _destroy_now(destroy: Any) -> None:
     global _current
+    if _current is not None:
+        _current.close()
     _current = None
     with _uninterrupted(), whereabouts.waiting("destroy_process_group"):
         collectives.forget_cpu_group()
@@ -146,8 +158,12 @@ class Farewell:
         self.group = group
         self.pid = os.getpid()
         self.rank = dist.get_rank()
+        self.heard: str | None = None
+        """Which other rank has failed, as it said."""
         self._name = name
         self._store: Any = PrefixStore(name, dist.distributed_c10d._get_default_store())
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
         self._missing = list(range(dist.get_world_size()))
         self._store.set(f"process/{self.rank}", _describe(self.pid))
 
@@ -159,31 +175,57 @@ class Farewell:
         store = dist.distributed_c10d._get_default_store()
         if hasattr(store, "clone"):  # since torch 2.8: a connection of its own for the thread
             own = PrefixStore(self._name, store.clone())
-            threading.Thread(target=self._listen, args=(own,), name="farewell", daemon=True).start()
+            self._thread = threading.Thread(
+                target=self._listen, args=(own,), name="farewell", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Listen no longer.
+
+        A thread that is in torch's code in C++ when the interpreter ends would abort the process.
+        """
+        self._is_over.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(5 * _LISTEN_S)
 
     def _listen(self, store: Any) -> None:
         outcome = ""
-        while not outcome and _current is self and os.getpid() == self.pid:
-            time.sleep(_LISTEN_S)
+        while not outcome and not self._is_over.wait(_LISTEN_S):
             try:
                 if store.check([_OUTCOME]):
                     outcome = _shown(store.get(_OUTCOME))
+                    store.set(f"heard/{self.rank}", "")
             except RuntimeError:
                 outcome = _NO_STORE
         if outcome in ("", _ALL):
             return
-        time.sleep(rank_monitor.GRACE_S)  # it may end by itself, and say more
-        if _current is self:
+        if outcome != _NO_STORE:
+            self.heard = outcome
+        if not self._is_over.wait(rank_monitor.GRACE_S):  # it may end by itself, and say more
             rank_monitor.say(f"[rank: {self.rank}] ends because {outcome}")
             processes.end_now()
 
     def tell_failure(self, error: BaseException, status: int) -> None:
-        """Tell the others that this rank fails; nobody is waited for."""
+        """Tell the others that this rank fails; the first rank stays for a moment to be heard."""
         how = f"ended with exit status {status}"
         if not isinstance(error, SystemExit):
-            how = f"failed with {type(error).__name__}: {str(error).strip()[:500]}"
+            how = f"failed with {exit_status.in_one_line(error)}"
         with contextlib.suppress(Exception):  # its store may be gone with another rank
             self._settle(f"rank {self.rank} {how}")
+            if self.rank == 0:
+                self._stay_until_heard()
+
+    def _stay_until_heard(self) -> None:
+        """Keep the store for the others, of which some may not listen."""
+        others = range(1, dist.get_world_size())
+        end = time.monotonic() + _HEARD_S
+        while time.monotonic() < end and not all(self._is_told(rank) for rank in others):
+            time.sleep(_POLL_S)
+
+    def _is_told(self, rank: int) -> bool:
+        return self._has(f"heard/{rank}") or _has_died(self._process(rank))
 
     def wait(self, within_s: float | None = None) -> str | None:
         """Wait until all ranks have come to their ends.
@@ -223,10 +265,13 @@ class Farewell:
     def _who_has_died(self) -> str | None:
         """Which rank has died on this machine without a word."""
         for rank in self._missing:
-            process = self._get(f"process/{rank}") if self._has(f"process/{rank}") else ""
-            if _has_died(process) and not self._has(f"come/{rank}"):
+            if _has_died(self._process(rank)) and not self._has(f"come/{rank}"):
                 return f"rank {rank} has died"
         return None
+
+    def _process(self, rank: int) -> str:
+        """How a rank has described its process; "" if it has not yet."""
+        return self._get(f"process/{rank}") if self._has(f"process/{rank}") else ""
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))

@@ -174,8 +174,7 @@ def rank(number: int) -> Iterator[None]:
     except BaseException as error:
         _has_failed = not _is_normal_exit(error)
         if isinstance(error, Exception):
-            text = str(error).strip().split("\n")[0] or "(it says nothing)"
-            say(f"[rank: {number}] {type(error).__name__}: {text}")
+            say(f"[rank: {number}] {exit_status.in_one_line(error)}")
             _before_failing()
         elif isinstance(error, SystemExit):
             exit_status.note(error)

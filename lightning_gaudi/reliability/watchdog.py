@@ -25,7 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import lightning_gaudi
-from lightning_gaudi._core import processes, whereabouts
+from lightning_gaudi._core import farewell, processes, whereabouts
 from lightning_gaudi._core.rank_monitor import say
 
 from . import stacks
@@ -164,16 +164,22 @@ class Watchdog:
             self._watcher.returncode = self._watcher.returncode or 0
 
     def explain(self) -> None:
-        """Says which rank of this host was killed, which may be why this one fails."""
+        """Says which rank has failed or was killed before, which may be why this one fails."""
         end = time.monotonic() + _PATIENCE_S
         while time.monotonic() < end and not self._is_over.is_set():
-            for rank, other in self._others.items():
-                beat = other.beat()
-                if beat.is_dead:
-                    how = f"rank {rank} {beat.ended} in {where(beat)}"
-                    say(f"[rank: {self._rank}] fails because {how}")
-                    return
+            reason = farewell.why_another_failed() or self._who_is_dead()
+            if reason is not None:
+                say(f"[rank: {self._rank}] fails because {reason}")
+                return
             time.sleep(_POLL_S)
+
+    def _who_is_dead(self) -> str | None:
+        """Returns which rank of this host has died, and where."""
+        for rank, other in self._others.items():
+            beat = other.beat()
+            if beat.is_dead:
+                return f"rank {rank} {beat.ended} in {where(beat)}"
+        return None
 
     def _run(self) -> None:
         while not self._is_over.wait(_POLL_S):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core import processes
+from lightning_gaudi._core import exit_status, processes
 from tests.launch.started import Started, started
 
 START = """
@@ -130,3 +130,19 @@ def test_a_process_that_a_rank_has_started_is_left_alone(monkeypatch: pytest.Mon
     processes.watch_parent()
     assert processes.PARENT not in os.environ
     assert "parent-watch" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no such file.\nMore of it.", "ValueError: no such file"),
+        ("", "ValueError: (it says nothing)"),
+        (
+            "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
+            "last):\n  File ...\nKeyError: 'label'\n",
+            "ValueError: Caught KeyError in DataLoader worker process 0: KeyError: 'label'",
+        ),
+    ],
+)
+def test_an_error_in_one_line(text: str, expected: str) -> None:
+    assert exit_status.in_one_line(ValueError(text)) == expected

@@ -170,7 +170,8 @@ def start(number: int, slot: int, place: str, size: int, rank: int) -> list[int]
 def report(number: int, processes: list[int], place: str, size: int, rank: int) -> bool:
     """Say how a job has ended, if it has; what goes on for too long is killed."""
     folder = FOLDER / str(number)
-    began = float((folder / "began").read_text() or 0) if (folder / "began").exists() else None
+    written = (folder / "began").read_text() if (folder / "began").exists() else ""
+    began = float(written) if written else None
     running = [each for each in processes if os.waitid(os.P_PID, each, _LOOK) is None]
     is_late = began is not None and time.time() - began > LIMIT_S
     if running and not is_late:
