@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .untrusted import printable
+
 _PYTHON = struct.Struct("<625I?d")  # what the Mersenne Twister of random has, and of gauss
 _NUMPY = struct.Struct("<i?d")
 
@@ -33,7 +35,20 @@ def take() -> HostRandom:
 
 
 def put(states: HostRandom) -> None:
-    """Set the generators to states that were taken, here or in another process."""
+    """Sets the generators to states that were taken, here or in another process.
+
+    Raises:
+        ValueError: One is no state of its generator; the generators stay as they were.
+    """
+    before = take()
+    try:
+        _put(states)
+    except (ValueError, TypeError, IndexError, RuntimeError, struct.error) as error:
+        _put(before)
+        raise ValueError(f"A random state is none: {printable(error, max_chars=200)}") from error
+
+
+def _put(states: HostRandom) -> None:
     *state, has_gauss, gauss = _PYTHON.unpack(states.python)
     random.setstate((3, tuple(state), gauss if has_gauss else None))
     if states.numpy and (numpy := sys.modules.get("numpy")) is not None:
@@ -59,7 +74,15 @@ def to_tensors(states: HostRandom) -> dict[str, Tensor]:
 
 
 def from_tensors(saved: Mapping[str, Tensor]) -> HostRandom:
-    """What `to_tensors` was given."""
+    """What `to_tensors` was given.
+
+    Raises:
+        ValueError: A state is missing, or is no tensor of bytes.
+    """
+    for name in HostRandom._fields:
+        value = saved.get(name)
+        if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
+            raise ValueError(f"The random state of {name} in the checkpoint is no tensor of bytes.")
     return HostRandom(*(saved[name].numpy().tobytes() for name in HostRandom._fields))
 
 

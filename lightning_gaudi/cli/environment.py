@@ -63,8 +63,6 @@ def set_environment(arguments: Sequence[str]) -> list[str]:
 
 def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], str]:
     """What the last file with such a key asks for, what is typed, and the file's name."""
-    import yaml  # type: ignore[import-untyped]
-
     wanted: dict[str, Any] = {}
     typed: dict[str, Any] = {}
     origin = ""
@@ -74,10 +72,22 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], str
             if found is not None:
                 wanted, origin = found, f"--config {text}"
         elif option == f"--{KEY}":
-            wanted, typed = {}, _mapping(yaml.safe_load(text), option)
+            wanted, typed = {}, _mapping(_parsed(text, option), option)
         elif option.startswith(f"--{KEY}."):
             typed[option.partition(".")[2]] = text
     return wanted, {name: _absolute(name, value, Path()) for name, value in typed.items()}, origin
+
+
+def _parsed(text: str, option: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise catalog.UsageError(
+            f"{option}={printable(text, max_chars=200)} is no YAML "
+            f"({printable(error, max_chars=200)}). Pass a mapping such as PT_HPU_LAZY_MODE: 1."
+        ) from error
 
 
 def _of_file(text: str) -> dict[str, Any] | None:

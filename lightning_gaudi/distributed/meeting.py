@@ -129,8 +129,8 @@ def _answer(store: Any, name: str, missing: list[int], deadline: float) -> None:
 def _answer_to(store: Any, rank: int, own: str) -> str | None:
     """The name, if rank 0 has answered this rank."""
     answer = _get(store, _key("answer", rank))
-    to, name = ("", "") if answer is None else answer.decode().split()
-    return name if to == own else None
+    to, _, name = (answer or b"").decode(errors="replace").partition(" ")
+    return name if to == own and name else None
 
 
 def _wait(store: Any, missing: list[int], deadline: float) -> None:

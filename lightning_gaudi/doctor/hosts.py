@@ -223,6 +223,10 @@ def _first_words(said: str) -> str:
     return next((line for line in lines if re.search(r"\w", line)), "no message")
 
 
+_MAX_RANKS = 2**16
+"""Of how many ranks at most it is said which are missing: a host may claim any number."""
+
+
 def _missing(answers: _Answers, launcher: Sequence[str]) -> str:
     """The hosts that the launcher's options name, and the ranks, of which nothing was heard."""
     processes = [*answers.begun.values(), *answers.done.values()]
@@ -231,7 +235,9 @@ def _missing(answers: _Answers, launcher: Sequence[str]) -> str:
     # A launcher may know a host by another name than its own: as many are enough.
     hosts = [host for host in named if _short(host) not in known and len(known) < len(named)]
     size = max((process.size or 0 for process in processes), default=0)
-    ranks = {str(rank) for rank in range(size)} - {str(process.rank) for process in processes}
+    ranks = {str(rank) for rank in range(min(size, _MAX_RANKS))} - {
+        str(process.rank) for process in processes
+    }
     words = [_named("host", hosts)] if hosts else []
     words += [f"{_named('rank', sorted(ranks, key=int))} of {size}"] if ranks else []
     return " and ".join(words)

@@ -59,7 +59,7 @@ def _is_here(address: str) -> bool:
     """Whether an address is one of this machine's: then, and only then, can it be bound."""
     try:
         found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # no name that there can be
         return False
     for family, kind, protocol, _, place in found:
         try:

@@ -175,7 +175,7 @@ def _cache(folder: Path) -> Parser:
         return cache._is_complete(cached)
 
     def check(given: bytes, found: Any) -> None:
-        if found and b"outside" in given:
+        if found and any("outside" in name for name in json.loads(given)["sizes"]):
             raise WrongResultError("a file outside the folder completes it")
 
     return Parser(damage, parse, check)

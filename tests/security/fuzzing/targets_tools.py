@@ -98,7 +98,7 @@ def _links(folder: Path) -> Parser:
             channel = links.Channel(there, key)
             found = [*channel.receive()]
         box: Any = SimpleNamespace(receive=lambda: [(0, each) for each in found])
-        watch = watcher.Watcher({}, [0, 1], 1, box)
+        watch = watcher.Watcher({}, {}, [0, 1], 1, box)
         ends = watch._listen()
         beats = watch._beats
         silent_s = dict.fromkeys(beats, 0.0)
