@@ -12,8 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lightning_gaudi._core.rank_monitor import say
@@ -83,9 +84,29 @@ def main() -> None:
     os.nice(5)
     told = json.load(sys.stdin)
     local = {rank: Process(*fields) for rank, *fields in told["local"]}
+    has_store = threading.Event()
+    threading.Thread(target=_end_after, args=(local.values(), has_store), daemon=True).start()
     place, port = told["address"]
     board = Board(connect((place, port)), told["board"], None, told["num_ranks"])
+    has_store.set()
     Vigil(board, local, told["num_ranks"], Limits(*told["limits"])).run()
+    os._exit(0)
+
+
+def _end_after(processes: Collection[Process], has_store: threading.Event) -> None:
+    """Ends this process soon after the ranks of its host, whatever it waits for.
+
+    The store may have ended with them before this process has found it, and torch looks for it on
+    and on then.
+
+    Args:
+        processes: Those of the ranks.
+        has_store: Set once the store has been found: then it ends by itself, as a rule.
+    """
+    while any(stacks.how(process) in (None, "is stopped") for process in processes):
+        time.sleep(_POLL_S)
+    if has_store.is_set():
+        time.sleep(2 * _STACKS_S)
     os._exit(0)
 
 
