@@ -282,8 +282,9 @@ class HPUStrategy(AutoResume, HPUMixin):
     def on_exception(self, exception: BaseException) -> None:
         """Save a fit that a signal ends; say what fills a card, and who looked for missing data."""
         super().on_exception(exception)
-        if self.lightning_module is not None:
-            forget_loaders_not_begun(self.lightning_module.trainer)
+        # The process that waits for spawned ranks has none.
+        if (trainer := getattr(self.lightning_module, "_trainer", None)) is not None:
+            forget_loaders_not_begun(trainer)
         if memory.is_out_of_memory(exception):
             found = memory.report(self.model, self.optimizers)
             say(f"[rank: {self.global_rank}] out of memory: {found}")
