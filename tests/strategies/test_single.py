@@ -270,6 +270,8 @@ def test_out_of_memory_reaches_the_user() -> None:
 
 def test_why_a_data_set_cannot_be_given_to_workers_is_the_error() -> None:
     """Lightning asks for the length of a loader that never began, while it ends."""
-    data = [torch.ones(8), threading.Lock()]
-    with pytest.raises(ValueError, match="cannot start its workers: dataset.* does not pickle"):
-        hpu_trainer(max_epochs=1).fit(TinyModule(), DataLoader(data, num_workers=1))
+    data: Any = [torch.ones(8), threading.Lock()]
+    loader = DataLoader(data, num_workers=1)
+    trainer = hpu_trainer(max_epochs=1)
+    with pytest.raises(ValueError, match="cannot start its workers: dataset"):
+        trainer.fit(TinyModule(), loader)
