@@ -12,6 +12,7 @@ import inspect
 import io
 import pickle
 import sys
+import types
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from multiprocessing.process import BaseProcess
@@ -25,6 +26,8 @@ from . import worker_memory
 
 _MAX_DEPTH = 8
 _PROGRAM = ("__main__", "__mp_main__")  # the second in what multiprocessing has spawned
+_NAMELESS = "<dynamic-code>"
+"""What cloudpickle calls the file of any code."""
 _TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 
 
@@ -70,10 +73,18 @@ def loads(content: bytes, descriptor: Any, places: list[worker_memory.Place]) ->
     return process
 
 
+def _with_file_name(code: types.CodeType) -> tuple[Any, ...]:
+    """Reduces code as cloudpickle does, but for its file's name, which a traceback shows."""
+    function, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    named = (code.co_filename if each == _NAMELESS else each for each in arguments)
+    return function, tuple(named)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles tensors and arrays as `worker_memory` does, and what is the program's by value."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
+        {types.CodeType: _with_file_name},
         ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
         cloudpickle.Pickler.dispatch_table,
     )

@@ -79,7 +79,7 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], str
 
 
 def _parsed(text: str, option: str) -> Any:
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     try:
         return yaml.safe_load(text)

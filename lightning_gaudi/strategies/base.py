@@ -35,7 +35,7 @@ from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
 from .auto_resume import AutoResume
 from .compiled_steps import CompiledSteps
-from .ending import Ending
+from .ending import Ending, forget_loaders_not_begun
 from .exact_resume import KEY as EXACT_RESUME, ExactResume
 from .resume_checks import warn_of_ranks
 from .resuming import why_not_remove
@@ -282,6 +282,9 @@ class HPUStrategy(AutoResume, HPUMixin):
     def on_exception(self, exception: BaseException) -> None:
         """Save a fit that a signal ends; say what fills a card, and who looked for missing data."""
         super().on_exception(exception)
+        # The process that waits for spawned ranks has none.
+        if (trainer := getattr(self.lightning_module, "_trainer", None)) is not None:
+            forget_loaders_not_begun(trainer)
         if memory.is_out_of_memory(exception):
             found = memory.report(self.model, self.optimizers)
             say(f"[rank: {self.global_rank}] out of memory: {found}")

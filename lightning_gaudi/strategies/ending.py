@@ -199,3 +199,21 @@ def _save(trainer: pl.Trainer) -> str | None:
         finally:
             found.save_last = wanted
     return found._last_checkpoint_saved
+
+
+def forget_loaders_not_begun(trainer: pl.Trainer) -> None:
+    """Have Lightning not ask loaders for their length that could not start, while it ends.
+
+    It would raise an error of its own over the one that says why.
+
+    Args:
+        trainer: Which ends with an error.
+    """
+    fit = trainer.fit_loop
+    others = (trainer.validate_loop, trainer.test_loop, trainer.predict_loop)
+    for loop in (fit, fit.epoch_loop.val_loop, *others):
+        fetcher = loop._data_fetcher
+        loaders = None if fetcher is None else fetcher._combined_loader
+        if fetcher is not None and loaders is not None and loaders._iterator is None:
+            loaders.reset()  # some of several may have started
+            fetcher._combined_loader = None

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import pickle
 from multiprocessing import Process
 from types import MethodType, SimpleNamespace
 
@@ -70,3 +71,12 @@ def test_lambdas_and_local_classes_pickle():
     file = io.BytesIO()
     worker_pickle._Pickler(file).dump(Local)
     assert cloudpickle.loads(file.getvalue()).double(2) == 4
+
+
+def test_a_worker_knows_the_file_of_the_programs_code():
+    """So that a traceback shows the line of the program that failed there."""
+    file = io.BytesIO()
+    worker_pickle._Pickler(file).dump(_closing(1))
+    code = pickle.loads(file.getvalue()).__code__
+    assert (code.co_filename, code.co_name) == (__file__, "<lambda>")
+    assert code.co_firstlineno == _closing(1).__code__.co_firstlineno

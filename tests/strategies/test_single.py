@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
 
 from lightning_gaudi import HPUCheckpointIO, SingleHPUStrategy
 from lightning_gaudi._core import vendor
@@ -264,3 +266,12 @@ def test_out_of_memory_reaches_the_user() -> None:
         check=False,
     )
     assert "OutOfMemoryError: HPU out of memory" in result.stderr
+
+
+def test_why_a_data_set_cannot_be_given_to_workers_is_the_error() -> None:
+    """Lightning asks for the length of a loader that never began, while it ends."""
+    data: Any = [torch.ones(8), threading.Lock()]
+    loader = DataLoader(data, num_workers=1)
+    trainer = hpu_trainer(max_epochs=1)
+    with pytest.raises(ValueError, match="cannot start its workers: dataset"):
+        trainer.fit(TinyModule(), loader)
