@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .atomic import write_atomically
+from .folders import make_folder, sync
 
 FOLDER = ".lightning_gaudi"
 
@@ -39,6 +40,8 @@ class JobRecord:
         self._agent = agent
         self._before: dict[str, Any] = {}
         """What was there before it, of each path that the fit has saved to; the newest last."""
+        self._awaited: set[str] = set()
+        """Those that a thread may still be writing: they are not there yet, and not removed."""
 
     def read(self) -> str | None:
         """Go on with what an earlier start has written down.
@@ -62,7 +65,9 @@ class JobRecord:
         """
         self.first_path = path
         self._before = {}
-        self.path.unlink(missing_ok=True)
+        if self.path.exists():
+            self.path.unlink()
+            sync(self.path.parent)
 
     def is_about_to_save(self, path: str) -> None:
         """Note a path before a checkpoint is there: it counts once there is another than now.
@@ -72,6 +77,7 @@ class JobRecord:
         """
         if path not in self._before:
             self._before = {path: _state(path), **self._before}
+            self._awaited.add(path)
             self._write(path)
 
     def has_saved(self, path: str, *, is_written: bool) -> None:
@@ -94,13 +100,17 @@ class JobRecord:
         ]
 
     def _write(self, path: str) -> None:
+        found = {each: _state(each) for each in self._before}
+        self._awaited -= {
+            each for each in self._awaited if found.get(each) != self._before.get(each)
+        }
         # ModelCheckpoint removes what it does not keep.
         self._before = {
             each: before
             for each, before in self._before.items()
-            if each == path or _state(each) is not None
+            if each == path or each in self._awaited or found[each] is not None
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         write_atomically(self.path, self._dump)
 
     def _dump(self, file: IO[bytes]) -> None:
