@@ -19,12 +19,12 @@ import uuid
 from pathlib import Path
 from typing import IO
 
-from .folders import recover, remove, temporary_for
+from .folders import recover, remove, sync, temporary_for
 
 LATEST = "latest"
 """The file that names the version to load, in a folder of versions; DeepSpeed's name for it."""
 
-_TOOLS = {"zero_to_fp32.py", "zero_to_torch.py"}
+TOOLS = {"zero_to_fp32.py", "zero_to_torch.py"}
 """What DeepSpeed puts into each folder."""
 
 _MIN_AGE_S = 60.0
@@ -85,6 +85,10 @@ class SaveLock:
         self._file.truncate(0)
         self._file.write(f"{_boot()}\n{target.name}\n{version}".encode())
         self._file.flush()
+        # What it says must be on disk before what it tells of: after a loss of power nobody else
+        # knows what was half written.
+        os.fsync(self._file.fileno())
+        sync(self._path.parent)
 
     def release(self) -> None:
         """Tell that the save has ended; what it has not completed is removed."""
@@ -114,7 +118,7 @@ def _sweep(path: Path) -> None:
     elif path.suffix == ".lock":
         with path.open("r+b") as left:
             if _lock(left):
-                boot, name, version = [*left.read().decode().split("\n"), "", "", ""][:3]
+                boot, name, version = _said(path, left.read())
                 # Without a name it was killed before it wrote that, and anything else.
                 places = (path, path.with_suffix(".tmp"), path.with_name(name or path.name))
                 if not name or boot == _boot() or _is_old(*places):
@@ -122,6 +126,16 @@ def _sweep(path: Path) -> None:
                     path.unlink(missing_ok=True)
     elif path.suffix == ".tmp" and not path.with_suffix(".lock").exists() and _is_old(path):
         remove(path)
+
+
+def _said(lock: Path, data: bytes) -> tuple[str, str, str]:
+    """The boot, the name and the version that a lock tells of; no name if it is not the lock's own.
+
+    After a loss of power a lock may hold anything.
+    """
+    boot, name, version = [*data.decode(errors="replace").split("\n"), "", "", ""][:3]
+    path = temporary_for(lock.parent / (name or "?")).with_suffix(".lock")
+    return boot, name if path == lock and "\0" not in name else "", version
 
 
 def _is_old(*paths: Path) -> bool:
@@ -150,9 +164,11 @@ def _clear(lock: Path, name: str, version: str) -> None:
         remove(temporary_for(target))
         return
     latest = target / LATEST
+    for half in target.glob(".saving-file-*"):  # of `latest`, which the lock's owner alone writes
+        remove(half)
     if not latest.is_file():
         remove(target / version)
-        if target.is_dir() and {each.name for each in target.iterdir()} <= _TOOLS:
+        if target.is_dir() and {each.name for each in target.iterdir()} <= TOOLS:
             remove(target)
     elif latest.read_text().strip() != version:
         remove(target / version)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from ...checkpoint.atomic import write_atomically
-from ...checkpoint.folders import make_folder
-from ...checkpoint.litter import LATEST, SaveLock, sweep
+from ...checkpoint.folders import make_folder, sync
+from ...checkpoint.litter import LATEST, TOOLS, SaveLock, sweep
 from ...checkpoint.manifest import Manifest, write_folder_manifest
 
 _FIRST = "checkpoint"
@@ -73,6 +73,12 @@ def publish(folder: Path, tag: str, manifest: Manifest | None) -> None:
     for other in _versions(folder):
         if other != tag:
             discard(folder, other)
+
+
+def sync_tools(folder: Path) -> None:
+    """Bring the tools that DeepSpeed has put into a checkpoint to disk."""
+    for tool in TOOLS:
+        sync(folder / tool)
 
 
 def discard(folder: Path, tag: str) -> None:
