@@ -220,6 +220,14 @@ class ChecksumFile:
         self._checksum.update(data)
         return self._file.write(data)
 
+    def fileno(self) -> int:
+        """The file's descriptor, which then has all that was written.
+
+        Whoever syncs it means all of that, and torch's DCP does not flush its metadata before.
+        """
+        self._file.flush()
+        return self._file.fileno()
+
     def entry(self) -> FileEntry:
         """What has been written."""
         return self._checksum.entry()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -15,6 +16,9 @@ from pathlib import Path
 _EXCHANGE = 2  # RENAME_EXCHANGE of <linux/fs.h>
 _HERE = -100  # AT_FDCWD of <fcntl.h>
 _NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+_names_on_disk: dict[Path, tuple[int, int]] = {}
+"""The folders whose names were synced: their numbers, and when the one above had changed last."""
 
 
 def temporary_for(target: Path) -> Path:
@@ -33,11 +37,14 @@ def removed_for(target: Path) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, and bring their names to disk."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    """Make a folder and those above it, and bring their names to disk.
+
+    Those that are there already are synced, too, for Lightning and its loggers make folders and do
+    not sync them: what is saved there would be lost with the name of a folder above it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        sync(each.parent)
+    with contextlib.suppress(OSError):  # a folder above may be closed to us, and is not ours then
+        _sync_names(folder.resolve())
 
 
 def remove_at_once(path: Path) -> None:
@@ -45,6 +52,8 @@ def remove_at_once(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         aside = removed_for(path)
         path.rename(aside)
+        # Without it the disk may have a part of the folder by its old name after a loss of power.
+        sync(path.parent)
         path = aside
     remove(path)
 
@@ -125,10 +134,10 @@ def _owner_in(folder: Path, user: int) -> int:
         return user
 
 
-def sync(folder: Path) -> None:
-    """Bring a folder's names to disk; file systems that cannot do this are left alone."""
+def sync(path: Path) -> None:
+    """Bring a folder's names or a file to disk; file systems that cannot do this are left alone."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return
     try:
@@ -137,6 +146,19 @@ def sync(folder: Path) -> None:
         pass
     finally:
         os.close(descriptor)
+
+
+def _sync_names(folder: Path) -> None:
+    """Bring the name of a folder and of those above it to disk, up to where it is mounted."""
+    for each in (folder, *folder.parents):
+        above = each.parent.stat()
+        if each.parent == each or above.st_dev != each.stat().st_dev:
+            return
+        # A name in a folder that has not changed since it was synced is on disk.
+        known = each.stat().st_ino, above.st_mtime_ns
+        if _names_on_disk.get(each) != known:
+            sync(each.parent)
+            _names_on_disk[each] = known
 
 
 def _aside(target: Path) -> Path:

@@ -21,6 +21,7 @@ from typing import IO, Any
 from lightning_gaudi._core.untrusted import parse_json
 
 from .atomic import write_atomically
+from .folders import make_folder, sync
 
 FOLDER = ".lightning_gaudi"
 _MAX_BYTES = 2**24
@@ -46,6 +47,8 @@ class JobRecord:
         self._agent = agent
         self._before: dict[str, Any] = {}
         """What was there before it, of each path that the fit has saved to; the newest last."""
+        self._awaited: set[str] = set()
+        """Those that a thread may still be writing: they are not there yet, and not removed."""
 
     def read(self) -> str | None:
         """Go on with what an earlier start has written down.
@@ -75,7 +78,9 @@ class JobRecord:
         """
         self.first_path = path
         self._before = {}
-        self.path.unlink(missing_ok=True)
+        if self.path.exists():
+            self.path.unlink()
+            sync(self.path.parent)
 
     def is_about_to_save(self, path: str) -> None:
         """Note a path before a checkpoint is there: it counts once there is another than now.
@@ -85,6 +90,7 @@ class JobRecord:
         """
         if path not in self._before:
             self._before = {path: _state(path), **self._before}
+            self._awaited.add(path)
             self._write(path)
 
     def has_saved(self, path: str, *, is_written: bool) -> None:
@@ -107,13 +113,17 @@ class JobRecord:
         ]
 
     def _write(self, path: str) -> None:
+        found = {each: _state(each) for each in self._before}
+        self._awaited -= {
+            each for each in self._awaited if found.get(each) != self._before.get(each)
+        }
         # ModelCheckpoint removes what it does not keep.
         self._before = {
             each: before
             for each, before in self._before.items()
-            if each == path or _state(each) is not None
+            if each == path or each in self._awaited or found[each] is not None
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         if self.path.parent.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link", str(self.path.parent))
         write_atomically(self.path, self._dump)

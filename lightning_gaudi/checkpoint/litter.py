@@ -30,7 +30,7 @@ from .folders import is_own, recover, remove, sync, temporary_for
 LATEST = "latest"
 """The file that names the version to load, in a folder of versions; DeepSpeed's name for it."""
 
-_TOOLS = {"zero_to_fp32.py", "zero_to_torch.py"}
+TOOLS = {"zero_to_fp32.py", "zero_to_torch.py"}
 """What DeepSpeed puts into each folder."""
 
 _MIN_AGE_S = 60.0
@@ -99,6 +99,11 @@ class SaveLock:
         self._path = temporary_for(target).with_suffix(".lock")
         self._descriptor = self._take()
         self._write()
+        if self._descriptor is not None:
+            # What it says must be on disk before what it tells of: after a loss of power nobody
+            # else knows what was half written.
+            os.fsync(self._descriptor)
+            sync(self._path.parent)
 
     def make_version(self) -> None:
         """Make the folder of the version, and bring its name to disk.
@@ -280,7 +285,7 @@ def _clear(lock: Path, said: _Said, *, follow_target: bool = False) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with _opened(target, flags | (0 if follow_target else os.O_NOFOLLOW)) as folder:
             is_new = os.fstat(folder).st_ino == said.target_inode
-            if _clear_version(folder, said) and is_new and _names(folder) <= _TOOLS:
+            if _clear_version(folder, said) and is_new and _names(folder) <= TOOLS:
                 for name in _names(folder):
                     os.unlink(name, dir_fd=folder)
                 target.rmdir()

@@ -94,3 +94,15 @@ def test_a_new_job_of_the_same_name_begins_with_nothing(tmp_path: Path) -> None:
     record.begin(None)
     assert record.saved() == []
     assert _record(tmp_path).read() is None
+
+
+def test_what_a_thread_still_writes_is_not_forgotten(tmp_path: Path) -> None:
+    record, paths = _record(tmp_path), [tmp_path / str(number) for number in range(3)]
+    for path in paths:  # the one before comes to the disk after the next one has been noted
+        record.is_about_to_save(str(path))
+        if path != paths[0]:
+            paths[paths.index(path) - 1].write_text("written")
+        record.has_saved(str(path), is_written=False)
+    assert _read(tmp_path) == paths[:2]
+    paths[2].write_text("written")
+    assert _read(tmp_path) == paths

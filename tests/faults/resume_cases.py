@@ -116,7 +116,7 @@ def _main(rank: int, run: Run, port: int) -> None:
     trainer = pl.Trainer(
         accelerator="hpu",
         devices=run.num_ranks,
-        strategy=_strategy(run),
+        strategy=strategy_of(run),
         max_steps=NUM_STEPS,
         max_epochs=-1,
         callbacks=[_Checkpoints(run)],
@@ -133,7 +133,7 @@ def _main(rank: int, run: Run, port: int) -> None:
         dist.barrier()
 
 
-def _strategy(run: Run) -> Any:
+def strategy_of(run: Run) -> Any:
     if run.kind.startswith("zero"):
         return DeepSpeedStrategy(stage=int(run.kind[-1]))
     kinds = {"fsdp": FSDPStrategy, "fsdp2": ModelParallelStrategy}

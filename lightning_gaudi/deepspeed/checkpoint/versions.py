@@ -18,8 +18,8 @@ from typing import IO
 from lightning_gaudi._core.untrusted import printable
 
 from ...checkpoint.atomic import write_atomically
-from ...checkpoint.folders import make_folder
-from ...checkpoint.litter import LATEST, SaveLock, sweep
+from ...checkpoint.folders import make_folder, sync
+from ...checkpoint.litter import LATEST, TOOLS, SaveLock, sweep
 from ...checkpoint.manifest import Manifest, write_folder_manifest
 from ...checkpoint.newest import read_latest
 
@@ -76,6 +76,12 @@ def publish(folder: Path, tag: str, manifest: Manifest | None) -> None:
     for other in _versions(folder):
         if other != tag:
             discard(folder, other)
+
+
+def sync_tools(folder: Path) -> None:
+    """Bring the tools that DeepSpeed has put into a checkpoint to disk."""
+    for tool in TOOLS:
+        sync(folder / tool)
 
 
 def discard(folder: Path, tag: str) -> None:
