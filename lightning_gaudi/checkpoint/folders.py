@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import hashlib
 import os
 import shutil
@@ -16,9 +15,6 @@ from pathlib import Path
 _EXCHANGE = 2  # RENAME_EXCHANGE of <linux/fs.h>
 _HERE = -100  # AT_FDCWD of <fcntl.h>
 _NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-
-_names_on_disk: dict[Path, tuple[int, int]] = {}
-"""The folders whose names were synced: their numbers, and when the one above had changed last."""
 
 
 def temporary_for(target: Path) -> Path:
@@ -122,7 +118,6 @@ def is_own(path: Path) -> bool:
     return owner == user or owner == _owner_in(path.parent, user)
 
 
-@functools.cache
 def _owner_in(folder: Path, user: int) -> int:
     """Whose a file is that this user makes in a folder; his own where he cannot."""
     try:
@@ -149,16 +144,11 @@ def sync(path: Path) -> None:
 
 
 def _sync_names(folder: Path) -> None:
-    """Bring the name of a folder and of those above it to disk, up to where it is mounted."""
+    """Brings the name of a folder and of those above it to disk, up to where it is mounted."""
     for each in (folder, *folder.parents):
-        above = each.parent.stat()
-        if each.parent == each or above.st_dev != each.stat().st_dev:
+        if each.parent == each or each.parent.stat().st_dev != each.stat().st_dev:
             return
-        # A name in a folder that has not changed since it was synced is on disk.
-        known = each.stat().st_ino, above.st_mtime_ns
-        if _names_on_disk.get(each) != known:
-            sync(each.parent)
-            _names_on_disk[each] = known
+        sync(each.parent)
 
 
 def _aside(target: Path) -> Path:

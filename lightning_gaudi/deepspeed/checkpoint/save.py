@@ -209,7 +209,8 @@ def _recording(engine: Any, memory: HostMemory | None) -> Iterator[_Record]:
     copy_tool = engine._copy_recovery_script
 
     def copy_and_keep(folder: str) -> None:
-        record.keep(lambda: (copy_tool(folder), versions.sync_tools(Path(folder))))
+        record.keep(lambda: copy_tool(folder))
+        record.keep(lambda: versions.sync_tools(Path(folder)))
 
     with replaced(
         "deepspeed-saving", engine, checkpoint_engine=record, _copy_recovery_script=copy_and_keep
