@@ -228,13 +228,11 @@ def generation() -> Gaudi | None:
 
 def refuses_together(num_cards: int) -> bool:
     """Whether so many cards of this kind are not used together (`even_cards`); acquires none."""
-    from habana_frameworks.torch.utils.experimental import (  # noqa: TID251
-        _get_device_type,
-        synDeviceType,
-    )
+    from habana_frameworks.torch.utils.experimental import _get_device_type  # noqa: TID251
 
-    generation = 3 if _get_device_type() == synDeviceType.synDeviceGaudi3 else 0
-    version = str(package().__version__).split(".")
+    # It returns a member of the vendor's `synDeviceType`.
+    generation = 3 if "Gaudi3" in str(_get_device_type()) else 0
+    version = str(getattr(package(), "__version__", "")).split(".")
     release = tuple(int(part) for part in version[:2] if part.isdecimal())
     return even_cards.is_refused(num_cards, generation, release)
 

@@ -93,5 +93,7 @@ def _main(
     torch.set_num_threads(1)
     torch.save(worker(rank, *args), folder / f"rank{rank}.pt")
     if dist.is_initialized():
-        # Rank 0 holds the store, which others may still need to connect a last group.
+        # Rank 0 holds the store, which others may still need to connect a last group, and to leave
+        # the barrier: destroying has it wait for that, too.
         dist.barrier()
+        dist.destroy_process_group()

@@ -145,6 +145,7 @@ CALLABLES = (
     Callable("hpu.random.set_rng_state", 'new_state, device="hpu"', "hpu/random.py"),
     Callable("hpu.reset_peak_memory_stats", "device=None", "hpu/memory.py"),
     Callable("hpu.synchronize", "", "hpu/__init__.py"),
+    Callable("utils.experimental._get_device_type", "", "utils/experimental/__init__.py"),
     Callable("utils.experimental._is_fp16_supported", "", "utils/experimental/__init__.py"),
     Callable("utils.internal.is_lazy", "", "utils/internal.py"),
 )

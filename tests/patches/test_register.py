@@ -213,8 +213,21 @@ OWN = {
     # Objects of our own.
     "_core/lazy.py": {"setattr(sys.modules[package], name, found)"},
     "_core/mirror.py": {"spec.loader"},
-    "_core/processes.py": {"_started.has_failed"},
+    "_core/processes.py": {"_started.has_failed", "self._ranks.is_quiet"},
     "_core/rehearsals.py": {"_weight.of_rank", "_weight.whole"},
+    # As torch marks its own functions whose result a traced program may keep.
+    "attention/limits.py": {"_card_without_kernel._dynamo_marked_constant"},
+    # The state of an object that this pickle has made.
+    "checkpoint/unpickler.py": {"setattr(target, name, value)"},
+    "distributed/watching.py": {"meeting.address", "meeting.listener"},
+    "reliability/board.py": {"board.limits"},
+    "reliability/links.py": {"channel.host"},
+    "reliability/watchdog.py": {
+        "_current.board.limits",
+        "self._watcher.returncode",
+        "self.board.state",
+    },
+    "reliability/watcher.py": {"rank.board.order"},
     "attention/bloom.py": {"setattr(alibi, _MEMO, (attention_mask, made_for, made))"},
     "callbacks/graphs.py": {
         "report.cpu_fallbacks",
