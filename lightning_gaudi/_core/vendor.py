@@ -232,7 +232,7 @@ def refuses_together(num_cards: int) -> bool:
 
     # It returns a member of the vendor's `synDeviceType`.
     generation = 3 if "Gaudi3" in str(_get_device_type()) else 0
-    version = str(getattr(package(), "__version__", "")).split(".")
+    version = str(vars(package()).get("__version__", "")).split(".")
     release = tuple(int(part) for part in version[:2] if part.isdecimal())
     return even_cards.is_refused(num_cards, generation, release)
 

@@ -213,12 +213,14 @@ OWN = {
     # Objects of our own.
     "_core/lazy.py": {"setattr(sys.modules[package], name, found)"},
     "_core/mirror.py": {"spec.loader"},
-    "_core/processes.py": {"_started.has_failed", "self._ranks.is_quiet"},
+    "_core/processes.py": {"self._ranks.is_quiet"},
     "_core/rehearsals.py": {"_weight.of_rank", "_weight.whole"},
     # As torch marks its own functions whose result a traced program may keep.
     "attention/limits.py": {"_card_without_kernel._dynamo_marked_constant"},
     # The state of an object that this pickle has made.
     "checkpoint/unpickler.py": {"setattr(target, name, value)"},
+    # A loader that could not start is no loader: Lightning asks it for its length as it ends.
+    "strategies/ending.py": {"fetcher._combined_loader"},
     "distributed/watching.py": {"meeting.address", "meeting.listener"},
     "reliability/board.py": {"board.limits"},
     "reliability/links.py": {"channel.host"},
@@ -257,7 +259,6 @@ OWN = {
         "found.gradients",
         "found.own",
     },
-    "reliability/watchdog.py": {"_current.limits"},
     # Of a process that rehearses, and ends then.
     "planning/rehearsal.py": {"group._check_cards"},
     "planning/trainer.py": {
