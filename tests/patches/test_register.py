@@ -219,8 +219,6 @@ OWN = {
     "attention/limits.py": {"_card_without_kernel._dynamo_marked_constant"},
     # The state of an object that this pickle has made.
     "checkpoint/unpickler.py": {"setattr(target, name, value)"},
-    # A loader that could not start is no loader: Lightning asks it for its length as it ends.
-    "strategies/ending.py": {"fetcher._combined_loader"},
     "distributed/watching.py": {"meeting.address", "meeting.listener"},
     "reliability/board.py": {"board.limits"},
     "reliability/links.py": {"channel.host"},
@@ -308,6 +306,8 @@ OWN = {
     "strategies/deepspeed.py": {"self.precision_plugin.gradient_clipping"},
     "strategies/fsdp.py": {"plugin.model"},
     "strategies/ending.py": {
+        # A loader that could not start is none: Lightning asks it for its length as it ends.
+        "fetcher._combined_loader",
         "exception.code",
         "found.save_last",
         "self._trainer._signal_connector.received_sigterm",
