@@ -55,6 +55,7 @@ EXEMPT = {
     "lightning_gaudi.profiler.trace:_export": "profiler.trace has what it leaves",
     "lightning_gaudi.profiler.trace:_save": "profiler.trace has what it leaves",
     "lightning_gaudi.reliability.stacks:_status": _KERNEL,
+    "lightning_gaudi.reliability.stacks:busy_s": _KERNEL,
     "lightning_gaudi.reliability.board:Board.opened": _MEMORY,
     "lightning_gaudi.reliability.stacks:Question.__init__": "it opens what the next reads",
     "lightning_gaudi.reliability.watched:WatchedRank.__init__": "reliability.board has it",

@@ -395,7 +395,7 @@ def _litter(folder: Path) -> Parser:
 
 @target(
     "checkpoint.host_random",
-    "lightning_gaudi._core.host_random:put",
+    "lightning_gaudi._core.host_random:_put",
     "lightning_gaudi._core.host_random:_tensor",
 )
 def _host_random(folder: Path) -> Parser:

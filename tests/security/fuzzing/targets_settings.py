@@ -336,6 +336,7 @@ def _catalog(folder: Path) -> Parser:
     f"{_PACKAGE}.planning.config_program:main",
     f"{_PACKAGE}.planning.config_program:_read",
     errors=(SystemExit,),
+    foreign=(SystemExit,),  # `sys.exit` is noted on its way
 )
 def _config_program(folder: Path) -> Parser:
     path = folder / "config.yaml"
