@@ -259,7 +259,7 @@ def _instead(folder: Path) -> Parser:
     "cli.environment",
     *(
         f"{_PACKAGE}.cli.environment:{name}"
-        for name in ("_read", "_of_file", "_operators", "_is_own_copy")
+        for name in ("_parsed", "_of_file", "_operators", "_is_own_copy")
     ),
     errors=(catalog.UsageError,),
 )
