@@ -104,7 +104,7 @@ class _Checkpoints(ModelCheckpoint):
             mark(self._disk, f"{max(step, 0)}")
 
 
-def _fit(rank: int, case: Case, disk: Path, port: int, job: str) -> None:
+def _fit(rank: int, case: Case, disk: Path, port: int, job: str, reader: int, writer: int) -> None:
     os.environ |= {
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)},
         **{"RANK": str(rank), "WORLD_SIZE": str(case.num_ranks), "GROUP_RANK": "0"},
@@ -134,6 +134,10 @@ def _fit(rank: int, case: Case, disk: Path, port: int, job: str) -> None:
         mark(disk, f"{trainer.global_step}")
     if dist.is_initialized():
         dist.barrier()
+    # Rank 0 holds the store, which the others need until they have ended.
+    if rank == 0:
+        os.close(writer)
+        os.read(reader, 1)
 
 
 def run_fit(case: Case, disk: Path, job: str = "power") -> None:
@@ -141,7 +145,12 @@ def run_fit(case: Case, disk: Path, job: str = "power") -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    mp.start_processes(_fit, (case, disk, port, job), case.num_ranks, start_method="fork")
+    reader, writer = os.pipe()
+    arguments = (case, disk, port, job, reader, writer)
+    ranks = mp.start_processes(_fit, arguments, case.num_ranks, join=False, start_method="fork")
+    os.close(writer)
+    while not ranks.join():
+        pass
 
 
 def lose_power(folder: Path, case: Case, limit: int, seed: int) -> None:
@@ -272,10 +281,9 @@ class Check:
     def _rebuilt(self, state: State) -> Iterator[Path]:
         root = self._place / "state"
         root.mkdir()
-        stats = {
-            path: self._disk.node(number)
-            for path, number in self._disk.rebuild(state, root).items()
-        }
+        rebuilt = self._disk.rebuild(state, root)
+        stats = {path: self._disk.node(number) for path, number in rebuilt.items()}
+        _renumber_locks(root, {stats[path][0]: Path(path).stat().st_ino for path in stats})
 
         def state_of(path: str) -> list[int] | None:
             """What the file had been, in place of what its copy is."""
@@ -292,6 +300,17 @@ class Check:
         ):
             yield root
         shutil.rmtree(root)
+
+
+def _renumber_locks(root: Path, inodes: dict[int, int]) -> None:
+    """Have locks name the copies of those folders that they name by their numbers."""
+    for lock in root.rglob(".saving-*.lock"):
+        words, times = lock.read_bytes().split(b"\n"), lock.stat()
+        for position, word in enumerate(words):
+            if position > 2 and word.isdigit() and int(word) in inodes:
+                words[position] = str(inodes[int(word)]).encode()
+        lock.write_bytes(b"\n".join(words))
+        os.utime(lock, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def _folders(root: Path) -> list[Path]:

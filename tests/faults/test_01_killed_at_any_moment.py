@@ -26,5 +26,6 @@ def test_killed_at_any_moment(
     shared = "shared memory" if found["has_own_memory"] else "(shared memory not looked at)"
     measured(
         f"any moment, {num_ranks} ranks: {found['kills']} kills in {found['fits']} fits, all "
-        f"weights equal, no process, temporary file, {shared} or half a checkpoint left"
+        f"weights equal, no process, temporary file, {shared} or half a checkpoint left; "
+        f"{found['extra']} whole ones left that ModelCheckpoint was about to remove"
     )
