@@ -114,6 +114,7 @@ def read_latest(folder: Path) -> str:
         DamagedCheckpointError: What it names is not within the folder, or no name.
         OSError: It cannot be read.
     """
+    tag: str | None = None
     try:
         tag = read_small(path_inside(folder, LATEST), _MAX_NAME).decode().strip()
         if tag:
@@ -125,7 +126,8 @@ def read_latest(folder: Path) -> str:
             f"({printable(error)}). {ADVICE}"
         ) from None
     except FileNotFoundError:
-        pass  # whoever needs the version says that it is missing
+        if tag is None:
+            raise  # of `latest`; whoever needs the version says that it is missing
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ def _main(
     torch.save(worker(rank, *args), folder / f"rank{rank}.pt")
     if dist.is_initialized():
         # Rank 0 holds the store, which others may still need to connect a last group, and to leave
-        # the barrier: destroying has it wait for that, too.
+        # the barrier.
         dist.barrier()
-        dist.destroy_process_group()
+        if rank == 0:
+            time.sleep(1.0)
