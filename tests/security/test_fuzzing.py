@@ -22,7 +22,7 @@ def _shown(outcome: target.Outcome) -> str:
 
 
 _ENDS_BADLY = pytest.mark.xfail(
-    reason="The fork ends by a signal after its inputs, as pyarrow's threads end; run it apart.",
+    reason="The fork was killed by SIGSEGV as it ended, after its inputs; the cause is not known.",
     strict=False,
 )
 _QUICK = [
