@@ -37,7 +37,7 @@ def note(exit: SystemExit) -> None:
     """Remember an exception that may end the program."""
     global _noted
     if threading.current_thread() is threading.main_thread():
-        _noted = exit if _status(exit) else None
+        _noted = exit if of(exit) else None
 
 
 def of_failure() -> int | None:
@@ -47,7 +47,7 @@ def of_failure() -> int | None:
     `raise SystemExit(...)` outside of what a strategy runs.
     """
     found = error()
-    return None if found is None else _status(found)
+    return None if found is None else of(found)
 
 
 def error() -> BaseException | None:
@@ -55,7 +55,7 @@ def error() -> BaseException | None:
     if hasattr(sys, "ps1"):
         return None  # an interactive session shows errors, and goes on
     for found in (getattr(sys, "last_value", None), _noted):
-        if isinstance(found, BaseException) and _has_ended_program(found) and _status(found):
+        if isinstance(found, BaseException) and _has_ended_program(found) and of(found):
             return found
     return None
 
@@ -85,8 +85,11 @@ def _has_ended_program(error: BaseException) -> bool:
     return True
 
 
-def _status(error: BaseException) -> int:
-    """As the interpreter ends with an exception. Source: CPython, Python/pythonrun.c."""
+def of(error: BaseException) -> int:
+    """Returns with which exit status an exception ends a program.
+
+    Source: CPython, Python/pythonrun.c.
+    """
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     if not isinstance(error, SystemExit):

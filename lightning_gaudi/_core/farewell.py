@@ -4,6 +4,8 @@ Those of HCCL end together. When its process groups are destroyed, which the ven
 by itself as the interpreter ends, each rank waits until all have come, without a timeout, and does
 not let Python run meanwhile. So the ranks meet here before, where they can be told of one that
 fails; and a rank that fails does not go there: it tells the others and ends with its exit status.
+They meet as well where no interpreter ends, as a fork of `multiprocessing` does not: whoever holds
+the store of all would take it along.
 
 Source: Intel Gaudi PyTorch bridge 1.19 and 1.24.0, `distributed/hccl/process_group_hccl_base.cpp`
 (`hostBarrier`, `destroyHandshake`), `process_group_registry.hpp` (`cleanup`).
@@ -19,11 +21,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import parent_process, util
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from . import collectives, exit_status, processes, rank_monitor, whereabouts
 from .untrusted import printable
@@ -53,6 +56,8 @@ def prepare(destroy: Any = None) -> None:
         return
     if dist.get_world_size() == 1 or _BACKEND not in str(dist.get_backend_config()):
         return
+    if _is_of_this_process(dist.distributed_c10d._get_default_store()):
+        return
     _destroy = destroy or _destroy or dist.destroy_process_group
     _num_groups += 1
     if _current is not None:
@@ -60,8 +65,16 @@ def prepare(destroy: Any = None) -> None:
         atexit.unregister(_at_exit)
     # After what the vendor has registered, and so before that runs.
     atexit.register(_at_exit)
+    util.Finalize(None, _at_end_of_child, exitpriority=1)
     _current = Farewell(dist.group.WORLD, f"lightning_gaudi_end/{_num_groups}")
     _current.listen()
+
+
+def _is_of_this_process(store: Any) -> bool:
+    """Whether no other rank reaches what ranks tell each other: there is nobody to wait for."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, HashStore)
 
 
 def why_another_failed() -> str | None:
@@ -114,6 +127,20 @@ def _at_exit() -> None:
     if reason is not None:
         _give_up(farewell, reason)
     _destroy_now(_destroy)
+
+
+def _at_end_of_child() -> None:
+    """What `multiprocessing` calls as a process that it has started ends, before all else."""
+    farewell = _ready()
+    if parent_process() is None or farewell is None or processes.is_leaving():
+        return
+    error = sys.exc_info()[1]
+    if error is not None and (status := exit_status.of(error)):
+        if not _is_agreed:
+            farewell.tell_failure(error, status)
+        return
+    if (reason := farewell.wait()) is not None:
+        _give_up(farewell, reason)
 
 
 def _give_up(farewell: Farewell, reason: str) -> None:
@@ -221,7 +248,7 @@ class Farewell:
         """Keep the store for the others, of which some may not listen."""
         others = range(1, dist.get_world_size())
         end = time.monotonic() + _HEARD_S
-        while time.monotonic() < end and not all(self._is_told(rank) for rank in others):
+        while time.monotonic() < end and not all(map(self._is_told, others)):
             time.sleep(_POLL_S)
 
     def _is_told(self, rank: int) -> bool:
@@ -249,6 +276,9 @@ class Farewell:
                 else:
                     time.sleep(_POLL_S)
             outcome = self._get(_OUTCOME)
+            self._store.set(f"heard/{self.rank}", "")
+            if self.rank == 0 and outcome == _ALL:
+                self._stay_until_heard()
         except RuntimeError:  # torch's of a connection
             return _NO_STORE
         return None if outcome == _ALL else outcome

@@ -134,6 +134,7 @@ class _Started:
 
 
 _has_failed = False
+_is_leaving = False
 _before_failing: Callable[[], None] = lambda: None  # noqa: E731 - there is nothing to do
 _before_leaving: Callable[[], None] = lambda: None  # noqa: E731 - there is nothing to do
 
@@ -197,11 +198,18 @@ def leave(status: int) -> NoReturn:
     Args:
         status: The exit status.
     """
+    global _is_leaving
+    _is_leaving = True
     threading.Thread(target=_leave_later, args=(status,), name="leave", daemon=True).start()
     for tidy in (_before_leaving, _end_started, logging.shutdown, util._run_finalizers):  # type: ignore[attr-defined]
         with contextlib.suppress(BaseException):
             tidy()
     _exit_now(status)
+
+
+def is_leaving() -> bool:
+    """Whether this process is in `leave`."""
+    return _is_leaving
 
 
 def _leave_later(status: int) -> None:

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from multiprocessing import util
 from pathlib import Path
 
 import lightning_gaudi
@@ -110,6 +111,7 @@ def start(group: object, board: Board, meeting: Meeting) -> None:
     stop()
     _group = group
     _current = Watchdog(board, meeting)
+    util.Finalize(None, stop, exitpriority=0)  # a fork of `multiprocessing` runs no `atexit`
     processes.before_failing(_current.explain)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from .ranks import fork_ranks
@@ -93,9 +91,3 @@ def _main(
     hccl.initialize_distributed_hpu()
     torch.set_num_threads(1)
     torch.save(worker(rank, *args), folder / f"rank{rank}.pt")
-    if dist.is_initialized():
-        # Rank 0 holds the store, which others may still need to connect a last group, and to leave
-        # the barrier.
-        dist.barrier()
-        if rank == 0:
-            time.sleep(1.0)
