@@ -24,8 +24,9 @@ import uuid
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from lightning.fabric.plugins import ClusterEnvironment
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
 
 _PREFIX = "lightning_gaudi"
@@ -58,7 +59,7 @@ def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any
         return None if host is None else _local_store(host, environment, timeout)
     timeout = default_pg_timeout if timeout is None else timeout
     address, port = environment.main_address, environment.main_port
-    store = TCPStore(address, port, is_master=False, timeout=timeout)
+    store = _connect(address, port, is_master=False, timeout=timeout)
     name = agree_on_name(store, environment.global_rank(), environment.world_size())
     return PrefixStore(f"{_PREFIX}/{name}", store)
 
@@ -84,7 +85,12 @@ def _local_store(host: str, environment: ClusterEnvironment, timeout: timedelta 
             server.bind((host, port))
             server.listen()
             settings["master_listen_fd"] = server.detach()
-    return TCPStore(host, port, environment.world_size(), is_master=rank == 0, **settings)
+    return _connect(host, port, environment.world_size(), is_master=rank == 0, **settings)
+
+
+def _connect(*args: Any, **settings: Any) -> Any:
+    # Not imported: the vendor's package may replace it.
+    return dist.TCPStore(*args, **settings)  # type: ignore[attr-defined]
 
 
 def agree_on_name(store: Any, rank: int, world_size: int) -> str:

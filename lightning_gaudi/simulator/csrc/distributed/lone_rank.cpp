@@ -50,6 +50,7 @@ class LoneRank final : public c10d::Backend {
   const std::string getBackendName() const override { return "gloo"; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
+  void setTimeout(std::chrono::milliseconds) {}  // not every torch has it to override
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions&) override {
     return ended(OpType::BROADCAST, tensors);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,17 @@ def pretend() -> None:
     """Have `torch.distributed` connect this process alone, whatever its world size."""
     for module in (dist, distributed_c10d):
         module.ProcessGroupGloo = LoneRank
+        module.TCPStore = _LoneStore
     distributed_c10d.rendezvous = _rendezvous
+
+
+class _LoneStore(dist.HashStore):
+    """In place of one that the other ranks connect to: nobody listens, and no port is taken."""
+
+    def __init__(self, *_: Any, timeout: timedelta | None = None, **__: Any) -> None:
+        super().__init__()
+        if timeout is not None:
+            self.set_timeout(timeout)
 
 
 def _rendezvous(
