@@ -13,6 +13,18 @@ import stat
 from pathlib import Path
 
 
+def make_folder(folder: Path) -> Path:
+    """Make a folder and those above it, to which no other user may write, whatever the umask.
+
+    Raises:
+        OSError: It cannot be made; NotADirectoryError where a file is above it.
+    """
+    for each in (*reversed(folder.parents), folder):
+        if not each.exists():
+            each.mkdir(0o755, exist_ok=True)  # another process may be as far
+    return folder
+
+
 def why_untrusted(path: Path) -> str | None:
     """Returns why somebody else may have written a file; None if nobody else can have.
 

@@ -21,7 +21,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
-from lightning_gaudi._core.ownership import why_untrusted
+from lightning_gaudi._core.ownership import make_folder, why_untrusted
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.simulator import toolchain
 from lightning_gaudi.simulator.settings import CACHE_DIR, SimulatorError, cache_dir
@@ -73,18 +73,11 @@ def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
     compiler = toolchain.require_compiler()
     target = _folder(prefix, compiler) / f"{name}.so"
     with _explain_os_errors():
-        _trusted(_make_folder(target.parent.parent))
+        _trusted(make_folder(target.parent.parent))
         with _locked(_beside(target.parent, ".lock")):
             if not target.exists():  # else the process we waited for has built it
                 _build(sources, target, flags, torch, compiler)
     return target
-
-
-def _make_folder(folder: Path) -> Path:
-    """Make a folder and those above it, to which no other user may write, whatever the umask."""
-    for each in (*reversed(folder.parents), folder):
-        each.mkdir(0o755, exist_ok=True)
-    return folder
 
 
 def _trusted(path: Path) -> Path:
@@ -153,7 +146,7 @@ def _build(
             raise SimulatorError(_explain(str(error), torch, folder, compiler)) from None
         _sync(output)
         output.chmod(output.stat().st_mode & ~0o022)  # whatever the umask, else it is not loaded
-        _make_folder(folder)
+        make_folder(folder)
         output.replace(target)
     _say(f"built the simulated HPU in {time.monotonic() - start:.0f} s")
 

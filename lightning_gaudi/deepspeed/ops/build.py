@@ -27,7 +27,7 @@ import filelock
 import torch
 
 from lightning_gaudi._core.cache import cache_folder
-from lightning_gaudi._core.ownership import why_untrusted
+from lightning_gaudi._core.ownership import make_folder, why_untrusted
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import enter, require
 
@@ -85,9 +85,7 @@ def ensure_built(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -
     _check_tools(build.name)
     start = time.time()
     with _explain_os_errors(build):
-        for folder in (*reversed(build.folder.parents),):
-            folder.mkdir(0o755, exist_ok=True)
-        _trusted(build.folder.parent)
+        _trusted(make_folder(build.folder.parent))
         with _locked(build, time_limit_seconds + _MARGIN_SECONDS):
             if not target.exists():  # else the process we waited for has built it
                 _refuse_to_fail_again(build, since=start)
