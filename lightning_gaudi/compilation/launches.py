@@ -29,7 +29,9 @@ class LaunchAdvice:
             self._before = _num_launches()
         elif self._num_steps == _LAST:
             now = _num_launches()
-            count = "" if now is None or self._before is None else f": {now - self._before} a step"
+            before, count = self._before, ""
+            if before is not None and now is not None and now >= before:  # else it was set to 0
+                count = f": {now - before} a step"
             self._tell(
                 f"This model trains in eager mode and nothing of it is compiled, so each operator "
                 f"is a launch of the device{count}. Pass compile='regions' to the strategy, add "
