@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 from lightning_gaudi._core.mirror import Family
-from lightning_gaudi._core.untrusted import printable
 
 from .apply import replaced, require, wrap
 
@@ -69,6 +68,8 @@ def _as_dict(hparams: Any) -> dict[Any, Any]:
 
 def _check(hparams: dict[Any, Any], cls: type, advice: str) -> None:
     """Refuse hyperparameters that have something else called than LightningCLI's, for `cls`."""
+    from lightning_gaudi._core.untrusted import printable
+
     name = hparams.get("_instantiator")
     if name is None:
         return

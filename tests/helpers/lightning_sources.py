@@ -141,7 +141,6 @@ KNOWN: dict[str, list[str]] = {
     "fabric.utilities.cloud_io._is_local_file_protocol": ["aaecacc12d70"],
     "fabric.utilities.data._set_sampler_epoch": ["f3f49c3ef373"],
     "fabric.utilities.device_dtype_mixin._update_properties": ["1f9ae850f89a"],
-    "fabric.utilities.distributed._destroy_dist_connection": ["d4c60d97a5b6"],
     "fabric.utilities.distributed._init_dist_connection": ["2962c8442cd9"],
     "fabric.utilities.distributed._set_num_threads_if_needed": ["3b275a72d03b"],
     "fabric.utilities.load._move_state_into": ["a904dd858ce3"],
@@ -253,6 +252,9 @@ KNOWN: dict[str, list[str]] = {
     "trainer.strategies.launchers.subprocess_script._SubprocessScriptLauncher._call_children_scripts": [
         "1999295f64b0"
     ],
+    "trainer.strategies.launchers.subprocess_script._SubprocessScriptLauncher.kill": [
+        "c272d533474a"
+    ],
     "trainer.strategies.launchers.subprocess_script._SubprocessScriptLauncher.launch": [
         "3617d7fa2c09"
     ],
@@ -294,6 +296,7 @@ KNOWN: dict[str, list[str]] = {
     "trainer.strategies.strategy.Strategy.optimizer_step": ["ff24a5097b26"],
     "trainer.strategies.strategy.Strategy.predict_step": ["aa999de5d9a3"],
     "trainer.strategies.strategy.Strategy.process_dataloader": ["d1f0b9acc3f9"],
+    "trainer.strategies.strategy.Strategy.remove_checkpoint": ["5a68adf0a1a0"],
     "trainer.strategies.strategy.Strategy.save_checkpoint": ["b7a5fcce9457"],
     "trainer.strategies.strategy.Strategy.setup": ["dc46fd7f4a44"],
     "trainer.strategies.strategy.Strategy.setup_environment": ["eef6a9415874"],

@@ -11,7 +11,7 @@ def test_it_has_a_row_for_each_fault_with_what_was_measured() -> None:
     table.add(6, "whole and in shards")
     table.fail(11)
     lines = table.lines()
-    assert len(lines) == len(FAULTS) == 21
+    assert len(lines) == len(FAULTS) == 22
     assert lines[5].split("  ")[-1].strip() == "50 of 50 found; whole and in shards"
     assert "holds" in lines[5]
     assert "FAILS" in lines[10]

@@ -73,6 +73,7 @@ def test_the_report_of_the_run_has_the_rows(tmp_path: Path) -> None:
     assert "worse" not in text
 
 
+@pytest.mark.filterwarnings("ignore:Attention on the HPU is composed of operators")
 def test_figures_of_the_same_card_are_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
