@@ -33,6 +33,9 @@ LATEST = "latest"
 TOOLS = {"zero_to_fp32.py", "zero_to_torch.py"}
 """What DeepSpeed puts into each folder."""
 
+_FILE = ".saving-file-"
+"""How the name of a file begins that is being written."""
+
 _MIN_AGE_S = 60.0
 """How long nobody must have written to what may be another machine's."""
 
@@ -48,7 +51,7 @@ _UNFOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 def file_for(target: Path) -> Path:
     """Where to write what shall become `target`: not by a name that is looked for."""
-    return target.with_name(f".saving-file-{_boot()}-{uuid.uuid4().hex}.tmp")
+    return target.with_name(f"{_FILE}{_boot()}-{uuid.uuid4().hex}.tmp")
 
 
 def create_locked(path: Path) -> IO[bytes]:
@@ -184,8 +187,8 @@ def sweep(folder: Path) -> None:
 def _sweep(path: Path) -> None:
     if path.name.startswith(".saving-removed-"):
         remove(path)
-    elif path.name.startswith(".saving-file-"):
-        is_ours = path.name.startswith(f".saving-file-{_boot()}-")
+    elif path.name.startswith(_FILE):
+        is_ours = path.name.startswith(f"{_FILE}{_boot()}-")
         with _locked(path) as descriptor:
             if descriptor is not None and (is_ours or _is_old(path)):
                 path.unlink()
@@ -285,7 +288,7 @@ def _clear(lock: Path, said: _Said, *, follow_target: bool = False) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with _opened(target, flags | (0 if follow_target else os.O_NOFOLLOW)) as folder:
             is_new = os.fstat(folder).st_ino == said.target_inode
-            if _clear_version(folder, said) and is_new and _names(folder) <= TOOLS:
+            if _clear_version(folder, said) and is_new and all(map(_is_beside, _names(folder))):
                 for name in _names(folder):
                     os.unlink(name, dir_fd=folder)
                 target.rmdir()
@@ -317,6 +320,11 @@ def _clear_version(folder: int, said: _Said) -> bool:
             remove(Path(f"/proc/self/fd/{version}", name))
         os.rmdir(said.version, dir_fd=folder)
     return not words
+
+
+def _is_beside(name: str) -> bool:
+    """Whether a save puts it beside its versions, and nothing of it would be loaded."""
+    return name in TOOLS or name.startswith(_FILE)
 
 
 def _names(folder: int) -> set[str]:

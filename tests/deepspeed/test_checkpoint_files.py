@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,16 +113,48 @@ def test_each_version_has_a_new_name_and_the_last_remains(tmp_path: Path) -> Non
     for expected in ("checkpoint", "checkpoint-2", "checkpoint-3"):
         claim = versions.Claim(folder)
         assert claim.tag == expected
+        (folder / claim.tag / MODEL).touch()
         versions.publish(folder, claim.tag, None)
         claim.release()
         assert versions.latest(folder) == claim.tag
         assert {each.name for each in folder.iterdir()} == {claim.tag, "latest", "mine"}
 
 
+def test_what_others_have_saved_under_such_names_stays(tmp_path: Path) -> None:
+    """As Hugging Face's Trainer does."""
+    (tmp_path / "checkpoint-500" / "global_step500").mkdir(parents=True)
+    (tmp_path / "checkpoint-500" / "trainer_state.json").touch()
+    claim = versions.Claim(tmp_path)
+    versions.publish(tmp_path, claim.tag, None)
+    claim.release()
+    assert (tmp_path / "checkpoint-500" / "trainer_state.json").exists()
+
+
 def _die_saving(folder: Path) -> None:
     claim = versions.Claim(folder)
     (folder / claim.tag / MODEL).write_bytes(b"half")
     os._exit(0)
+
+
+def _die_publishing(folder: Path) -> None:
+    claim = versions.Claim(folder)
+    (folder / claim.tag / MODEL).write_bytes(b"whole")
+    file = litter.create_locked(litter.file_for(folder / "latest"))
+    file.write(b"half")
+    os._exit(0)
+
+
+def _die(act: Callable[[Path], None], folder: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=act, args=(folder,))
+    process.start()
+    process.join()
+
+
+def test_a_first_version_whose_name_was_being_written_is_swept(tmp_path: Path) -> None:
+    _die(_die_publishing, tmp_path / "x")
+    assert len([*(tmp_path / "x").iterdir()]) == 2
+    sweep(tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_unfinished_version_changes_nothing_and_is_swept(tmp_path: Path) -> None:
@@ -133,9 +166,7 @@ def test_an_unfinished_version_changes_nothing_and_is_swept(tmp_path: Path) -> N
         (whole, {"checkpoint", "checkpoint-2", "latest"}),
         (other, {"checkpoint"}),
     ):
-        process = multiprocessing.get_context("fork").Process(target=_die_saving, args=(folder,))
-        process.start()
-        process.join()
+        _die(_die_saving, folder)
         assert {each.name for each in folder.iterdir()} == left
     assert versions.latest(whole) == "checkpoint"
     assert {each.name for each in whole.iterdir()} == {"checkpoint", "latest"}

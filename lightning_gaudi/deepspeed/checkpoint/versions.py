@@ -74,7 +74,7 @@ def publish(folder: Path, tag: str, manifest: Manifest | None) -> None:
         write_folder_manifest(folder / tag, manifest)
     write_atomically(folder / LATEST, lambda file: _write(file, tag))
     for other in _versions(folder):
-        if other != tag:
+        if other != tag and _has_states(folder / other):
             discard(folder, other)
 
 
@@ -140,6 +140,11 @@ def _versions(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     return [each.name for each in folder.iterdir() if _TAG.fullmatch(each.name) and each.is_dir()]
+
+
+def _has_states(version: Path) -> bool:
+    """Whether DeepSpeed has saved to it; Hugging Face's Trainer, too, has folders of such names."""
+    return any(version.glob("*_states.pt"))
 
 
 def _number(tag: str) -> int:
