@@ -74,6 +74,24 @@ def check_widths(file: Path) -> None:
             )
 
 
+def check_rows(file: Path) -> None:
+    """Refuse a null as a row: pyarrow 26.0.1 ends the process (SIGSEGV) where it is the first.
+
+    Raises:
+        UserError: with the line, or the number of the row in a list; or it is no list after all.
+    """
+    if file.suffix.lower() == ".json" and _is_list(file):
+        try:
+            _check_list(file, file.read_text("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise _not_utf8(file) from error
+        return
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.lstrip().startswith(b"null"):
+                _check_object(file, number, "null", {})
+
+
 def explain(file: Path, error: Exception, is_text: bool = False) -> UserError:
     """What is wrong with a file that could not be read.
 
@@ -123,7 +141,7 @@ def _check_text(file: Path, suffix: str) -> None:
 def _check_list(file: Path, text: str) -> None:
     try:
         items = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"data.path={file} is not JSON: {error}. Correct it.") from error
     for number, item in enumerate(items, 1):
         if not isinstance(item, dict):
@@ -134,7 +152,7 @@ def _check_object(file: Path, number: int, line: str, kinds: dict[str, tuple[typ
     place = f"data.path={file}, line {number}"
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is not a JSON object: {error}. Write one a line.") from error
     if not isinstance(row, dict):
         raise UserError(f"{place} is not a JSON object, but {row!r:.40}. Write one a line.")

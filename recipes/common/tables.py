@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.errors import UserError
-from recipes.common.places import check_widths, csv_style, explain, header_of
+from recipes.common.places import check_rows, check_widths, csv_style, explain, header_of
 
 SUFFIXES = (".tsv", ".txt", ".jsonl", ".json", ".csv", ".parquet")
 """Of files that hold tables."""
@@ -71,7 +71,7 @@ def batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Batch]
     if suffix == ".parquet":
         wanted = {} if columns is None else {"columns": list(columns)}
         return _stream(file, "from_parquet", batch_size=_ROWS_AT_ONCE, **wanted)
-    return _stream(file, "from_json")
+    return _objects(file)
 
 
 def lines(file: Path) -> Iterator[str]:
@@ -82,6 +82,14 @@ def lines(file: Path) -> Iterator[str]:
     """
     for batch in _stream(file, "from_text", encoding="utf-8-sig", is_text=True):
         yield from batch["text"]
+
+
+def _objects(file: Path) -> Iterator[Batch]:
+    try:
+        check_rows(file)
+    except OSError as error:
+        raise explain(file, error) from error
+    yield from _stream(file, "from_json")
 
 
 def _delimited(file: Path) -> Iterator[Batch]:

@@ -19,7 +19,6 @@ from unittest import mock
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -104,7 +103,7 @@ class _Checkpoints(ModelCheckpoint):
             mark(self._disk, f"{max(step, 0)}")
 
 
-def _fit(rank: int, case: Case, disk: Path, port: int, job: str, reader: int, writer: int) -> None:
+def _fit(rank: int, case: Case, disk: Path, port: int, job: str) -> None:
     os.environ |= {
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)},
         **{"RANK": str(rank), "WORLD_SIZE": str(case.num_ranks), "GROUP_RANK": "0"},
@@ -132,12 +131,6 @@ def _fit(rank: int, case: Case, disk: Path, port: int, job: str, reader: int, wr
     trainer.fit(_Model(), batches(4 * case.num_ranks))
     if trainer.is_global_zero:
         mark(disk, f"{trainer.global_step}")
-    if dist.is_initialized():
-        dist.barrier()
-    # Rank 0 holds the store, which the others need until they have ended.
-    if rank == 0:
-        os.close(writer)
-        os.read(reader, 1)
 
 
 def run_fit(case: Case, disk: Path, job: str = "power") -> None:
@@ -145,10 +138,8 @@ def run_fit(case: Case, disk: Path, job: str = "power") -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    reader, writer = os.pipe()
-    arguments = (case, disk, port, job, reader, writer)
+    arguments = (case, disk, port, job)
     ranks = mp.start_processes(_fit, arguments, case.num_ranks, join=False, start_method="fork")
-    os.close(writer)
     while not ranks.join():
         pass
 
@@ -171,10 +162,14 @@ def lose_power(folder: Path, case: Case, limit: int, seed: int) -> None:
     disk = Disk(place)
     disk.follow(record(lambda: run_fit(case, place), place))
     states, is_all = disk.states(limit, seed)
-    check = Check(case, disk, fast_folder(folder))
-    check.expect()
-    for state in states:
-        check.look_at(state)
+    fast = fast_folder(folder)
+    try:
+        check = Check(case, disk, fast)
+        check.expect()
+        for state in states:
+            check.look_at(state)
+    finally:
+        shutil.rmtree(fast)
     result = {"states": len(states), "all": is_all, "events": disk.num_events}
     (folder / "result").write_text(json.dumps(result))
 

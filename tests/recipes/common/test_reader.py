@@ -166,6 +166,9 @@ GOOD = "text,title,label\na,b,1\n"
         ("x.jsonl", '{"text": "a"}\n\n{"text":\n', r"line 3 is not a JSON object"),
         ("x.jsonl", '{"text": "a"}\n[1]\n', r"line 2 is not a JSON object, but \[1\]"),
         ("x.json", '[{"text": "a"}, 5]', r"row 2 is 5, not a JSON object"),
+        # With which pyarrow ends the process.
+        ("x.jsonl", 'null\n{"text": "a"}\n', r"line 1 is not a JSON object, but None"),
+        ("x.json", '[null, {"text": "a"}]', r"row 1 is None, not a JSON object"),
         ("x.json", '[{"text": "a"},', r"is not JSON: .*line 1"),
         ("x.parquet", "no parquet", r"cannot be read as parquet.*Fetch or write it again"),
     ],

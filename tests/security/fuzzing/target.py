@@ -321,7 +321,7 @@ def _explore(
     found: Target, parser: Parser, indices: range, report: Path, progress: mmap.mmap
 ) -> None:
     """As `_parse_all`, with numbers that hypothesis draws; one failure at most."""
-    begun, last = time.monotonic(), list[Any]()
+    last: list[Any] = []
 
     def check(random: Random) -> None:
         progress[:24] = _PROGRESS.pack(indices.start, 0, time.monotonic())
@@ -342,7 +342,7 @@ def _explore(
         failure = Failure(found.name, -1, _what(error), place_of(error), _SHOW.repr(last[0]))
         with report.open("a") as file:
             file.write(json.dumps(vars(failure)) + "\n")
-    progress[:24] = _PROGRESS.pack(indices.stop, 0, begun)
+    progress[:24] = _PROGRESS.pack(indices.stop, 0, time.monotonic())
 
 
 def _what(error: BaseException) -> str:

@@ -48,7 +48,15 @@ _FILES = {
     *(
         f"{_COMMON}.places:{name}"
         for name in (
-            *("csv_style", "line_of", "_check_text", "_check_list", "_check_object", "_records"),
+            *(
+                "check_rows",
+                "csv_style",
+                "line_of",
+                "_check_text",
+                "_check_list",
+                "_check_object",
+                "_records",
+            ),
             *("_is_list", "_not_utf8"),
         )
     ),
