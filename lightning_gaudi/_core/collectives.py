@@ -102,11 +102,79 @@ def waiting(collective: str) -> AbstractContextManager[None]:
     return whereabouts.waiting(collective) if _apart.get() is None else nullcontext()
 
 
+_STEP, _VALIDATION, _DECISION, _BARRIER, _BROADCAST, _GATHER = range(1, 7)
+_DOES = {
+    _STEP: "begins another step of training",
+    _VALIDATION: "begins a validation",
+    _DECISION: "wants a decision of all ranks, as at the end of an epoch",
+    _BARRIER: "waits at a barrier",
+    _BROADCAST: "wants what one rank sends to all",
+    _GATHER: "wants something of each rank",
+}
+"""What the ranks do together on the CPU, and how it is said of one of them."""
+
+
+class _Vote:
+    """The largest of the values that the ranks have, of those that do the same.
+
+    Where they do not, gloo takes one's values for another's, or ends the process.
+
+    Args:
+        kind: One of `_DOES`.
+        value: This rank's.
+        is_async: Whether this rank goes on at once.
+    """
+
+    def __init__(self, kind: int, value: int = 0, *, is_async: bool = False) -> None:
+        self._kind = kind
+        self._votes = torch.tensor([kind, -kind, value])
+        self._work = dist.all_reduce(
+            self._votes, dist.ReduceOp.MAX, group=cpu_group(), async_op=is_async
+        )
+
+    def result(self) -> int:
+        """The largest value; waits for it.
+
+        Raises:
+            RuntimeError: Another rank does something else.
+        """
+        if self._work is not None:
+            self._work.wait()
+        highest, lowest, value = self._votes.tolist()
+        if highest != -lowest:
+            raise RuntimeError(self._explain(-lowest if highest == self._kind else highest))
+        return int(value)
+
+    def _explain(self, other: int) -> str:
+        does = _DOES.get(other, "does something else")
+        told = (
+            f"The ranks do not do the same: rank {dist.get_rank()}, in {whereabouts.here()}, "
+            f"{_DOES[self._kind]}, but another rank {does}. "
+        )
+        if _STEP in (self._kind, other):
+            return told + (
+                "Have all ranks get as many batches: an IterableDataset must yield as many on each "
+                "rank. Trainer(limit_train_batches=...) cuts all to one number."
+            )
+        return told + "Have all ranks call it, and not some of them within an `if`."
+
+
+def meet_for_validation() -> None:
+    """Wait until all ranks begin a validation.
+
+    Raises:
+        RuntimeError: A rank does something else, since it has other batches.
+    """
+    if is_connected():
+        with waiting("validation"):
+            _Vote(_VALIDATION).result()
+
+
 def barrier() -> None:
     """Wait until all ranks are here; the devices work on."""
     if is_connected():
         with waiting("barrier"):
-            dist.barrier(group=cpu_group())
+            _Vote(_BARRIER).result()
 
 
 def broadcast_object(value: Any, src: int = 0) -> Any:
@@ -115,6 +183,7 @@ def broadcast_object(value: Any, src: int = 0) -> Any:
         return value
     values = [value]
     with waiting("broadcast_object"):
+        _Vote(_BROADCAST).result()
         dist.broadcast_object_list(values, src, group=cpu_group())
     return values[0]
 
@@ -125,6 +194,7 @@ def gather_objects(value: Any) -> list[Any]:
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     with waiting("gather_objects"):
+        _Vote(_GATHER).result()
         dist.all_gather_object(values, value, group=cpu_group())
     return values
 
@@ -133,10 +203,9 @@ def decide(decision: bool, *, all_ranks: bool) -> bool:
     """What all ranks (or any of them) decided; the devices work on."""
     if not is_connected():
         return decision
-    votes = torch.tensor(int(decision))
     with waiting("all_reduce of a decision"):
-        dist.all_reduce(votes, dist.ReduceOp.SUM, group=cpu_group())
-    return int(votes) == dist.get_world_size() if all_ranks else int(votes) > 0
+        is_one_against = _Vote(_DECISION, int(bool(decision) is not all_ranks)).result() > 0
+    return is_one_against is not all_ranks
 
 
 def reduce(
@@ -172,28 +241,26 @@ class StopAgreement:
     """
 
     def __init__(self) -> None:
-        self._votes = torch.zeros(1, dtype=torch.int32)
-        self._work: Any = None
+        self._vote: _Vote | None = None
 
     def agree(self, reason: int) -> int:
         """The largest reason to stop that a rank had at the last step; all ranks call this at each.
 
         Args:
             reason: This rank's, or 0 to go on.
+
+        Raises:
+            RuntimeError: Another rank has ended its epoch, or does something else.
         """
         if (found := self.finish()) > 0:
             return found
-        self._votes = torch.tensor([reason], dtype=torch.int32)
-        self._work = dist.all_reduce(
-            self._votes, dist.ReduceOp.MAX, group=cpu_group(), async_op=True
-        )
+        self._vote = _Vote(_STEP, reason, is_async=True)
         return 0
 
     def finish(self) -> int:
         """Wait for the reduction on its way; the largest reason to stop that a rank had."""
-        if self._work is None:
+        vote, self._vote = self._vote, None
+        if vote is None:
             return 0
         with waiting("all_reduce of signals"):
-            self._work.wait()
-        self._work = None
-        return int(self._votes.item())
+            return vote.result()

@@ -142,6 +142,11 @@ def enter(
     )
 
 
+def here() -> str:
+    """Returns where this rank is, in a few words."""
+    return f"step {_now.step}, {_now.place}"
+
+
 @contextlib.contextmanager
 def elsewhere(place: str) -> Iterator[None]:
     """Note that a block does what may take long, such as to save a checkpoint."""

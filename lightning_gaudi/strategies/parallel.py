@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
@@ -55,6 +56,13 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
         """Reduce a tensor over the ranks; see `collectives.reduce`. Anything else stays."""
         reduced: Tensor = self._reduce(tensor, group, reduce_op)
         return reduced
+
+    @override
+    def on_validation_start(self) -> None:
+        """Meet the other ranks, of which one may have more batches left to train on."""
+        super().on_validation_start()
+        if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
+            collectives.meet_for_validation()
 
     @override
     def on_train_end(self) -> None:

@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 
 import lightning.pytorch as pl
+import pytest
 import torch.distributed as dist
 
+from lightning_gaudi._core import collectives
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_checkpoint_cases import model_of, part_of, trainer_of
 
@@ -31,3 +33,28 @@ def test_rank_0_keeps_the_store_for_those_who_still_need_it(tmp_path: Path) -> N
 
 def test_a_rank_that_waits_at_its_end_is_not_blamed(tmp_path: Path) -> None:
     assert run_trainers(_ends_late, tmp_path, 0) == ["ended late", "ended"]
+
+
+def _does_another_thing(rank: int) -> str:
+    """As where rank 1 has fewer batches: it is at the end of its epoch, rank 0 takes a step."""
+    trainer: pl.Trainer = trainer_of("ddp", 2, max_epochs=1)
+    trainer.fit(model_of("ddp"), part_of("ddp", rank, 2))
+    agreement = collectives.StopAgreement()
+    agreement.agree(0)
+    agreement.finish() if rank == 1 else agreement.agree(0)
+    with pytest.raises(RuntimeError) as caught:
+        collectives.decide(True, all_ranks=True) if rank == 1 else agreement.finish()
+    assert collectives.decide(True, all_ranks=True)
+    assert not collectives.decide(rank == 1, all_ranks=True)
+    assert collectives.decide(rank == 1, all_ranks=False)
+    assert not collectives.decide(False, all_ranks=False)
+    return str(caught.value)
+
+
+def test_ranks_with_more_and_fewer_batches_are_told_so(tmp_path: Path) -> None:
+    """Not that gloo ends the process, or takes one's vote for another's."""
+    more, fewer = run_trainers(_does_another_thing, tmp_path)
+    assert "begins another step of training, but another rank wants a decision" in more
+    assert "rank 1, in step 3, the end of the fit, wants a decision" in fewer
+    assert "but another rank begins another step of training" in fewer
+    assert "an IterableDataset must yield as many on each rank" in more
