@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .untrusted import printable
+
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from subprocess import Popen
@@ -38,6 +40,7 @@ SAME_S = 1.0
 """Within this time a Ctrl-C may come twice: from the terminal, and from who has started a rank."""
 
 _PATIENCE_S = 30.0
+_MAX_SAID = 20_000
 
 
 class RankMonitor:
@@ -167,7 +170,9 @@ def killed_by(number: int) -> str:
 
 
 def say(message: str) -> None:
-    """Tell the user, whatever the level of logging."""
+    """Tell the user, whatever the level of logging; some of it may come from another process."""
+    end = "" if "\n" in message else "."
+    text = printable(message.rstrip(".\n"), max_chars=_MAX_SAID, lines=True)
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"lightning-gaudi: {message.rstrip('.')}.\n")
+        sys.stderr.write(f"lightning-gaudi: {text}{end}\n")
         sys.stderr.flush()

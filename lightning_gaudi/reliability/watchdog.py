@@ -221,11 +221,17 @@ def _start_watcher(meeting: Meeting) -> subprocess.Popen[str] | None:
     """Starts the process that watches the ranks of this host; None where there is no Python."""
     command = [sys.executable, "-I", "-S", "-c", _START, _root(), "lightning-gaudi-watchdog"]
     listener = meeting.listener
+    # Opened here: a rank that dies before the process has started has left its board.
+    boards = {rank: _board_of(process) for rank, process in meeting.local.items()}
+    passed = [each for each in boards.values() if each is not None]
     task = {
         "key": meeting.key,
         "host": meeting.hosts[meeting.rank],
         "hosts": meeting.hosts,
-        "ranks": meeting.local,
+        "ranks": {
+            rank: process._replace(board=f"/proc/self/fd/{boards[rank]}")
+            for rank, process in meeting.local.items()
+        },
         "address": meeting.address,
         "listener": None if listener is None else listener.fileno(),
     }
@@ -236,7 +242,7 @@ def _start_watcher(meeting: Meeting) -> subprocess.Popen[str] | None:
             command,
             env={name: os.environ[name] for name in _KEPT if name in os.environ},
             stdin=subprocess.PIPE,
-            pass_fds=() if listener is None else (listener.fileno(),),
+            pass_fds=passed if listener is None else (*passed, listener.fileno()),
             text=True,
         )
         assert watcher.stdin is not None
@@ -248,8 +254,18 @@ def _start_watcher(meeting: Meeting) -> subprocess.Popen[str] | None:
         return None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for descriptor in passed:
+            os.close(descriptor)
         if listener is not None:
             listener.close()
+
+
+def _board_of(process: Process) -> int | None:
+    """Opens the board of a rank of this host; None if that has ended already."""
+    try:
+        return os.open(process.board, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _root() -> str:

@@ -226,11 +226,15 @@ class Watcher:
                 shown = printable(
                     innermost(stack, _MAX_STACK).rstrip(), max_chars=_MAX_STACK, lines=True
                 )
-                say(f"the Python stack of rank {number}:\n{shown or '  not to be had'}\n")
+                if shown or not self._has_died(number):
+                    say(f"the Python stack of rank {number}:\n{shown or '  not to be had'}")
         say("where every rank stood:\n" + "\n".join(f"  {line}" for line in lines))
         for number, rank in self._ranks.items():
             if self._is_mute(number) and not rank.has_ended() and number not in verdict.ranks:
                 say(_ends(number, verdict.reason))
+
+    def _has_died(self, number: int) -> bool:
+        return number in self._ranks and self._ranks[number].has_ended()
 
     def _is_mute(self, number: int) -> bool:
         return self._ranks[number].mute_s() > SILENT_S / 2
@@ -323,4 +327,6 @@ def main() -> None:
 def _gone(process: Process) -> Beat:
     """What is known of a rank that has ended before anybody has read its board."""
     how = f"(process {process.pid}) {stacks.how(process) or 'let nobody read its board, and is'}"
-    return Beat(1, RUNS, 0, "the start", False, (0, 0), None, None, 0.0, ended=how)
+    return Beat(
+        1, RUNS, 0, "a place that it told nobody", False, (0, 0), None, None, 0.0, ended=how
+    )
