@@ -6,6 +6,7 @@ when its strategy is asked for, and none of the others.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ NAMES = (
     "Lightning's names that begin with 'ddp', 'deepspeed' or 'fsdp'"
 )
 """What may be passed as strategy, for messages."""
+
+_BEGINNINGS = ("auto", "hpu_", "ddp", "deepspeed", "fsdp")
 
 STRATEGIES = {
     "DDPStrategy": "ddp.HPUDDPStrategy",
@@ -161,9 +164,12 @@ class StrategySelection(NamedTuple):
         """
         known = {"auto", *self.registry}
         if isinstance(strategy, str) and strategy.lower() not in known:
+            ours = [name for name in known if name.startswith(_BEGINNINGS)]
+            near = difflib.get_close_matches(strategy.lower(), ours, 1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
             raise MisconfigurationException(
-                f"strategy={strategy!r} is unknown. With accelerator='hpu', pass {self.names}, or "
-                "an instance of a strategy."
+                f"strategy={strategy!r} is unknown.{meant} With accelerator='hpu', pass "
+                f"{self.names}, or an instance of a strategy."
             ) from error
         try:
             _convert_precision_to_unified_args(precision)
