@@ -125,7 +125,7 @@ def parse_modules(value: str) -> list[str]:
         ValueError: It is no list of modules.
     """
     modules = [module.strip() for module in value.split(",")]
-    wrong = [m for m in modules if not (m.isdecimal() and int(m) < _NUM_MODULES)]
+    wrong = [m for m in modules if not (m.isdecimal() and len(m) < 4 and int(m) < _NUM_MODULES)]
     if wrong or len(set(modules)) < len(modules):
         what = "names a module twice" if not wrong else f"has {wrong[0]!r}, which is no module"
         raise ValueError(

@@ -8,6 +8,7 @@ Then torch's reader must see the same records. It is torch's reader that loads t
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
@@ -221,6 +222,11 @@ def open_archive(file: IO[bytes]) -> tuple[Any, Directory]:
     start = file.tell()
     directory = read_directory(file)
     file.seek(start)
-    reader = torch._C.PyTorchFileReader(file)
+    try:
+        reader = torch._C.PyTorchFileReader(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise DirectoryError("a record of it is before its beginning") from None
     check_reader(reader, directory.sizes)
     return reader, directory

@@ -165,7 +165,13 @@ def _is_record(found: dict[str, Any]) -> bool:
 
 
 def _is_path(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_state(value: object) -> bool:

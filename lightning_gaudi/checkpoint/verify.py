@@ -190,7 +190,11 @@ def damage_on_all_ranks() -> Iterator[None]:
 
 
 def _length_problem(path: Path, expected: FileEntry) -> str | None:
-    if not path.is_file():
+    try:
+        is_there = path.is_file()
+    except OSError:  # no file has such a name
+        is_there = False
+    if not is_there:
         return f"{printable(path.name)} is missing"
     size = path.stat().st_size
     if size == expected.num_bytes:

@@ -77,7 +77,7 @@ def add_parser(subparsers: _Subparsers) -> None:
 
 
 def _port(text: str) -> int:
-    if text.isdecimal() and 0 < int(text) < 65536:
+    if text.isdecimal() and len(text) < 6 and 0 < int(text) < 65536:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number from 1 to 65535")
 

@@ -97,7 +97,7 @@ def _of_file(text: str) -> dict[str, Any] | None:
     path = None if catalog.is_inline(text) else Path(text)
     try:
         settings = yaml.safe_load(path.read_text("utf-8") if path else text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None  # what the command line's parser will say in its own words
     if not isinstance(settings, dict) or KEY not in settings:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from lightning_gaudi._core import even_cards
@@ -217,6 +218,6 @@ def check_visible_modules(machine: Machine) -> Iterator[Finding]:
 def _modules_here(machine: Machine) -> list[str]:
     """The modules of the cards, real or simulated; none where that is not known."""
     simulated = machine.environment.get(settings.SIMULATE, "")
-    if simulated.isdecimal():
+    if re.fullmatch("[0-9]{1,3}", simulated):
         return [str(index) for index in range(int(simulated))]
     return sorted(card.module for card in hl_smi.read_cards(machine))

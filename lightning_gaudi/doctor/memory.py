@@ -24,7 +24,9 @@ def check_huge_pages(machine: Machine) -> Iterator[Finding]:
     """Whether there are about as many huge pages as published jobs ask for."""
     cards = len(hl_smi.read_cards(machine))
     text = machine.read("/proc/meminfo") or ""
-    found = {name: int(value) for name, value in re.findall(r"^(Huge\w+):\s+(\d+)", text, re.M)}
+    found = {
+        name: int(value) for name, value in re.findall(r"^(Huge\w+):\s+(\d{1,15})\b", text, re.M)
+    }
     if not cards or "HugePages_Total" not in found:
         return
     page_mib = found.get("Hugepagesize", 2048) / 1024

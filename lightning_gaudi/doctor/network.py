@@ -30,7 +30,7 @@ def check_port(machine: Machine, port: int | None) -> Iterator[Finding]:
     name = f"--port {text}" if port is not None else f"MASTER_PORT={text}"
     if text is None:
         yield ok("port", "MASTER_PORT is not set: on one server a free port is found")
-    elif not (text.isdecimal() and 0 < int(text) < 65536):
+    elif not (re.fullmatch("[0-9]{1,5}", text) and 0 < int(text) < 65536):
         yield error("port", f"{name} is no port", "Set it to a number from 1024 to 65535.")
     elif text == _GUESSED and machine.environment.get("MASTER_ADDR") == "localhost":
         yield warning(

@@ -164,8 +164,9 @@ def param_groups(shards: Shards) -> list[dict[str, Any]]:
 
 def _kept(shards: Shards) -> frozenset[str]:
     """The names of what the optimizer keeps of each parameter."""
-    state: Mapping[Any, Mapping[str, Any]] = _optimizer_state(shards)["state"]
-    return frozenset(key for values in state.values() for key in values)
+    with _shards.as_damage(shards.folder):
+        state: Mapping[Any, Mapping[str, Any]] = _optimizer_state(shards)["state"]
+        return frozenset(key for values in state.values() for key in values)
 
 
 def _optimizer_state(shards: Shards) -> dict[str, Any]:
