@@ -142,6 +142,13 @@ def enter(
     )
 
 
+def untold() -> Whereabouts:
+    """Returns what is known of a process that has noted nothing yet."""
+    return Whereabouts(
+        0, "a place that it told nobody", False, (0, 0), None, None, time.monotonic()
+    )
+
+
 def here() -> str:
     """Returns where this rank is, in a few words."""
     return f"step {_now.step}, {_now.place}"

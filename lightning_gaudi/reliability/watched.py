@@ -50,7 +50,7 @@ class WatchedRank:
         self.stack = ""
         """What was last found; "" since it has moved."""
         self._since = time.monotonic()
-        self._here = whereabouts.read(self.board.memory)
+        self._here = whereabouts.read(self.board.memory) or whereabouts.untold()
         self._call: stacks.Call | None = None
         self._asked_at = 0.0
         self._question: Question | None = None
@@ -72,7 +72,6 @@ class WatchedRank:
         if here != self._here:
             self._here, self._call, self.stack = here, None, ""
             self._cpu.clear()
-        assert here is not None
         self._num_beats += 1
         mute_s, how = self.mute_s(), stacks.how(self.process)
         state = LEFT if self.board.state == RUNS and how in _EXPECTED else self.board.state

@@ -23,6 +23,7 @@ import sys
 import time
 from typing import Any
 
+from lightning_gaudi._core import whereabouts
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.untrusted import printable
 
@@ -327,6 +328,5 @@ def main() -> None:
 def _gone(process: Process) -> Beat:
     """What is known of a rank that has ended before anybody has read its board."""
     how = f"(process {process.pid}) {stacks.how(process) or 'let nobody read its board, and is'}"
-    return Beat(
-        1, RUNS, 0, "a place that it told nobody", False, (0, 0), None, None, 0.0, ended=how
-    )
+    place = whereabouts.untold().place
+    return Beat(1, RUNS, 0, place, False, (0, 0), None, None, 0.0, ended=how)
