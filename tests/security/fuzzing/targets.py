@@ -58,6 +58,7 @@ EXEMPT = {
     "lightning_gaudi.reliability.stacks:busy_s": _KERNEL,
     "lightning_gaudi.reliability.board:Board.opened": _MEMORY,
     "lightning_gaudi.reliability.stacks:Question.__init__": "it opens what the next reads",
+    "lightning_gaudi.reliability.watchdog:_board_of": "it opens what another process reads",
     "lightning_gaudi.reliability.watched:WatchedRank.__init__": "reliability.board has it",
     "lightning_gaudi.reliability.watched:WatchedRank.beat": "reliability.board has it",
     "lightning_gaudi.reliability.watcher:main": _OWN_PIPE,
