@@ -50,6 +50,27 @@ def why_untrusted(path: Path) -> str | None:
     return None
 
 
+def trusted(path: Path, error: type[Exception], folder_variable: str) -> Path:
+    """The real path of what this user or root has put there and nobody else may change.
+
+    Args:
+        path: A compiled library, or the folder that it is to lie in.
+        error: What is raised.
+        folder_variable: The variable of the environment that names another folder.
+
+    Raises:
+        Exception: `error`: another user may have; what he compiled would run with this user's
+            rights.
+    """
+    if reason := why_untrusted(path):
+        raise error(
+            f"{path} is not loaded, since another user may have written it: {reason}. Set "
+            f"{folder_variable} to a folder of your own, or have its owner be you or root and its "
+            "group and others not write to it (chmod go-w)."
+        )
+    return path.resolve()
+
+
 def _why(path: Path, found: os.stat_result, *, is_above: bool) -> str | None:
     if stat.S_ISLNK(found.st_mode):
         return f"{path} has just become a symbolic link"

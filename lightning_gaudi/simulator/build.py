@@ -21,7 +21,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
-from lightning_gaudi._core.ownership import make_folder, why_untrusted
+from lightning_gaudi._core.ownership import make_folder, trusted
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.simulator import toolchain
 from lightning_gaudi.simulator.settings import CACHE_DIR, SimulatorError, cache_dir
@@ -43,7 +43,7 @@ def load(sources: Path = SOURCES, name: str = MODULE) -> ModuleType:
     Raises:
         SimulatorError: It cannot be built or loaded, or another user may have put it there.
     """
-    path = _trusted(ensure_built(sources, name))
+    path = trusted(ensure_built(sources, name), SimulatorError, CACHE_DIR)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -73,26 +73,11 @@ def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
     compiler = toolchain.require_compiler()
     target = _folder(prefix, compiler) / f"{name}.so"
     with _explain_os_errors():
-        _trusted(make_folder(target.parent.parent))
+        trusted(make_folder(target.parent.parent), SimulatorError, CACHE_DIR)
         with _locked(_beside(target.parent, ".lock")):
             if not target.exists():  # else the process we waited for has built it
                 _build(sources, target, flags, torch, compiler)
     return target
-
-
-def _trusted(path: Path) -> Path:
-    """The real path of what this user or root has put there and nobody else may change.
-
-    Raises:
-        SimulatorError: Another user may have; what he compiled would run with this user's rights.
-    """
-    if reason := why_untrusted(path):
-        raise SimulatorError(
-            f"{path} is not loaded, since another user may have written it: {reason}. Set "
-            f"{CACHE_DIR} to a folder of your own, or have its owner be you or root and its group "
-            "and others not write to it (chmod go-w)."
-        )
-    return path.resolve()
 
 
 def find_built(sources: Path = SOURCES, name: str = MODULE) -> Path | None:

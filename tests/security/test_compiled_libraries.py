@@ -155,7 +155,8 @@ def test_the_device_of_another_user_is_not_loaded(
 
 def test_an_operation_of_deepspeeds_of_another_user_is_not_loaded(tmp_path: Path) -> None:
     library = _cache(tmp_path)
-    assert deepspeed_build._trusted(library) == library.resolve()
+    error = deepspeed_build.OpBuildError
+    assert deepspeed_build.trusted(library, error, "X") == library.resolve()
     os.chown(library, OTHER, OTHER)
-    with pytest.raises(deepspeed_build.OpBuildError, match="is not loaded, since another user may"):
-        deepspeed_build._trusted(library)
+    with pytest.raises(error, match="is not loaded, since another user may"):
+        deepspeed_build.trusted(library, error, "X")

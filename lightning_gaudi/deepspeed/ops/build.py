@@ -27,7 +27,7 @@ import filelock
 import torch
 
 from lightning_gaudi._core.cache import cache_folder
-from lightning_gaudi._core.ownership import make_folder, why_untrusted
+from lightning_gaudi._core.ownership import make_folder, trusted
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import enter, require
 
@@ -62,7 +62,8 @@ def provide(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Mod
     require("deepspeed-ops", type(builder), _LOADED)
     loaded = getattr(type(builder), _LOADED)
     if builder.name not in loaded and not _is_installed(builder):
-        module = _load(builder.name, _trusted(ensure_built(builder, time_limit_seconds)))
+        library = ensure_built(builder, time_limit_seconds)
+        module = _load(builder.name, trusted(library, OpBuildError, _CACHE_DIR))
         enter("deepspeed-ops", loaded, builder.name, module)
     found: ModuleType = builder.load()
     return found
@@ -85,27 +86,12 @@ def ensure_built(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -
     _check_tools(build.name)
     start = time.time()
     with _explain_os_errors(build):
-        _trusted(make_folder(build.folder.parent))
+        trusted(make_folder(build.folder.parent), OpBuildError, _CACHE_DIR)
         with _locked(build, time_limit_seconds + _MARGIN_SECONDS):
             if not target.exists():  # else the process we waited for has built it
                 _refuse_to_fail_again(build, since=start)
                 _build(build, target, time_limit_seconds)
     return target
-
-
-def _trusted(path: Path) -> Path:
-    """The real path of what this user or root has put there and nobody else may change.
-
-    Raises:
-        OpBuildError: Another user may have; what he compiled would run with this user's rights.
-    """
-    if reason := why_untrusted(path):
-        raise OpBuildError(
-            f"{path} is not loaded, since another user may have written it: {reason}. Set "
-            f"{_CACHE_DIR} to a folder of your own, or have its owner be you or root and its group "
-            "and others not write to it (chmod go-w)."
-        )
-    return path.resolve()
 
 
 class _Build(NamedTuple):
