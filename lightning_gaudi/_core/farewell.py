@@ -22,13 +22,12 @@ import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import parent_process, util
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from . import collectives, exit_status, processes, rank_monitor, whereabouts
+from . import collectives, exit_status, proc, processes, rank_monitor, whereabouts
 from .untrusted import printable
 
 _POLL_S = 0.05
@@ -37,7 +36,7 @@ _OUTCOME, _ALL = "outcome", "all have come"
 _NO_STORE = "the process that holds the store, as a rule rank 0's, is gone"
 _LISTEN_S = 1.0
 _HEARD_S = 2.5 * _LISTEN_S
-"""How long the rank that holds the store as a rule stays for the others to read why it fails."""
+"""How long the rank that holds the store as a rule stays for the others to read how it ends."""
 
 _current: Farewell | None = None
 _num_groups = 0
@@ -316,18 +315,10 @@ def _shown(value: bytes) -> str:
 
 
 def _describe(pid: int) -> str:
-    """A process as others of its machine find it: who counts, its number, when it was started."""
-    host = f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
-    return f"{host} {pid} {_started(pid)}"
-
-
-def _started(pid: int) -> str | None:
-    """When a process was started; None if it has ended. Source: proc_pid_stat(5)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X") else fields[19]
+    """A process as others of its machine find it: who counts, its number, and when it began."""
+    status = proc.status(pid)
+    is_there = status is not None and status.state not in proc.ENDED
+    return f"{proc.host()} {pid} {status.started if status is not None and is_there else None}"
 
 
 def _has_died(description: str) -> bool:

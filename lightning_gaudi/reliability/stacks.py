@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from lightning_gaudi._core import proc
 from lightning_gaudi._core.rank_monitor import killed_by
 
 _SIGNAL = signal.SIGRTMAX - 5
@@ -64,11 +65,9 @@ def prepare(board: str = "") -> Process:
         # Memory, and no file on a disk: it ends with the process, killed or not.
         _file = os.fdopen(os.memfd_create("stack"), "w")
         faulthandler.register(_SIGNAL, file=_file, all_threads=False, chain=False)
-    status = _status(os.getpid())
+    status = proc.status(os.getpid())
     assert status is not None
-    namespace = Path("/proc/self/ns/pid")
-    host = f"{os.uname().nodename} {namespace.readlink()}"
-    return Process(host, os.getpid(), status.started, _path(_file), board)
+    return Process(proc.host(), os.getpid(), status.started, _path(_file), board)
 
 
 def close() -> None:
@@ -146,12 +145,12 @@ def kill(process: Process) -> None:
 
 def how(process: Process) -> str | None:
     """How another process on this host has ended, or that it is stopped; None while it runs."""
-    status = _status(process.pid)
+    status = proc.status(process.pid)
     if status is None or status.started != process.started:
         return "died, as by SIGKILL or for want of memory"
     if status.state == "T":
         return "is stopped"
-    if status.state not in ("Z", "X"):
+    if status.state not in proc.ENDED:
         return None
     number = status.code & 0x7F
     if not number:
@@ -216,22 +215,5 @@ def busy_s(process: Process) -> float:
             found += sum(map(int, path.read_text().split()[:2]))
     if found:
         return found / 1e9
-    status = _status(process.pid)
+    status = proc.status(process.pid)
     return 0.0 if status is None else status.ticks / os.sysconf("SC_CLK_TCK")
-
-
-class _Status(NamedTuple):
-    state: str
-    started: int
-    code: int
-    ticks: int
-
-
-def _status(pid: int) -> _Status | None:
-    """What the kernel says of a process. Source: proc_pid_stat(5), fields 3, 14, 15, 22 and 52."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    ticks = int(fields[11]) + int(fields[12])
-    return _Status(fields[0], int(fields[19]), int(fields[49]), ticks)
