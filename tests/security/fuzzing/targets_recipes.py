@@ -208,6 +208,22 @@ def _renamed(random: Any, name: str) -> str:
     )
 
 
+def _one_damaged(random: Any, files: dict[str, bytes]) -> tuple[str, str, bytes]:
+    """The name of one of the files, another name or the same, and its content, damaged or not."""
+    name = random.choice(sorted(files))
+    content = wild.damaged_bytes(random, files[name]) if random.random() < 0.7 else files[name]
+    return name, _renamed(random, name), content
+
+
+def _write_all(files: dict[str, bytes], given: tuple[str, str, bytes], work: Path) -> None:
+    """Write all files, and in the place of one of them what `_one_damaged` gave."""
+    old, new, content = given
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    for name, data in {**files, old: content}.items():
+        (work / (new if name == old else name)).write_bytes(data)
+
+
 @target("recipes.tokenized", f"{_BERT}.tokenized:open_array", errors=(ValueError, UserError))
 def _tokenized(folder: Path) -> Parser:
     """Arrays of tokens, whatever their names and contents: no memory is read that is not theirs."""
@@ -216,21 +232,12 @@ def _tokenized(folder: Path) -> Parser:
     files = {each.name: each.read_bytes() for each in seed.iterdir()}
     documents = np.arange(corpus.num_documents)
 
-    def damage(random: Any) -> tuple[str, str, bytes]:
-        name = random.choice(sorted(files))
-        content = wild.damaged_bytes(random, files[name]) if random.random() < 0.7 else files[name]
-        return name, _renamed(random, name), content
-
     def parse(given: tuple[str, str, bytes]) -> Any:
-        old, new, content = given
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        for name, data in {**files, old: content}.items():
-            (work / (new if name == old else name)).write_bytes(data)
+        _write_all(files, given, work)
         found = tokenized.TokenizedCorpus.open(work)
         return found.tokens.sum(), found.num_documents, len(documents)
 
-    return Parser(damage, parse)
+    return Parser(lambda random: _one_damaged(random, files), parse)
 
 
 @target("recipes.plans", errors=(ValueError, UserError))
@@ -243,20 +250,11 @@ def _plans(folder: Path) -> Parser:
     write_stream(corpus, documents, None, seed, "stream")
     files = {each.name: each.read_bytes() for each in seed.iterdir()}
 
-    def damage(random: Any) -> tuple[str, str, bytes]:
-        name = random.choice(sorted(files))
-        content = wild.damaged_bytes(random, files[name]) if random.random() < 0.7 else files[name]
-        return name, _renamed(random, name), content
-
     def parse(given: tuple[str, str, bytes]) -> Any:
-        old, new, content = given
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        for name, data in {**files, old: content}.items():
-            (work / (new if name == old else name)).write_bytes(data)
+        _write_all(files, given, work)
         return len(RowPlan.open(work, "train")), len(StreamPlan.open(corpus, work, "stream", 8))
 
-    return Parser(damage, parse)
+    return Parser(lambda random: _one_damaged(random, files), parse)
 
 
 @target(
