@@ -18,6 +18,7 @@ from lightning.fabric.utilities.types import _PATH
 from typing_extensions import override
 
 from lightning_gaudi._core import collectives, rehearsals
+from lightning_gaudi._core.untrusted import printable
 
 from . import restricted
 from .atomic import write_atomically
@@ -236,10 +237,19 @@ def load_file(
 
 
 def _downloaded(url: str) -> Path:
-    """The file of an address, where `torch.hub` keeps what it has downloaded."""
+    """The file of an address, where `torch.hub` keeps what it has downloaded.
+
+    Raises:
+        ValueError: The address names no file.
+    """
+    name = urlparse(url).path.rsplit("/", 1)[-1]
+    if name in ("", ".", ".."):
+        raise ValueError(
+            f"{printable(url)} names no file. Pass the address of a checkpoint, with its file name."
+        )
     folder = Path(torch.hub.get_dir()) / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / Path(urlparse(url).path).name
+    path = folder / name
     if not path.exists():
         torch.hub.download_url_to_file(url, str(path))
     return path

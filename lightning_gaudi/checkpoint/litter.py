@@ -185,7 +185,7 @@ def sweep(folder: Path) -> None:
 
 
 def _sweep(path: Path) -> None:
-    if path.name.startswith(".saving-removed-"):
+    if path.name.startswith(".saving-removed-") and path.suffix == ".tmp":
         remove(path)
     elif path.name.startswith(_FILE):
         is_ours = path.name.startswith(f"{_FILE}{_boot()}-")

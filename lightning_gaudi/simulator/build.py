@@ -28,7 +28,7 @@ from lightning_gaudi.simulator.settings import CACHE_DIR, SimulatorError, cache_
 
 MODULE = "_hpu_sim"
 SOURCES = Path(__file__).parent / "csrc"
-_TYPICAL_SECONDS = 30
+_TYPICAL_SECONDS = 60
 _POLL_SECONDS = 0.2
 _CPU_TORCH = "a CPU build of torch, versions 2.9 to 2.15, is known to work"
 

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_gaudi import HPUCheckpointIO
+from lightning_gaudi.checkpoint.io import load_file
 from lightning_gaudi.reliability import trust
 from tests.helpers.forked import fork_python
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
@@ -178,3 +179,9 @@ def test_full_disk_is_one_clear_error_and_keeps_the_old_checkpoint(tmp_path: Pat
         assert "MiB, and this process may write files of 1.0 MiB (ulimit -f)." in line
         assert "The checkpoint that was there before is intact." in line
     assert lines[2:] == ["['model.ckpt']", "[1.0, 1.0, 1.0, 1.0]"]
+
+
+@pytest.mark.parametrize("address", ["https://host/folder/", "https://host", "https://host/a/.."])
+def test_an_address_without_the_name_of_a_file_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=rf"{address} names no file\. Pass the address of a"):
+        load_file(address)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import multiprocessing
 import time
 from pathlib import Path
 
@@ -9,7 +12,8 @@ import lightning.pytorch as pl
 import pytest
 import torch.distributed as dist
 
-from lightning_gaudi._core import collectives
+from lightning_gaudi._core import collectives, farewell
+from tests.helpers.ranks import call_forked
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_checkpoint_cases import model_of, part_of, trainer_of
 
@@ -33,6 +37,40 @@ def test_rank_0_keeps_the_store_for_those_who_still_need_it(tmp_path: Path) -> N
 
 def test_a_rank_that_waits_at_its_end_is_not_blamed(tmp_path: Path) -> None:
     assert run_trainers(_ends_late, tmp_path, 0) == ["ended late", "ended"]
+
+
+def _end_by_agreement(folder: Path) -> None:
+    """As after SIGTERM to all of several forks: each ends with the status that they agreed on."""
+    gc.freeze()
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_agrees_to_end, args=(rank, folder)) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(60)
+    (folder / "result").write_text(json.dumps([each.exitcode for each in ranks]))
+
+
+def _agrees_to_end(rank: int, folder: Path) -> None:
+    store = dist.FileStore(str(folder / "where"), 2)
+    if rank == 0:
+        server = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+        store.set("port", str(server.port))
+    else:
+        server = dist.TCPStore("127.0.0.1", int(store.get("port")), 2)
+    dist.init_process_group("hccl", store=server, rank=rank, world_size=2)
+    dist.barrier()
+    farewell.note_agreement()
+    if rank == 1:
+        time.sleep(LATE_S)
+        server.set("late", "")
+        assert server.get("late") == b""
+    raise SystemExit(143)
+
+
+def test_rank_0_keeps_the_store_where_all_have_agreed_to_end(tmp_path: Path) -> None:
+    call_forked(_end_by_agreement, tmp_path, timeout=100)
+    assert json.loads((tmp_path / "result").read_text()) == [143, 143]
 
 
 def _does_another_thing(rank: int) -> str:
