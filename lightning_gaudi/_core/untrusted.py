@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Unicode's categories of what a terminal obeys, reorders or does not show."""
+
+
+_MAX_DEPTH = 100
+"""How deep dicts and lists may lie in each other; no file of ours has more than ten levels."""
 
 
 def printable(text: object, *, max_chars: int = 2000, lines: bool = False) -> str:
@@ -69,11 +74,39 @@ def parse_json(data: bytes | str) -> Any:
         ValueError: It is no JSON, is nested too deeply, or has a number that is not finite.
     """
     try:
-        return json.loads(data, parse_constant=_refuse, parse_float=_finite)
+        found = json.loads(data, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError("It is nested too deeply.") from None
     except ValueError as error:
         raise ValueError(f"It is no JSON: {printable(error, max_chars=200)}") from error
+    check_depth(found)
+    return found
+
+
+def check_depth(value: object) -> None:
+    """Refuse what whoever goes through it level by level would not come to the end of.
+
+    Since Python 3.12 its own JSON reads more levels than a function may call itself.
+
+    Args:
+        value: What a file says: dicts and lists; of YAML the same one may be in several places.
+
+    Raises:
+        ValueError: It is nested too deeply.
+    """
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        inner = {id(each): each for found in level for each in _contents(found)}
+        level = list(inner.values())
+        if not level:
+            return
+    raise ValueError("It is nested too deeply.")
+
+
+def _contents(found: object) -> Iterable[object]:
+    if isinstance(found, dict):
+        return found.values()
+    return found if isinstance(found, list) else ()
 
 
 def _finite(text: str) -> float:

@@ -14,7 +14,6 @@ is the one that others wait for: what holds back Python is the vendor's code as 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -100,7 +99,7 @@ def _check_types(beat: Beat) -> None:
     ):
         raise ValueError("A heartbeat has a value of another type or size.")
     for seconds in (beat.still_s, beat.mute_s):
-        if type(seconds) not in (int, float) or not (0 <= seconds < math.inf):
+        if type(seconds) not in (int, float) or not (0 <= seconds < 2**63):
             raise ValueError("A heartbeat has a time that is none.")
 
 

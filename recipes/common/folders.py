@@ -88,6 +88,8 @@ def _read(part: Path) -> list[tuple[int, str]]:
         rows = parse_json(part.read_bytes())
         if not all(type(number) is int and isinstance(line, str) for number, line in rows):
             raise ValueError("its rows are no numbers and texts")
+        for _, line in rows:
+            line.encode()  # half of a pair of code points is no text
     except (ValueError, TypeError) as error:
         raise UserError(
             f"{part} is not what a rank has written: {first_line(error)} Does another run predict "

@@ -75,21 +75,18 @@ def check_widths(file: Path) -> None:
 
 
 def check_rows(file: Path) -> None:
-    """Refuse a null as a row: pyarrow 26.0.1 ends the process (SIGSEGV) where it is the first.
+    """Refuse a JSON file whose rows are not objects, or whose columns have values of several kinds.
+
+    `datasets` 5.2 would read the latter as JSON: a text of theirs would have quotes that are not in
+    the file. pyarrow 26.0.1 ends the process (SIGSEGV) at some rows that are no objects.
 
     Raises:
-        UserError: with the line, or the number of the row in a list; or it is no list after all.
+        UserError: with the line, or the number of the row in a list; or there is no row.
     """
-    if file.suffix.lower() == ".json" and _is_list(file):
-        try:
-            _check_list(file, file.read_text("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            raise _not_utf8(file) from error
-        return
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.lstrip().startswith(b"null"):
-                _check_object(file, number, "null", {})
+    try:
+        _check_json(file)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(file) from error
 
 
 def explain(file: Path, error: Exception, is_text: bool = False) -> UserError:
@@ -128,43 +125,58 @@ def _check_text(file: Path, suffix: str) -> None:
         except csv.Error as error:
             raise UserError(f"data.path={file} cannot be read as csv: {error}.") from error
         return
+    if suffix in (".jsonl", ".json"):
+        _check_json(file)
+        return
     with file.open(encoding="utf-8-sig") as lines:
-        if suffix == ".json" and _is_list(file):
-            _check_list(file, lines.read())
+        for _ in lines:
+            pass
+
+
+def _check_json(file: Path) -> None:
+    kinds: dict[str, tuple[type, str]] = {}
+    place = ""
+    for place, row in _json_rows(file):
+        if not isinstance(row, dict):
+            raise UserError(f"data.path={file}, {place} is not a JSON object, but {row!r:.40}.")
+        for name, value in row.items():
+            # A column of whole numbers and others is one of numbers.
+            kind = float if type(value) is int else type(value)
+            known, first = kinds.get(name, (type(None), ""))
+            if known is type(None):
+                kinds[name] = kind, place
+            elif kind not in (known, type(None)):
+                raise UserError(
+                    f"data.path={file}, {place}: {name!r} is {value!r:.40}, {_kind_of(kind)}, but "
+                    f"{_kind_of(known)} in {first}. Write values of one kind."
+                )
+    if not place:
+        raise UserError(f"data.path={file} has no rows. Is it cut short?")
+
+
+def _kind_of(kind: type) -> str:
+    return {float: "a number", str: "a text", bool: "a truth value"}.get(kind, f"a {kind.__name__}")
+
+
+def _json_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a list, or one a line, and where each is."""
+    with file.open(encoding="utf-8-sig") as lines:
+        if _is_list(file) and file.suffix.lower() == ".json":
+            try:
+                rows = json.loads(lines.read())
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"data.path={file} is not JSON: {error}. Correct it.") from error
+            yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
             return
-        kinds: dict[str, tuple[type, int]] = {}
         for number, line in enumerate(lines, 1):
-            if suffix in (".jsonl", ".json") and line.strip():
-                _check_object(file, number, line, kinds)
-
-
-def _check_list(file: Path, text: str) -> None:
-    try:
-        items = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"data.path={file} is not JSON: {error}. Correct it.") from error
-    for number, item in enumerate(items, 1):
-        if not isinstance(item, dict):
-            raise UserError(f"data.path={file}: row {number} is {item!r}, not a JSON object.")
-
-
-def _check_object(file: Path, number: int, line: str, kinds: dict[str, tuple[type, int]]) -> None:
-    place = f"data.path={file}, line {number}"
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{place} is not a JSON object: {error}. Write one a line.") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{place} is not a JSON object, but {row!r:.40}. Write one a line.")
-    for name, value in row.items():
-        kind, first = kinds.setdefault(name, (type(value), number))
-        if kind is type(None):
-            kinds[name] = type(value), number
-        elif not isinstance(value, (kind, type(None))):
-            raise UserError(
-                f"{place}: {name!r} is {value!r:.40}, {type(value).__name__}, but "
-                f"{kind.__name__} in line {first}. Write values of one kind."
-            )
+            try:
+                if line.strip():
+                    yield f"line {number}", json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"data.path={file}, line {number} is not a JSON object: {error}. Write one a "
+                    "line."
+                ) from error
 
 
 def _records(file: Path) -> Iterator[tuple[int, list[str]]]:

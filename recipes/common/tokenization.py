@@ -18,6 +18,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from lightning_gaudi._core.untrusted import parse_json
 from recipes.common.errors import UserError, first_line
 from recipes.common.hub import load_pretrained
 
@@ -128,11 +129,30 @@ def tokenizer_from_json(
 
     `BertTokenizerFast(vocab_file=...)` would do on transformers 4 and is ignored by 5; this form
     works on both.
+
+    Raises:
+        ValueError: it is no JSON, or numbers its tokens otherwise than from 0 on.
     """
+    _check_numbers(text)
     options: dict[str, Any] = dict(special_tokens)
     if "cls_token" in special_tokens:  # BERT's tell the two sentences of a pair apart
         options["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **options)
+
+
+def _check_numbers(text: str) -> None:
+    """Refuse a number of a token that is larger than there are tokens.
+
+    The library takes memory for all numbers up to the largest, and ends the process without it.
+    """
+    backend = parse_json(text)
+    vocab, added = backend["model"]["vocab"], backend["added_tokens"]
+    if not isinstance(vocab, dict):
+        raise ValueError("its vocabulary has no numbers.")
+    limit = len(vocab) + len(added)
+    numbers = [*vocab.values(), *(each["id"] for each in added)]
+    if not all(type(number) is int and 0 <= number < limit for number in numbers):
+        raise ValueError(f"its {limit} tokens are not numbered from 0 on.")
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

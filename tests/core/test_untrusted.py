@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core.untrusted import parse_json, path_inside, printable
+from lightning_gaudi._core.untrusted import check_depth, parse_json, path_inside, printable
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,20 @@ def test_a_name_within_a_folder_that_is_a_link_is_found(tmp_path: Path) -> None:
     assert path_inside(tmp_path / "linked", "part/x") == tmp_path / "linked" / "part" / "x"
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "NaN", "[1e999]", "-Infinity", "{", b"\xff"])
+def test_what_lies_in_many_places_is_looked_at_once() -> None:
+    """As YAML's anchors have it; and in itself, where there is no end."""
+    found: list[object] = []
+    for _ in range(40):
+        found = [found, found, {"a": found}]
+    check_depth(found)
+    found.append(found)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        check_depth(found)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "[" * 300 + "]" * 300, "NaN", "[1e999]", "-Infinity", "{", b"\xff"]
+)
 def test_json_that_is_none_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         parse_json(text)

@@ -70,7 +70,9 @@ def test_absent_file_is_named_with_the_presets(monkeypatch: pytest.MonkeyPatch) 
         ("a.json", "{", "cannot be read: Expecting"),
         ("a.json", '{"bf16": {}, "bf16": {}}', "'bf16' is there twice"),
         ("a.json", "[1]", "holds a list"),
+        ("a.json", '{"bf16": ' + "[" * 300 + "]" * 300 + "}", "nested too deeply"),
         ("a.yaml", "a: [", "cannot be read"),
+        ("a.yaml", "bf16: &a [*a]", "nested too deeply"),
         ("a.yml", "bf16: {}\nbf16: {}", "'bf16' is there twice"),
     ],
 )

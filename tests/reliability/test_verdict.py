@@ -162,6 +162,7 @@ def test_the_account_has_every_rank_and_few_lines():
         ("still_s", -1),
         ("still_s", float("nan")),
         ("still_s", float("inf")),
+        ("still_s", 10**400),
         ("mute_s", "long"),
         ("ended", 9),
         ("call", ["x"]),

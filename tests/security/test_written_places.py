@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path, write_new, write_predictions
 
 
@@ -39,6 +40,15 @@ def test_links_beside_a_checkpoint_lead_nowhere(tmp_path: Path) -> None:
     assert victim.read_text() == "mine"
     assert path.read_text() == (shared / "out.tsv").read_text() == "yes\n"
     assert not (shared / "out.tsv").is_symlink()
+
+
+def test_what_another_run_has_written_for_a_rank_and_is_no_text_is_refused(tmp_path: Path) -> None:
+    trainer = _trainer(tmp_path, None)
+    trainer.world_size = 2
+    (tmp_path / "out.tsv.1").write_text('[[1, "\\ud800"]]')
+    with pytest.raises(UserError, match=r"out\.tsv\.1 is not what a rank has written"):
+        write_predictions(trainer, tmp_path / "out.tsv", [(0, "yes")])
+    assert not (tmp_path / "out.tsv").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="Run as root: it makes another user's folder.")

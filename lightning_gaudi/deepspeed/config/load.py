@@ -20,7 +20,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi._core.untrusted import check_depth, printable
 
 from .presets import PRESETS
 
@@ -87,6 +87,7 @@ def _parse(path: Path, typed: str) -> Config:
             found = yaml.load(text, _Loader)
         else:
             found = json.loads(text, object_pairs_hook=_without_twins)
+        check_depth(found)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(
             f"{typed} cannot be read: {printable(error, lines=True)}. Correct the file."

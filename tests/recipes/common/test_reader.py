@@ -165,10 +165,22 @@ GOOD = "text,title,label\na,b,1\n"
         ("x.csv", GOOD.encode("utf-16"), r"it is UTF-16\. Save it as UTF-8"),
         ("x.jsonl", '{"text": "a"}\n\n{"text":\n', r"line 3 is not a JSON object"),
         ("x.jsonl", '{"text": "a"}\n[1]\n', r"line 2 is not a JSON object, but \[1\]"),
-        ("x.json", '[{"text": "a"}, 5]', r"row 2 is 5, not a JSON object"),
+        ("x.json", '[{"text": "a"}, 5]', r"row 2 is not a JSON object, but 5"),
         # With which pyarrow ends the process.
         ("x.jsonl", 'null\n{"text": "a"}\n', r"line 1 is not a JSON object, but None"),
-        ("x.json", '[null, {"text": "a"}]', r"row 1 is None, not a JSON object"),
+        ("x.jsonl", b'\xef\xbb\xbfnull\n{"text": "a"}\n', r"line 1 is not a JSON object, but None"),
+        ("x.jsonl", 'NaN\n{"text": []}\n{"text": "c"}', r"line 1 is not a JSON object, but nan"),
+        ("x.json", '[null, {"text": "a"}]', r"row 1 is not a JSON object, but None"),
+        # What stands beside these would be read with quotes.
+        ("x.jsonl", '{"text": "a"}\n{"text": 3}\n', r"line 2: 'text' is 3, a number, but a text"),
+        (
+            "x.json",
+            '[{"text": "a"}, {"text": 3}]',
+            r"row 2: 'text' is 3, a number, but a text",
+        ),
+        ("x.jsonl", '{"text": "a"}{"text": "b"}\n', r"line 1 is not a JSON object: .*one a line"),
+        ("x.jsonl", "", r"has no rows"),
+        ("x.json", "", r"has no rows"),
         ("x.json", '[{"text": "a"},', r"is not JSON: .*line 1"),
         ("x.parquet", "no parquet", r"cannot be read as parquet.*Fetch or write it again"),
     ],
@@ -183,7 +195,7 @@ def test_what_cannot_be_read_is_named_by_file_and_line(name, content, message, t
 def test_values_of_two_kinds_are_named_with_both_lines(tmp_path):
     lines = (json.dumps({"text": "a", "label": label}) for label in (1, None, "1"))
     (tmp_path / "x.jsonl").write_text("\n\n".join(lines))
-    with pytest.raises(ValueError, match=r"line 5: 'label' is '1', str, but int in line 1"):
+    with pytest.raises(ValueError, match=r"line 5: 'label' is '1', a text, but a number in line 1"):
         _only(tmp_path / "x.jsonl")
 
 

@@ -334,7 +334,7 @@ def _forks(folder: Path) -> Parser:
         reader, writer = os.pipe()
         os.write(writer, given[:60_000])
         os.close(writer)
-        pid = os.posix_spawn("/bin/true", ["true"], {})  # a fork would copy the maps of all of torch
+        pid = os.posix_spawn("/bin/true", ["true"], {})  # a fork of torch takes long
         fork = object.__new__(forks.Fork)
         vars(fork).update(_reader=reader, _pid=pid)
         return fork.found()
