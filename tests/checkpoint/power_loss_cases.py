@@ -278,7 +278,10 @@ class Check:
         root.mkdir()
         rebuilt = self._disk.rebuild(state, root)
         stats = {path: self._disk.node(number) for path, number in rebuilt.items()}
-        _renumber_locks(root, {stats[path][0]: Path(path).stat().st_ino for path in stats})
+        # A number is given again once its file is removed, which the state may not have: the last
+        # one is meant.
+        in_order = sorted(rebuilt, key=lambda path: rebuilt[path])
+        _renumber_locks(root, {stats[path][0]: Path(path).stat().st_ino for path in in_order})
 
         def state_of(path: str) -> list[int] | None:
             """What the file had been, in place of what its copy is."""
