@@ -1,7 +1,8 @@
 """Where in a file something is wrong, in lines as an editor counts them.
 
-The readers of `datasets` are fast and tell no lines. These functions walk through a file once more,
-when there is something to say about it.
+The readers of `datasets` are fast and tell no lines. These functions walk through a file once more:
+of JSON before it is read, for not all that is wrong there is noticed; of others when there is
+something to say about it.
 """
 
 from __future__ import annotations
@@ -162,8 +163,9 @@ def _json_rows(file: Path) -> Iterator[tuple[str, Any]]:
     """The rows of a list, or one a line, and where each is."""
     with file.open(encoding="utf-8-sig") as lines:
         if _is_list(file) and file.suffix.lower() == ".json":
+            text = lines.read()
             try:
-                rows = json.loads(lines.read())
+                rows = json.loads(text)
             except (ValueError, RecursionError) as error:
                 raise UserError(f"data.path={file} is not JSON: {error}. Correct it.") from error
             yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))

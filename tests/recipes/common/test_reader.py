@@ -181,6 +181,7 @@ GOOD = "text,title,label\na,b,1\n"
         ("x.jsonl", '{"text": "a"}{"text": "b"}\n', r"line 1 is not a JSON object: .*one a line"),
         ("x.jsonl", "", r"has no rows"),
         ("x.json", "", r"has no rows"),
+        ("x.json", b'[{"text": "caf\xe9"}]', r"line 1 has the byte 0xe9.*iconv"),
         ("x.json", '[{"text": "a"},', r"is not JSON: .*line 1"),
         ("x.parquet", "no parquet", r"cannot be read as parquet.*Fetch or write it again"),
     ],
