@@ -25,7 +25,7 @@ from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.compilation.settings import Compilation
-from lightning_gaudi.reliability import memory, missing_data
+from lightning_gaudi.reliability import memory, notes
 from lightning_gaudi.reliability.finite import MAX_STEPS
 
 from ..checkpoint.io import HPUCheckpointIO
@@ -280,7 +280,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        """Save a fit that a signal ends; say what fills a card, and who looked for missing data."""
+        """Save a fit that a signal ends; say what an error means, such as what fills a card."""
         super().on_exception(exception)
         # The process that waits for spawned ranks has none.
         if (trainer := getattr(self.lightning_module, "_trainer", None)) is not None:
@@ -288,7 +288,7 @@ class HPUStrategy(AutoResume, HPUMixin):
         if memory.is_out_of_memory(exception):
             found = memory.report(self.model, self.optimizers)
             say(f"[rank: {self.global_rank}] out of memory: {found}")
-        said = missing_data.explain(exception, holds_card=vendor.is_initialized())
+        said = notes.explain(exception, holds_card=vendor.is_initialized())
         if said is not None and hasattr(exception, "add_note"):  # since Python 3.11
             exception.add_note(said)
         if self._ending is not None and isinstance(exception, SIGTERMException):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -275,3 +276,16 @@ def test_why_a_data_set_cannot_be_given_to_workers_is_the_error() -> None:
     trainer = hpu_trainer(max_epochs=1)
     with pytest.raises(ValueError, match="cannot start its workers: dataset"):
         trainer.fit(TinyModule(), loader)
+
+
+class _SendsToCuda(TinyModule):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step([each.cuda() for each in batch], batch_idx)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Needs Python 3.11 for notes.")
+def test_who_asks_for_cuda_is_told_which_device_the_run_has() -> None:
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA") as caught:
+        hpu_trainer(max_epochs=1).fit(_SendsToCuda(), batches(2))
+    (note,) = caught.value.__notes__
+    assert "this run is on 'hpu'. Use the device that the run has: self.device" in note

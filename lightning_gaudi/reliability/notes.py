@@ -1,7 +1,8 @@
-"""What to add to an error of data that are not there: which hook looked for them, and what now."""
+"""What to add to an error of the user's program: what it means for the run, and what now."""
 
 from __future__ import annotations
 
+import re
 from types import TracebackType
 
 _HOOKS = (
@@ -13,16 +14,30 @@ _HOOKS = (
     "predict_dataloader",
 )
 
+_CUDA = re.compile(r"Torch not compiled with CUDA enabled|Found no NVIDIA driver")
+"""What torch says of a device that is not there. Source: torch 2.6 to 2.13, `torch/cuda`."""
+
 
 def explain(error: BaseException, *, holds_card: bool) -> str | None:
-    """What a file that is missing means for the run; None of another error.
+    """What an error means for the run; None of one that says so itself.
 
     Args:
         error: What ended the run.
         holds_card: Whether this process has acquired its card.
     """
-    if not isinstance(error, FileNotFoundError):
-        return None
+    if isinstance(error, FileNotFoundError):
+        return _of_missing_data(error, holds_card)
+    if isinstance(error, (AssertionError, RuntimeError)) and _CUDA.search(str(error)):
+        return (
+            "The program asks for a CUDA device, and this run is on 'hpu'. Use the device that the "
+            "run has: self.device of a LightningModule, batch.device, or fabric.device, in place "
+            "of .cuda() and 'cuda'."
+        )
+    return None
+
+
+def _of_missing_data(error: FileNotFoundError, holds_card: bool) -> str | None:
+    """Which hook looked for data that are not there."""
     hook = _hook(error.__traceback__)
     if hook is None:
         return None
