@@ -49,11 +49,9 @@ _FILES = {
         f"{_COMMON}.places:{name}"
         for name in (
             *(
-                "check_rows",
                 "csv_style",
                 "line_of",
                 "_check_text",
-                "_check_json",
                 "_json_rows",
                 "_records",
             ),
@@ -261,6 +259,7 @@ def _plans(folder: Path) -> Parser:
     "recipes.prepared",
     f"{_BERT}.prepared:prepare",
     f"{_BERT}.prepared:_read_tokenizer",
+    f"{_COMMON}.tokenization:_check_numbers",
     errors=(UserError, ValueError, OSError),
 )
 def _prepared(folder: Path) -> Parser:
