@@ -114,7 +114,7 @@ def _at_exit() -> None:
         return
     error, status = exit_status.error(), exit_status.of_failure()
     if error is not None and status is not None:
-        if _tell_failure(farewell, error, status):
+        if _tell_unless_agreed(farewell, error, status):
             processes.leave(status)
         _destroy_now(_destroy)
         return
@@ -134,18 +134,22 @@ def _at_end_of_child() -> None:
         return
     error = sys.exc_info()[1]
     if error is not None and (status := exit_status.of(error)):
-        _tell_failure(farewell, error, status)
+        _tell_unless_agreed(farewell, error, status)
         return
     if (reason := farewell.wait()) is not None:
         _give_up(farewell, reason)
 
 
-def _tell_failure(farewell: Farewell, error: BaseException, status: int) -> bool:
-    """Tell the others of an error, unless all have agreed to end and come; whether it was told."""
-    is_alone = not _is_agreed or farewell.wait(rank_monitor.STOP_S) is not None
-    if is_alone:
-        farewell.tell_failure(error, status)
-    return is_alone
+def _tell_unless_agreed(farewell: Farewell, error: BaseException, status: int) -> bool:
+    """Tell the others that this rank fails, unless all ranks have agreed to end, and do.
+
+    Returns:
+        Whether they were told.
+    """
+    if _is_agreed and farewell.wait(rank_monitor.STOP_S) is None:
+        return False
+    farewell.tell_failure(error, status)
+    return True
 
 
 def _give_up(farewell: Farewell, reason: str) -> None:

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Unicode's categories of what a terminal obeys, reorders or does not show."""
 
-
 _MAX_DEPTH = 100
 """How deep dicts and lists may lie in each other; no file of ours has more than ten levels."""
 
@@ -84,9 +83,9 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def check_depth(value: object) -> None:
-    """Refuse what whoever goes through it level by level would not come to the end of.
+    """Refuse what is nested so deeply that a function which calls itself for each level may fail.
 
-    Since Python 3.12 its own JSON reads more levels than a function may call itself.
+    Since Python 3.12 `json` reads more levels than a function may call itself.
 
     Args:
         value: What a file says: dicts and lists; of YAML the same one may be in several places.

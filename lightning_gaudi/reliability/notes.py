@@ -15,7 +15,10 @@ _HOOKS = (
 )
 
 _CUDA = re.compile(r"Torch not compiled with CUDA enabled|Found no NVIDIA driver")
-"""What torch says of a device that is not there. Source: torch 2.6 to 2.13, `torch/cuda`."""
+"""What torch says of a device that is not there.
+
+Source: torch 2.13, `torch/cuda/__init__.py` and `c10/cuda/CUDAFunctions.cpp`.
+"""
 
 
 def explain(error: BaseException, *, holds_card: bool) -> str | None:
@@ -30,8 +33,8 @@ def explain(error: BaseException, *, holds_card: bool) -> str | None:
     if isinstance(error, (AssertionError, RuntimeError)) and _CUDA.search(str(error)):
         return (
             "The program asks for a CUDA device, and this run is on 'hpu'. Use the device that the "
-            "run has: self.device of a LightningModule, batch.device, or fabric.device, in place "
-            "of .cuda() and 'cuda'."
+            "run has: self.device of the LightningModule, or that of a tensor of the batch, in "
+            "place of .cuda() and 'cuda'."
         )
     return None
 

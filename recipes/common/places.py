@@ -82,10 +82,14 @@ def check_rows(file: Path) -> None:
     the file. pyarrow 26.0.1 ends the process (SIGSEGV) at some rows that are no objects.
 
     Raises:
-        UserError: with the line, or the number of the row in a list; or there is no row.
+        UserError: with the line, or the number of the row in a list.
     """
+    kinds: dict[str, tuple[type, str]] = {}
     try:
-        _check_json(file)
+        for place, row in _json_rows(file):
+            if not isinstance(row, dict):
+                raise UserError(f"data.path={file}, {place} is not a JSON object, but {row!r:.40}.")
+            _check_kinds(file, place, row, kinds)
     except UnicodeDecodeError as error:
         raise _not_utf8(file) from error
 
@@ -126,33 +130,26 @@ def _check_text(file: Path, suffix: str) -> None:
         except csv.Error as error:
             raise UserError(f"data.path={file} cannot be read as csv: {error}.") from error
         return
-    if suffix in (".jsonl", ".json"):
-        _check_json(file)
-        return
     with file.open(encoding="utf-8-sig") as lines:
         for _ in lines:
             pass
 
 
-def _check_json(file: Path) -> None:
-    kinds: dict[str, tuple[type, str]] = {}
-    place = ""
-    for place, row in _json_rows(file):
-        if not isinstance(row, dict):
-            raise UserError(f"data.path={file}, {place} is not a JSON object, but {row!r:.40}.")
-        for name, value in row.items():
-            # A column of whole numbers and others is one of numbers.
-            kind = float if type(value) is int else type(value)
-            known, first = kinds.get(name, (type(None), ""))
-            if known is type(None):
-                kinds[name] = kind, place
-            elif kind not in (known, type(None)):
-                raise UserError(
-                    f"data.path={file}, {place}: {name!r} is {value!r:.40}, {_kind_of(kind)}, but "
-                    f"{_kind_of(known)} in {first}. Write values of one kind."
-                )
-    if not place:
-        raise UserError(f"data.path={file} has no rows. Is it cut short?")
+def _check_kinds(
+    file: Path, place: str, row: dict[str, Any], kinds: dict[str, tuple[type, str]]
+) -> None:
+    """Refuse a row with a value of another kind than its column had before; notes new ones."""
+    for name, value in row.items():
+        # A column of whole numbers and others is one of numbers.
+        kind = float if type(value) is int else type(value)
+        known, first = kinds.get(name, (type(None), ""))
+        if known is type(None):
+            kinds[name] = kind, place
+        elif kind not in (known, type(None)):
+            raise UserError(
+                f"data.path={file}, {place}: {name!r} is {value!r:.40}, {_kind_of(kind)}, but "
+                f"{_kind_of(known)} in {first}. Write values of one kind."
+            )
 
 
 def _kind_of(kind: type) -> str:

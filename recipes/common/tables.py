@@ -126,6 +126,8 @@ def _stream(file: Path, method: str, is_text: bool = False, **options: Any) -> I
         while (table := _next(tables)) is not None:
             is_empty = False
             yield {name: table[name].to_pylist() for name in table.column_names}
+    except StopIteration:  # of datasets 5.2, where a file of JSON is empty
+        pass
     except _UNREADABLE as error:
         raise explain(file, error, is_text=is_text) from error
     if is_empty and not is_text:

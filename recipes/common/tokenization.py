@@ -133,25 +133,25 @@ def tokenizer_from_json(
     Raises:
         ValueError: it is no JSON, or numbers its tokens otherwise than from 0 on.
     """
-    _check_numbers(text)
+    _check_token_ids(text)
     options: dict[str, Any] = dict(special_tokens)
     if "cls_token" in special_tokens:  # BERT's tell the two sentences of a pair apart
         options["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **options)
 
 
-def _check_numbers(text: str) -> None:
-    """Refuse a number of a token that is larger than there are tokens.
+def _check_token_ids(text: str) -> None:
+    """Refuse a token id that is larger than there are tokens.
 
-    The library takes memory for all numbers up to the largest, and ends the process without it.
+    The library takes memory for all ids up to the largest, and ends the process without it.
     """
     backend = parse_json(text)
     vocab, added = backend["model"]["vocab"], backend["added_tokens"]
     if not isinstance(vocab, dict):
-        raise ValueError("its vocabulary has no numbers.")
+        raise ValueError("its vocabulary has no token ids.")
     limit = len(vocab) + len(added)
-    numbers = [*vocab.values(), *(each["id"] for each in added)]
-    if not all(type(number) is int and 0 <= number < limit for number in numbers):
+    ids = [*vocab.values(), *(each["id"] for each in added)]
+    if not all(type(each) is int and 0 <= each < limit for each in ids):
         raise ValueError(f"its {limit} tokens are not numbered from 0 on.")
 
 

@@ -278,8 +278,8 @@ class Check:
         root.mkdir()
         rebuilt = self._disk.rebuild(state, root)
         stats = {path: self._disk.node(number) for path, number in rebuilt.items()}
-        # A number is given again once its file is removed, which the state may not have: the last
-        # one is meant.
+        # The kernel gives an inode number again once its file is removed. A state may still have
+        # that file: the newest one of the number is meant.
         in_order = sorted(rebuilt, key=lambda path: rebuilt[path])
         _renumber_locks(root, {stats[path][0]: Path(path).stat().st_ino for path in in_order})
 

@@ -205,17 +205,15 @@ def test_only_what_the_cache_made_is_removed_when_it_is_old(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_added", [False, True])
-@pytest.mark.parametrize("number", [2**31, 10**6, -1, "1", 1.5, None])
-def test_a_number_of_a_token_takes_no_memory_for_those_before_it(
-    number: object, is_added: bool
-) -> None:
+@pytest.mark.parametrize("token_id", [2**31, 10**6, -1, "1", 1.5, None])
+def test_a_token_id_takes_no_memory_for_those_before_it(token_id: object, is_added: bool) -> None:
     """Of a checkpoint, too: the library would take memory for all, or end the process."""
     state = tokenizer_state(train_wordpiece([["A cat sleeps in the garden."]], 40))
     backend = json.loads(state["tokenizer"])
     assert len(tokenizer_from_state(state)) == len(backend["model"]["vocab"])
     if is_added:
-        backend["added_tokens"][0]["id"] = number
+        backend["added_tokens"][0]["id"] = token_id
     else:
-        backend["model"]["vocab"]["cat"] = number
+        backend["model"]["vocab"]["cat"] = token_id
     with pytest.raises(UserError, match="are not numbered from 0 on"):
         tokenizer_from_state({**state, "tokenizer": json.dumps(backend)})

@@ -259,7 +259,7 @@ def _plans(folder: Path) -> Parser:
     "recipes.prepared",
     f"{_BERT}.prepared:prepare",
     f"{_BERT}.prepared:_read_tokenizer",
-    f"{_COMMON}.tokenization:_check_numbers",
+    f"{_COMMON}.tokenization:_check_token_ids",
     errors=(UserError, ValueError, OSError),
 )
 def _prepared(folder: Path) -> Parser:
