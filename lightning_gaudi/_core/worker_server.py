@@ -5,6 +5,7 @@ It never has the vendor's package: a module that needs that is left to the worke
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -12,6 +13,7 @@ import json
 import os
 import signal
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 SURVIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -35,9 +37,27 @@ def _serve(path: Path) -> None:
     # Blocked until now, so that they end no import. Workers inherit it.
     survive()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SURVIVED)
+    atexit.register(_tidy, path, os.getpid())
     import_new = functools.partial(_import_new, path, os.getpid(), set())
     import_new()
     os.register_at_fork(before=import_new)
+
+
+def _tidy(path: Path, server: int) -> None:
+    """Remove what the process that had started the server would, had it not been killed."""
+    if os.getpid() != server:
+        return
+    address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
+    for each in (path, Path(address or path)):
+        with contextlib.suppress(OSError):
+            each.unlink()
+    remove_empty(path.parent)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder, unless somebody has something in it still, who then does so."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _import_new(path: Path, server: int, tried: set[str]) -> None:

@@ -7,7 +7,7 @@ of `multiprocessing`, started afresh, as a program is. Beside that module's own 
   package nor the simulator;
 - does not have workers run the program again, see `worker_pickle`;
 - has them survive what is sent to all processes of a program, Ctrl-C and SIGTERM, and end when the
-  process dies that they work for.
+  process dies that they work for, with what that has put into its temporary folder.
 
 Source: Model-References `torchvision/main.py` ("fork" does not work, "forkserver" and "spawn" do);
 optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 and 1.19).
@@ -52,12 +52,12 @@ def start_server(things: Iterable[Any] = ()) -> None:
         things: What workers will get: data sets and functions. The server imports where they are
             defined, as it starts or else before its next fork.
     """
+    resource_tracker.ensure_running()  # it unblocks what is blocked below
     path = Path(util.get_temp_dir(), f"modules-{os.getpid()}.json")
     _modules.update(dict.fromkeys(_modules_of(things)))
     written = path.with_suffix(".new")
     written.write_text(json.dumps([list(_modules), sys.path]))
     written.replace(path)  # at once: the server may be reading
-    resource_tracker.ensure_running()  # it unblocks what is blocked next
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, worker_server.SURVIVED)
     try:
         with _changed_environment({**_WITHOUT_DEVICE, worker_server.MODULES: str(path)}):
@@ -112,6 +112,8 @@ class _Worker(ForkServerProcess):
                 worker_server.survive()
 
             signal_handling._set_worker_signal_handlers = watch_and_survive  # type: ignore[attr-defined]
+            folder = Path(util.get_temp_dir())  # its parent's; where it hands out what it shares
+            util.Finalize(None, worker_server.remove_empty, (folder,), exitpriority=-100)
             super().run()
 
 

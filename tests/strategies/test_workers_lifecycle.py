@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,7 +16,8 @@ _LIMIT_S = 30
 """By when the last process has ended: torch's workers look for their parent every 5 s."""
 
 _SCRIPT = """
-import contextlib, os, signal, sys
+import contextlib, os, signal, sys, tempfile
+tempfile.tempdir = os.environ["TMPDIR"] = sys.argv[2]
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 from tests.helpers.tiny import QUIET
@@ -56,8 +58,18 @@ def _shared() -> set[str]:
 
 
 def _run(case: str) -> tuple[int, str]:
-    """The exit status and what was said, once all processes are gone."""
-    result = fork_python(_SCRIPT, case, check=False)
+    """The exit status and what was said, once all processes are gone, and their files."""
+    with tempfile.TemporaryDirectory() as folder:  # a short path: sockets lie there too
+        found = _run_in(folder, case)
+        # The simulated cards themselves stay, as real ones would, and what torch has compiled.
+        kept = ("lightning-gaudi-cards-", "torchinductor_")
+        left = [path for path in Path(folder).iterdir() if not path.name.startswith(kept)]
+        assert not left, [*Path(folder).rglob("*")]
+    return found
+
+
+def _run_in(folder: str, case: str) -> tuple[int, str]:
+    result = fork_python(_SCRIPT, case, folder, check=False)
     lines = [line.split() for line in result.stdout.splitlines()]
     pids = [int(pid) for line in lines if line[:1] == ["processes"] for pid in line[1:]]
     assert len(set(pids)) >= 3, result.stdout + result.stderr  # a server and two workers
