@@ -10,9 +10,11 @@ import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -40,6 +42,8 @@ class Fit(NamedTuple):
     """A fit, which may take several starts."""
 
     folder: Path
+    temporaries: Path
+    """Where the temporary files of several go; a short path, for sockets lie there too."""
     num_ranks: int
     is_async: bool = False
     num_workers: int = 0
@@ -47,7 +51,16 @@ class Fit(NamedTuple):
     @property
     def temporary(self) -> Path:
         """Where its processes put temporary files."""
-        return self.folder / "tmp"
+        return self.temporaries / self.folder.name
+
+
+class _NoteResumed(pl.Callback):
+    """Notes from which checkpoint a start goes on."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero and trainer.ckpt_path:
+            with (Path(trainer.default_root_dir) / "resumed").open("a") as notes:
+                notes.write(f"{Path(trainer.ckpt_path).name}\n")
 
 
 class _Model(TinyModule):
@@ -69,6 +82,7 @@ def _train(rank: int, fit: Fit, port: int) -> None:
     }
     hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
     hccl.initialize_distributed_hpu()
+    tempfile.tempdir = None  # which the process that was forked had looked up
     torch.set_num_threads(1)
     pl.seed_everything(1, verbose=False)
     checkpoints = ModelCheckpoint(
@@ -87,7 +101,7 @@ def _train(rank: int, fit: Fit, port: int) -> None:
         max_steps=NUM_STEPS,
         max_epochs=-1,
         default_root_dir=fit.folder,
-        callbacks=[checkpoints],
+        callbacks=[checkpoints, _NoteResumed()],
         **{**QUIET, "enable_checkpointing": True},
     )
     generator = torch.Generator().manual_seed(1)
@@ -190,12 +204,23 @@ def end(pids: Sequence[int], ended: dict[int, int]) -> None:
 def kill_fits(folder: Path, num_ranks: int, num_kills: int, seed: int) -> None:
     """Kill fits until there were enough kills; each is resumed until it ends.
 
-    Writes to `result` how many fits and starts that were.
+    Writes to `result` how many fits and starts that were, and how many whole checkpoints there are
+    that a fit without kills would not have kept: `resumed` are those from which a start went on,
+    which Lightning never removes, `superseded` those that had a successor on the disk when the kill
+    came, and that Lightning would have removed next.
 
     Raises:
-        AssertionError: The weights of one are not those of a fit that nobody killed, or something
-            was left behind.
+        AssertionError: The weights of one are not those of a fit that nobody killed, or anything
+            else was left behind.
     """
+    temporaries = Path(tempfile.mkdtemp(prefix="fits-"))  # forks would end a TemporaryDirectory
+    try:
+        _kill_fits(folder, temporaries, num_ranks, num_kills, seed)
+    finally:
+        shutil.rmtree(temporaries)
+
+
+def _kill_fits(folder: Path, temporaries: Path, num_ranks: int, num_kills: int, seed: int) -> None:
     gc.freeze()
     has_own_memory = _have_own_memory()
     _LIBC.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
@@ -203,25 +228,32 @@ def kill_fits(folder: Path, num_ranks: int, num_kills: int, seed: int) -> None:
     kinds = [{"is_async": False}, {"is_async": True}, {"is_async": chance.random() < 0.5}]
     kinds[2]["num_workers"] = 1
     for number, kind in enumerate(kinds):
-        whole = Fit(_made(folder / f"whole-{number}"), num_ranks, **kind)
+        whole = Fit(_made(folder / f"whole-{number}"), temporaries, num_ranks, **kind)
         run_whole(whole)  # what is imported and compiled at first comes before what is measured
         whole = whole._replace(folder=_made(folder / f"whole-{number}-again"))
         lasts[number], wanted[number] = run_whole(whole), found_of(whole)
         check_left(whole)
-    done = {"kills": 0, "fits": 0, "early": 0, "extra": 0}
+    done = {"kills": 0, "fits": 0, "early": 0, "resumed": 0, "superseded": 0}
     while done["kills"] < num_kills:
         number = 2 if done["fits"] % 10 == 9 else done["fits"] % 2
-        fit = Fit(_made(folder / f"fit-{done['fits']}"), num_ranks, **kinds[number])
+        place = _made(folder / f"fit-{done['fits']}")
+        fit = Fit(place, temporaries, num_ranks, **kinds[number])
+        superseded: set[str] = set()
         for _ in range(min(KILLS_PER_FIT, num_kills - done["kills"])):
             was_killed = run_killed(fit, chance.random() * lasts[number], chance)
             done["kills" if was_killed else "early"] += 1
+            superseded |= find_superseded(fit)
         run_whole(fit)
         done["fits"] += 1
         weights, names = found_of(fit)
         for name, value in wanted[number][0].items():
             assert torch.equal(weights[name], value), (fit, name)
         assert wanted[number][1] <= names, (fit, names)
-        done["extra"] += len(names - wanted[number][1])
+        extra = names - wanted[number][1]
+        resumed = set((fit.folder / "resumed").read_text().split()) if extra else set()
+        assert extra <= resumed | superseded, (fit, extra, resumed, superseded)
+        done["resumed"] += len(extra & resumed)
+        done["superseded"] += len(extra - resumed)
         check_left(fit)
         # After each fit, so that one can look how far it has come.
         (folder / "result").write_text(json.dumps({**done, "has_own_memory": has_own_memory}))
@@ -238,6 +270,24 @@ def found_of(fit: Fit) -> tuple[dict[str, Tensor], set[str]]:
     for each in weights[1:]:
         assert all(torch.equal(each[name], value) for name, value in weights[0].items())
     return weights[0], {path.name for path in (fit.folder / "saved").iterdir()}
+
+
+def find_superseded(fit: Fit) -> set[str]:
+    """The names of checkpoints that the newest one's `ModelCheckpoint` no longer lists.
+
+    All that have their name are loaded: one that is not whole raises.
+    """
+    states = {
+        path.name: torch.load(path, weights_only=True)
+        for path in (fit.folder / "saved").glob("*.ckpt")
+    }
+    if not states:
+        return set()
+    newest = max(states.values(), key=lambda state: state["global_step"])
+    (kept,) = (
+        state for name, state in newest["callbacks"].items() if name.startswith("ModelCheckpoint")
+    )
+    return states.keys() - {Path(path).name for path in kept["best_k_models"]} - {"last.ckpt"}
 
 
 def check_left(fit: Fit) -> None:

@@ -27,5 +27,6 @@ def test_killed_at_any_moment(
     measured(
         f"any moment, {num_ranks} ranks: {found['kills']} kills in {found['fits']} fits, all "
         f"weights equal, no process, temporary file, {shared} or half a checkpoint left; "
-        f"{found['extra']} whole ones left that ModelCheckpoint was about to remove"
+        f"whole ones beside those of a fit without kills: {found['resumed']} from which it went "
+        f"on, {found['superseded']} that ModelCheckpoint was about to remove"
     )
