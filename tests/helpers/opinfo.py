@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -29,6 +29,14 @@ Check = Literal["bits", "close", "metadata"]
 """How values are compared: every bit, at torch.testing's tolerance, not at all."""
 
 _DTYPES = (torch.float32, torch.int64, torch.complex64, torch.bool)
+
+HPU_DTYPES = (
+    *(torch.float32, torch.bfloat16, torch.float16),
+    *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
+)
+"""The dtypes that a Gaudi computes in and the CPU knows as well."""
+
+Layout = Literal["given", "transposed", "channels last"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,40 @@ def variants() -> list[Variant]:
         dtype = next((dtype for dtype in _DTYPES if dtype in op.dtypes), None)
         found.append(Variant(name, op, dtype))
     return found
+
+
+def in_each_dtype(variant: Variant) -> list[Variant]:
+    """The variant in all of a Gaudi's dtypes in which the CPU has it."""
+    dtypes = [dtype for dtype in HPU_DTYPES if dtype in variant.op.dtypes]
+    return [replace(variant, dtype=dtype) for dtype in dtypes]
+
+
+def lay_out(tree: Any, layout: Layout) -> Any:
+    """`tree` with its tensors laid out otherwise in memory; None if none can be.
+
+    Tensors of one dimension, and of one size, become ones of four dimensions.
+    """
+    found = tensors(tree)
+    if any(tensor.layout != torch.strided or tensor.is_conj() for tensor in found):
+        return None
+    flat = {tensor.shape for tensor in found if tensor.dim() == 1}
+    is_flat = len(flat) == 1 and all(tensor.dim() < 2 for tensor in found)
+
+    def lay_out_leaf(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensor = leaf.detach()
+        if is_flat and tensor.dim() == 1:
+            tensor = tensor.reshape(-1, 1, 1, 1).repeat(1, 3, 2, 2)
+        if tensor.dim() < 2:
+            return tensor
+        if layout == "channels last":
+            last = tensor.movedim(1, -1) if tensor.dim() == 4 else tensor.mT
+            return last.contiguous().movedim(-1, 1) if tensor.dim() == 4 else last.contiguous().mT
+        back = tuple(reversed(range(tensor.dim())))
+        return tensor.permute(back).contiguous().permute(back)
+
+    return tree_map(lay_out_leaf, tree) if is_flat or any(t.dim() > 1 for t in found) else None
 
 
 def seed_all(seed: int) -> None:
@@ -178,7 +220,9 @@ def _difference(expected: Any, actual: Any, check: Check) -> str | None:
     if check == "metadata" or torch.equal(_bits(expected), _bits(actual)):
         return None
     wide, other = (tensor.detach().cpu().cdouble() for tensor in (expected, actual))
-    if check == "close" and torch.allclose(wide, other, rtol=1e-4, atol=1e-5, equal_nan=True):
+    eps = torch.finfo(expected.dtype).eps if expected.is_floating_point() else 0.0
+    rtol = max(1e-4, 2 * eps)
+    if check == "close" and torch.allclose(wide, other, rtol=rtol, atol=1e-5, equal_nan=True):
         return None
     return f"values differ by up to {(wide - other).abs().max().item():.3g}"
 

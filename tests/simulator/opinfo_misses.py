@@ -67,13 +67,31 @@ STRIDES: dict[str, str] = {
     **_WITH_SPARSE_ARGUMENTS,
     "_native_batch_norm_legit": "in eval the CPU kernel saves no statistics, others are said to",
     "native_batch_norm": "in eval the CPU kernel saves no statistics, others are said to",
-    "nn.functional.max_unpool2d": "torch predicts a row-major output for its channels-last one",
-    "nn.functional.max_unpool2d.grad": "torch predicts row-major, its kernel gives channels-last",
     "nonzero_static": "torch predicts CUDA's column-major output for every unknown device",
     "tensor_split": "it reads indices on the CPU, whose data a fake tensor does not have",
     "to_sparse": _SPARSE,
 }
 """Variants whose outputs have other shapes or strides than FakeTensor predicts for hpu."""
+
+LAYOUTS: dict[str, str] = {
+    **{name: why for name, why in _WITHOUT_CPU_KERNEL.items() if name.startswith("jiterator")},
+    "kron": "torch predicts the layout of a product before it is reshaped",
+    "native_dropout_backward": "torch predicts channels-last of those arguments, else row-major",
+    "nn.functional.rrelu": "torch's CPU kernel is row-major, where it predicts the input's layout",
+    **_WITH_SPARSE_ARGUMENTS,
+    "tensor_split": STRIDES["tensor_split"],
+    "to_sparse": _SPARSE,
+}
+"""Variants that miss in other dtypes, or with transposed or channels-last arguments."""
+
+OTHER_ORDER = {
+    "masked.var",
+    "nn.functional.cosine_embedding_loss",
+    "nn.functional.cosine_similarity",
+    "nn.functional.linear_cross_entropy.chunked",
+    "nn.functional.linear_cross_entropy.chunked_none",
+}
+"""What sums in another order than the CPU, as row-major intermediate results: at a tolerance."""
 
 UNDEFINED_CONTENTS = {
     "empty",

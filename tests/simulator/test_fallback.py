@@ -331,6 +331,73 @@ def test_take_accepts_int32_indices(matrix: torch.Tensor) -> None:
     assert torch.equal(matrix.take(indices).cpu(), torch.tensor([0.0, 5.0]))
 
 
+WIDENED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[torch.dtype, ...]]] = {
+    "avg_pool3d": (
+        lambda x: functional.avg_pool3d(x.reshape(1, 1, 2, 4, 6), 2),
+        (torch.bfloat16, torch.float16),
+    ),
+    "bilinear, antialiased": (
+        lambda x: functional.interpolate(
+            x.reshape(1, 2, 4, 6), (3, 3), mode="bilinear", antialias=True
+        ),
+        (torch.bfloat16, torch.float16),
+    ),
+    "bicubic, antialiased": (
+        lambda x: functional.interpolate(
+            x.reshape(1, 2, 4, 6), (3, 3), mode="bicubic", antialias=True
+        ),
+        (torch.bfloat16, torch.float16),
+    ),
+    "histc": (lambda x: x.histc(5, 0, 9), (torch.int32, torch.int64, torch.uint8)),
+    "lerp": (lambda x: torch.lerp(x, x + 4, 3), (torch.int32, torch.int64)),
+    "lerp_": (lambda x: x.clone().lerp_(x + 4, 3), (torch.int32,)),
+    "nearest": (
+        lambda x: functional.interpolate(x.reshape(1, 2, 4, 6), (8, 8)),
+        (torch.int32, torch.int64, torch.int8, torch.bool),
+    ),
+    "erfcx, out": (
+        lambda x: torch.special.erfcx(x, out=torch.empty(0, dtype=x.dtype, device=x.device)),
+        (torch.bfloat16,),
+    ),
+    "abs": (torch.abs, (torch.bool,)),
+}
+"""What accelerators have in types for which the CPU has no kernel."""
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, each) for name, (_, dtypes) in WIDENED.items() for each in dtypes]
+)
+def test_types_without_a_kernel_of_the_cpu_are_computed_in_wider_ones(
+    name: str, dtype: torch.dtype
+) -> None:
+    operate, _ = WIDENED[name]
+    values = torch.arange(48).mul(0.37).remainder(9).to(dtype)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        operate(values)
+    result = operate(values.to("hpu"))
+    wide = torch.float32 if dtype.is_floating_point else torch.float64
+    assert result.dtype == dtype
+    assert torch.equal(result.cpu(), operate(values.to(wide)).to(dtype))
+
+
+def test_integers_are_drawn_uniformly() -> None:
+    drawn = torch.empty(1000, dtype=torch.int32, device="hpu").uniform_(-50, 10)
+    assert drawn.dtype == torch.int32
+    assert -50 <= drawn.min() < -40
+    assert 0 < drawn.max() <= 10
+
+
+def test_gradients_of_a_pooling_in_half_are_those_of_float32() -> None:
+    values = torch.arange(48.0).reshape(1, 1, 2, 4, 6)
+    gradients = []
+    for tensor in (values.to("hpu", torch.float16), values):
+        tensor.requires_grad_()
+        functional.avg_pool3d(tensor, 2).square().sum().backward()
+        gradients.append(tensor.grad.cpu().float())
+    assert torch.allclose(*gradients, rtol=1e-3)
+
+
 # Attention
 
 

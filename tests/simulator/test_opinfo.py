@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from typing import get_args
 
 import pytest
 import torch
@@ -14,13 +15,17 @@ from torch._subclasses.fake_tensor import (
 )
 
 from tests.helpers.opinfo import (
+    HPU_DTYPES,
     Check,
+    Layout,
     SampleInput,
     Variant,
     arguments,
     call,
     difference,
     fake,
+    in_each_dtype,
+    lay_out,
     move,
     on_hpu_alone,
     seed_all,
@@ -165,6 +170,56 @@ def _compare_strides(variant: Variant, max_samples: int) -> None:
     assert bool(num_compared) == has_prediction
 
 
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.bfloat16, torch.int32),
+        pytest.param(HPU_DTYPES, marks=pytest.mark.slow, id="all"),
+    ],
+)
+@pytest.mark.parametrize("variant", _params(FORWARD))
+def test_each_layout_in_each_dtype_equals_cpu_and_prediction(
+    variant: Variant, dtypes: Sequence[torch.dtype]
+) -> None:
+    each_dtype = [each for each in in_each_dtype(variant) if each.dtype in dtypes]
+
+    def compare(variant: Variant, max_samples: int) -> None:
+        for each in each_dtype:
+            _compare_layouts(each, max_samples)
+
+    if each_dtype:
+        _run(compare, variant, 1, misses.LAYOUTS)
+
+
+def _compare_layouts(variant: Variant, max_samples: int) -> None:
+    for sample in variant.samples("hpu", max_samples):
+        for layout in get_args(Layout):
+            given = arguments(sample)
+            laid_out = given if layout == "given" else lay_out(given, layout)
+            if laid_out is None:
+                continue
+            on_cpu, on_hpu = (move(laid_out, device) for device in ("cpu", "hpu"))
+            mode = FakeTensorMode()
+            faked = fake(on_hpu, mode)
+            try:
+                expected = call(variant, on_cpu)
+            except (IndexError, RuntimeError, ValueError):
+                continue  # not what the operator takes
+            where = f"{variant.dtype}, {layout}"
+            actual = call(variant, on_hpu)
+            check = "close" if variant.name in misses.OTHER_ORDER else _check(variant)
+            found = difference(expected, actual, check)
+            assert found is None, f"{where}: {found}\n{sample.summary()}"
+            try:
+                with mode:
+                    predicted = tensors(call(variant, faked))
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                continue
+            for real, plan in zip(tensors(actual), predicted, strict=True):
+                assert real.shape == plan.shape, where
+                assert _strides(real) == _strides(plan), where
+
+
 def _strides(tensor: torch.Tensor) -> list[int]:
     """Strides of the dimensions that have one: more than one element, in a tensor not empty."""
     if tensor.layout != torch.strided or not tensor.numel():
@@ -184,5 +239,5 @@ def test_tables_name_known_variants() -> None:
     """An entry that names nothing would lower no count and mark no test."""
     known = {variant.name for variant in FORWARD}
     sets = misses.UNDEFINED_CONTENTS, misses.NOT_DETERMINISTIC, misses.WITHOUT_PREDICTION
-    assert known.issuperset(chain(misses.FORWARD, misses.STRIDES, *sets))
+    assert known.issuperset(chain(misses.FORWARD, misses.STRIDES, misses.LAYOUTS, *sets))
     assert misses.BACKWARD.keys() | misses.LAST_BITS <= {variant.name for variant in BACKWARD}

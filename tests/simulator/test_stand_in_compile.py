@@ -9,6 +9,7 @@ import torch
 from habana_frameworks.torch.dynamo.compile_backend import backends
 from habana_frameworks.torch.hpex.kernels import FusedSDPA
 from habana_frameworks.torch.hpex.normalization import FusedRMSNorm
+from torch.nn import functional
 
 from tests.helpers.forked import fork_python
 from tests.helpers.process import run_python
@@ -41,6 +42,36 @@ def test_a_compiled_model_trains_as_the_eager_one():
     assert compiled_loss == pytest.approx(loss, rel=1e-6)
     for mine, other in zip(compiled_gradients, gradients, strict=True):
         torch.testing.assert_close(mine, other)
+
+
+_POINTWISE = {
+    "add": lambda x: x + x,
+    "gelu": functional.gelu,
+    "mul": lambda x: x * 2.5,
+    "neg": torch.neg,
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "where": lambda x: torch.where(x > 0, x, 0),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32])
+@pytest.mark.parametrize("name", _POINTWISE)
+def test_views_of_what_was_computed_from_a_transposed_tensor_are_predicted(name, dtype, dynamic):
+    """Heads are moved behind the sequence, something is computed, and they are moved back."""
+    if dtype == torch.int32 and name in ("gelu", "silu"):
+        pytest.skip("the operator takes floats alone")
+
+    def f(x):
+        heads = _POINTWISE[name](x.transpose(1, 2))
+        return heads.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1) + 1
+
+    for length in (5, 6):
+        x = (torch.randn(2, length, 3, 4) * 4).to(dtype).to("hpu")
+        expected, compiled = f(x), torch.compile(f, backend="hpu_backend", dynamic=dynamic)(x)
+        assert torch.equal(compiled.cpu(), expected.cpu())
+        assert compiled.stride() == expected.stride()
 
 
 def test_compilations_are_counted():

@@ -157,9 +157,16 @@ def test_generator_of_the_device_repeats_its_draws_from_a_saved_state() -> None:
     assert torch.equal(torch.randn(4, device="hpu", generator=generator), first)
 
 
-def test_generator_of_the_cpu_is_refused_for_tensors_of_the_device() -> None:
-    with pytest.raises(RuntimeError, match="'hpu' device type for generator but found 'cpu'"):
-        torch.randn(4, device="hpu", generator=torch.Generator())
+def test_generator_of_the_cpu_seeds_tensors_of_the_device() -> None:
+    def draw() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(3)
+        made = torch.randn(4, device="hpu", generator=generator)
+        return [made, torch.empty(4, device="hpu").uniform_(generator=generator)]
+
+    first, second = draw()
+    assert all(map(torch.equal, draw(), (first, second)))
+    assert first.device.type == second.device.type == "hpu"
+    assert 0 <= second.min() <= second.max() <= 1
 
 
 def test_seeded_draws_repeat_through_the_random_state_of_the_device() -> None:

@@ -49,13 +49,14 @@ class FallbackCall {
                            {&op_.schema(), torch::jit::last(stack_, num_arguments_)});
     }
     fill_in_generator();
-    if (!is_dry_) widen_arguments(info_, stack_, first_, widened_);
     keep_mutated(aliases_);
+    if (!is_dry_) widen_arguments(info_, stack_, first_, widened_);
     if (!is_lazy()) count_launches(num_launches());
     if (is_dry_) {
       call_meta_kernel();
     } else {
       call_cpu_kernel();
+      narrow_written(widened_);
       sync_mutated();
     }
     results_to_hpu();
@@ -128,7 +129,10 @@ class FallbackCall {
     }
   }
 
+  /// The card takes the CPU's generators, too, as seeds of its own numbers; ours are the CPU's.
+  /// Source: bridge 1.19.0, tests/pytest_working/lazy/test_hpu_random_gen.py.
   static at::Generator cpu_generator(const at::Generator& generator) {
+    if (generator.device().is_cpu()) return generator;
     TORCH_CHECK(generator.device().is_hpu(),
                 "Expected a 'hpu' device type for generator but found '",
                 c10::DeviceTypeName(generator.device().type(), /*lower_case=*/true),

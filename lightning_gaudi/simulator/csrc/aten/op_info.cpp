@@ -15,25 +15,132 @@ using Names = std::unordered_set<std::string>;
 
 const std::string kForeach = "aten::_foreach_";
 
-// torch's FakeTensor expects row-major results of pointwise operators on hpu; these are not tagged
-// as pointwise but behave alike, or are tagged and do not.
-const Names kAlsoContiguous{"aten::where", "aten::masked_fill", "aten::native_dropout"};
-const Names kNotContiguous{"aten::addcmul", "aten::addcdiv", "aten::lerp"};
+// torch predicts row-major results of pointwise operators on hpu (FakeTensor, torch._refs); these
+// are not tagged as pointwise but are predicted alike, or are tagged and keep their arguments' order.
+const Names kAlsoContiguous{"aten::_prelu_kernel",
+                            "aten::_prelu_kernel_backward",
+                            "aten::_unsafe_masked_index_put_accumulate",
+                            "aten::binary_cross_entropy_backward",
+                            "aten::channel_shuffle",
+                            "aten::convolution",
+                            "aten::copy",
+                            "aten::diagonal_scatter",
+                            "aten::elu_backward",
+                            "aten::floor_divide",
+                            "aten::hardsigmoid_backward",
+                            "aten::hardswish",
+                            "aten::hardswish_backward",
+                            "aten::hardtanh_backward",
+                            "aten::huber_loss",
+                            "aten::index_put",
+                            "aten::leaky_relu_backward",
+                            "aten::log_sigmoid_backward",
+                            "aten::masked_fill",
+                            "aten::masked_select_backward",
+                            "aten::max_unpool2d",
+                            "aten::mish_backward",
+                            "aten::mse_loss",
+                            "aten::native_channel_shuffle",
+                            "aten::pixel_shuffle",
+                            "aten::roll",
+                            "aten::rsub",
+                            "aten::slice_scatter",
+                            "aten::smooth_l1_loss",
+                            "aten::soft_margin_loss",
+                            "aten::soft_margin_loss_backward",
+                            "aten::softplus_backward"};
+const Names kNotContiguous{"aten::__lshift__",
+                           "aten::__rshift__",
+                           "aten::_conj_physical",
+                           "aten::add.Scalar",
+                           "aten::addcdiv",
+                           "aten::addcmul",
+                           "aten::angle",
+                           "aten::clone",
+                           "aten::frexp",
+                           "aten::lerp",
+                           "aten::nan_to_num",
+                           "aten::polygamma",
+                           "aten::round",
+                           "aten::rrelu_with_noise",
+                           "aten::sigmoid",
+                           "aten::silu",
+                           "aten::special_airy_ai",
+                           "aten::special_bessel_y0",
+                           "aten::special_bessel_y1",
+                           "aten::special_chebyshev_polynomial_t",
+                           "aten::special_chebyshev_polynomial_u",
+                           "aten::special_chebyshev_polynomial_v",
+                           "aten::special_chebyshev_polynomial_w",
+                           "aten::special_erfcx",
+                           "aten::special_hermite_polynomial_h",
+                           "aten::special_hermite_polynomial_he",
+                           "aten::special_laguerre_polynomial_l",
+                           "aten::special_legendre_polynomial_p",
+                           "aten::special_modified_bessel_i0",
+                           "aten::special_modified_bessel_i1",
+                           "aten::special_modified_bessel_k0",
+                           "aten::special_modified_bessel_k1",
+                           "aten::special_ndtri",
+                           "aten::special_scaled_modified_bessel_k0",
+                           "aten::special_scaled_modified_bessel_k1",
+                           "aten::special_shifted_chebyshev_polynomial_t",
+                           "aten::special_shifted_chebyshev_polynomial_u",
+                           "aten::special_shifted_chebyshev_polynomial_v",
+                           "aten::special_shifted_chebyshev_polynomial_w",
+                           "aten::sub.Scalar",
+                           "aten::where",
+                           "aten::zero"};
 
-// Gaudi computes these in bf16 and half too; the CPU has no such kernel.
-const Names kWidensReducedFloats{"aten::_cdist_forward",
-                                 "aten::_pdist_forward",
-                                 "aten::multi_margin_loss",
-                                 "aten::multilabel_margin_loss_forward",
-                                 "aten::special_erfcx",
-                                 "aten::multi_margin_loss_backward",
-                                 "aten::_cdist_backward",
-                                 "aten::_pdist_backward",
-                                 "aten::multilabel_margin_loss_backward"};
+const TypeSet kHalf = type_bit(at::kHalf);
+const TypeSet kReducedFloats = type_bit(at::kBFloat16) | kHalf;
+const TypeSet kIntegers = type_bit(at::kByte) | type_bit(at::kChar) | type_bit(at::kShort) |
+                          type_bit(at::kInt) | type_bit(at::kLong);
+const TypeSet kBoolean = type_bit(at::kBool);
+
+// Accelerators compute these in types for which the CPU has no kernel: CUDA in those that torch's
+// own operator database names, an HPU in those of the vendor's tests (lerp, uniform_, erfcx) and
+// in all that its gather and resize have (nearest).
+const std::unordered_map<std::string, TypeSet> kWidened{
+    {"aten::_cdist_forward", kReducedFloats},
+    {"aten::_cdist_backward", kReducedFloats},
+    {"aten::_pdist_forward", kReducedFloats},
+    {"aten::_pdist_backward", kReducedFloats},
+    {"aten::multi_margin_loss", kReducedFloats},
+    {"aten::multi_margin_loss_backward", kReducedFloats},
+    {"aten::multilabel_margin_loss_forward", kReducedFloats},
+    {"aten::multilabel_margin_loss_backward", kReducedFloats},
+    {"aten::special_erfcx", kReducedFloats},
+    {"aten::avg_pool3d", kReducedFloats},
+    {"aten::avg_pool3d_backward", kReducedFloats},
+    {"aten::_upsample_bilinear2d_aa", kReducedFloats},
+    {"aten::_upsample_bilinear2d_aa_backward", kReducedFloats},
+    {"aten::_upsample_bicubic2d_aa", kReducedFloats},
+    {"aten::_upsample_bicubic2d_aa_backward", kReducedFloats},
+    {"aten::rrelu_with_noise", kHalf},
+    {"aten::rrelu_with_noise_", kHalf},
+    {"aten::rrelu_with_noise_backward", kHalf},
+    {"aten::polygamma", kHalf},
+    {"aten::histc", kIntegers},
+    {"aten::abs", kBoolean},
+    {"aten::lerp", kIntegers},
+    {"aten::lerp_", kIntegers},
+    {"aten::uniform_", kIntegers},
+    {"aten::upsample_nearest1d", kIntegers | kBoolean},
+    {"aten::upsample_nearest2d", kIntegers | kBoolean},
+    {"aten::upsample_nearest3d", kIntegers | kBoolean},
+    {"aten::_upsample_nearest_exact1d", kIntegers | kBoolean},
+    {"aten::_upsample_nearest_exact2d", kIntegers | kBoolean},
+    {"aten::_upsample_nearest_exact3d", kIntegers | kBoolean}};
 const Names kWidensInt32Index{"aten::take"};
 
 // They ask what a tensor is, not what is in it.
 const Names kMetadataOnly{"aten::is_set_to", "aten::_assert_tensor_metadata"};
+
+bool has_tag(const c10::OperatorHandle& op, at::Tag tag) {
+  const auto tags = op.getTags();
+  return std::find(tags.begin(), tags.end(), tag) != tags.end();
+}
 
 bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -77,31 +184,20 @@ void read_returns(const c10::FunctionSchema& schema, OpInfo& info) {
 void read_traits(const c10::OperatorHandle& op, OpInfo& info) {
   const std::string& name = op.operator_name().name;
   info.rules = rules_of(name, info.name, op.getTags());
-  bool is_pointwise = false;
-  bool is_seeded = false;
-  for (at::Tag tag : op.getTags()) {
-    is_pointwise |= tag == at::Tag::pointwise;
-    is_seeded |= tag == at::Tag::nondeterministic_seeded;
-  }
-  info.draws_without_generator = is_seeded && info.generator_argument < 0;
+  info.draws_without_generator =
+      has_tag(op, at::Tag::nondeterministic_seeded) && info.generator_argument < 0;
   info.is_foreign = name.rfind("aten::", 0) != 0;
   info.is_read = name == "aten::_local_scalar_dense";
-  const bool is_foreach = name.rfind(kForeach, 0) == 0;
-  const std::string of_each = is_foreach ? "aten::" + name.substr(kForeach.size()) : name;
-  info.has_contiguous_results = (is_pointwise || is_foreach || kAlsoContiguous.count(name) > 0) &&
-                                kNotContiguous.count(of_each) == 0;
-  const bool is_functional = info.mutated_arguments.empty();
-  info.widens_reduced_floats = is_functional && kWidensReducedFloats.count(name) > 0;
-  info.widens_int32_index = is_functional && kWidensInt32Index.count(name) > 0;
+  info.has_contiguous_results = has_contiguous_results(op);
+  const auto widened = kWidened.find(name);
+  if (widened != kWidened.end()) info.widened = widened->second;
+  info.widens_int32_index = info.mutated_arguments.empty() && kWidensInt32Index.count(name) > 0;
 }
 
 void read_launches(const c10::OperatorHandle& op, OpInfo& info) {
   const std::string& name = op.operator_name().name;
-  const auto tags = op.getTags();
-  const bool is_inplace_view =
-      std::find(tags.begin(), tags.end(), at::Tag::inplace_view) != tags.end();
-  info.launches =
-      !info.is_view && !info.is_read && !is_inplace_view && kMetadataOnly.count(name) == 0;
+  info.launches = !info.is_view && !info.is_read && !has_tag(op, at::Tag::inplace_view) &&
+                  kMetadataOnly.count(name) == 0;
   info.is_attention = name.rfind("aten::_scaled_dot_product_flash_attention_for_cpu", 0) == 0;
 }
 
@@ -132,6 +228,25 @@ const OpInfo& find_or_read(const c10::OperatorHandle& op) {
 
 std::string full_name(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+bool has_contiguous_results(const c10::OperatorHandle& op) {
+  c10::OperatorName name = op.operator_name();
+  if (kAlsoContiguous.count(name.name) > 0) return true;
+  const bool is_foreach = name.name.rfind(kForeach, 0) == 0;
+  if (is_foreach) name.name = "aten::" + name.name.substr(kForeach.size());
+  return (has_tag(op, at::Tag::pointwise) || is_foreach) &&
+         kNotContiguous.count(name.name) == 0 && kNotContiguous.count(full_name(name)) == 0;
+}
+
+bool has_layout_of_its_own(const c10::OperatorHandle& op) {
+  const auto& returns = op.schema().returns();
+  const bool is_new =
+      std::all_of(returns.begin(), returns.end(),
+                  [](const c10::Argument& each) { return each.alias_info() == nullptr; });
+  return is_new && (has_contiguous_results(op) ||
+                    (!op.operator_name().overload_name.empty() &&
+                     kNotContiguous.count(full_name(op.operator_name())) > 0));
 }
 
 // An operator may be removed (a Python library that goes) and another take its address.

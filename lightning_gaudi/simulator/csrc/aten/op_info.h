@@ -28,8 +28,8 @@ struct OpInfo {
   bool is_attention = false;  ///< launches as often as aten/attention.h says
   bool is_foreign = false;  ///< not torch's: its kernel may keep the arguments
   bool has_contiguous_results = false;
-  bool widens_reduced_floats = false;  ///< the CPU has no bf16 or half kernel, Gaudi has
-  bool widens_int32_index = false;     ///< the CPU wants int64 indices, Gaudi takes int32 as well
+  TypeSet widened = 0;              ///< for which the CPU has no kernel, and accelerators have
+  bool widens_int32_index = false;  ///< the CPU wants int64 indices, Gaudi takes int32 as well
 
   OpRules rules;  ///< what a card does otherwise
 
@@ -40,6 +40,12 @@ struct OpInfo {
 
 /// Lives for ever. Usually one look-up in a table of this thread, without a lock.
 const OpInfo& op_info(const c10::OperatorHandle& op);
+
+/// Whether its new results lie row by row, whatever the layout of its arguments.
+bool has_contiguous_results(const c10::OperatorHandle& op);
+
+/// Whether it makes new tensors, in a layout that those of which it may be composed would not give.
+bool has_layout_of_its_own(const c10::OperatorHandle& op);
 
 /// "aten::add.Tensor"
 std::string full_name(const c10::OperatorName& name);

@@ -25,12 +25,14 @@ void install_direct_kernels() {
   using c10::DispatchKey;
   torch::Library& library = permanent_library("aten", DispatchKey::HPU);
   for_each_aten_op([&](const c10::OperatorHandle& op, const std::string& name) {
-    const bool has_composite =
+    const bool has_explicit =
         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
-        op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-        op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+        op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
+    const bool has_composite =
+        has_explicit || op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
     // The CPU runs the composite kernel of a _foreach_ operator, on all aliases in one call.
-    const bool is_of_cpu = op.hasKernelForDispatchKey(DispatchKey::CPU) || is_foreach_of_card(name);
+    const bool is_of_cpu = op.hasKernelForDispatchKey(DispatchKey::CPU) ||
+                           is_foreach_of_card(name) || (has_explicit && has_layout_of_its_own(op));
     if (has_composite && is_of_cpu && !op.hasKernelForDispatchKey(DispatchKey::HPU)) {
       library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
     }

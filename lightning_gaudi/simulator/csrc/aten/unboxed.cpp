@@ -81,6 +81,11 @@ decltype(auto) on_cpu(const T& argument) {
   }
 }
 
+/// Of an argument of these types the boxed way takes care.
+TypeSet watched_types(const OpInfo& info) {
+  return info.rules.watched | info.widened | g_watched_results;
+}
+
 template <class Op>
 const c10::OperatorHandle& handle() {
   static const c10::OperatorHandle op =
@@ -103,7 +108,7 @@ template <class Op, class... Arguments>
 struct Unboxed<Op, Tensor(Arguments...)> {
   static Tensor call(Arguments... arguments) {
     static const OpInfo& info = op_info(handle<Op>());
-    if (is_lazy() || is_dry() || !(is_plain(arguments, info.rules.watched | g_watched_results) && ...)) {
+    if (is_lazy() || is_dry() || !(is_plain(arguments, watched_types(info)) && ...)) {
       return call_boxed<Op>(arguments...)[0].toTensor();
     }
     touch_device();
@@ -118,8 +123,8 @@ struct Unboxed<Op, Tensor(Arguments...)> {
 template <class Op, class... Arguments>
 struct Unboxed<Op, Tensor&(Tensor&, Arguments...)> {
   static Tensor& call(Tensor& self, Arguments... arguments) {
-    static const OpRules& rules = op_info(handle<Op>()).rules;
-    const TypeSet watched = rules.watched | g_watched_results;
+    static const OpInfo& info = op_info(handle<Op>());
+    const TypeSet watched = watched_types(info);
     if (is_lazy() || is_dry() || !self.device().is_hpu() ||
         !(is_plain(self, watched) && ... && is_plain(arguments, watched))) {
       call_boxed<Op>(self, arguments...);
@@ -139,7 +144,7 @@ template <class Op, class... Arguments>
 struct Unboxed<Op, std::vector<Tensor>(at::TensorList, Arguments...)> {
   static std::vector<Tensor> call(at::TensorList self, Arguments... arguments) {
     static const OpInfo& info = op_info(handle<Op>());
-    const TypeSet watched = info.rules.watched | g_watched_results;
+    const TypeSet watched = watched_types(info);
     if (is_lazy() || is_dry() || !(is_plain(self, watched) && ... && is_plain(arguments, watched))) {
       return call_boxed<Op>(self, arguments...)[0].toTensorVector();
     }
@@ -158,8 +163,8 @@ struct Unboxed<Op, std::vector<Tensor>(at::TensorList, Arguments...)> {
 template <class Op, class... Arguments>
 struct Unboxed<Op, void(at::TensorList, Arguments...)> {
   static void call(at::TensorList self, Arguments... arguments) {
-    static const OpRules& rules = op_info(handle<Op>()).rules;
-    const TypeSet watched = rules.watched | g_watched_results;
+    static const OpInfo& info = op_info(handle<Op>());
+    const TypeSet watched = watched_types(info);
     if (is_lazy() || is_dry() || !(is_plain(self, watched) && ... && is_plain(arguments, watched))) {
       call_boxed<Op>(self, arguments...);
       return;

@@ -8,7 +8,7 @@ from packaging.version import Version
 from .._missing import hide_other_releases, missing
 from .._modules import add_eclipsed
 from .._reasons import GPU_MIGRATION
-from . import _binding, utils  # noqa: F401
+from . import _binding, _on_import, utils  # noqa: F401
 
 from . import _ops, hpu, core  # isort: skip  # noqa: F401
 from . import distributed, dynamo, hpex, internal, version
@@ -46,6 +46,7 @@ if bridge_config.get_pt_hpu_gpu_migration():
     warnings.warn(f"PT_HPU_GPU_MIGRATION has no effect: {GPU_MIGRATION}", stacklevel=2)
 
 take_sigint()
+_on_import.call_after("torch._prims_common.wrappers", f"{__name__}._fake_tensors")
 __getattr__ = missing(__name__)
 hide_other_releases()
 add_eclipsed()
