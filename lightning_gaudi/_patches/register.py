@@ -182,6 +182,16 @@ REGISTER = (
         apply="throughput:patch_throughput",
     ),
     Patch(
+        name="trainer-out-of-memory",
+        library="lightning",
+        checked=_LIGHTNING,
+        targets=("{trainer}.utilities.memory:is_oom_error",),
+        why="It knows the words of CUDA and of the CPU for memory that is used up, and no HPU's.",
+        without="BatchSizeFinder and scale_batch_size end with the error of the largest batch",
+        trigger="{trainer}.utilities.memory",
+        apply="out_of_memory:patch_out_of_memory",
+    ),
+    Patch(
         name="fabric-run",
         library="lightning",
         checked=_LIGHTNING,

@@ -93,9 +93,9 @@ def test_accumulated_counters_reset_and_active_ones_do_not() -> None:
 
 @pytest.mark.usefixtures("room")
 def test_allocation_past_the_limit_names_the_figures_and_a_way_out() -> None:
-    with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 4\.00 MiB; .* in use"):
+    with pytest.raises(RuntimeError, match=r"tried to allocate 4\.00 MiB; .* in use"):
         torch.empty(MIB, device="hpu")
-    with pytest.raises(torch.OutOfMemoryError, match=r"\(peak .*\)\. Try a smaller micro batch"):
+    with pytest.raises(RuntimeError, match=r"\(peak .*\)\. Try a smaller micro batch"):
         torch.empty(MIB, device="hpu")
 
 
@@ -103,7 +103,7 @@ def test_allocation_past_the_limit_names_the_figures_and_a_way_out() -> None:
 def test_result_past_the_limit_is_refused_and_given_back() -> None:
     column, row = torch.ones(1024, 1, device="hpu"), torch.ones(1, 1024, device="hpu")
     before = _in_use()
-    with pytest.raises(torch.OutOfMemoryError, match="HPU out of memory"):
+    with pytest.raises(RuntimeError, match="HPU out of memory"):
         column + row
     assert _in_use() == before
     assert (column + 1).sum() == 2048
@@ -114,7 +114,7 @@ def test_out_argument_that_cannot_grow_keeps_its_value(room: int) -> None:
     column, row = torch.ones(1024, 1, device="hpu"), torch.ones(1, 1024, device="hpu")
     out = torch.full((4,), 7.0, device="hpu")
     before = _in_use()
-    with pytest.raises(torch.OutOfMemoryError, match="HPU out of memory"):
+    with pytest.raises(RuntimeError, match="HPU out of memory"):
         torch.add(column, row, out=out)
     assert _in_use() == before
     assert out.tolist() == [7.0] * 4
@@ -127,7 +127,7 @@ def test_out_argument_that_cannot_grow_keeps_its_value(room: int) -> None:
 def test_backward_past_the_limit_leaves_the_process_usable() -> None:
     weight = torch.ones(1, 128, device="hpu", requires_grad=True)
     inputs = torch.ones(1024, 1, device="hpu")
-    with pytest.raises(torch.OutOfMemoryError, match="HPU out of memory"):
+    with pytest.raises(RuntimeError, match="HPU out of memory"):
         (inputs * weight).exp().square().sum().backward()
     _hpu_sim.set_memory_limit(0)
     (inputs * weight).sum().backward()

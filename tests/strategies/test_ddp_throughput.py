@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader
 from lightning_gaudi import HPUPrecisionPlugin
 from lightning_gaudi._core import vendor
 from lightning_gaudi.hardware import GAUDIS
+from tests.helpers.forked import fork_python
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers
 
@@ -136,6 +138,47 @@ class _Tuned(TinyModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_the_largest_batch_is_found_by_the_errors_of_a_full_card(mode: str, tmp_path: Path) -> None:
+    result = fork_python(
+        """
+        import sys
+        import lightning.pytorch as pl
+        import torch
+        from accelerate.utils.memory import should_reduce_batch_size
+        from lightning.pytorch.tuner import Tuner
+        from torch.utils.data import DataLoader, TensorDataset
+        from lightning_gaudi import simulator
+        from tests.helpers.tiny import NUM_FEATURES, TinyModule, hpu_trainer
+
+        class Model(TinyModule):
+            batch_size = 2
+            def training_step(self, batch, batch_idx):
+                torch.empty(len(batch[0]) << 20, device="hpu")  # 4 MiB a sample
+                return super().training_step(batch, batch_idx)
+            def train_dataloader(self):
+                return DataLoader(TensorDataset(torch.ones(64, NUM_FEATURES)), self.batch_size)
+
+        simulator.set_memory_limit(64 << 20)
+        try:
+            torch.empty(64 << 20, device="hpu")
+        except RuntimeError as error:
+            assert type(error) is RuntimeError
+            assert should_reduce_batch_size(error)
+        model, trainer = Model(), hpu_trainer(max_steps=2, enable_checkpointing=True)
+        kwargs = {"mode": sys.argv[1], "steps_per_trial": 1, "max_trials": 8}
+        print("found", Tuner(trainer).scale_batch_size(model, **kwargs))
+        trainer.fit(model)
+        print("steps", trainer.global_step)
+        """,
+        mode,
+        cwd=tmp_path,
+    )
+    found = int(re.search(r"found (\d+)", result.stdout)[1])
+    assert (found == 8) if mode == "power" else (8 <= found < 16), result.stdout + result.stderr
+    assert "steps 2" in result.stdout
 
 
 def test_batch_size_and_learning_rate_are_found_on_one_card(tmp_path: Path) -> None:

@@ -266,7 +266,8 @@ def test_out_of_memory_reaches_the_user() -> None:
         """,
         check=False,
     )
-    assert "OutOfMemoryError: HPU out of memory" in result.stderr
+    assert "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed" in result.stderr
+    assert "HPU out of memory" in result.stderr
 
 
 def test_why_a_data_set_cannot_be_given_to_workers_is_the_error() -> None:

@@ -55,14 +55,19 @@ void give_back(int64_t num_bytes, int64_t counted_bytes) {
 /// What the allocator takes for itself, when the process takes its card.
 int64_t own_bytes() { return kHeaderBytes + 2 * kSmallPoolBytes + round_up(g_workspace.load()); }
 
+/// In the card's own words, by which libraries tell such an error from others (accelerate's
+/// `should_reduce_batch_size`), and as the card's own type, which is not torch's OutOfMemoryError.
+/// Source: bridge 1.24.0, backend/synapse_helpers/device_memory.cpp (get_pointer).
 [[noreturn]] void throw_out_of_memory(int64_t num_bytes, int64_t in_use, int64_t limit) {
   C10_THROW_ERROR(
-      OutOfMemoryError,
-      "HPU out of memory: tried to allocate " + format_bytes(num_bytes) + "; " +
-          format_bytes(in_use) + " of " + format_bytes(limit) + " in use (peak " +
-          format_bytes(g_max_in_use.load()) +
-          "). Try a smaller micro batch, shorter sequences, gradient checkpointing or bf16; "
-          "tensors that are still referenced (a loss kept for logging) also hold memory.");
+      Error,
+      c10::str("FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::", num_bytes, " (",
+               static_cast<double>(num_bytes) / (1 << 20),
+               ")MB. HPU out of memory: tried to allocate ", format_bytes(num_bytes), "; ",
+               format_bytes(in_use), " of ", format_bytes(limit), " in use (peak ",
+               format_bytes(g_max_in_use.load()),
+               "). Try a smaller micro batch, shorter sequences, gradient checkpointing or bf16; "
+               "tensors that are still referenced (a loss kept for logging) also hold memory."));
 }
 
 }  // namespace
