@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
@@ -23,6 +24,12 @@ def test_the_server_has_its_cards_and_the_process_one_device():
     assert torch.hpu.current_device() == 0
     assert torch.hpu.is_initialized()
     assert torch.hpu.is_bf16_supported()
+
+
+def test_its_modules_are_imported_by_the_name_that_torch_gives_it():
+    for name in ("random", "memory", "streams", "metrics"):
+        module = importlib.import_module(f"torch.hpu.{name}")
+        assert module is importlib.import_module(f"habana_frameworks.torch.hpu.{name}")
 
 
 @pytest.mark.parametrize(

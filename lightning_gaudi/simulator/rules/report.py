@@ -26,6 +26,9 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
 }
 """Packages whose lines are not the user's to change; "" is code that torch writes as it runs."""
 
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+"""Where others lie, as a rule."""
+
 
 class GaudiRuleWarning(UserWarning):
     """A Gaudi would refuse, slow down, or compute otherwise, what this line does."""
@@ -140,20 +143,25 @@ def _short(file: str) -> str:
 
 
 def _place_of_user() -> tuple[str, int] | None:
-    """File and line of the innermost frame that is the user's; of the outermost if none is.
+    """File and line of the innermost frame that is the user's.
 
-    None while a tensor is printed: that waits and selects by masks, but is nobody's program.
+    Where all that runs is installed, as the user's own package may be, those of the innermost frame
+    that is of no package we know; of the outermost frame if there is none. None while a tensor is
+    printed: that waits and selects by masks, but is nobody's program.
     """
     frame: FrameType | None = sys._getframe(1)
-    outermost = frame
+    outermost, unknown = frame, None
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch._tensor_str":
             return None
         if not is_library(str(frame.f_globals.get("__name__", ""))):
-            return frame.f_code.co_filename, frame.f_lineno
+            place = frame.f_code.co_filename, frame.f_lineno
+            if not any(folder in place[0] for folder in _INSTALLED):
+                return place
+            unknown = unknown or place
         outermost, frame = frame, frame.f_back
     assert outermost is not None
-    return outermost.f_code.co_filename, outermost.f_lineno
+    return unknown or (outermost.f_code.co_filename, outermost.f_lineno)
 
 
 def is_library(module: str) -> bool:

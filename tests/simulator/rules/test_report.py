@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from lightning_gaudi.simulator import rules, settings
 from lightning_gaudi.simulator.rules import table
+from tests.helpers import process
 from tests.helpers.process import run_python
 
 
@@ -146,6 +148,26 @@ def test_the_user_s_line_is_outside_of_libraries(tmp_path: Path) -> None:
     source = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
     result = run_python(source, env={settings.RULES: "warn"})
     assert f"{script}:5: GaudiRuleWarning: aten::_unique2" in result.stderr
+
+
+def test_the_user_s_line_is_outside_of_what_others_have_installed(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "their_trainer"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def train(x):\n    return x.unique()\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import sys, torch\nsys.path.append({str(package.parent)!r})\n"
+        "import their_trainer\ntheir_trainer.train(torch.ones(3, device='hpu'))\n"
+    )
+    run = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    command = [sys.executable, "-c", run, str(script)]
+    said = process.run(command, env={settings.RULES: "warn"}).stderr
+    assert f"{script}:4: GaudiRuleWarning: aten::_unique2" in said
+    # A project that is itself installed: the innermost of its lines.
+    (package / "__main__.py").write_text(script.read_text())
+    env = {settings.RULES: "warn", "PYTHONPATH": str(package.parent)}
+    said = process.run([sys.executable, "-m", "their_trainer"], env=env).stderr
+    assert f"{package / '__init__.py'}:2: GaudiRuleWarning" in said
 
 
 def test_keys_are_found() -> None:
