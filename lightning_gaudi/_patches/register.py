@@ -189,7 +189,7 @@ REGISTER = (
         why="It knows the words of CUDA and of the CPU for memory that is used up, and no HPU's.",
         without="BatchSizeFinder and scale_batch_size end with the error of the largest batch",
         trigger="{trainer}.utilities.memory",
-        apply="out_of_memory:patch_out_of_memory",
+        apply="trainer_setup:patch_out_of_memory",
     ),
     Patch(
         name="fabric-run",

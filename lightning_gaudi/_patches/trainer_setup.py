@@ -1,4 +1,4 @@
-"""What the Trainer sets up by name, and logs of a device: `lightning.pytorch.trainer.setup`."""
+"""What the Trainer knows of devices beside its connector: their log, profilers and full memory."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ def patch_profiler_names(setup: ModuleType, family: Family) -> None:
         if isinstance(profiler, str) and profiler.lower() == "hpu":
             profiler = family.find("profiler").HPUProfiler()
         original(trainer, profiler)
+
+
+def patch_out_of_memory(module: ModuleType, family: Family) -> None:
+    """Have an HPU that is full be what the finder of batch sizes expects: `utilities.memory`."""
+
+    @wrap("trainer-out-of-memory", module, "is_oom_error")
+    def is_oom_error(original: Callable[[BaseException], bool], exception: BaseException) -> bool:
+        from lightning_gaudi.reliability.memory import is_out_of_memory
+
+        return original(exception) or is_out_of_memory(exception)

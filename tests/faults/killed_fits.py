@@ -250,7 +250,8 @@ def _kill_fits(folder: Path, temporaries: Path, num_ranks: int, num_kills: int, 
             assert torch.equal(weights[name], value), (fit, name)
         assert wanted[number][1] <= names, (fit, names)
         extra = names - wanted[number][1]
-        resumed = set((fit.folder / "resumed").read_text().split()) if extra else set()
+        notes = fit.folder / "resumed"  # none where a start had nothing left to train
+        resumed = set(notes.read_text().split()) if notes.exists() else set()
         assert extra <= resumed | superseded, (fit, extra, resumed, superseded)
         done["resumed"] += len(extra & resumed)
         done["superseded"] += len(extra - resumed)

@@ -138,7 +138,8 @@ def _gradients(variant: Variant, sample: SampleInput, device: str) -> Sequence[t
     if not outputs or not inputs:
         return []
     seed_all(2)
-    upstream = [torch.randn_like(output, device="cpu").to(device) for output in outputs]
+    # Row-major: `randn_like` would draw in the order of the output's memory, which may differ.
+    upstream = [torch.randn(each.shape, dtype=each.dtype).to(device) for each in outputs]
     seed_all(3)
     return torch.autograd.grad(outputs, inputs, upstream, allow_unused=True)
 

@@ -240,6 +240,7 @@ bool has_contiguous_results(const c10::OperatorHandle& op) {
 }
 
 bool has_layout_of_its_own(const c10::OperatorHandle& op) {
+  if (op.operator_name().name.rfind(kForeach, 0) == 0) return false;  // that of each operator in it
   const auto& returns = op.schema().returns();
   const bool is_new =
       std::all_of(returns.begin(), returns.end(),
