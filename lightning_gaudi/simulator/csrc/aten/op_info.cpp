@@ -16,7 +16,8 @@ using Names = std::unordered_set<std::string>;
 const std::string kForeach = "aten::_foreach_";
 
 // torch predicts row-major results of pointwise operators on hpu (FakeTensor, torch._refs); these
-// are not tagged as pointwise but are predicted alike, or are tagged and keep their arguments' order.
+// are not tagged as pointwise but are predicted alike, or are tagged and keep their arguments'
+// layout.
 const Names kAlsoContiguous{"aten::_prelu_kernel",
                             "aten::_prelu_kernel_backward",
                             "aten::_unsafe_masked_index_put_accumulate",
