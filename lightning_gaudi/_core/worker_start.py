@@ -7,7 +7,8 @@ of `multiprocessing`, started afresh, as a program is. Beside that module's own 
   package nor the simulator;
 - does not have workers run the program again, see `worker_pickle`;
 - has them survive what is sent to all processes of a program, Ctrl-C and SIGTERM, and end when the
-  process dies that they work for, with what that has put into its temporary folder.
+  process dies that they work for. Server and workers then remove the folder in TMPDIR in which
+  their sockets lie: a process that was killed could not.
 
 Source: Model-References `torchvision/main.py` ("fork" does not work, "forkserver" and "spawn" do);
 optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 and 1.19).

@@ -16,7 +16,7 @@ import torch
 
 from lightning_gaudi._core.rank_monitor import killed_by
 from lightning_gaudi._core.untrusted import parse_json
-from lightning_gaudi.simulator.rules.report import is_library
+from lightning_gaudi.simulator.rules.report import is_installed, is_library
 
 
 class RehearsalError(RuntimeError):
@@ -127,7 +127,7 @@ def _place_of_user(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         path = Path(frame.filename)
-        is_of_library = "site-packages" in path.parts or any(map(is_library, path.parts))
+        is_of_library = is_installed(frame.filename) or any(map(is_library, path.parts))
         if not is_of_library and path.exists():
             return f" ({path}, line {frame.lineno})"
     return ""

@@ -145,7 +145,6 @@ def test_the_largest_batch_is_found_by_the_errors_of_a_full_card(mode: str, tmp_
     result = fork_python(
         """
         import sys
-        import lightning.pytorch as pl
         import torch
         from accelerate.utils.memory import should_reduce_batch_size
         from lightning.pytorch.tuner import Tuner
@@ -167,6 +166,8 @@ def test_the_largest_batch_is_found_by_the_errors_of_a_full_card(mode: str, tmp_
         except RuntimeError as error:
             assert type(error) is RuntimeError
             assert should_reduce_batch_size(error)
+        else:
+            raise AssertionError("The card took more than it has.")
         model, trainer = Model(), hpu_trainer(max_steps=2, enable_checkpointing=True)
         kwargs = {"mode": sys.argv[1], "steps_per_trial": 1, "max_trials": 8}
         print("found", Tuner(trainer).scale_batch_size(model, **kwargs))

@@ -26,9 +26,6 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
 }
 """Packages whose lines are not the user's to change; "" is code that torch writes as it runs."""
 
-_INSTALLED = ("/site-packages/", "/dist-packages/")
-"""Where others lie, as a rule."""
-
 
 class GaudiRuleWarning(UserWarning):
     """A Gaudi would refuse, slow down, or compute otherwise, what this line does."""
@@ -156,12 +153,17 @@ def _place_of_user() -> tuple[str, int] | None:
             return None
         if not is_library(str(frame.f_globals.get("__name__", ""))):
             place = frame.f_code.co_filename, frame.f_lineno
-            if not any(folder in place[0] for folder in _INSTALLED):
+            if not is_installed(place[0]):
                 return place
             unknown = unknown or place
         outermost, frame = frame, frame.f_back
     assert outermost is not None
     return unknown or (outermost.f_code.co_filename, outermost.f_lineno)
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file of Python lies where packages are installed, as others' do as a rule."""
+    return "/site-packages/" in file or "/dist-packages/" in file
 
 
 def is_library(module: str) -> bool:
