@@ -51,7 +51,7 @@ ROOMS: dict[str, set[str]] = {
     "data": {"_core"},
     "callbacks": {"_core", "compilation", "reliability"},
     "checkpoint": {"_core", "_version", "reliability"},
-    "profiler": {"_core", "checkpoint"},
+    "profiler": {"_core", "checkpoint", "compilation"},
     "distributed": {"_core", "compilation", "reliability"},
     "deepspeed": {"_core", "_patches", "checkpoint", "compilation", "distributed"},
     "fabric": {

@@ -84,6 +84,23 @@ class Watch:
             f"{_INSTEAD} The compiler says: {type(error).__name__}: {_first(str(error))}",
         )
 
+    def tell_changed(self, module: Module) -> None:
+        """Warn of a module that goes on as written since its class, or one in it, is another."""
+        self._tell(
+            (type(module), "class"),
+            f"{_name(module)} was compiled, and its class, or a method of a class of modules in "
+            "it, is another now: it goes on operator by operator. What is changed before the fit "
+            "is compiled.",
+        )
+
+    def tell_global_hook(self, module: Module) -> None:
+        """Warn of hooks on all modules, with which modules compute as written."""
+        self._tell(
+            "hook",
+            f"A hook is on all modules (register_module_forward_hook or the like): {_name(module)} "
+            "and all others that are compiled run operator by operator until it is removed.",
+        )
+
     def _note_limit(self, record: logging.LogRecord) -> bool:
         if "hit config." in str(record.msg) and isinstance(record.args, tuple):
             self._limits.append(record.args)

@@ -12,8 +12,8 @@ from torch.nn import Module
 from lightning_gaudi._core import vendor
 
 from .double_backward import mentions_double_backward
-from .forward import CompiledForward
 from .giving_up import Watch
+from .method import CompiledMethod
 from .regions import find_parts, find_regions, has_blocks, has_compiled_parts
 from .settings import Choice, Compilation
 
@@ -66,7 +66,7 @@ class CompiledRegions:
         settings = arguments(compilation)
         self.modules = regions
         """The regions."""
-        self._forwards: dict[int, CompiledForward] = {}
+        self._forwards: dict[int, CompiledMethod] = {}
         for region in regions:
             # From the inside out: each has those of the modules in it.
             for module in [*reversed(find_parts(region)), region]:
@@ -76,7 +76,7 @@ class CompiledRegions:
                     if id(each) in self._forwards
                 ]
                 is_model = module is region and has_blocks(region)
-                forward = CompiledForward(module, settings, self.watch, inner, keeps_inner=is_model)
+                forward = CompiledMethod(module, settings, self.watch, inner, keeps_inner=is_model)
                 self._forwards[id(module)] = forward
         for forward in self._forwards.values():
             forward.install()
@@ -93,7 +93,7 @@ class CompiledWhole:
 
     def __init__(self, module: Module, compilation: Compilation) -> None:
         self.watch = Watch(raises=compilation.on_give_up == "error")
-        self._forward = CompiledForward(module, arguments(compilation), self.watch)
+        self._forward = CompiledMethod(module, arguments(compilation), self.watch)
         self._forward.install()
 
     def remove(self) -> None:
@@ -116,7 +116,7 @@ def arguments(compilation: Compilation) -> dict[str, Any]:
     }
     if compilation.options:
         found["options"] = dict(compilation.options)
-    _raise_limit(compilation.recompile_limit)
+    _set_up_compiler(compilation.recompile_limit)
     return found
 
 
@@ -138,8 +138,12 @@ def check_options(options: Mapping[str, Any] | None) -> None:
             )
 
 
-def _raise_limit(limit: int) -> None:
-    """Have functions compiled for that many shapes, unless the user has more."""
+def _set_up_compiler(limit: int) -> None:
+    """Set what torch's compiler has for the process.
+
+    Args:
+        limit: For how many shapes a function is compiled, unless the user has more.
+    """
     from torch._dynamo import config
 
     # cache_size_limit before torch 2.7, and an alias since.
@@ -147,3 +151,5 @@ def _raise_limit(limit: int) -> None:
     setattr(config, name, max(limit, getattr(config, name)))
     # DDP's own splitting of graphs, one a bucket, is of no use here: reductions are not in them.
     config.optimize_ddp = False
+    # Hooks that are put on, or taken away, after a module has been compiled.
+    config.skip_nnmodule_hook_guards = False

@@ -10,6 +10,8 @@ from torch import nn
 from torch.profiler import record_function
 from torch.utils.hooks import RemovableHandle
 
+from lightning_gaudi.compilation.method import CompiledMethod, is_compiled
+
 
 class ModuleRanges:
     """Puts the forward of each submodule into the trace, as Lightning's RegisterRecordFunction.
@@ -55,10 +57,15 @@ class ModuleRanges:
 
 def _compiled_modules(model: nn.Module) -> set[nn.Module]:
     """The modules whose hooks would be compiled, or that take none."""
-    if getattr(model, "_compiler_ctx", None):  # Lightning's mark of a model that came compiled
+    # `_compiler_ctx` is Lightning's mark of a model that came compiled.
+    if getattr(model, "_compiler_ctx", None) or any(
+        isinstance(each, CompiledMethod) for each in vars(model).values()
+    ):
         return set(model.modules())
     found: set[nn.Module] = set()
     for module in model.modules():
+        if is_compiled(module):
+            found.update({*module.modules()} - {module})
         if module._compiled_call_impl or isinstance(module, torch.jit.ScriptModule):
             found.update(module.modules())
         elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):

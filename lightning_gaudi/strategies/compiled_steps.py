@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from lightning.pytorch.utilities.compile import from_compiled, to_uncompiled
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.nn import Module
 
 from lightning_gaudi.compilation.giving_up import Watch
+from lightning_gaudi.compilation.method import CompiledMethod
 from lightning_gaudi.compilation.model import arguments
 from lightning_gaudi.compilation.settings import Compilation
 
-_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+_METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 _LOG = ("log", "log_dict")
 
 
@@ -28,28 +27,26 @@ class CompiledSteps:
         self.watch = Watch(raises=compilation.on_give_up == "error")
         # Each step has another batch_idx, which dynamic=False would make a graph of.
         settings = {**arguments(compilation), "dynamic": compilation.dynamic or None}
-        compiled: Any = torch.compile(module, **settings)
-        self._module: Any = from_compiled(compiled)
-        for name in _STEPS:
-            setattr(module, name, self._watched(getattr(module, name)))
+        self._module = module
+        self._methods = [
+            CompiledMethod(module, settings, self.watch, name=name, goes_on=name == "forward")
+            for name in _METHODS
+            if is_overridden(name, module)
+        ]
+        for method in self._methods:
+            method.install()
         # Lightning's bookkeeping is other code in each loop and epoch, and computes nothing.
+        self._log = {name: vars(module).get(name) for name in _LOG}
         for name in _LOG:
             untraced = torch.compiler.disable(getattr(module, name))  # type: ignore[no-untyped-call]
             setattr(module, name, untraced)
 
-    def _watched(self, step: Any) -> Any:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            before = self.watch.count()
-            result = step(*args, **kwargs)
-            self.watch.tell_since(before, self._module)
-            return result
-
-        return watched
-
     def remove(self) -> None:
         """Leave the module as it was."""
         self.watch.close()
-        if self._module._compiler_ctx is not None:
-            to_uncompiled(self._module)
-            for name in ("forward", *_STEPS, *_LOG):
-                vars(self._module).pop(name, None)
+        for method in self._methods:
+            method.remove()
+        for name, own in self._log.items():
+            vars(self._module).pop(name, None)
+            if own is not None:
+                setattr(self._module, name, own)

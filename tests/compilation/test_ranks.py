@@ -15,7 +15,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi.compilation.forward import is_compiled
+from lightning_gaudi.compilation.method import is_compiled
 from tests.helpers.forked import fork_python
 from tests.helpers.tiny import QUIET, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from lightning_gaudi._core import vendor
 from lightning_gaudi.callbacks import Compile
 from lightning_gaudi.compilation import model as compiled_model
-from lightning_gaudi.compilation.forward import is_compiled
+from lightning_gaudi.compilation.method import is_compiled
 from lightning_gaudi.compilation.model import CompiledRegions
 from lightning_gaudi.compilation.settings import Choice, Compilation
 from lightning_gaudi.fabric.strategies import SingleHPUStrategy as FabricStrategy

@@ -298,6 +298,7 @@ OWN = {
     },
     "compilation/model.py": {
         "config.optimize_ddp",
+        "config.skip_nnmodule_hook_guards",
         "setattr(config, name, max(limit, getattr(config, name)))",
     },
     "distributed/loaders.py": {"loader.multiprocessing_context"},
@@ -316,10 +317,10 @@ OWN = {
     # A note to the compiler on a function of our own.
     "attention/switch.py": {"_warn_once._dynamo_marked_constant"},
     # A user's model while it trains: compiled in place, and given back as it was.
-    "compilation/forward.py": {"self.module.__dict__[_ATTRIBUTE]"},
+    "compilation/method.py": {"self.module.__dict__[self._name]"},
     "strategies/compiled_steps.py": {
-        "setattr(module, name, self._watched(getattr(module, name)))",
         "setattr(module, name, untraced)",
+        "setattr(self._module, name, own)",
     },
     # A process of ours, in which the vendor's package must not be imported for the user's modules.
     "_core/worker_server.py": {"sys.modules['habana_frameworks']"},

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lightning_gaudi import HPUProfiler
 from lightning_gaudi.profiler.modules import ModuleRanges
+from lightning_gaudi.strategies import SingleHPUStrategy
 from tests.helpers.profiles import NUM_STEPS, ReadingModule, event_counts, fit, read_trace
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 
@@ -119,6 +120,28 @@ def test_compiled_modules_are_compiled_as_without_a_profiler(tmp_path: Path) -> 
     torch.compiler.reset()
     names = {name: count for name, count in event_counts(profiler).items() if "[module]" in name}
     assert names == {"[pl][module]torch._dynamo.eval_frame.OptimizedModule: net": 3}
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
+@pytest.mark.parametrize("compile", ["regions", "model"])
+def test_what_a_strategy_compiles_is_compiled_as_without_a_profiler(
+    compile: str, tmp_path: Path
+) -> None:
+    names: list[str] = []
+    numbers: list[int] = []
+    for profiler in (None, HPUProfiler(tmp_path, "mine", with_modules=True)):
+        torch.compiler.reset()
+        with torch.hpu.metric_localcontext("graph_compilation") as metric:
+            hpu_trainer(
+                profiler=profiler, fast_dev_run=3, strategy=SingleHPUStrategy(compile=compile)
+            ).fit(TinyModule(dropout=0.0), batches(3))
+        numbers.append(dict(metric.stats())["TotalNumber"])
+        if profiler is not None:
+            names = [name for name in event_counts(profiler) if "[module]" in name]
+    torch.compiler.reset()
+    assert numbers[0] == numbers[1] > 0
+    expected = ["[pl][module]torch.nn.modules.container.Sequential: net"]
+    assert names == (expected if compile == "regions" else [])
 
 
 def test_a_model_that_is_compiled_whole_has_no_ranges() -> None:

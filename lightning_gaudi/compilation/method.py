@@ -1,0 +1,199 @@
+"""One method of a module compiled in place: its `forward`, inside its hooks, or a step."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn import Module
+from torch.nn.modules.module import _has_any_global_hook
+
+from .classes import Classes
+from .giving_up import Watch
+
+
+class CompiledMethod:
+    """Stands as a module's `forward`, or another method, and compiles it when it is called.
+
+    The module stays what it is: its class, the names of its weights, its hooks. These run outside
+    the graph: those of FSDP2 and of ZeRO gather and release weights. A copy of the module, or a
+    pickled one, computes as it was written, and so does the module itself where something else
+    traces it (TorchScript, torch.fx, torch.export, torch.func) or differentiates it forward.
+
+    What the program changes later holds. Before torch's compiler takes a graph it looks at the
+    modules in it, their hooks, classes and attributes, but not at the methods of these classes, nor
+    at hooks on all modules: these are looked at here. Once a method has changed, the module goes on
+    as written; while there are such hooks, too.
+
+    `Module.compile` compiles nothing of torch's own modules, such as Sequential, whose files the
+    compiler skips unless they are called by others (torch 2.13), and puts itself around the hooks.
+
+    Args:
+        module: Whose method is compiled.
+        settings: Arguments of `torch.compile`.
+        watch: Tells what falls out of graphs.
+        name: The method's.
+        inner: Those of modules in this one, for who calls these and not the module: they go with
+            its first call, whose graph holds them.
+        keeps_inner: They stay, for other methods than `forward` that call them. Modules in it that
+            are alike no longer share graphs, since the compiler knows each by what is in it.
+        goes_on: Whether what cannot be compiled is called as written. Not where the method has
+            effects of its own, which a second call would repeat.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        settings: dict[str, Any],
+        watch: Watch,
+        inner: Sequence[CompiledMethod] = (),
+        *,
+        name: str = "forward",
+        keeps_inner: bool = False,
+        goes_on: bool = True,
+    ) -> None:
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        self.module = module
+        self._name = name
+        self._failures: tuple[type[Exception], ...] = ()
+        if goes_on or watch.raises:
+            self._failures = TorchDynamoException, FailOnRecompileLimitHit
+        self._inner = inner
+        self._keeps_inner = keeps_inner
+        self._watch = watch
+        self._own = module.__dict__.get(name)
+        self._kind = type(module)
+        self._classes = Classes(module)
+        method = getattr(module, name)
+        functools.update_wrapper(self, method)
+        self._compiled: Any = torch.compile(_traceable(method), **settings)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own method returns."""
+        if self._compiled is None or torch.compiler.is_compiling() or _is_traced():
+            return self._call_as_written(*args, **kwargs)
+        if type(self.module) is not self._kind or self._classes.have_changed():
+            self._compiled = None
+            self._watch.tell_changed(self.module)
+            return self._call_as_written(*args, **kwargs)
+        if _has_any_global_hook():  # type: ignore[no-untyped-call]
+            self._watch.tell_global_hook(self.module)
+            return self._call_as_written(*args, **kwargs)
+        if self._inner:
+            self._settle_inner()
+        before = self._watch.count()
+        try:
+            result = self._compiled(*args, **kwargs)
+        except self._failures as error:
+            if self._watch.raises:
+                self._watch.refuse(self.module, error)
+            failure = error
+        else:
+            self._watch.tell_since(before, self.module)
+            return result
+        # An error of the user's own is raised as it is without a compiler.
+        result = self._call_as_written(*args, **kwargs)
+        self._compiled = None
+        self._watch.tell_failure(self.module, failure)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        """What tools read of a method: its code, its globals, whose it is."""
+        if name in ("module", "_name", "_own"):  # not yet there, in a copy
+            raise AttributeError(name)
+        return getattr(self._method(), name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """That of a method, for `inspect`, and for TorchScript, which reads the source."""
+        return types.MethodType
+
+    def _call_as_written(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module's own method, as its class has it now."""
+        if self._own is not None:
+            return self._own(*args, **kwargs)
+        return getattr(type(self.module), self._name)(self.module, *args, **kwargs)
+
+    def _method(self) -> Callable[..., Any]:
+        if self._own is not None:
+            return self._own  # type: ignore[no-any-return]
+        return types.MethodType(getattr(type(self.module), self._name), self.module)
+
+    def _settle_inner(self) -> None:
+        """Before the first call: decide what becomes of those of modules in this one."""
+        inner, self._inner = self._inner, ()
+        for each in inner:
+            if self._keeps_inner:
+                each.keep()
+            else:
+                each.remove()
+
+    def install(self) -> None:
+        """Have the module's calls come here."""
+        self.module.__dict__[self._name] = self
+
+    def keep(self) -> None:
+        """Leave those of modules in this one where they are, as a graph around it has seen them."""
+        self._inner = ()
+
+    def remove(self) -> None:
+        """Give the module its own method back."""
+        if self.module.__dict__.get(self._name) is not self:
+            return
+        del self.module.__dict__[self._name]
+        if self._own is not None:
+            self.module.__dict__[self._name] = self._own
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The copied module's own method."""
+        return copy.deepcopy(self._method(), memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The module's own method."""
+        return getattr, (self.module, self._name)
+
+
+def is_compiled(module: Module) -> bool:
+    """Whether a `CompiledMethod` stands as the module's `forward`."""
+    return isinstance(module.__dict__.get("forward"), CompiledMethod)
+
+
+def _is_traced() -> bool:
+    """Whether something but torch's compiler follows the operators, and has to see each of them."""
+    from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return (
+        torch._C._is_tracing()
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.maybe_current_level() is not None
+        or is_fx_symbolic_tracing()
+        or get_proxy_mode() is not None
+    )
+
+
+def _traceable(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose code torch's compiler does not skip where it begins."""
+    from torch._dynamo import trace_rules
+
+    if not trace_rules.check(method):
+        return method
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    kind: Any = type(getattr(method, "__self__", None))
+    code = _code(kind, method.__name__, call.__code__)
+    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+
+@functools.cache
+def _code(kind: type, name: str, code: types.CodeType) -> types.CodeType:
+    """A class's own: graphs are shared by, and counted for, what has the same code."""
+    return code.replace(co_name=f"{kind.__name__}.{name}")
