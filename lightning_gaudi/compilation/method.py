@@ -182,14 +182,15 @@ def _traceable(method: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose code torch's compiler does not skip where it begins."""
     from torch._dynamo import trace_rules
 
-    if not trace_rules.check(method):
+    is_function = isinstance(method, types.FunctionType | types.MethodType)
+    if is_function and not trace_rules.check(method):
         return method
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return method(*args, **kwargs)
 
-    kind: Any = type(getattr(method, "__self__", None))
-    code = _code(kind, method.__name__, call.__code__)
+    kind: Any = type(getattr(method, "__self__", method))
+    code = _code(kind, getattr(method, "__name__", "call"), call.__code__)
     return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 

@@ -49,7 +49,10 @@ def declared_regions(root: Module) -> list[str]:
     """
     names: dict[str, None] = {}
     for module in root.modules():
-        declared = getattr(module, _DECLARED, ())
+        try:
+            declared = getattr(module, _DECLARED, ())
+        except Exception:  # a module's own `__getattr__`, which has no such name
+            continue
         if not isinstance(declared, list | tuple) or not all(
             isinstance(name, str) for name in declared
         ):
@@ -85,8 +88,8 @@ def has_compiled_parts(root: Module) -> bool:
 def unwrapped(module: Module) -> Module:
     """The module in wrappers of FSDP and of activation checkpointing."""
     for name in _WRAPPED:
-        inner = module._modules.get(name)
-        if inner is not None:
+        # Not `get`: a ScriptModule's members are no dict.
+        if name in module._modules and (inner := module._modules[name]) is not None:
             return unwrapped(inner)
     return module
 
@@ -114,7 +117,9 @@ def _repeated(root: Module) -> list[Module]:
     found = []
     for module in root.modules():
         if isinstance(module, ModuleList | Sequential):
-            members = [member for member in map(unwrapped, module) if _is_block(member)]
+            # Not by iteration, which a class may have made its own; a member may be None.
+            inner = [unwrapped(each) for each in module._modules.values() if each is not None]
+            members = [member for member in inner if _is_block(member)]
             found += [one for one in members if sum(_are_alike(one, each) for each in members) > 1]
     return found
 

@@ -178,6 +178,23 @@ class HPUMixin(_Base):  # type: ignore[misc]
             with_root: Whether its user calls it, and not other methods.
         """
         choice, self._steps_at_once = self._choice(), None
+        try:
+            self._compile_as_chosen(choice, module, with_root=with_root)
+        except Exception as error:
+            # By default it is a convenience, which must not end a fit; a user's own error, in what
+            # the module names or somebody has asked for, does.
+            if choice.origin is not None or isinstance(error, ValueError):
+                raise
+            rank_zero_warn(
+                f"Nothing of {type(module).__name__} is compiled, since looking into it raises "
+                f"{type(error).__name__}: {error}. Each operator is a launch of its own. Name the "
+                "classes of its blocks, as compile={'regions': ['Block']} in the strategy, or pass "
+                "compile='none' to leave it so."
+            )
+
+    def _compile_as_chosen(
+        self, choice: settings.Choice, module: Module, *, with_root: bool
+    ) -> None:
         if not compiled_model.is_wanted(choice, module):
             self._advise(module, choice)
         elif choice.compilation.mode == "model":

@@ -13,17 +13,17 @@ def set_checkpointing(model: Any, *, is_on: bool) -> None:
     """Have modules of transformers compute activations again in backward, or not."""
     for module in model.modules():
         for name in _ENABLE if is_on else _DISABLE:
-            switch = getattr(module, name, None)
-            if switch is not None:
+            # Of the class: a module's `__getattr__` may raise, or ask the module that it wraps.
+            if hasattr(type(module), name):
                 with suppress(ValueError):  # of a model that cannot
-                    switch()
+                    getattr(module, name)()
                 break
 
 
 def can_checkpoint(model: Any) -> bool:
     """Whether a module of a model can."""
     return any(
-        any(hasattr(module, name) for name in _ENABLE)
-        and getattr(module, "supports_gradient_checkpointing", True)  # of transformers
-        for module in model.modules()
+        any(hasattr(kind, name) for name in _ENABLE)
+        and getattr(kind, "supports_gradient_checkpointing", True)  # of transformers
+        for kind in map(type, model.modules())
     )

@@ -68,9 +68,9 @@ def _compiled_modules(model: nn.Module) -> set[nn.Module]:
             found.update({*module.modules()} - {module})
         if module._compiled_call_impl or isinstance(module, torch.jit.ScriptModule):
             found.update(module.modules())
-        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+        elif "_orig_mod" in module._modules:
             # What torch.compile(module) gives has hooks of its own, before what is compiled.
-            found.update(inner.modules())
+            found.update({*module.modules()} - {module})
     return found
 
 

@@ -68,7 +68,7 @@ def holders(module: Any, optimizers: Sequence[Any], device: str = "hpu") -> dict
 
 def num_fsdp_parts(module: Any) -> int:
     """In how many parts torch's FullyShardedDataParallel has a model; 1 if it does not shard it."""
-    handles: list[Any] = [getattr(each, "_handle", None) for each in module.modules()]
+    handles: list[Any] = [vars(each).get("_handle") for each in module.modules()]
     parts = [each.world_size for each in handles if getattr(each, "uses_sharded_strategy", False)]
     return max(parts, default=1)
 
@@ -93,10 +93,11 @@ class _Shards:
 def _sharded(module: Any) -> Iterator[_Shards]:
     """Of each module that FSDP or FSDP2 has, as they are in torch 2.6 to 2.13."""
     for each in () if module is None else module.modules():
-        handle = getattr(each, "_handle", None)  # of FSDP
+        # Not `getattr`: a module's own may raise, or ask the module that it wraps.
+        handle = vars(each).get("_handle")  # of FSDP
         if hasattr(handle, "flat_param"):
             yield _of_handle(handle)
-        state = each._get_fsdp_state() if hasattr(each, "_get_fsdp_state") else None
+        state = each._get_fsdp_state() if hasattr(type(each), "_get_fsdp_state") else None
         if state is not None:
             yield from _of_state(state)
 
