@@ -72,6 +72,86 @@ def test_16_mixed_computes_in_float16_where_bf16_mixed_does_in_bf16() -> None:
     assert halves == {name: swapped.get(dtype, dtype) for name, dtype in bf16.items()}
 
 
+class _ByHand(TinyModule):
+    """Two layers with an optimizer each, whose gradients are clipped by hand."""
+
+    def __init__(self, algorithm: str, *, both_first: bool = False) -> None:
+        super().__init__(dropout=0.0)
+        self.automatic_optimization = False
+        self.algorithm, self.both_first = algorithm, both_first
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizers = self.optimizers()
+        for optimizer in optimizers:
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            loss = super().training_step(batch, batch_idx)
+            self.manual_backward(loss)
+            for _ in range(2):  # the second changes nothing
+                self.clip_gradients(optimizer, 0.01, self.algorithm)
+            self.untoggle_optimizer(optimizer)
+            if not self.both_first:
+                optimizer.step()
+        if self.both_first:
+            for optimizer in optimizers:
+                optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.net[layer].parameters(), lr=0.5) for layer in (0, 3)]
+
+
+def _exactly(precision: str) -> dict[str, Any]:
+    """A precision, with a scale at which no step overflows."""
+    if precision != "16-mixed":
+        return {"precision": precision}
+    scaler = torch.amp.GradScaler("hpu", init_scale=256.0)
+    return {"plugins": HPUPrecisionPlugin(precision, scaler=scaler)}
+
+
+@pytest.mark.parametrize("both_first", [False, True])
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_clipping_by_hand_sees_unscaled_gradients(algorithm: str, both_first: bool) -> None:
+    found = {}
+    for precision in ("16-mixed", "32-true"):
+        torch.manual_seed(0)
+        model = _ByHand(algorithm, both_first=both_first)
+        before = [each.clone() for each in model.parameters()]
+        hpu_trainer(**_exactly(precision), max_epochs=2).fit(model, batches(4))
+        after = [each.detach().cpu() for each in model.parameters()]
+        found[precision] = torch.cat(
+            [(a - b).flatten() for a, b in zip(after, before, strict=True)]
+        )
+    torch.testing.assert_close(found["16-mixed"], found["32-true"], rtol=0.02, atol=2e-4)
+    assert found["32-true"].norm() > 0.01
+
+
+def test_a_backward_onto_gradients_that_were_clipped_by_hand_is_refused() -> None:
+    class Accumulates(_ByHand):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer, _ = self.optimizers()
+            for _ in range(2):
+                self.manual_backward(TinyModule.training_step(self, batch, batch_idx))
+                self.clip_gradients(optimizer, 0.01, "norm")
+
+    with pytest.raises(RuntimeError, match="clip_gradients after the last backward before opt"):
+        hpu_trainer(precision="16-mixed", max_steps=1).fit(Accumulates("norm"), batches(1))
+
+
+def test_gradients_that_are_clipped_and_never_stepped_are_unscaled_anew() -> None:
+    class Skips(_ByHand):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer, _ = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(TinyModule.training_step(self, batch, batch_idx))
+            self.clip_gradients(optimizer, 0.01, "norm")
+            norms.append(torch.nn.utils.get_total_norm([self.net[0].weight.grad]).item())
+
+    norms: list[float] = []
+    hpu_trainer(**_exactly("16-mixed"), max_epochs=1).fit(Skips("norm"), batches(3))
+    assert len(norms) == 3
+    assert all(0.001 < norm <= 0.0101 for norm in norms)
+
+
 def test_16_true_holds_weights_and_inputs_in_float16() -> None:
     seen, model = _seen("16-true", max_steps=1)  # Adam's epsilon is 0 in float16
     assert {seen[name] for name in ("input", "weight", "matmul", "new")} == {torch.float16}

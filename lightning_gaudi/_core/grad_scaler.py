@@ -9,8 +9,9 @@ Source: Intel Gaudi PyTorch bridge, 1.24.0 `habana_eager/eager_custom_op_registe
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,8 +43,27 @@ class CardScaler(GradScaler):
         Args:
             outputs: A tensor, or an iterable of tensors.
         """
+        for state in self._per_optimizer_states.values() if self.is_enabled() else ():
+            if state.get(_BY_HAND) and state["stage"] is OptState.UNSCALED:
+                state.setdefault(_BEFORE, _snapshot(state[_BY_HAND]))
         with _without_autocast():
             return super().scale(outputs)
+
+    def unscale_to_clip(self, optimizer: Optimizer) -> None:
+        """Divide gradients by the scale before they are clipped, unless that has been done.
+
+        The step of this optimizer leaves them as they are, whatever is stepped before it.
+
+        Raises:
+            RuntimeError: A backward has added to gradients that were clipped before.
+        """
+        if not self.is_enabled():
+            return
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.UNSCALED and not state.get(_BY_HAND):
+            return
+        self.unscale_(optimizer)
+        self._per_optimizer_states[id(optimizer)][_BY_HAND] = optimizer
 
     @override
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -52,6 +72,10 @@ class CardScaler(GradScaler):
             return
         scale, _ = self._check_scale_growth_tracker("unscale_")
         state = self._per_optimizer_states[id(optimizer)]
+        if state.get(_BY_HAND) and state["stage"] is OptState.UNSCALED:
+            if _are_unscaled(state.get(_BEFORE, {})):
+                return
+            state = self._per_optimizer_states[id(optimizer)] = _refresh_per_optimizer_state()
         if state["stage"] is not OptState.READY:
             super().unscale_(optimizer)  # which raises
         found_inf = torch.zeros_like(scale)
@@ -92,10 +116,19 @@ class CardScaler(GradScaler):
         Args:
             new_scale: What to set it to instead.
         """
-        states = self._per_optimizer_states.values() if self.is_enabled() else ()
-        found = [each for state in states for each in state["found_inf_per_device"].values()]
+        states = self._per_optimizer_states if self.is_enabled() else {}
+        # Clipped by hand, and stepped later than another optimizer: its own update counts it.
+        waiting = {
+            key: state
+            for key, state in states.items()
+            if state.get(_BY_HAND) and state["stage"] is OptState.UNSCALED
+        }
+        stepped = [state for key, state in states.items() if key not in waiting]
+        found = [each for state in stepped for each in state["found_inf_per_device"].values()]
         if new_scale is not None or not found:
             super().update(new_scale)
+            if waiting:
+                self._per_optimizer_states.update(waiting)
             return
         scale, tracker = self._check_scale_growth_tracker("update")
         with _without_autocast():
@@ -106,7 +139,7 @@ class CardScaler(GradScaler):
             kept = torch.where(is_due & grown.isfinite(), grown, scale)
             scale.copy_(torch.where(has_overflow, scale * self._backoff_factor, kept))
             tracker.copy_(torch.where(is_due, 0, count))
-        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state, waiting)
 
 
 class HPUGradScaler(CardScaler):
@@ -121,6 +154,40 @@ class HPUGradScaler(CardScaler):
                 `backoff_factor`, `growth_interval`, `enabled`.
         """
         super().__init__(device, **settings)
+
+
+_BY_HAND, _BEFORE = "lightning_gaudi.by_hand", "lightning_gaudi.before"
+"""In an optimizer's state of a scaler: the optimizer, where its gradients were unscaled to be
+clipped by hand; and these gradients, as the next loss was scaled."""
+
+
+def _snapshot(optimizer: Optimizer) -> dict[Tensor, tuple[Callable[[], Tensor | None], int]]:
+    """By parameter: a weak reference to its gradient, and how often this has been written to."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    return {
+        each: (weakref.ref(each.grad), each.grad._version)
+        for each in parameters
+        if each.grad is not None
+    }
+
+
+def _are_unscaled(before: dict[Tensor, tuple[Callable[[], Tensor | None], int]]) -> bool:
+    """Whether gradients that were unscaled are so still; not where all of them are new.
+
+    Raises:
+        RuntimeError: Some have changed: a scaled gradient has been added to them.
+    """
+    gradients = [(parameter.grad, *was) for parameter, was in before.items()]
+    if all(now is was() and now._version == version for now, was, version in gradients):
+        return True
+    if any(now is not None and now is was() for now, was, _ in gradients):
+        raise RuntimeError(
+            "Gradients were clipped by hand in 16-mixed precision, and before their optimizer "
+            "stepped a backward has added scaled gradients to them. Call clip_gradients after the "
+            "last backward before optimizer.step(), and set gradients to None, not to zero, if no "
+            "step is taken."
+        )
+    return False
 
 
 def _without_autocast() -> AbstractContextManager[Any]:

@@ -13,7 +13,7 @@ from lightning_gaudi._core.gradient_clipping import clip_fsdp_norm
 
 from ..distributed.fsdp import was_sharded
 from ..fabric.precision.fsdp import HPUShardedPrecision
-from .plugin import restore_scale
+from .plugin import restore_scale, unscale_to_clip
 
 
 class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
@@ -32,6 +32,12 @@ class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on with the scale of a run on other devices, or with another strategy."""
         restore_scale(self, checkpoint)
+
+    @override
+    def clip_gradients(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        """Clip gradients as they are without the scale of `"16-mixed"`, also if called by hand."""
+        unscale_to_clip(self, optimizer)
+        super().clip_gradients(optimizer, *args, **kwargs)
 
     @override
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:

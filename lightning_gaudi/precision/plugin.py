@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.precision.amp import _optimizer_handles_unscaling
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -27,6 +28,12 @@ class HPUPrecisionPlugin(HPUWholePrecision, MixedPrecision):  # type: ignore[mis
         return torch.autocast("hpu", dtype=self._dtype, enabled=self._is_mixed, cache_enabled=False)
 
     @override
+    def clip_gradients(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        """Clip gradients as they are without the scale of `"16-mixed"`, also if called by hand."""
+        unscale_to_clip(self, optimizer)
+        super().clip_gradients(optimizer, *args, **kwargs)
+
+    @override
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
         """Clip by the norm of the optimizer's gradients, by the vendor's kernel where it can."""
         clip_norm(self.main_params(optimizer), clip_val)
@@ -42,6 +49,22 @@ HPUPrecision = HPUPrecisionPlugin
 
 _SCALED = ("HPUPrecisionPlugin", "HPUFSDPPrecision", "MixedPrecision", "FSDPPrecision")
 """Plugins that scale losses; a checkpoint has their states by the names of their classes."""
+
+
+def unscale_to_clip(plugin: Any, optimizer: Any) -> None:
+    """Unscale gradients before they are clipped, where nobody has.
+
+    In manual optimization Lightning clips what is still scaled, by some 65536 times too much.
+
+    Args:
+        plugin: One of ours.
+        optimizer: Of torch, or Lightning's around one.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    scaler = plugin.scaler
+    # Lightning refuses to clip what an optimizer unscales itself.
+    if scaler is not None and not _optimizer_handles_unscaling(inner):
+        scaler.unscale_to_clip(inner)
 
 
 def restore_scale(plugin: Any, checkpoint: dict[str, Any]) -> None:
