@@ -163,12 +163,11 @@ clipped by hand; and these gradients, as the next loss was scaled."""
 
 def _snapshot(optimizer: Optimizer) -> dict[Tensor, tuple[Callable[[], Tensor | None], int]]:
     """By parameter: a weak reference to its gradient, and how often this has been written to."""
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    return {
-        each: (weakref.ref(each.grad), each.grad._version)
-        for each in parameters
-        if each.grad is not None
-    }
+    parameters: list[Tensor] = [
+        each for group in optimizer.param_groups for each in group["params"]
+    ]
+    pairs = [(each, each.grad) for each in parameters]
+    return {each: (weakref.ref(grad), grad._version) for each, grad in pairs if grad is not None}
 
 
 def _are_unscaled(before: dict[Tensor, tuple[Callable[[], Tensor | None], int]]) -> bool:
@@ -178,7 +177,10 @@ def _are_unscaled(before: dict[Tensor, tuple[Callable[[], Tensor | None], int]])
         RuntimeError: Some have changed: a scaled gradient has been added to them.
     """
     gradients = [(parameter.grad, *was) for parameter, was in before.items()]
-    if all(now is was() and now._version == version for now, was, version in gradients):
+    if all(
+        now is not None and now is was() and now._version == version
+        for now, was, version in gradients
+    ):
         return True
     if any(now is not None and now is was() for now, was, _ in gradients):
         raise RuntimeError(

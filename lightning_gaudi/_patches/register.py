@@ -191,6 +191,19 @@ REGISTER = (
         trigger="{trainer}.utilities.memory",
         apply="trainer_setup:patch_out_of_memory",
     ),
+    *(
+        Patch(
+            name=f"trial-losses-{finder.replace('_', '-')}",
+            library="lightning",
+            checked=_LIGHTNING,
+            targets=(f"{{trainer}}.tuner.{finder}:_try_loop_run",),
+            why="The Tuner goes on to losses that are infinite, and has no word for that it tries.",
+            without="lr_find and BatchSizeFinder may end with LossNotFiniteError",
+            trigger=f"{{trainer}}.tuner.{finder}",
+            apply="trainer_setup:patch_trials",
+        )
+        for finder in ("lr_finder", "batch_size_scaling")
+    ),
     Patch(
         name="fabric-run",
         library="lightning",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +33,24 @@ def patch_profiler_names(setup: ModuleType, family: Family) -> None:
         if isinstance(profiler, str) and profiler.lower() == "hpu":
             profiler = family.find("profiler").HPUProfiler()
         original(trainer, profiler)
+
+
+def patch_trials(module: ModuleType, family: Family) -> None:
+    """Have the steps that a finder of the Tuner takes, and takes back, end no run by their losses.
+
+    Args:
+        module: `tuner.lr_finder` or `tuner.batch_size_scaling`.
+        family: Lightning's namespace.
+    """
+    finder = module.__name__.rpartition(".")[2]
+
+    @wrap(f"trial-losses-{finder}".replace("_", "-"), module, "_try_loop_run")
+    def try_loop_run(
+        original: Callable[..., None], trainer: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        trial = getattr(trainer.strategy, "trial", nullcontext)
+        with trial():
+            original(trainer, *args, **kwargs)
 
 
 def patch_out_of_memory(module: ModuleType, family: Family) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from types import ModuleType
+from io import BytesIO
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import IO, Any, cast
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
+
+from . import own_pickles, plain_types
 
 
 def save_as_cpu_tensors(obj: Any, file: IO[bytes]) -> None:
@@ -22,13 +26,36 @@ class _CPUPickler(pickle.Pickler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._buffer: BytesIO = args[0]
         self._copies: dict[tuple[Any, ...], Tensor] = {}
+        self._refused: set[str] = set()
+
+    def dump(self, obj: Any) -> None:
+        super().dump(obj)
+        own_pickles.note(self._buffer.getvalue())
+        for name in sorted(self._refused - _told):
+            _told.add(name)
+            rank_zero_warn(
+                f"A checkpoint holds {name}, which is neither a tensor nor plain data. This "
+                "process loads it again; another one, and another rank, refuses it unless it calls "
+                f"torch.serialization.add_safe_globals([{name}]) first, or passes "
+                "weights_only=False. Or keep it out, as by save_hyperparameters(ignore=[...])."
+            )
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | FunctionType | BuiltinFunctionType):
+            self._note_name(f"{obj.__module__}.{obj.__qualname__}")
+            return NotImplemented
         # A parameter reduces to its data, a tensor that comes by here next.
         if type(obj) is not Tensor or obj.device.type in ("cpu", "meta"):
             return NotImplemented
         return self._copy(obj).__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # type: ignore[no-untyped-call]
+
+    def _note_name(self, name: str) -> None:
+        try:
+            plain_types.find(name)
+        except LookupError:
+            self._refused.add(name)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         # A state dict names tied weights by distinct tensors of one storage.
@@ -38,6 +65,9 @@ class _CPUPickler(pickle.Pickler):
             self._copies[key] = tensor.detach().cpu()
         return self._copies[key].requires_grad_(tensor.requires_grad)
 
+
+_told: set[str] = set()
+"""What this process has warned of."""
 
 _CPU_PICKLE = ModuleType("_cpu_pickle", "The pickle module, with tensors on the CPU.")
 _CPU_PICKLE.__dict__.update(vars(pickle), __name__="_cpu_pickle", Pickler=_CPUPickler)

@@ -5,7 +5,7 @@ file holds tensors and plain data, see `plain_types`; one that asks for anything
 
 A file that is not trusted is not given to `torch.load`, which runs an archive that is a program of
 TorchScript. It is opened once, and read by what `torch.load` calls for tensors, which knows of no
-programs.
+programs. What this process has written itself may hold more, see `own_pickles`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.reliability.trust import ADVICE, trusted_by
 
+from . import own_pickles
 from .archive import open_archive
 from .errors import ExceededError, RefusedError, UntrustedCheckpointError
 from .manifest import DamagedCheckpointError
@@ -190,6 +191,12 @@ def _read(file: IO[bytes], location: Any, *, mmap: bool) -> Any:
     module = pickle_module(Source(0, directory.sizes))
     storage = mapped(file) if mmap else None
     load_archive: Any = torch.serialization._load
+    try:
+        return load_archive(reader, location, module, overall_storage=storage, encoding="utf-8")
+    except RefusedError:
+        if not own_pickles.is_own(reader.get_record("data.pkl")):
+            raise
+    module = own_pickles.PICKLE_MODULE
     return load_archive(reader, location, module, overall_storage=storage, encoding="utf-8")
 
 

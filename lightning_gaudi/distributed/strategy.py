@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -84,6 +85,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
     _watches_losses = False
     _has_said_left_out = False
     _num_steps = 0
+    _is_trial = False
     _first_step = 0
 
     def __init__(
@@ -243,8 +245,17 @@ class HPUMixin(_Base):  # type: ignore[misc]
         if self._losses is None:
             self._losses = FiniteLosses(NUM_LEFT_OUT if self._leaves_steps_out() else 0)
             self._watches_losses = self.reliability.stop_on_nan
-        if self._watches_losses:
+        if self._watches_losses and not self._is_trial:
             self._losses.note(loss, self._num_steps + 1)
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Within this, steps are tried and taken back: a loss that is not finite ends no run."""
+        self._is_trial = True
+        try:
+            yield
+        finally:
+            self._is_trial = False
 
     def _leaves_steps_out(self) -> bool:
         """Whether a step whose gradients are not finite is left out, as where losses are scaled."""
@@ -265,7 +276,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
         Raises:
             LossNotFiniteError: One was not.
         """
-        if not self.reliability.stop_on_nan:
+        if self._is_trial or not self.reliability.stop_on_nan:
             return
         losses = self._losses or FiniteLosses()
         bad = losses.first_bad(ends_interval=ends_interval, is_lazy=vendor.is_lazy())

@@ -98,6 +98,8 @@ def test_every_function_that_is_wrapped_has_its_hash() -> None:
         "{trainer}.cli:LightningArgumentParser.error",
         "{trainer}.core.saving:pl_load",
         "{trainer}.utilities.memory:is_oom_error",
+        "{trainer}.tuner.lr_finder:_try_loop_run",
+        "{trainer}.tuner.batch_size_scaling:_try_loop_run",
         "{trainer}.core.saving:_load_state",
         "{trainer}.utilities.deepspeed:convert_zero_checkpoint_to_fp32_state_dict",
         *BY_NAME["rehearsal"].targets,
