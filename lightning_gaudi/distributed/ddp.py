@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -28,6 +28,10 @@ Source: Intel Gaudi documentation, "Distributed Training with PyTorch"; Model-Re
 """
 
 
+_UNFROZEN = "_lightning_gaudi_unfrozen"
+"""Where a wrapped module has its `Unfrozen`."""
+
+
 def wrap(module: Module, settings: dict[str, Any]) -> DistributedDataParallel:
     """The module with its gradients averaged over the ranks in backward.
 
@@ -43,6 +47,7 @@ def wrap(module: Module, settings: dict[str, Any]) -> DistributedDataParallel:
     wrapped = DistributedDataParallel(module, **(defaults | settings))
     if defaults.get("broadcast_buffers") is False:
         sync_buffers(wrapped)
+    Unfrozen(wrapped)
     return wrapped
 
 
@@ -65,6 +70,95 @@ def sync_buffers_before_evaluation(wrapped: DistributedDataParallel) -> None:
 
     if any(True for _ in wrapped.buffers()):
         wrapped.register_forward_pre_hook(before_forward)
+
+
+class Unfrozen:
+    """Has the gradients of weights averaged that were frozen when their module was wrapped.
+
+    DistributedDataParallel averages what was to be trained at that moment, and says nothing of a
+    weight that is unfrozen later: the ranks would drift apart. Before each forward that is to be
+    differentiated it is given anew what is to be trained.
+
+    Args:
+        wrapped: The module.
+    """
+
+    def __init__(self, wrapped: DistributedDataParallel) -> None:
+        self._num_stepped: dict[int, int] = {}
+        self._note(wrapped)
+        wrapped.register_forward_pre_hook(self._before_forward)
+        setattr(wrapped, _UNFROZEN, self)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_forward(self, wrapped: DistributedDataParallel, args: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        names = [name for name, each in self._frozen.items() if each.requires_grad]
+        if not names:
+            return
+        ddp: Any = wrapped
+        if ddp._comm_hooks:
+            raise RuntimeError(
+                f"{_listed(names)} were unfrozen in a fit whose gradients a hook of "
+                "DistributedDataParallel (ddp_comm_hook) exchanges, which knows the weights that "
+                "were to be trained at its start. Leave out the hook, or freeze nothing."
+            )
+        parameters, is_sparse = ddp._build_params_for_reducer()
+        _set_reducer(ddp, parameters, is_sparse)
+        self._note(wrapped)
+
+    def _note(self, wrapped: DistributedDataParallel) -> None:
+        """Note what is averaged, and what is frozen."""
+        self._frozen = _frozen(wrapped)
+        frozen = {id(each) for each in self._frozen.values()}
+        self._known = {id(each) for each in wrapped.module.parameters()} - frozen
+
+    def check(self, wrapped: DistributedDataParallel, optimizer: Any) -> None:
+        """Refuse gradients that have not been averaged.
+
+        Args:
+            wrapped: The module.
+            optimizer: It will step.
+
+        Raises:
+            RuntimeError: A weight with a gradient was unfrozen, or added, behind the forward.
+        """
+        groups = getattr(optimizer, "param_groups", ())
+        num = sum(len(group["params"]) for group in groups)
+        late = [name for name, each in self._frozen.items() if each.grad is not None]
+        if not late and self._num_stepped.get(id(optimizer)) == num:
+            return
+        self._num_stepped[id(optimizer)] = num
+        names = {id(each): name for name, each in wrapped.module.named_parameters()}
+        stepped = [each for group in groups for each in group["params"]]
+        late = [
+            names.get(id(each), "a weight outside of the module")
+            for each in stepped
+            if id(each) not in self._known and each.grad is not None
+        ]
+        if late:
+            raise RuntimeError(
+                f"The optimizer is about to step {_listed(late)}, whose gradients were not "
+                "averaged over the ranks: each rank would go on with other weights. Unfreeze "
+                "weights before training_step, as in on_train_batch_start, and make all weights "
+                "that will be trained in configure_model or __init__."
+            )
+
+
+def check_averaged(wrapped: Any, optimizers: Iterable[Any]) -> None:
+    """Refuse what optimizers would step without its gradient having been averaged.
+
+    Args:
+        wrapped: A module; nothing is looked at where it was not wrapped here.
+        optimizers: All that step it.
+
+    Raises:
+        RuntimeError: A weight with a gradient was unfrozen, or added, behind the forward.
+    """
+    unfrozen = vars(wrapped).get(_UNFROZEN)
+    if unfrozen is not None:
+        for optimizer in optimizers:
+            unfrozen.check(wrapped, optimizer)
 
 
 class GradientOrder:
@@ -137,12 +231,32 @@ def begin_with_order(
     pairs = [*zip(*ddp._build_params_for_reducer(), strict=True)]
     pairs.sort(key=lambda pair: number[id(pair[0])])
     parameters, is_sparse = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    ddp.reducer._remove_autograd_hooks()
-    shown = ddp._build_debug_param_to_name_mapping(parameters)
-    ddp._ddp_init_helper(parameters, is_sparse, shown, ddp.static_graph)
+    _set_reducer(ddp, parameters, is_sparse)
     ddp.reducer._push_all_rebuilt_params()
     ddp.reducer._rebuild_buckets()
     return GradientOrder(wrapped, names)
+
+
+def _set_reducer(ddp: Any, parameters: Any, is_sparse: Any) -> None:
+    """Have it average the gradients of these parameters; it has to be between two backwards."""
+    ddp.reducer._remove_autograd_hooks()
+    shown = ddp._build_debug_param_to_name_mapping(parameters)
+    ddp._ddp_init_helper(parameters, is_sparse, shown, ddp.static_graph)
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _frozen(wrapped: DistributedDataParallel) -> dict[str, Any]:
+    """The parameters whose gradients it does not average though it may, by name."""
+    ignored = wrapped.parameters_to_ignore
+    return {
+        name: parameter
+        for name, parameter in wrapped.module.named_parameters()
+        if not parameter.requires_grad and name not in ignored
+    }
 
 
 def _trained(wrapped: DistributedDataParallel) -> dict[str, Any]:

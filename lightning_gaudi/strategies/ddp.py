@@ -75,6 +75,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
     def post_backward(self, closure_loss: Tensor) -> None:
         """Cut the graph after backward."""
         super().post_backward(closure_loss)
+        ddp.check_averaged(self.model, self.optimizers)
         if self._gradient_order is not None:
             self._gradient_order.end_of_backward()
 

@@ -1,0 +1,117 @@
+"""Weights that are unfrozen while ranks train: averaged as the others, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.callbacks import BackboneFinetuning
+from torch import Tensor, nn
+
+from lightning_gaudi.fabric.strategies import HPUDDPStrategy as FabricStrategy
+from lightning_gaudi.strategies import HPUDDPStrategy
+from tests.helpers.tiny import QUIET
+from tests.helpers.trainers import run_trainers
+from tests.strategies.ddp_cases import Batch, loader
+
+NUM_RANKS = 2
+
+
+class Model(pl.LightningModule):
+    """A frozen backbone and a head; `unfreeze` says where the backbone is unfrozen."""
+
+    def __init__(self, unfreeze: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh())
+        self.head = nn.Linear(8, 1)
+        self.unfreeze = unfreeze
+        if unfreeze != "callback":
+            self.backbone.requires_grad_(False)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        if batch_idx == 2 and self.unfreeze in ("hook", "accumulating"):
+            self.backbone.requires_grad_(True)
+        if batch_idx == 2 and self.unfreeze == "added":
+            self.extra = nn.Linear(1, 1).to(self.device)
+            self.optimizers().add_param_group({"params": [*self.extra.parameters()]})
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if batch_idx == 2 and self.unfreeze == "step":
+            self.backbone.requires_grad_(True)
+        result = self.head(self.backbone(batch[0]))
+        if hasattr(self, "extra"):
+            result = self.extra(result)
+        return (result - batch[1]).pow(2).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        weights = self.parameters()
+        if self.unfreeze == "callback":
+            weights = filter(lambda each: each.requires_grad, weights)
+        return torch.optim.SGD(weights, lr=0.05)
+
+
+def _fit(rank: int, unfreeze: str, num_ranks: int) -> dict[str, Tensor] | str:
+    model = Model(unfreeze)
+    callbacks: list[Any] = []
+    if unfreeze == "callback":
+        callbacks = [BackboneFinetuning(1)]
+    if num_ranks > 1:
+        place = {"strategy": HPUDDPStrategy(), "devices": num_ranks}
+    else:
+        place = {"accelerator": "cpu", "devices": 1}
+    trainer = pl.Trainer(
+        **{"accelerator": "hpu", **QUIET, **place},
+        max_epochs=2,
+        callbacks=callbacks,
+        use_distributed_sampler=False,
+        accumulate_grad_batches=2 if unfreeze == "accumulating" else 1,
+    )
+    try:
+        trainer.fit(model, loader(rank, num_ranks, 6))
+    except RuntimeError as error:
+        return str(error)
+    return {name: each.cpu() for name, each in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("unfreeze", ["hook", "accumulating", "callback"])
+def test_what_is_unfrozen_trains_on_two_ranks_as_on_one(unfreeze: str, tmp_path: Any) -> None:
+    expected = _fit(0, unfreeze, 1)
+    first, second = run_trainers(_fit, tmp_path, unfreeze, NUM_RANKS)
+    assert isinstance(expected, dict)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(first["backbone.0.weight"], Model(unfreeze).backbone[0].weight)
+
+
+@pytest.mark.parametrize(("unfreeze", "name"), [("step", "backbone.0.weight"), ("added", "extra")])
+def test_what_no_rank_averages_is_refused_by_name(unfreeze: str, name: str, tmp_path: Any) -> None:
+    for found in run_trainers(_fit, tmp_path, unfreeze, NUM_RANKS):
+        assert isinstance(found, str)
+        assert name in found
+        assert "not averaged over the ranks" in found
+
+
+def _train_with_fabric(rank: int) -> dict[str, Tensor]:
+    fabric = Fabric(accelerator="hpu", devices=NUM_RANKS, strategy=FabricStrategy())
+    fabric.launch()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    net[0].requires_grad_(False)
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.05))
+    for index, batch in enumerate(loader(rank, NUM_RANKS, 6)):
+        if index == 2:
+            net[0].requires_grad_(True)
+        loss = (model(batch[0].to("hpu")) - batch[1].to("hpu")).pow(2).mean()
+        optimizer.zero_grad()
+        fabric.backward(loss)
+        optimizer.step()
+    return {name: each.cpu() for name, each in net.state_dict().items()}
+
+
+def test_fabric_averages_what_is_unfrozen(tmp_path: Any) -> None:
+    first, second = run_trainers(_train_with_fabric, tmp_path)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
