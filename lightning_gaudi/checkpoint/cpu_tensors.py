@@ -11,7 +11,9 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from . import own_pickles, plain_types
+from lightning_gaudi._core import own_pickles
+
+from . import plain_types
 
 
 def save_as_cpu_tensors(obj: Any, file: IO[bytes]) -> None:
@@ -33,8 +35,7 @@ class _CPUPickler(pickle.Pickler):
     def dump(self, obj: Any) -> None:
         super().dump(obj)
         own_pickles.note(self._buffer.getvalue())
-        for name in sorted(self._refused - _told):
-            _told.add(name)
+        for name in own_pickles.not_yet_told(self._refused):
             rank_zero_warn(
                 f"A checkpoint holds {name}, which is neither a tensor nor plain data. This "
                 "process loads it again; another one, and another rank, refuses it unless it calls "
@@ -65,9 +66,6 @@ class _CPUPickler(pickle.Pickler):
             self._copies[key] = tensor.detach().cpu()
         return self._copies[key].requires_grad_(tensor.requires_grad)
 
-
-_told: set[str] = set()
-"""What this process has warned of."""
 
 _CPU_PICKLE = ModuleType("_cpu_pickle", "The pickle module, with tensors on the CPU.")
 _CPU_PICKLE.__dict__.update(vars(pickle), __name__="_cpu_pickle", Pickler=_CPUPickler)

@@ -16,16 +16,18 @@ import pickle
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from io import BytesIO
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 import torch
 from torch import Tensor
 
+from lightning_gaudi._core import own_pickles
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.reliability.trust import ADVICE, trusted_by
 
-from . import own_pickles
 from .archive import open_archive
 from .errors import ExceededError, RefusedError, UntrustedCheckpointError
 from .manifest import DamagedCheckpointError
@@ -196,8 +198,21 @@ def _read(file: IO[bytes], location: Any, *, mmap: bool) -> Any:
     except RefusedError:
         if not own_pickles.is_own(reader.get_record("data.pkl")):
             raise
-    module = own_pickles.PICKLE_MODULE
-    return load_archive(reader, location, module, overall_storage=storage, encoding="utf-8")
+    return load_archive(reader, location, _OWN_PICKLE, overall_storage=storage, encoding="utf-8")
+
+
+class _OwnUnpickler(pickle.Unpickler):
+    """Python's, for nothing but what this process has written."""
+
+    def __init__(self, file: IO[bytes], **options: Any) -> None:
+        data = file.read()
+        if not own_pickles.is_own(data):
+            raise RefusedError("another pickle than a moment ago")
+        super().__init__(BytesIO(data), **options)
+
+
+_OWN_PICKLE = ModuleType("_own_pickle", "The pickle module, for what this process has written.")
+_OWN_PICKLE.__dict__.update(vars(pickle), __name__="_own_pickle", Unpickler=_OwnUnpickler)
 
 
 def _read_old(file: IO[bytes], location: Any) -> Any:

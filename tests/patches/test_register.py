@@ -316,6 +316,8 @@ OWN = {
         "found.save_last",
         "self._trainer._signal_connector.received_sigterm",
     },
+    # A wrapper that was made there, and by which its strategy finds the weights it averages.
+    "distributed/ddp.py": {"setattr(wrapped, _UNFROZEN, self)"},
     # A note to the compiler on a function of our own.
     "attention/switch.py": {"_warn_once._dynamo_marked_constant"},
     # A user's model while it trains: compiled in place, and given back as it was.

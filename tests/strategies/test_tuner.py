@@ -18,7 +18,8 @@ from lightning.pytorch.tuner import Tuner
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_gaudi.checkpoint import cpu_tensors
+from lightning_gaudi._core import own_pickles
+from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
 from lightning_gaudi.reliability.finite import LossNotFiniteError
 from tests.helpers.tiny import batches, hpu_trainer
 
@@ -29,6 +30,7 @@ class Color(Enum):
     """A hyperparameter."""
 
     RED = 1
+    GREEN = 2
 
 
 class Regression(pl.LightningModule):
@@ -101,7 +103,7 @@ def test_the_finder_of_batch_sizes_takes_infinite_losses(tmp_path: Path) -> None
 
 @pytest.fixture
 def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_tensors, "_told", set())
+    monkeypatch.setattr(own_pickles, "_told", set())
 
 
 OPTIONS = {
@@ -131,12 +133,19 @@ def test_what_this_process_has_saved_it_loads(name: str, tmp_path: Path) -> None
     trainer.validate(model, batches(1), ckpt_path="best", verbose=False)
     loaded = Regression.load_from_checkpoint(saving.best_model_path)
     assert type(loaded.hparams[name]) is type(OPTIONS[name])
-    if name == "path":
-        return
-    # Another process, which has written nothing, refuses it.
-    path = saving.best_model_path
+    if name == "enum":
+        _check_that_others_refuse(saving.best_model_path)
+
+
+def _check_that_others_refuse(path: str) -> None:
+    """Refuse it in another process, and here once the file is another."""
     load = f"from lightning_gaudi.checkpoint.io import load_file; load_file({path!r})"
     done = subprocess.run(
         [sys.executable, "-c", load], check=False, capture_output=True, text=True, timeout=120
     )
     assert "UntrustedCheckpointError" in done.stderr
+    checkpoint = torch.load(path, weights_only=False)
+    checkpoint["hyper_parameters"]["enum"] = Color.GREEN
+    torch.save(checkpoint, path)
+    with pytest.raises(UntrustedCheckpointError, match="Color"):
+        Regression.load_from_checkpoint(path)

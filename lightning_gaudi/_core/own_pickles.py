@@ -8,14 +8,10 @@ known by the SHA-256 of all its bytes, so nobody else can have written it.
 from __future__ import annotations
 
 import hashlib
-import pickle
-from io import BytesIO
-from types import ModuleType
-from typing import IO, Any
-
-from .errors import RefusedError
+from collections.abc import Iterable
 
 _digests: set[bytes] = set()
+_told: set[str] = set()
 
 
 def note(data: bytes) -> None:
@@ -28,15 +24,8 @@ def is_own(data: bytes) -> bool:
     return hashlib.sha256(data).digest() in _digests
 
 
-class _Unpickler(pickle.Unpickler):
-    """Python's own, for nothing but what this process has written."""
-
-    def __init__(self, file: IO[bytes], **options: Any) -> None:
-        data = file.read()
-        if not is_own(data):
-            raise RefusedError("another pickle than a moment ago")
-        super().__init__(BytesIO(data), **options)
-
-
-PICKLE_MODULE = ModuleType("_own_pickle", "The pickle module, for what this process has written.")
-PICKLE_MODULE.__dict__.update(vars(pickle), __name__="_own_pickle", Unpickler=_Unpickler)
+def not_yet_told(names: Iterable[str]) -> list[str]:
+    """Those names of which this process has not warned yet; it does so now."""
+    new = sorted({*names} - _told)
+    _told.update(new)
+    return new
