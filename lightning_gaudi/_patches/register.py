@@ -492,6 +492,43 @@ REGISTER = (
         apply="attention:patch_sdpa",
     ),
     Patch(
+        name="accelerator-memory",
+        library="torch",
+        checked="2.6 to 2.13, with the vendor's bridge 1.24.0",
+        targets=tuple(
+            f"torch.accelerator{part}:{name}"
+            for part in ("", ".memory")
+            for name in (
+                "empty_cache",
+                "empty_host_cache",
+                "memory_stats",
+                "get_memory_info",
+                "reset_peak_memory_stats",
+                "reset_accumulated_memory_stats",
+            )
+        ),
+        why=(
+            "The vendor's allocator is none of those whose memory torch 2.9 and later can tell: "
+            'they raise "Allocator for hpu is not a DeviceAllocator". They tell what it counts.'
+        ),
+        without="torch.accelerator's functions of memory raise",
+        trigger="habana_frameworks.torch.core",
+        apply="device_names:patch_accelerator_memory",
+    ),
+    Patch(
+        name="graph-wrapper",
+        library="torch",
+        checked="2.6 to 2.13, with the vendor's bridge 1.24.0",
+        targets=("habana_frameworks.torch.hpu:wrap_in_hpu_graph",),
+        why=(
+            "It is there in eager mode, too, and the first forward of what it gives raises: who "
+            "asks for the name, as sentence-transformers does, takes it for a feature."
+        ),
+        without="what libraries wrap in an HPU graph fails in eager mode",
+        trigger="habana_frameworks.torch.hpu",
+        apply="device_names:patch_graph_wrapper",
+    ),
+    Patch(
         name="audited-loaders",
         library="torch",
         checked="2.6 to 2.13",
