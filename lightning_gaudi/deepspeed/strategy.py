@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core.deepspeed_versions import warn_if_untested
@@ -69,6 +70,11 @@ class DeepSpeedMixin(RankedMixin):
                 "Pass compile='none', stage 2, or strategy='fsdp'."
             )
         return Choice(Compilation("none"), None)
+
+    def _advise(self, module: Module, choice: Choice) -> None:
+        """Advise to compile, but not under stage 3, which refuses it."""
+        if not is_stage_3(self.deepspeed_config):
+            super()._advise(module, choice)
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:

@@ -373,3 +373,10 @@ def test_a_users_precision_plugin_stays_the_users(found: dict[Any, Any]) -> None
     )
     assert trainer.strategy.precision_plugin is plugin
     assert type(plugin).__name__ == "HPUDeepSpeedPrecision"
+
+
+@pytest.mark.parametrize(("stage", "advises"), [(2, True), (3, False)])
+def test_what_stage_3_refuses_is_not_advised(stage: int, advises: bool) -> None:
+    strategy = HPUDeepSpeedStrategy(stage=stage, compile="none")
+    strategy._advise(torch.nn.Linear(1, 1), strategy._choice())
+    assert (strategy._advice is not None) is advises
