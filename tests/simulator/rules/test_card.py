@@ -138,6 +138,39 @@ def test_the_integer_of_an_infinity_is_no_value_beyond_32_bits() -> None:
         torch.where(x < 0, 2**32, x)
 
 
+_BIG = 2**32
+
+_MAKES_BIG_INTEGERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "add_": lambda x: x.add_(_BIG),
+    "mul_": lambda x: x.add_(2).mul_(2**31),
+    "fill_": lambda x: x.fill_(_BIG),
+    "full": lambda x: torch.full((3,), _BIG, device="hpu"),
+    "full_like": lambda x: torch.full_like(x, _BIG),
+    "arange": lambda x: torch.arange(_BIG, _BIG + 3, device="hpu"),
+    "a slice": lambda x: x[1:].fill_(_BIG),
+    "an item": lambda x: x.__setitem__(1, _BIG),
+    "masked_fill_": lambda x: x.masked_fill_(x == 0, _BIG),
+    "index_fill_": lambda x: x.index_fill_(0, torch.tensor([1], device="hpu"), _BIG),
+    "long": lambda x: (x.float() + float(_BIG)).long(),
+    "copy_": lambda x: x.copy_(x.float() + float(_BIG)),
+    "randint": lambda x: torch.randint(_BIG, _BIG + 9, (3,), device="hpu"),
+    "random_": lambda x: x.random_(_BIG, _BIG + 9),
+    "out=": lambda x: torch.add(x, _BIG, out=torch.empty_like(x)),
+    "a list": lambda x: torch._foreach_add_([x, x.clone()], _BIG),
+    "scatter_": lambda x: x.scatter_(0, torch.tensor([1], device="hpu"), _BIG),
+}
+
+
+@pytest.mark.usefixtures("lazy")
+@pytest.mark.parametrize("name", _MAKES_BIG_INTEGERS)
+def test_an_integer_beyond_32_bits_is_found_wherever_it_is_made(name: str) -> None:
+    x = torch.zeros(3, dtype=torch.int64, device="hpu")
+    rules.forget_findings()
+    rules.set_mode("error")
+    with pytest.raises(rules.GaudiRuleError, match=r"the value 42949\d+.*\[int64-as-int32\]"):
+        _MAKES_BIG_INTEGERS[name](x)
+
+
 def test_an_unknown_key_is_an_error() -> None:
     with pytest.raises(KeyError):
         table.find("no-such-rule")

@@ -58,6 +58,7 @@ class FallbackCall {
       call_cpu_kernel();
       narrow_written(widened_);
       sync_mutated();
+      check_written();
     }
     results_to_hpu();
     if (is_recorded) define_results();
@@ -220,6 +221,16 @@ class FallbackCall {
       }
     }
     return has_changed;
+  }
+
+  void check_written() const {
+    for (const c10::IValue& alias : aliases_) {
+      if (alias.isTensor()) {
+        if (alias.toTensor().defined()) check_result(info_.name, alias.toTensor());
+      } else if (alias.isTensorList()) {
+        for (const at::Tensor& tensor : alias.toTensorVector()) check_result(info_.name, tensor);
+      }
+    }
   }
 
   static bool sync(const at::Tensor& tensor, const at::Tensor& alias) {

@@ -83,7 +83,12 @@ Tensor copy_from(const Tensor& source, const Tensor& destination, bool non_block
   if (!is_dry() || std::max(source.nbytes(), destination.nbytes()) <= kCopiedBytes) {
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     AliasTable aliases;
-    aliases.to_cpu(destination).copy_(aliases.to_cpu(source));
+    const Tensor written = aliases.to_cpu(destination);
+    written.copy_(aliases.to_cpu(source));
+    // Of what comes from the host the rules about copies know.
+    if (destination.device().is_hpu() && source.device().is_hpu()) {
+      check_result("aten::copy_", written);
+    }
   } else if (!destination.device().is_hpu() && destination.nbytes() <= kZeroedBytes) {
     destination.zero_();  // what the host had there before may be anything
   }
