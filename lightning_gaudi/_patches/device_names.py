@@ -47,7 +47,7 @@ def patch_graph_wrapper(hpu: ModuleType, family: Any) -> None:
 
     @wrap("graph-wrapper", hpu, "wrap_in_hpu_graph")
     def wrap_in_hpu_graph(original: Callable[..., Any], module: Any, *args: Any, **kw: Any) -> Any:
-        if vendor.is_lazy():
+        if has_graphs():
             return original(module, *args, **kw)
         warnings.warn(
             "wrap_in_hpu_graph: HPU graphs are of lazy mode (PT_HPU_LAZY_MODE=1). In eager mode "
@@ -55,6 +55,11 @@ def patch_graph_wrapper(hpu: ModuleType, family: Any) -> None:
             stacklevel=3,
         )
         return module
+
+
+def has_graphs() -> bool:
+    """Whether the vendor's bridge captures graphs, which it does in lazy mode."""
+    return vendor.is_lazy()
 
 
 def _memory_functions() -> list[Callable[..., Any]]:

@@ -53,7 +53,7 @@ def load(
         map_location: As for `torch.load`.
         mmap: Whether the tensors of an archive stay in the file until they are used.
         weights_only: False trusts the file: code that it holds may run. None for what the strategy
-            or the environment says.
+            or the environment says, and what this process has written itself may hold more.
         name: What to call the file in messages, where it is not `file` itself.
 
     Raises:
@@ -72,7 +72,8 @@ def load(
         with explained(shown), _opened(file) as opened:
             if shown.endswith(".safetensors"):
                 return _load_safetensors(opened, map_location)
-            return _load_plainly(opened, map_location, mmap=bool(mmap))
+            takes_own = weights_only is None
+            return _load_plainly(opened, map_location, mmap=bool(mmap), takes_own=takes_own)
     except _PlacingError as error:
         raise error.cause from None
 
@@ -171,15 +172,15 @@ class _PlacingError(Exception):
         self.cause = cause
 
 
-def _load_plainly(file: IO[bytes], map_location: Any, *, mmap: bool) -> Any:
+def _load_plainly(file: IO[bytes], map_location: Any, *, mmap: bool, takes_own: bool) -> Any:
     """Load an archive, or a file as torch wrote them before 1.6."""
     is_lazy = hasattr(torch.load, "__wrapped__") and not callable(map_location)
     location = "cpu" if is_lazy and map_location is not None else map_location
-    found = _read(file, _marking(location), mmap=mmap)
+    found = _read(file, _marking(location), mmap=mmap, takes_own=takes_own)
     return _moved(found, map_location) if location is not map_location else found
 
 
-def _read(file: IO[bytes], location: Any, *, mmap: bool) -> Any:
+def _read(file: IO[bytes], location: Any, *, mmap: bool, takes_own: bool) -> Any:
     start = file.tell()
     is_archive = file.read(4) == b"PK\x03\x04"
     file.seek(start)
@@ -196,7 +197,7 @@ def _read(file: IO[bytes], location: Any, *, mmap: bool) -> Any:
     try:
         return load_archive(reader, location, module, overall_storage=storage, encoding="utf-8")
     except RefusedError:
-        if not own_pickles.is_own(reader.get_record("data.pkl")):
+        if not takes_own or not own_pickles.is_own(reader.get_record("data.pkl")):
             raise
     return load_archive(reader, location, _OWN_PICKLE, overall_storage=storage, encoding="utf-8")
 

@@ -51,6 +51,7 @@ def test_checkpoint_loads_on_a_machine_without_hpu(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:A checkpoint holds")
 def test_tensors_are_saved_from_the_cpu_however_deep(tmp_path: Path) -> None:
     weight = torch.arange(4.0, device="hpu", requires_grad=True)
     checkpoint = {
@@ -87,14 +88,20 @@ class Arguments:
     x = 1
 
 
+@pytest.mark.filterwarnings("ignore:A checkpoint holds")
 def test_weights_only_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "_warned", set())
     io, path = HPUCheckpointIO(), tmp_path / "class.ckpt"
     io.save_checkpoint({"arguments": Arguments()}, path)
     with pytest.warns(UserWarning, match=r"trusted \(weights_only=False\)"):
         assert io.load_checkpoint(path, weights_only=False)["arguments"].x == 1
+    refused = r"class\.ckpt was not loaded: it holds .*Arguments"
+    with pytest.raises(ValueError, match=refused):
+        io.load_checkpoint(path, weights_only=True)
+    assert io.load_checkpoint(path)["arguments"].x == 1  # which this process has written
+    torch.save({"arguments": Arguments(), "by": "others"}, path)
     for weights_only in (True, None):
-        with pytest.raises(ValueError, match=r"class\.ckpt was not loaded: it holds .*Arguments"):
+        with pytest.raises(ValueError, match=refused):
             io.load_checkpoint(path, weights_only=weights_only)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import _hpu_sim
 import pytest
 
+from lightning_gaudi._patches import device_names
 from lightning_gaudi.simulator import rules
 from lightning_gaudi.simulator.settings import RULES
 
@@ -29,8 +30,10 @@ def _rules_are_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def lazy() -> Iterator[None]:
+def lazy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lazy mode for a test, with an empty cache of recipes."""
+    # Of the card alone: the plugin goes by the environment.
+    monkeypatch.setattr(device_names, "has_graphs", lambda: True)
     _hpu_sim.reset_graph_cache()
     _hpu_sim.set_lazy(True)
     yield
