@@ -19,6 +19,7 @@ KNOWN: dict[str, list[str]] = {
     "fabric.plugins.precision.amp.MixedPrecision.convert_input": ["328336c4eb29"],
     "fabric.plugins.precision.amp.MixedPrecision.convert_output": ["331e17491536"],
     "fabric.plugins.precision.amp.MixedPrecision.forward_context": ["b415c5a38a97"],
+    "fabric.plugins.precision.amp._optimizer_handles_unscaling": ["a11e39d40599"],
     "fabric.plugins.precision.fsdp.FSDPPrecision.__init__": ["f5581bdb7f55"],
     "fabric.plugins.precision.fsdp.FSDPPrecision.forward_context": ["3ce6f9ebcc1b"],
     "fabric.plugins.precision.fsdp.FSDPPrecision.mixed_precision_config": [
@@ -153,6 +154,7 @@ KNOWN: dict[str, list[str]] = {
     "trainer.overrides.distributed._register_ddp_comm_hook": ["3d0e0897a3b2"],
     "trainer.plugins.precision.amp.MixedPrecision.__init__": ["db1d3e645387"],
     "trainer.plugins.precision.amp.MixedPrecision.autocast_context_manager": ["fefa595404ec"],
+    "trainer.plugins.precision.amp.MixedPrecision.clip_gradients": ["9847b47800c9"],
     "trainer.plugins.precision.amp.MixedPrecision.forward_context": ["c05b8eef068d"],
     "trainer.plugins.precision.deepspeed.DeepSpeedPrecision.__init__": ["58bb66bade59"],
     "trainer.plugins.precision.deepspeed.DeepSpeedPrecision.backward": ["8e9976d68b33"],
@@ -169,6 +171,7 @@ KNOWN: dict[str, list[str]] = {
         "3722fc35f68c",
         "36fdacbf2fbe",
     ],
+    "trainer.plugins.precision.precision.Precision.clip_gradients": ["3ce697562ba1"],
     "trainer.profilers.profiler.Profiler._prepare_filename": [
         "008c4a1fe01a",
         "b1a0dbda548b",
