@@ -44,7 +44,7 @@ class CardScaler(GradScaler):
             outputs: A tensor, or an iterable of tensors.
         """
         for state in self._per_optimizer_states.values() if self.is_enabled() else ():
-            if state.get(_BY_HAND) and state["stage"] is OptState.UNSCALED:
+            if _is_clipped_by_hand(state):
                 state.setdefault(_BEFORE, _snapshot(state[_BY_HAND]))
         with _without_autocast():
             return super().scale(outputs)
@@ -72,7 +72,7 @@ class CardScaler(GradScaler):
             return
         scale, _ = self._check_scale_growth_tracker("unscale_")
         state = self._per_optimizer_states[id(optimizer)]
-        if state.get(_BY_HAND) and state["stage"] is OptState.UNSCALED:
+        if _is_clipped_by_hand(state):
             if _are_unscaled(state.get(_BEFORE, {})):
                 return
             state = self._per_optimizer_states[id(optimizer)] = _refresh_per_optimizer_state()
@@ -118,11 +118,7 @@ class CardScaler(GradScaler):
         """
         states = self._per_optimizer_states if self.is_enabled() else {}
         # Clipped by hand, and stepped later than another optimizer: its own update counts it.
-        waiting = {
-            key: state
-            for key, state in states.items()
-            if state.get(_BY_HAND) and state["stage"] is OptState.UNSCALED
-        }
+        waiting = {key: state for key, state in states.items() if _is_clipped_by_hand(state)}
         stepped = [state for key, state in states.items() if key not in waiting]
         found = [each for state in stepped for each in state["found_inf_per_device"].values()]
         if new_scale is not None or not found:
@@ -159,6 +155,10 @@ class HPUGradScaler(CardScaler):
 _BY_HAND, _BEFORE = "lightning_gaudi.by_hand", "lightning_gaudi.before"
 """In an optimizer's state of a scaler: the optimizer, where its gradients were unscaled to be
 clipped by hand; and these gradients, as the next loss was scaled."""
+
+
+def _is_clipped_by_hand(state: dict[str, Any]) -> bool:
+    return bool(state.get(_BY_HAND)) and state["stage"] is OptState.UNSCALED
 
 
 def _snapshot(optimizer: Optimizer) -> dict[Tensor, tuple[Callable[[], Tensor | None], int]]:

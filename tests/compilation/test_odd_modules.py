@@ -20,13 +20,6 @@ from tests.helpers.tiny import batches, hpu_trainer
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 class Block(nn.Module):
     """Two layers and what is added to them."""
 

@@ -7,7 +7,7 @@ noted, as numbers, if anything. Losses of all steps and these numbers are compar
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -23,13 +23,6 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 _SCALE = 1.0
 """A global that `Block.forward` reads."""
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 class Block(nn.Module):

@@ -28,13 +28,6 @@ from tests.helpers.tiny import batches, hpu_trainer
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
