@@ -117,6 +117,17 @@ def test_a_recompilation_tells_the_shape_that_caused_it():
     assert metric.stats() == [("TotalNumber", 2), ("Causes", causes)]
 
 
+def test_what_a_reset_forgot_is_not_compiled_again():
+    def f(x):
+        return x.tan() / 5 - x
+
+    with torch.hpu.metric_localcontext("recompilation") as metric:
+        for size in (3, 4):
+            torch.compile(f, backend="hpu_backend")(torch.ones(2, size, device="hpu"))
+            torch.compiler.reset()
+    assert metric.stats() == [("TotalNumber", 0), ("Causes", [])]
+
+
 def test_a_graph_for_sizes_that_vary_says_which():
     compiled = torch.compile(lambda x: x.tan() / 3 + x, backend="hpu_backend")
     with torch.hpu.metric_localcontext("recompilation") as metric:

@@ -46,6 +46,10 @@ class CompiledGraphs:
             self.causes.append(_difference(shapes, before))
             observer.tell("compilation", "recompiled", 1, self.causes[-1])
 
+    def forget(self) -> None:
+        """What is compiled from now on is not compiled again: the compiler was reset."""
+        self._shapes.clear()
+
 
 def _difference(now: Shapes, before: Shapes) -> str:
     changed = [

@@ -60,6 +60,10 @@ def hpu_backend(
         return compile_graph(graph_module, example_inputs)
 
 
+# torch.compiler.reset() calls it, of each backend that has it.
+hpu_backend.reset = compiled_graphs.forget  # type: ignore[attr-defined]
+
+
 def _is_disallowed() -> bool:
     get = getattr(bridge_config, "get_pt_hpu_disallow_torch_compile", None)
     return get is not None and get()
