@@ -330,13 +330,17 @@ REGISTER = (
         checked=_LIGHTNING,
         targets=(
             "a Trainer's _FitLoop:reset",
+            "a Trainer's _FitLoop:on_advance_start",
+            "a Trainer's _FitLoop:on_advance_end",
+            "a Trainer's _FitLoop:on_run_end",
             "a Trainer's _TrainingEpochLoop:reset",
             "a Trainer's _TrainingEpochLoop:advance",
             "a DataLoader:_get_iterator",
         ),
         why=(
             "Resumed, it begins the data of an epoch anew, and goes on at the next batch whatever "
-            "was left to do after the last: a validation, a scheduler that waits for its metric. "
+            "was left to do after the last: a validation, a scheduler that waits for its metric; "
+            "`on_train_epoch_start` is left out, and what hooks had changed. "
             "What is taken from a loader is counted, and passed over when a fit resumes."
         ),
         without="a fit that resumes within an epoch will not go on exactly",

@@ -322,6 +322,8 @@ class HPUStrategy(AutoResume, HPUMixin):
         """Put the random states, and where the data are, of all ranks into a checkpoint."""
         checkpoint[RNG_STATE] = self._rng_state()
         resume = self._to_resume()
+        if resume is None and self._exact_resume is not None and self._exact_resume.has_ended:
+            resume = self._exact_resume  # saved after the fit, and a validation or the like
         if resume is not None and "optimizer_states" in checkpoint:
             checkpoint[EXACT_RESUME] = {"ranks": self._of_all_ranks(resume.state())}
 

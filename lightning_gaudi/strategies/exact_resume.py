@@ -3,7 +3,7 @@
 A checkpoint has, of each rank, the random states of its host and where each of its loaders is; the
 strategies add the device's. Lightning counts steps and epochs itself. What it leaves out where a
 checkpoint was saved in the middle of its loops is made up for here: the validation that was due,
-the schedulers that wait for it, the end of an epoch.
+the schedulers that wait for it, the end of an epoch, its first hook, and what hooks have changed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_gaudi._core import host_random, whereabouts
+from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import replace
 from lightning_gaudi.data.position import LoaderPosition
 
+from . import epoch_hooks, fit_changes, pruned
+from .accumulated import gradients, watch_steps
 from .fit_place import Place, go_to_next_epoch, go_to_step_end, place_of
 from .resume_checks import check_order, describe, warn_of_ranks
 
@@ -52,6 +55,15 @@ class ExactResume:
         self._unfinished: Place | None = None
         self._random: host_random.HostRandom | None = None
         self._accumulated: Mapping[str, Tensor] = {}
+        self._at_start: fit_changes.Values | None = None
+        self._changed: Mapping[str, Any] = {}
+        self._pruned: pruned.Pruned = {}
+        self._is_to_call_hooks = False
+        self._num_stepped = 0
+        self._saved: tuple[Place, dict[str, Any]] | None = None
+        self._ended: dict[str, Any] | None = None
+        self._changed_at_end = ""
+        self._marks: list[Any] = []
         self._warned: set[str] = set()
         self._positions: weakref.WeakKeyDictionary[Any, LoaderPosition] = (
             weakref.WeakKeyDictionary()
@@ -59,6 +71,9 @@ class ExactResume:
         loop = trainer.fit_loop
         for owner, name, ours in (
             (loop, "reset", self._reset),
+            (loop, "on_advance_start", self._begin_epoch),
+            (loop, "on_advance_end", self._end_epoch),
+            (loop, "on_run_end", self._end),
             (loop.epoch_loop, "reset", self._reset_epoch),
             (loop.epoch_loop, "advance", self._advance),
         ):
@@ -77,24 +92,47 @@ class ExactResume:
             self._positions[loader] = position
             replace(_PATCH, loader, "_get_iterator", partial(self._iterate, position))
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the fit is at its end, and what is saved from now on is that."""
+        return self._ended is not None
+
     def release(self) -> None:
-        """Leave the loaders as they were."""
+        """Leave the loaders and the optimizers as they were."""
+        for mark in self._marks:
+            mark.remove()
+        self._marks = []
         for loader in self._positions:
             vars(loader).pop("_get_iterator", None)
         self._positions.clear()
         self._pending = None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this rank."""
-        loop = self.trainer.fit_loop
+        """What a checkpoint keeps of this rank; after a fit, where that ended."""
         place = place_of(self.trainer)
+        self._check_place(place)
+        if self._ended is not None:
+            return self._ended
+        return self._state(place)
+
+    def _state(self, place: Place) -> dict[str, Any]:
+        loop = self.trainer.fit_loop
+        if place in (Place.STEP_END, Place.EPOCH_END):
+            self._saved = place, self._fingerprint()
         behind = len(getattr(loop._data_fetcher, "batches", ())) + (place is Place.IN_STEP)
         loaders = [] if loop._combined_loader is None else loop._combined_loader.flattened
         metrics = self.trainer._logger_connector._callback_metrics
         return {
             "place": place.value,
             "random": host_random.to_tensors(host_random.take()),
-            "gradients": self._gradients(place),
+            "gradients": gradients(
+                self.trainer,
+                is_within_epoch=place.is_within_epoch,
+                are_whole=self._has_whole_gradients,
+            ),
+            "changed": self._changes(),
+            # The same on all ranks, and large: one keeps it.
+            "pruned": pruned.take(self.trainer) if self.trainer.is_global_zero else {},
             "loaders": [self._state_of(loader, behind) for loader in loaders],
             "metrics": {
                 name: value.detach().cpu()
@@ -112,14 +150,23 @@ class ExactResume:
         rank, num_ranks = self.trainer.global_rank, self.trainer.world_size
         self._num_saved = len(saved)
         if len(saved) == num_ranks:
-            self._pending = saved[rank]
+            self._pending = {**saved[rank], "pruned": saved[0].get("pruned", {})}
             return
         # Where each rank is in the data is the same for all; what it draws is its own.
         loaders = [LoaderPosition.of_any_rank(each) for each in saved[0]["loaders"]]
         self._pending = {**saved[0], "random": None, "loaders": loaders, "gradients": {}}
 
     def on_train_start(self) -> None:
-        """Have the fit begin with what was saved, whatever was drawn since."""
+        """Have the fit begin with what was saved, whatever hooks have drawn and set since."""
+        self._at_start = self._values()
+        put, self._pruned = self._pruned, {}
+        pruned.put(self.trainer, put)
+        if lost := fit_changes.put(self.trainer, self._changed):
+            rank_zero_warn(
+                "The checkpoint has what hooks or callbacks changed of modules and callbacks that "
+                f"this fit has not: {printable(', '.join(lost), max_chars=400)}. Resume with the "
+                "same ones, or see that these changes are not needed."
+            )
         states, self._random = self._random, None
         if states is not None:
             host_random.put(states)
@@ -128,22 +175,68 @@ class ExactResume:
             if name in gradients:
                 parameter.grad = gradients[name].to(parameter.device)
 
-    def _gradients(self, place: Place) -> dict[str, Tensor]:
-        """What this rank has accumulated since the last step of the optimizer, on the CPU."""
-        loop = self.trainer.fit_loop.epoch_loop
-        num_batches = loop.batch_progress.current.ready % self.trainer.accumulate_grad_batches
-        if not place.is_within_epoch or not num_batches or not loop._should_accumulate():
+    def _changes(self) -> fit_changes.Values:
+        """What is no more as it was when training began."""
+        start = self._at_start
+        if start is None:
             return {}
-        if self._has_whole_gradients:
-            named = self.trainer.lightning_module.named_parameters()
-            return {name: each.grad.cpu() for name, each in named if each.grad is not None}
-        rank_zero_warn(
-            f"A checkpoint is saved after {num_batches} of {self.trainer.accumulate_grad_batches} "
-            f"batches that are accumulated, and {type(self.trainer.strategy).__name__} cannot save "
-            "their gradients: a fit that resumes takes its next step without these. Save after a "
-            "step of the optimizer, as ModelCheckpoint(every_n_train_steps=...) does."
-        )
-        return {}
+        return {
+            key: value
+            for key, value in self._values().items()
+            if key not in start or start[key] != value
+        }
+
+    def _values(self) -> fit_changes.Values:
+        return fit_changes.take(self.trainer, has_own_attributes=self._has_whole_gradients)
+
+    def _check_place(self, place: Place) -> None:
+        if place is Place.IN_STEP and self.trainer.global_step != self._num_stepped:
+            self._warn_once(
+                "within a step",
+                f"A checkpoint is saved within step {self.trainer.global_step}, behind the "
+                "optimizer: a fit that resumes takes the batch of this step again. Save in "
+                "on_train_batch_end, or later.",
+            )
+        if place is Place.CUT_SHORT and self._changed_at_end:
+            self._warn_once(
+                "cut short",
+                "The fit had its steps before the epoch had its batches, and its "
+                f"on_train_epoch_end has changed {self._changed_at_end}: a fit that resumes from "
+                "what is saved now goes on in this epoch, with that. Resume from a checkpoint that "
+                "ModelCheckpoint(every_n_train_steps=...) has saved.",
+            )
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """Tells whether what a checkpoint keeps has changed since."""
+        module = self.trainer.lightning_module
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        return {**self._values(), **{name: each._version for name, each in tensors}}
+
+    def _differences(self, then: Mapping[str, Any]) -> str:
+        """What has changed since a fingerprint, in words."""
+        now = self._fingerprint()
+        names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        return printable(", ".join(names), max_chars=200)
+
+    def _check_hooks(self) -> None:
+        """Name what hooks have changed that came after the one that saved."""
+        if self._saved is None:
+            return
+        (place, then), self._saved = self._saved, None
+        if names := self._differences(then):
+            hook = "on_train_batch_end" if place is Place.STEP_END else "on_train_epoch_end"
+            self._warn_once(
+                hook,
+                f"A checkpoint was saved in {hook}, and hooks that came after it have changed "
+                f"{names}: a fit that resumes from it goes on without that. Change it in a "
+                "callback, which comes before ModelCheckpoint and the module's hook, or in the "
+                "step.",
+            )
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            rank_zero_warn(message)
 
     def _state_of(self, loader: Any, behind: int) -> dict[str, Any]:
         position = self._positions.get(loader) if isinstance(loader, DataLoader) else None
@@ -158,9 +251,21 @@ class ExactResume:
 
     def _reset(self, original: Any) -> None:
         saved, self._pending = self._pending, None
+        self._ended = self._at_start = None
+        if not self.trainer.lightning_module.automatic_optimization:
+            self._marks = watch_steps(self.trainer.optimizers)
         if saved is not None:
             self._go_on(saved)
         original()
+
+    def _begin_epoch(self, original: Any) -> None:
+        self._check_hooks()
+        original()
+        changed, self._changed = self._changed, {}
+        if self._is_to_call_hooks:
+            self._is_to_call_hooks = False
+            epoch_hooks.call_again(self.trainer)
+            fit_changes.put(self.trainer, changed)
 
     def _go_on(self, saved: Mapping[str, Any]) -> None:
         loop = self.trainer.fit_loop
@@ -169,6 +274,8 @@ class ExactResume:
         if saved["random"] is not None:
             states = host_random.from_tensors(saved["random"])
             host_random.put(states)
+        # Checkpoints of 0.1 before November 2026 have neither.
+        self._changed, self._pruned = saved.get("changed", {}), saved.get("pruned", {})
         device = self.trainer.strategy.root_device
         self.trainer._logger_connector._callback_metrics.update(
             {name: value.to(device) for name, value in saved["metrics"].items()}
@@ -176,10 +283,12 @@ class ExactResume:
         if saved["loaders"]:  # Lightning's Tuner saves before there are any
             self._check(saved["loaders"], place)
             self._load_positions(saved["loaders"], within_epoch=place.is_within_epoch)
+        self._accumulated = saved["gradients"]
         if place.is_within_epoch:
             self._unfinished = go_to_step_end(self.trainer, place)
+            self._is_to_call_hooks = True
             self._iterate_again()
-            self._random, self._accumulated = states, saved["gradients"]
+            self._random = states
         else:
             go_to_next_epoch(self.trainer, place)
             assert loop._combined_loader is not None
@@ -239,12 +348,25 @@ class ExactResume:
         _iterate(loop)
 
     def _warn_of(self, reason: str | None, taken: int) -> None:
-        if reason is not None and taken and reason not in self._warned:
-            self._warned.add(reason)
-            rank_zero_warn(
+        if reason is not None and taken:
+            self._warn_once(
+                reason,
                 f"The fit resumes after {taken} batches of an epoch, and a loader cannot go on "
-                f"exactly there: {reason}."
+                f"exactly there: {reason}.",
             )
+
+    def _end_epoch(self, original: Any) -> None:
+        loop = self.trainer.fit_loop.epoch_loop
+        is_cut_short = not loop._num_ready_batches_reached()
+        then = self._fingerprint() if is_cut_short else {}
+        original()
+        self._changed_at_end = self._differences(then) if is_cut_short else ""
+
+    def _end(self, original: Any) -> None:
+        """Keep where the fit has ended: callbacks make pruning permanent, and loaders go."""
+        self._check_hooks()
+        self._ended = self._state(place_of(self.trainer))
+        original()
 
     def _reset_epoch(self, original: Any) -> None:
         with warnings.catch_warnings():
@@ -256,11 +378,7 @@ class ExactResume:
     def _advance(self, original: Any, fetcher: Any) -> None:
         place, self._unfinished = self._unfinished, None
         if place is None:
-            try:
-                original(fetcher)
-            except StopIteration:
-                self._note_end()
-                raise
+            self._step(original, fetcher)
             return
         loop = self.trainer.fit_loop
         # From here on it is a fit like any other: nothing is left out for it is resumed.
@@ -271,7 +389,16 @@ class ExactResume:
         elif loop.epoch_loop._num_ready_batches_reached():
             raise StopIteration
         else:
+            self._step(original, fetcher)
+
+    def _step(self, original: Any, fetcher: Any) -> None:
+        self._num_stepped = self.trainer.global_step
+        try:
             original(fetcher)
+        except StopIteration:
+            self._note_end()
+            raise
+        self._check_hooks()
 
     def _note_end(self) -> None:
         """Note for the watchdog that this rank has no more batches: others may have."""

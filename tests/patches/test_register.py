@@ -316,6 +316,9 @@ OWN = {
         "found.save_last",
         "self._trainer._signal_connector.received_sigterm",
     },
+    # A mark on a gradient, and what a hook of the user's has set in the process that saved.
+    "strategies/accumulated.py": {"setattr(grad, _TAKEN, grad._version)"},
+    "strategies/fit_changes.py": {"setattr(owner, attribute, value)"},
     # A wrapper that was made there, and by which its strategy finds the weights it averages.
     "distributed/ddp.py": {"setattr(wrapped, _UNFROZEN, self)"},
     # A note to the compiler on a function of our own.
