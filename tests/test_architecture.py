@@ -60,6 +60,7 @@ ROOMS: dict[str, set[str]] = {
         "attention",
         "checkpoint",
         "compilation",
+        "data",
         "deepspeed",
         "distributed",
         "reliability",

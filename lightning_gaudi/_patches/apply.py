@@ -224,7 +224,7 @@ def find_when_asked(name: str, module: ModuleType, homes: Mapping[str, str]) -> 
 
 
 def add(name: str, owner: Any, attribute: str, value: Any) -> None:
-    """Give a module or class what it lacks; what is there stays."""
+    """Give a module, class or object what it lacks; what is there stays."""
     _check(name)
     if attribute not in vars(owner):
         _note_undo(lambda: delattr(owner, attribute))

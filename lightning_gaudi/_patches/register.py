@@ -336,6 +336,8 @@ REGISTER = (
             "a Trainer's _TrainingEpochLoop:reset",
             "a Trainer's _TrainingEpochLoop:advance",
             "a DataLoader:_get_iterator",
+            "a DataLoader:state_dict",
+            "a DataLoader:load_state_dict",
         ),
         why=(
             "Resumed, it begins the data of an epoch anew, and goes on at the next batch whatever "

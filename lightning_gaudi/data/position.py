@@ -50,6 +50,8 @@ class LoaderPosition:
         self._sampler_states: list[Any] = []
         self._is_renewed = False  # whether workers stayed, when this epoch began
         self.taken = 0
+        self.is_over = False
+        """Whether the epoch's iterator has said that it has no more."""
         self._steps: deque[_Step] = deque(maxlen=_MAX_BEHIND)
         self._reports: dict[int, Report] = {}
         self._last_worker = _NO_WORKER
@@ -175,6 +177,10 @@ class LoaderPosition:
         self._last_worker = report.worker
         self.taken += 1
 
+    def end(self) -> None:
+        """Note that the iterator has no more."""
+        self.is_over = True
+
     def renew(self) -> None:
         """Note that workers that stay begin another epoch."""
         self._is_renewed = True
@@ -187,6 +193,7 @@ class LoaderPosition:
 
     def _begin_epoch(self) -> None:
         self.taken, self._last_worker, self.drawn = 0, _NO_WORKER, None
+        self.is_over = False
         self._steps.clear()
         loader = self.loader
         self._generators = [each.get_state() for each in parts.generators(loader)]
@@ -198,6 +205,7 @@ class LoaderPosition:
 
     def _take_up(self, saved: Mapping[str, Any]) -> None:
         self._steps.clear()
+        self.is_over = False
         self.taken, self._last_worker = saved["taken"], saved["last_worker"]
         self._is_renewed = saved["renewed"]
         self.created, self.drawn = _loaded(saved["created"]), _loaded(saved["drawn"])

@@ -78,13 +78,16 @@ class Single(_SingleProcessDataLoaderIter):
         self._sampler_iter.begin()
 
     def _next_data(self) -> Any:
-        if self._has_order:  # then none is taken ahead
+        before = None if self._has_order else host_random.take()
+        try:
             data = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._position.end()
+            raise
+        if before is None:  # then none is taken ahead
             self._position.taken += 1
-            return data
-        before = host_random.take()
-        data = super()._next_data()  # type: ignore[no-untyped-call]
-        self._position.note(None, before)
+        else:
+            self._position.note(None, before)
         return data
 
 
@@ -110,6 +113,10 @@ class Multiple(_MultiProcessingDataLoaderIter):
         super()._try_put_index()
 
     def _next_data(self) -> Any:
-        batch, report = super()._next_data()  # type: ignore[no-untyped-call]
+        try:
+            batch, report = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._position.end()
+            raise
         self._position.note(report)
         return batch

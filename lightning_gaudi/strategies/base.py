@@ -36,8 +36,7 @@ from ..precision.plugin import HPUPrecisionPlugin
 from .auto_resume import AutoResume
 from .compiled_steps import CompiledSteps
 from .ending import Ending, forget_loaders_not_begun
-from .exact_resume import KEY as EXACT_RESUME, ExactResume
-from .resume_checks import warn_of_ranks
+from .exact_resume import KEY as EXACT_RESUME, ExactResume, warn_of_ranks
 from .resuming import why_not_remove
 
 _Value = TypeVar("_Value")

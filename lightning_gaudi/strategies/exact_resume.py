@@ -23,12 +23,12 @@ from torch.utils.data import DataLoader
 from lightning_gaudi._core import host_random, whereabouts
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import replace
+from lightning_gaudi.data.order import check_order, describe
 from lightning_gaudi.data.position import LoaderPosition
 
 from . import epoch_hooks, fit_changes, pruned
 from .accumulated import gradients, watch_steps
 from .fit_place import Place, go_to_next_epoch, go_to_step_end, place_of
-from .resume_checks import check_order, describe, warn_of_ranks
 
 KEY = "exact_resume"
 """The checkpoint's key for what is kept here: plain data and CPU tensors."""
@@ -36,6 +36,18 @@ KEY = "exact_resume"
 _PATCH = "exact-resume"
 _HAS_NO_POSITION = "{} iterates in a way of its own, and has no state_dict: it begins anew"
 _NOT_RESUMABLE = "You're resuming from a checkpoint that ended before the epoch ended"
+_ADVICE = (
+    "To begin with the weights alone, load them with load_from_checkpoint and fit without "
+    "ckpt_path. To resume all the same, with other batches, add "
+    "lightning_gaudi.callbacks.Reliability(exact_resume=False) to the Trainer's callbacks."
+)
+
+
+def warn_of_ranks(ranks: tuple[int, int], what: str) -> None:
+    """Say that a fit goes on with another number of ranks."""
+    rank_zero_warn(
+        f"The checkpoint was saved by {ranks[0]} ranks, and this fit has {ranks[1]}: {what}"
+    )
 
 
 class ExactResume:
@@ -314,7 +326,7 @@ class ExactResume:
                 for loader, state in zip(combined.flattened, saved, strict=True)
                 if "created" in state
             ]
-            check_order([then for then, _ in pairs], [now for _, now in pairs], ranks)
+            check_order([then for then, _ in pairs], [now for _, now in pairs], ranks, _ADVICE)
         if ranks[0] != ranks[1]:
             warn_of_ranks(
                 ranks,

@@ -316,6 +316,8 @@ OWN = {
         "found.save_last",
         "self._trainer._signal_connector.received_sigterm",
     },
+    # Workers that stay have the samples of another place: torch makes them anew.
+    "data/resumable.py": {"loader._iterator"},
     # A mark on a gradient, and what a hook of the user's has set in the process that saved.
     "strategies/accumulated.py": {"setattr(grad, _TAKEN, grad._version)"},
     "strategies/fit_changes.py": {"setattr(owner, attribute, value)"},

@@ -240,7 +240,7 @@ def test_a_loader_that_is_none_is_named(tmp_path: Path) -> None:
     ("sizes", "message"),
     [
         ({"batch_size": 4}, r"1 rank with batches of 2 samples \(2 a step\).*of 4 samples \(4 a"),
-        ({"num_samples": 12}, "a data set with 10 samples, and this fit's has 12"),
+        ({"num_samples": 12}, "a data set with 10 samples, and this one has 12"),
     ],
 )
 def test_another_order_is_refused(sizes: dict[str, int], message: str, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from lightning_gaudi.compilation.double_backward import explained
 from ...checkpoint.io import HPUCheckpointIO
 from ...distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecision
+from ..resumable_loaders import ResumableLoaders
 
 
 class HPUStrategy(HPUMixin):
@@ -37,6 +38,7 @@ class HPUStrategy(HPUMixin):
     # Parameters -> what moves of modules have put in their place. A class attribute, since an
     # instance of Lightning's own strategy may have become one of ours.
     _replaced: MutableMapping[Tensor, Parameter] | None = None
+    _loaders: ResumableLoaders | None = None
 
     def validate_for_hpu(self, typed: str) -> None:
         """Check what the user passed: Fabric has no loop that could wait for a writer.
@@ -95,7 +97,22 @@ class HPUStrategy(HPUMixin):
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save objects, unless a loss since the last look was not finite."""
         self._check_losses()
+        if self._loaders is not None:
+            self._loaders.check(kwargs["state"] if "state" in kwargs else args[1])
         super().save_checkpoint(*args, **kwargs)
+
+    @override
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """See `HPUMixin`; an ordinary loader gets a `state_dict`."""
+        loader = super().process_dataloader(dataloader)
+        if self.reliability.exact_resume:
+            self._loaders = self._loaders or ResumableLoaders()
+            self._loaders.add(loader, getattr(self, "global_rank", 0), self._of_all_ranks)
+        return loader
+
+    def _of_all_ranks(self, value: Any) -> list[Any]:
+        """A value of each rank, by rank."""
+        return [value]
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:

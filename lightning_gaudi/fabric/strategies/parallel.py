@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_gaudi._core import collectives
+
 from ...checkpoint.verify import damage_on_all_ranks
 from ...distributed.strategy import RankedMixin
 from .base import HPUStrategy
@@ -32,6 +34,10 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
         """Load a checkpoint; all ranks refuse a damaged one."""
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
         return checkpoint
+
+    @override
+    def _of_all_ranks(self, value: Any) -> list[Any]:
+        return collectives.gather_objects(value)
 
     @override
     def all_reduce(

@@ -1,11 +1,10 @@
-"""Whether a fit can go on in the order of samples that a checkpoint was saved in."""
+"""Whether a loader can go on in the order of samples that a checkpoint was saved in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 _ORDERED = ("distributed", "sequential")
@@ -15,7 +14,7 @@ def describe(loader: Any) -> dict[str, Any]:
     """What the order of a loader's samples depends on beside random states: plain data.
 
     Args:
-        loader: What the Trainer iterates on this rank.
+        loader: What is iterated on this rank.
     """
     if not isinstance(loader, DataLoader):
         return {"batch_size": None, "num_samples": None, "order": "other"}
@@ -33,14 +32,18 @@ def describe(loader: Any) -> dict[str, Any]:
 
 
 def check_order(
-    saved: list[Mapping[str, Any]], now: list[Mapping[str, Any]], ranks: tuple[int, int]
+    saved: list[Mapping[str, Any]],
+    now: list[Mapping[str, Any]],
+    ranks: tuple[int, int],
+    advice: str,
 ) -> None:
     """Refuse to go on within an epoch where its other batches would be other ones.
 
     Args:
         saved: What `describe` said of each loader when the checkpoint was saved.
-        now: What it says in this fit.
+        now: What it says now.
         ranks: The number of ranks then and now.
+        advice: How to go on otherwise, at the end of an error.
 
     Raises:
         ValueError: They would be.
@@ -50,8 +53,8 @@ def check_order(
         if before["num_samples"] != after["num_samples"]:
             raise ValueError(
                 "The checkpoint was saved within an epoch of a data set with "
-                f"{before['num_samples']} samples, and this fit's has {after['num_samples']}: "
-                f"their order is another. Resume with the same data. {_ADVICE}"
+                f"{before['num_samples']} samples, and this one has {after['num_samples']}: "
+                f"their order is another. Resume with the same data. {advice}"
             )
         if not is_same and not _has_same_steps(before, after, ranks):
             raise ValueError(
@@ -59,15 +62,8 @@ def check_order(
                 f"fit has {_say(ranks[1], after)}: it cannot go on in the same order of samples. "
                 "Resume with as many ranks and the same batch size; other numbers are possible "
                 "where a step has as many samples as before, and a DistributedSampler orders them "
-                f"in both (Lightning's own on several ranks). {_ADVICE}"
+                f"in both (Lightning's own on several ranks). {advice}"
             )
-
-
-def warn_of_ranks(ranks: tuple[int, int], what: str) -> None:
-    """Say that a fit goes on with another number of ranks."""
-    rank_zero_warn(
-        f"The checkpoint was saved by {ranks[0]} ranks, and this fit has {ranks[1]}: {what}"
-    )
 
 
 def _has_same_steps(
@@ -85,10 +81,3 @@ def _say(num_ranks: int, loader: Mapping[str, Any]) -> str:
     size = loader["batch_size"]
     samples = "" if size is None else f" of {size} samples ({size * num_ranks} a step)"
     return f"{num_ranks} rank{'s' if num_ranks > 1 else ''} with batches{samples}"
-
-
-_ADVICE = (
-    "To begin with the weights alone, load them with load_from_checkpoint and fit without "
-    "ckpt_path. To resume all the same, with other batches, add "
-    "lightning_gaudi.callbacks.Reliability(exact_resume=False) to the Trainer's callbacks."
-)
