@@ -159,7 +159,7 @@ def test_tensors_of_an_argument_object_are_not_copied_to_the_graph() -> None:
     assert _found() == []
     state.mask = torch.zeros(4, device="hpu")
     net(_x(), state)
-    detail = "State.mask is another tensor than at the capture"
+    detail = "State.mask is another than at the capture"
     assert _found() == [("graph-stale-value", "graph::replay", detail)]
 
 
@@ -167,7 +167,7 @@ def test_tensors_in_a_user_dict_are_not_copied_to_the_graph() -> None:
     net = _wrapped(lambda net, x, other: x * other["mask"])
     for _ in range(2):
         net(_x(), UserDict(mask=torch.ones(4, device="hpu")))
-    detail = "UserDict.mask is another tensor than at the capture"
+    detail = "UserDict['mask'] is another than at the capture"
     assert _found() == [("graph-stale-value", "graph::replay", detail)]
 
 
@@ -253,3 +253,93 @@ def test_nothing_is_looked_at_while_the_rules_are_off() -> None:
     net.scale = 3.0
     net(_x())
     assert _found() == []
+
+
+class Layer:
+    def __init__(self) -> None:
+        self.keys: Any = None
+
+    def update(self, new: torch.Tensor) -> torch.Tensor:
+        self.keys = new if self.keys is None else torch.cat([self.keys, new])
+        return self.keys
+
+
+class SlottedLayer:
+    __slots__ = ("keys",)
+
+    def __init__(self) -> None:
+        self.keys = torch.zeros(2, 4, device="hpu")
+
+
+class Cache:
+    """As a `DynamicCache`: its layers stand in a list."""
+
+    def __init__(self, kind: type = Layer) -> None:
+        self.layers = [kind(), kind()]
+        self.by_name = {"first": self.layers[0]}
+
+
+def _replayed(net: Net, cache: Any, num_calls: int = 3) -> list[str]:
+    for _ in range(num_calls):
+        net(_x(), cache)
+    return [detail for detail in map(str, findings()) if "graph-stale-value" in detail]
+
+
+def test_a_cache_that_grows_while_it_is_captured_is_reported_at_its_replay() -> None:
+    net = _wrapped(lambda s, x, cache: x + cache.layers[1].update(x).sum(0))
+    net(_x(), cache := Cache())
+    assert not findings()
+    details = _replayed(net, cache)
+    assert "Cache.layers[1].keys is changed by what was captured, and by no replay" in details[0]
+
+
+@pytest.mark.parametrize("kind", [Layer, SlottedLayer])
+def test_a_cache_that_others_change_between_replays_is_reported(kind: type) -> None:
+    net = _wrapped(lambda s, x, cache: x if cache.layers[0].keys is None else -x)
+    cache = Cache(kind)
+    net(_x(), cache)
+    cache.layers[0].keys = torch.ones(2, 4, device="hpu")
+    assert "Cache.layers[0].keys is another than at the capture" in _replayed(net, cache)[0]
+
+
+def test_a_cache_that_is_updated_in_place_is_not_reported() -> None:
+    net = _wrapped(lambda s, x, cache: cache.layers[0].keys.add_(x))
+    cache = Cache(SlottedLayer)
+    assert not _replayed(net, cache)
+    assert cache.layers[0].keys[0, 0] != 0
+
+
+class Adapted(Net):
+    """As a layer of peft: scales in a dict, what is merged in a list behind a property."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda s, x, o: x)
+        self.scaling = {"default": 2.0}
+        self.merged_adapters: list[str] = []
+        self.log: list[int] = []
+
+    @property
+    def merged(self) -> bool:
+        return bool(self.merged_adapters)
+
+    def forward(self, x: torch.Tensor, other: Any = None) -> torch.Tensor:
+        return self.layer(x) if self.merged else self.layer(x) * self.scaling["default"]
+
+    def note(self) -> None:
+        self.log.append(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda net: net.scaling.update(default=3.0), "Adapted.scaling['default']"),
+        (lambda net: net.merged_adapters.append("default"), "len(Adapted.merged_adapters)"),
+    ],
+)
+def test_what_lies_in_containers_of_a_module_is_looked_at(change: Any, path: str) -> None:
+    net: Any = hpu.wrap_in_hpu_graph(Adapted().to("hpu").eval())
+    assert not _replayed(net, None)
+    net.note()  # not of its forward
+    assert not _replayed(net, None)
+    change(net)
+    assert f"{path} is another than at the capture" in _replayed(net, None)[0]

@@ -5,12 +5,11 @@ Nothing is looked at while LIGHTNING_GAUDI_SIMULATE_RULES is "off".
 
 from __future__ import annotations
 
-import collections
 import functools
 import random
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,27 +17,41 @@ import torch
 from lightning_gaudi.simulator.rules import Rule, report, rows_graphs
 from lightning_gaudi.simulator.rules.report import is_reported
 
+from .leaves import (
+    CONTAINERS,
+    SCALARS,
+    leaves_of,
+    leaves_of_arguments,
+    modules_of,
+    names_of_forward,
+    print_of,
+)
+
 if TYPE_CHECKING:
     from .graph import HPUGraph
 
-_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_MAX_NAMED = 3
 _OF_TORCH = frozenset(torch.nn.Module().__dict__) - {"training"}
 """What every module has, but for its mode."""
 
 
 @dataclass
 class _Owner:
-    """A namespace of which a forward may read: a module's, or an argument's."""
+    """A namespace of a module, of which its forward may read."""
 
     label: str
     """How a user would call it."""
     values: dict[str, Any]
-    names: frozenset[str] | None
-    """The names of scalars that its code speaks of; None if they are not known."""
+    kind: type
+    """The module's class."""
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Names and values that a user has put there."""
         return ((k, v) for k, v in list(self.values.items()) if k not in _OF_TORCH)
+
+    def is_read(self, name: str) -> bool:
+        """Whether a module's forward speaks of it."""
+        return name in names_of_forward(self.kind)
 
     def name_of(self, name: str) -> str:
         """How a user would call a value."""
@@ -62,12 +75,15 @@ class Watch:
     """What a captured forward read outside of its tensor arguments, to see whether it changes."""
 
     def __init__(self, module: torch.nn.Module | None, inputs: Any) -> None:
-        self._modules = list(_owners_of_module(module)) if module is not None else []
-        self._arguments = list(_owners_of_arguments(inputs))
+        modules = [*([] if module is None else [module]), *modules_of(inputs)]
+        self._modules = [owner for each in modules for owner in _owners_of_module(each)]
         self._before = list(self._look())
         self._random = _random_states()
+        self._inputs = inputs
+        self._in_arguments = leaves_of_arguments(inputs)
+        self._changed: list[str] = []
+        self._in_modules: list[tuple[_Owner, str, dict[str, Any]]] = []
         self._after: list[_Seen] = []
-        self._after_of_arguments: list[list[_Seen]] = []
 
     @classmethod
     def begin(cls, module: torch.nn.Module | None, inputs: Any) -> Watch | None:
@@ -76,7 +92,12 @@ class Watch:
 
     def end(self, graph: HPUGraph) -> None:
         """Report what the captured Python did besides, and remember what the graph relies on."""
-        changes = [(seen, _print_of(seen.owner.values.get(seen.name))) for seen in self._before]
+        inputs, self._inputs = self._inputs, None
+        self._changed = [
+            f"{path} is changed by what was captured, and by no replay"
+            for path in _differences(self._in_arguments, leaves_of_arguments(inputs))
+        ]
+        changes = [(seen, print_of(seen.owner.values.get(seen.name))) for seen in self._before]
         changed = [
             f"{seen} changed from {_say(seen.value)} to {_say(now)}"
             for seen, now in changes
@@ -89,24 +110,35 @@ class Watch:
         self._before, self._random = [], {}
         read = graph.reads()
         self._after = [seen for owner in self._modules for seen in _relied_on(owner, read)]
-        self._after_of_arguments = [list(_relied_on(owner, read)) for owner in self._arguments]
-        self._modules, self._arguments = [], []
+        self._in_modules = [
+            (owner, name, leaves_of(owner.name_of(name), value))
+            for owner in self._modules
+            for name, value in owner.items()
+            if owner.is_read(name) and isinstance(value, CONTAINERS)
+        ]
+        self._modules = []
 
     def check(self, inputs: Any) -> None:
         """Report what has another value than at the capture; before a replay."""
         if not is_reported():
             return
         stale = [_difference(seen, seen.owner.values) for seen in self._after]
-        if self._after_of_arguments:
-            owners = _owners_of_arguments(inputs)
-            for all_seen, owner in zip(self._after_of_arguments, owners, strict=False):
-                stale += [_difference(seen, owner.values) for seen in all_seen]
+        # What changed while it was captured is not changed now, whatever is given.
+        stale += self._changed or [
+            f"{path} is another than at the capture"
+            for path in _differences(self._in_arguments, leaves_of_arguments(inputs))
+        ]
+        for owner, name, before in self._in_modules:
+            now = leaves_of(owner.name_of(name), owner.values.get(name))
+            stale += [
+                f"{path} is another than at the capture" for path in _differences(before, now)
+            ]
         _report(rows_graphs.STALE, "graph::replay", [detail for detail in stale if detail])
 
     def _look(self) -> Iterator[_Seen]:
-        for owner in self._modules + self._arguments:
+        for owner in self._modules:
             for name, value in owner.items():
-                yield _Seen(owner, name, _print_of(value))
+                yield _Seen(owner, name, print_of(value))
 
 
 def report_host_values(operator: str, tensor: torch.Tensor) -> None:
@@ -171,15 +203,10 @@ def own_gradients(parameters: tuple[torch.Tensor, ...], static: tuple[Any, ...])
 def _relied_on(owner: _Owner, read: set[int]) -> Iterator[_Seen]:
     for name, value in owner.items():
         if isinstance(value, torch.Tensor):
-            if value.untyped_storage()._cdata in read or _is_input_in(owner, value):
-                yield _Seen(owner, name, _print_of(value))
-        elif isinstance(value, _SCALARS) and (owner.names is None or name in owner.names):
+            if value.untyped_storage()._cdata in read:
+                yield _Seen(owner, name, print_of(value))
+        elif isinstance(value, SCALARS) and name in _names_in_code(owner.kind):
             yield _Seen(owner, name, value)
-
-
-def _is_input_in(owner: _Owner, value: torch.Tensor) -> bool:
-    """Whether it is a tensor within an argument that the vendor's copy does not look into."""
-    return owner.names is None and value.device.type == "hpu"
 
 
 def _difference(seen: _Seen, values: dict[str, Any]) -> str:
@@ -187,28 +214,22 @@ def _difference(seen: _Seen, values: dict[str, Any]) -> str:
     now = values.get(seen.name)
     if isinstance(now, torch.Tensor):
         return (
-            "" if _print_of(now) == seen.value else f"{seen} is another tensor than at the capture"
+            "" if print_of(now) == seen.value else f"{seen} is another tensor than at the capture"
         )
     if now is seen.value or now == seen.value:
         return ""
     return f"{seen} was {_say(seen.value)} at the capture and is {_say(now)}"
 
 
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The paths of what has changed: some of them, where they are many."""
+    paths = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+    return paths[:_MAX_NAMED]
+
+
 def _report(rule: Rule, operator: str, details: list[str]) -> None:
     if details:
         report(rule, operator, "; ".join(details))
-
-
-def _print_of(value: Any) -> Any:
-    """What can be compared of a value later; None if nothing can."""
-    if isinstance(value, torch.Tensor):
-        is_plain = type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-        return ("tensor", value.data_ptr() if is_plain else id(value))  # a DTensor has no memory
-    if isinstance(value, _SCALARS):
-        return value
-    if isinstance(value, (list, dict, set, collections.deque)):
-        return (type(value).__name__, len(value))
-    return None
 
 
 def _say(value: Any) -> str:
@@ -221,24 +242,7 @@ def _owners_of_module(module: torch.nn.Module) -> Iterator[_Owner]:
     for path, each in module.named_modules():
         label = f"{type(module).__name__}.{path}" if path else type(module).__name__
         for values in (each.__dict__, each._parameters, each._buffers):
-            yield _Owner(label, values, _names_in_code(type(each)))
-
-
-def _owners_of_arguments(inputs: Any) -> Iterator[_Owner]:
-    """Objects among the arguments whose tensors are not copied to a graph."""
-    if isinstance(inputs, collections.UserDict):
-        yield _Owner(type(inputs).__name__, inputs.data, None)
-    elif isinstance(inputs, dict):
-        yield from _owners_of_arguments(list(inputs.values()))
-    elif isinstance(inputs, (list, tuple)):
-        for value in inputs:
-            yield from _owners_of_arguments(value)
-    elif is_dataclass(inputs) and not isinstance(inputs, type):
-        yield from _owners_of_arguments([getattr(inputs, field.name) for field in fields(inputs)])
-    elif isinstance(inputs, torch.nn.Module):
-        yield from _owners_of_module(inputs)
-    elif not isinstance(inputs, (torch.Tensor, type, *_SCALARS)) and hasattr(inputs, "__dict__"):
-        yield _Owner(type(inputs).__name__, inputs.__dict__, None)
+            yield _Owner(label, values, type(each))
 
 
 @functools.cache
