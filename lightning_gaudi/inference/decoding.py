@@ -246,7 +246,7 @@ class Decoder:
             token = sample(logits, noise, self._temperature, top_p, kind.top_k)
         else:
             token = greedy(logits)
-        token = token[:, None].masked_fill(self._ended, self._pad)
+        token = torch.where(self._ended, self._pad, token[:, None])
         self._num_tokens.add_((~self._ended).sum())
         self._token.copy_(token)
         self._tokens.index_copy_(1, self._count, token)

@@ -78,7 +78,7 @@ def _decode_greedily(
             hidden = _step(block, hidden, own, row, source, encoded_bias, position)
         hidden = model.decoder.dropout(model.decoder.final_layer_norm(hidden))
         token = to_logits(model, hidden).argmax(-1)
-        token = token.masked_fill(has_ended, config.pad_token_id)
+        token = torch.where(has_ended, config.pad_token_id, token)
         tokens.index_copy_(1, position, token)
         has_ended = has_ended | (token == config.eos_token_id)
         position = position + 1

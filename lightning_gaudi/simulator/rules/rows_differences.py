@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
 
 _FLAGS = "bridge 1.24.0 scripts/env_flags.yaml"
+_SEEN = "seen on cards: huggingface/transformers issue 39175 (2025-07)"
 
 ROWS: tuple[Rule, ...] = (
     Rule(
@@ -98,6 +99,44 @@ ROWS: tuple[Rule, ...] = (
         + _FLAGS
         + " (PT_HPU_USE_UNSORTED_SCATTER_ADD)",
         mode="lazy",
+    ),
+    Rule(
+        "gather-of-int64-wrong",
+        Verdict.DEMOTED,
+        ("aten::gather",),
+        what="has gathered wrong values of int64",
+        instead="Gather x.to(torch.int32), as transformers does on an HPU, or use index_select.",
+        source=_SEEN + " and 39118, on Gaudi 2 and 3",
+        dtypes=("int64",),
+        when="self_is_int64",
+    ),
+    Rule(
+        "scatter-from-itself-wrong",
+        Verdict.DEMOTED,
+        ("aten::scatter.src",),
+        what="has scattered wrong values where the source shares memory with the tensor",
+        instead="Pass src.clone().",
+        source=_SEEN + ", on a Gaudi 3",
+        when="source_shares_memory",
+    ),
+    Rule(
+        "masked-fill-of-int64-refused",
+        Verdict.REFUSED,
+        ("aten::masked_fill", "aten::masked_fill_"),
+        what="of the first generation has no kernel for masked_fill of int64 (synStatus 26)",
+        instead="Fill x.to(torch.int32), or use torch.where.",
+        source=_SEEN + "; huggingface/transformers pull request 36424 (masked_fill_fwd_i64)",
+        dtypes=("int64",),
+        cards=("gaudi1",),
+        when="self_is_int64",
+    ),
+    Rule(
+        "cholesky-nan",
+        Verdict.NOTED,
+        ("aten::linalg_cholesky_ex", "aten::cholesky"),
+        what="may return NaN of a matrix that is barely positive definite",
+        instead="Add a small multiple of the unit matrix, or compute it on the CPU.",
+        source=_SEEN + ", on a Gaudi 3",
     ),
     Rule(
         "embedding-bag-gradient-unordered",

@@ -123,7 +123,19 @@ SHAPES: dict[str, Provocation] = {
     ),
 }
 
+
+def _scatter_from_itself(device: torch.device) -> object:
+    x = positive(4, device=device)
+    return x.scatter(0, on(device, [1, 0, 3, 2]), x)
+
+
 DIFFERENCES: dict[str, Provocation] = {
+    "gather-of-int64-wrong": lambda device: on(device, [5, 6, 7]).gather(0, on(device, [2, 0])),
+    "scatter-from-itself-wrong": _scatter_from_itself,
+    "masked-fill-of-int64-refused": lambda device: on(device, [5, 6]).masked_fill_(
+        on(device, [5, 6]) == 5, 0
+    ),
+    "cholesky-nan": lambda device: torch.linalg.cholesky(torch.eye(2, device=device)),
     "gelu-as-tanh": _gelu,
     "attention-unfused": lambda device: torch.nn.functional.scaled_dot_product_attention(
         *uniform(3, 1, 2, 8, 4, device=device)

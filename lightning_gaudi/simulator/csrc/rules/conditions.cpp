@@ -49,6 +49,18 @@ bool more_dims_than(const Call& call) {
 }
 bool at_most_4_dims(const Call& call) { return num_dims(call) <= 4; }
 
+bool self_is_int64(const Call& call) {
+  const auto self = tensor(call, "self");
+  return self.has_value() && self->scalar_type() == at::kLong;
+}
+
+bool source_shares_memory(const Call& call) {
+  const auto self = tensor(call, "self");
+  const auto source = tensor(call, "src");
+  return self.has_value() && source.has_value() && self->has_storage() && source->has_storage() &&
+         self->is_alias_of(*source);
+}
+
 struct Indices {
   int num_bool = 0;
   int num_uint8 = 0;
@@ -235,6 +247,8 @@ Condition condition_named(const std::string& name) {
       {"sparse_or_deterministic", on_call(&sparse_or_deterministic)},
       {"norm_parameters_not_float32", on_call(&norm_parameters_not_float32)},
       {"patches_not_of_14", on_call(&patches_not_of_14)},
+      {"self_is_int64", on_call(&self_is_int64)},
+      {"source_shares_memory", on_call(&source_shares_memory)},
       {"from_host_beyond_int32", on_copy(&from_host_beyond_int32)},
       {"from_host_beyond_float32", on_copy(&from_host_beyond_float32)},
       {"to_host_blocking", on_copy(&to_host<false>)},
