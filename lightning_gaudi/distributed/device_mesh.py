@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import fsdp2, vendor
 from lightning_gaudi._core.collectives import gather_objects
 from lightning_gaudi._core.tied_weights import kept_tied
 
@@ -84,6 +84,36 @@ def sum_and_divide(module: Module) -> None:
     for child in module.modules():
         if isinstance(child, FSDPModule) and hasattr(child, "set_force_sum_reduction_for_comms"):
             child.set_force_sum_reduction_for_comms(True)
+
+
+class FollowsFreezing:
+    """Has FSDP2 know at once what a program freezes and unfreezes.
+
+    Each weight has two parameters, its shard and, while it is gathered, the whole, and the module
+    shows one of them. What is set on the whole holds until the weight is sharded again, and is lost
+    then; which of the two a program sees depends on what FSDP2 has gathered ahead.
+
+    Args:
+        module: After the user's code has sharded it.
+    """
+
+    def __init__(self, module: Module) -> None:
+        states = fsdp2.states_of(module)
+        groups = [group for state in states for group in fsdp2.groups_of(state)]
+        self._weights = [each for group in groups for each in group.fsdp_params]
+        self._known = [each.sharded_param.requires_grad for each in self._weights]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def update(self, *args: Any) -> None:
+        """Before a forward, and before FSDP2 gathers for it; the arguments are a hook's."""
+        for index, weight in enumerate(self._weights):
+            shard, whole = weight.sharded_param, getattr(weight, "_unsharded_param", None)
+            trains = shard.requires_grad
+            if whole is not None and whole.requires_grad != trains:
+                trains = not self._known[index]
+                shard.requires_grad_(trains)
+                whole.requires_grad_(trains)
+            self._known[index] = trains
 
 
 def check_parallelized(module: Module, mesh: DeviceMesh, where: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gaudi._core import holdings
+from lightning_gaudi._core import fsdp2, holdings
 
 STAYING = ("weights", "gradients", "optimizer state", "communication buckets")
 """Categories of what is there whatever the batch."""
@@ -97,9 +97,8 @@ def _sharded(module: Any) -> Iterator[_Shards]:
         handle = vars(each).get("_handle")  # of FSDP
         if hasattr(handle, "flat_param"):
             yield _of_handle(handle)
-        state = each._get_fsdp_state() if hasattr(type(each), "_get_fsdp_state") else None
-        if state is not None:
-            yield from _of_state(state)
+    for state in fsdp2.states_of(module):
+        yield from _of_state(state)
 
 
 def _of_handle(handle: Any) -> _Shards:
@@ -116,10 +115,7 @@ def _of_state(state: Any) -> Iterator[_Shards]:
     gathers = [getattr(shared, "all_gather_state", None)]
     # Several since torch 2.13.
     reduced = [getattr(shared, f"reduce_scatter_state{end}", None) for end in ("", "s")]
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:  # likewise
-        groups = [state._fsdp_param_group]
-    for group in filter(None, groups):
+    for group in fsdp2.groups_of(state):
         gathers.append(group._all_gather_result)
         reduced.append(getattr(group, "_all_reduce_state", None))
         for each in group.fsdp_params:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.device_dtype_mixin import _update_properties
@@ -11,6 +12,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -18,6 +20,7 @@ from lightning_gaudi._core.gradient_clipping import clip_dtensor_norm, clip_dten
 from lightning_gaudi._patches.apply import replace
 
 from ..distributed.device_mesh import (
+    FollowsFreezing,
     check_eager,
     check_parallelized,
     draw_alike,
@@ -44,6 +47,8 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
     """
 
     model_key = "state_dict"
+
+    _freezing: FollowsFreezing | None = None
 
     @override
     def setup_environment(self) -> None:
@@ -72,6 +77,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
             check_parallelized(self.model, self.device_mesh, where)
         super().setup(trainer)
         _clip_shards(self.precision_plugin)
+        self._freezing = FollowsFreezing(self.model)
         share_overflows(self.precision_plugin)
 
     @override
@@ -87,6 +93,13 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         """Have ranks that share layers draw the same random numbers."""
         super().on_train_start()
         draw_alike(self.device_mesh)
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        """One step, of what trains now."""
+        if self._freezing is not None:
+            self._freezing.update()
+        return super().training_step(*args, **kwargs)
 
 
 def _clip_shards(plugin: Precision) -> None:

@@ -21,6 +21,7 @@ from ..config.offload import check_stepping
 from ..config.optimizers import take_vendors
 from . import memory
 from .lifecycle import leave_last_engine, move_to_card
+from .unfrozen import refuse_unfrozen
 
 _CARD = 0
 """The index of the card: a process drives one, which it sees as `hpu:0`."""
@@ -61,6 +62,7 @@ def make_engine(
             dist_init_required=False,
         )
     memory.share_equal_copies(engine.optimizer)
+    refuse_unfrozen(engine, model)
     engines.note(model, engine)
     return engine, wrapped
 

@@ -14,6 +14,7 @@ from typing_extensions import override
 from lightning_gaudi._core.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
 
 from ...distributed.device_mesh import (
+    FollowsFreezing,
     check_eager,
     check_parallelized,
     draw_alike,
@@ -63,6 +64,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         start_alike(parallel, self.device_mesh)
         draw_alike(self.device_mesh)
         share_overflows(self.precision)
+        parallel.register_forward_pre_hook(FollowsFreezing(parallel).update, prepend=True)
         self._note_replaced(before, parallel)
         self._note_lost(before, parallel)
         return parallel

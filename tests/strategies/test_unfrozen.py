@@ -10,14 +10,27 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import BackboneFinetuning
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from lightning_gaudi.fabric.strategies import HPUDDPStrategy as FabricStrategy
-from lightning_gaudi.strategies import HPUDDPStrategy
+from lightning_gaudi.strategies import (
+    HPUDDPStrategy,
+    HPUDeepSpeedStrategy,
+    HPUFSDPStrategy,
+    HPUModelParallelStrategy,
+)
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 from tests.strategies.ddp_cases import Batch, loader
 
 NUM_RANKS = 2
+STRATEGIES: dict[str, Any] = {
+    "ddp": HPUDDPStrategy,
+    "fsdp": HPUFSDPStrategy,
+    "fsdp2": lambda: HPUModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+    "stage 1": lambda: HPUDeepSpeedStrategy(stage=1),
+    "stage 3": lambda: HPUDeepSpeedStrategy(stage=3),
+}
 
 
 class Model(pl.LightningModule):
@@ -54,13 +67,41 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(weights, lr=0.05)
 
 
-def _fit(rank: int, unfreeze: str, num_ranks: int) -> dict[str, Tensor] | str:
-    model = Model(unfreeze)
+class Sharded(Model):
+    """By FSDP2, layer by layer; `weights` are the whole ones at the end."""
+
+    def configure_model(self) -> None:
+        mesh = self.device_mesh["data_parallel"]
+        for module in (*self.backbone, self.head, self):
+            fully_shard(module, mesh=mesh)
+
+    def on_train_end(self) -> None:
+        for module in (*self.backbone, self.head, self):
+            module.reshard()
+        self.weights = {n: each.full_tensor().cpu() for n, each in self.named_parameters()}
+
+
+class Wrapped(Model):
+    """By FSDP, as one unit."""
+
+    def on_train_end(self) -> None:
+        with FullyShardedDataParallel.summon_full_params(self.trainer.strategy.model):
+            named = [*self.named_parameters()]
+            self.weights = {n.replace("_fsdp_wrapped_module.", ""): w.cpu() for n, w in named}
+
+
+MODELS = {"fsdp": Wrapped, "fsdp2": Sharded}
+
+
+def _fit(
+    rank: int, unfreeze: str, num_ranks: int, strategy: str = "ddp"
+) -> dict[str, Tensor] | str:
+    model = MODELS.get(strategy, Model)(unfreeze)
     callbacks: list[Any] = []
     if unfreeze == "callback":
         callbacks = [BackboneFinetuning(1)]
     if num_ranks > 1:
-        place = {"strategy": HPUDDPStrategy(), "devices": num_ranks}
+        place = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
     else:
         place = {"accelerator": "cpu", "devices": 1}
     trainer = pl.Trainer(
@@ -74,6 +115,8 @@ def _fit(rank: int, unfreeze: str, num_ranks: int) -> dict[str, Tensor] | str:
         trainer.fit(model, loader(rank, num_ranks, 6))
     except RuntimeError as error:
         return str(error)
+    if strategy in MODELS:
+        return model.weights
     return {name: each.cpu() for name, each in model.state_dict().items()}
 
 
@@ -93,6 +136,26 @@ def test_what_no_rank_averages_is_refused_by_name(unfreeze: str, name: str, tmp_
         assert isinstance(found, str)
         assert name in found
         assert "not averaged over the ranks" in found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "unfreeze"),
+    [
+        ("fsdp2", "hook"),
+        pytest.param("fsdp", "hook", marks=pytest.mark.slow),
+        pytest.param("fsdp", "callback", marks=pytest.mark.slow),
+    ],
+)
+def test_shards_train_that_are_unfrozen(strategy: str, unfreeze: str, tmp_path: Any) -> None:
+    first, second = run_trainers(_fit, tmp_path, unfreeze, NUM_RANKS, strategy)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, _fit(0, unfreeze, 1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", ["stage 1", pytest.param("stage 3", marks=pytest.mark.slow)])
+def test_zero_refuses_what_is_unfrozen(stage: str, tmp_path: Any) -> None:
+    for found in run_trainers(_fit, tmp_path, "hook", NUM_RANKS, stage):
+        assert "backbone.0.weight, backbone.0.bias, backbone.1.weight and 1 more were" in found
 
 
 def _train_with_fabric(rank: int) -> dict[str, Tensor]:

@@ -1,0 +1,34 @@
+"""Weights that are unfrozen while an engine trains: it has made its shards of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+_NUM_NAMES = 3
+
+
+def refuse_unfrozen(engine: Any, model: Module) -> None:
+    """Refuse a forward with weights that the engine would never step, from here on.
+
+    Args:
+        engine: DeepSpeed's, which has just been made.
+        model: Its model.
+    """
+    frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+
+    def check(module: Module, args: Any) -> None:
+        late = [name for name, each in frozen.items() if each.requires_grad]
+        if late and torch.is_grad_enabled():
+            more = f" and {len(late) - _NUM_NAMES} more" if len(late) > _NUM_NAMES else ""
+            raise RuntimeError(
+                f"{', '.join(late[:_NUM_NAMES])}{more} were frozen when DeepSpeed took the model, "
+                "and are to be trained now: ZeRO would never step them. Let them train from the "
+                "start with a learning rate of 0, or fit again from a checkpoint with them "
+                "unfrozen; under DDP and FSDP weights can be unfrozen at any time."
+            )
+
+    if frozen:
+        engine.register_forward_pre_hook(check)
