@@ -314,3 +314,19 @@ def test_an_error_in_a_graph_is_raised_and_the_launch_ends(programs):
         _ = table + table
     assert dict(metric.stats())["TotalNumber"] == 1
     assert programs == [True]
+
+
+def test_streams_end_a_compiled_graph() -> None:
+    side = torch.hpu.Stream()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch.hpu.current_stream().wait_stream(side)
+        with torch.hpu.stream(side):
+            x = x * 2
+        torch.hpu.set_stream(torch.hpu.default_stream())
+        return x - 3
+
+    compiled = torch.compile(f, backend="hpu_backend")
+    x = torch.ones(2, 3, device="hpu")
+    assert torch.equal(compiled(x).cpu(), f(x).cpu())

@@ -1,10 +1,15 @@
-"""Streams of the device. The simulated HPU runs at once, so their order always holds."""
+"""Streams of the device. The simulated HPU runs at once, so their order always holds.
+
+As the vendor's, which call into a library, these functions are not traced by torch.compile: the
+graph ends where they are called, as where FSDP gathers.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo as untraced  # without an import of the compiler
 
 from ..._missing import missing
 from ..._release import is_lazy
@@ -67,11 +72,13 @@ class StreamContext:
         self.stream = stream
         self._previous: Stream | None = None
 
+    @untraced
     def __enter__(self) -> None:
         if self.stream is not None:
             self._previous = current_stream()
             set_stream(self.stream)
 
+    @untraced
     def __exit__(self, *exc_info: object) -> None:
         if self._previous is not None:
             set_stream(self._previous)
@@ -82,6 +89,7 @@ def stream(stream: torch.Stream | None) -> StreamContext:
     return StreamContext(stream)
 
 
+@untraced
 def set_stream(stream: torch.Stream | None) -> None:
     """Make `stream` current; None changes nothing."""
     if stream is not None:
@@ -89,6 +97,7 @@ def set_stream(stream: torch.Stream | None) -> None:
         torch.accelerator.set_stream(stream)
 
 
+@untraced
 def current_stream(device: Device = None) -> Stream:
     """The stream that work goes to."""
     init()
@@ -96,6 +105,7 @@ def current_stream(device: Device = None) -> Stream:
     return _same(current.stream_id, current)
 
 
+@untraced
 def default_stream(device: Device = None) -> Stream:
     """The stream that work goes to unless another is made current."""
     init()
