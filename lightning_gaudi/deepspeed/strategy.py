@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -18,6 +19,7 @@ from .config import load as settings
 from .config.offload import check_offload, prepare
 from .config.validation import check_keys
 from .engine.initialize import is_stage_3
+from .pretrained import loads_into_shards
 
 
 class DeepSpeedMixin(RankedMixin):
@@ -82,6 +84,11 @@ class DeepSpeedMixin(RankedMixin):
         config = self.config
         assert isinstance(config, dict)
         return config
+
+    def _loads_into_shards(self) -> AbstractContextManager[None]:
+        """Under stage 3, have `from_pretrained` load into shards within a `with` block."""
+        is_sharded = is_stage_3(self.deepspeed_config)
+        return loads_into_shards(self.deepspeed_config) if is_sharded else nullcontext()
 
     def validate_for_hpu(self, typed: str) -> None:
         """Check what the user passed, and that DeepSpeed computes on the HPU."""

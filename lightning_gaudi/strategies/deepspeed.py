@@ -128,6 +128,13 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         yield
 
     @override
+    @contextmanager
+    def model_sharded_context(self) -> Generator[None, None, None]:
+        """Make weights in shards under stage 3, those of `from_pretrained` too."""
+        with super().model_sharded_context(), self._loads_into_shards():
+            yield
+
+    @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         """One step, after which DeepSpeed reduces gradients if it ends an accumulation."""
         assert self.lightning_module is not None

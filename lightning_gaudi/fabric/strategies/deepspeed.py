@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -80,6 +80,13 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             ),
         )
         check_named_optimizer(self.config)
+
+    @override
+    @contextmanager
+    def module_sharded_context(self) -> Generator[None, None, None]:
+        """Make weights in shards under stage 3, those of `from_pretrained` too."""
+        with super().module_sharded_context(), self._loads_into_shards():
+            yield
 
     @override
     def module_to_device(self, module: Module) -> None:
