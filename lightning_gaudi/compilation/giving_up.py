@@ -19,6 +19,11 @@ _INSTEAD = (
     "LIGHTNING_GAUDI_COMPILE=none."
 )
 
+_FEWER = (
+    "Generate with lightning_gaudi.inference.TextGenerator or a static cache, whose shapes stay, "
+    "or pad batches to fewer shapes."
+)
+
 
 class Watch:
     """Asks the compiler after each call whether it gave anything up.
@@ -34,6 +39,7 @@ class Watch:
         self.raises = raises
         self._utils = utils
         self._told: set[object] = set()
+        self._left: set[type] = set()
         self._limits: list[tuple[Any, ...]] = []
         logging.getLogger("torch._dynamo.convert_frame").addFilter(self._note_limit)
 
@@ -41,21 +47,27 @@ class Watch:
         """Stop watching."""
         logging.getLogger("torch._dynamo.convert_frame").removeFilter(self._note_limit)
 
-    def count(self) -> tuple[int, int]:
-        """How much the compiler has given up so far, for `tell_since`."""
-        return len(self._utils.graph_break_reasons), len(self._utils.counters["unimplemented"])
+    def count(self) -> tuple[int, int, int]:
+        """What the compiler has given up and made so far, for `tell_since`."""
+        counters = self._utils.counters
+        num_graphs = counters["stats"]["unique_graphs"]
+        return len(self._utils.graph_break_reasons), len(counters["unimplemented"]), num_graphs
 
-    def tell_since(self, before: tuple[int, int], module: Module) -> None:
+    def tell_since(self, before: tuple[int, int, int], module: Module) -> bool:
         """Tell what was given up in a call of `module`.
 
         Args:
             before: What `count` was before it.
             module: For messages.
+
+        Returns:
+            Whether it has compiled a graph.
         """
         # Two calls and no context manager: this is done in each step, and seldom has to tell.
-        if self.count() == before and not self._limits:
-            return
-        num_breaks, num_losses = before
+        now = self.count()
+        if now == before and not self._limits:
+            return False
+        num_breaks, num_losses, num_graphs = before
         breaks, losses = self._utils.graph_break_reasons, self._utils.counters["unimplemented"]
         for reason in breaks[num_breaks:]:
             self._tell_break(module, reason.reason, reason.user_stack)
@@ -64,6 +76,29 @@ class Watch:
                 self._tell_loss(module, loss)
         while self._limits:
             self._tell_limit(module, *self._limits.pop())
+        return now[2] > num_graphs
+
+    def is_left(self, kind: type) -> bool:
+        """Whether modules of this class compute as written where gradients are not computed."""
+        return kind in self._left
+
+    def leave(self, module: Module) -> None:
+        """Have modules of this class compute as written without gradients from now on, and warn.
+
+        Raises:
+            RuntimeError: What is not compiled is an error.
+        """
+        text = (
+            f"{_name(module)}, called without gradients, has compiled a graph at each of many "
+            "calls in a row, as where text is generated token by token"
+        )
+        if self.raises:
+            raise RuntimeError(f"{text}, and on_give_up='error' asks for compiled code. {_FEWER}")
+        self._left.add(type(module))
+        self._tell(
+            (type(module), "calls"),
+            f"{text}: without gradients it goes on operator by operator. {_FEWER}",
+        )
 
     def refuse(self, module: Module, error: Exception) -> None:
         """Raise for what cannot be compiled.

@@ -16,6 +16,11 @@ from torch.nn.modules.module import _has_any_global_hook
 from .classes import Classes
 from .giving_up import Watch
 
+MAX_IN_A_ROW = 10
+"""After how many calls without gradients, each of which compiled a graph of its own, a module
+computes as written without gradients: a generator's sequences are longer at each token. Batches of
+so many lengths in a row are rare, and a fit that pads them has had all their graphs before."""
+
 
 class CompiledMethod:
     """Stands as a module's `forward`, or another method, and compiles it when it is called.
@@ -67,6 +72,7 @@ class CompiledMethod:
         self._inner = inner
         self._keeps_inner = keeps_inner
         self._watch = watch
+        self._num_in_a_row = 0
         self._own = module.__dict__.get(name)
         self._kind = type(module)
         self._classes = Classes(module)
@@ -87,6 +93,9 @@ class CompiledMethod:
             return self._call_as_written(*args, **kwargs)
         if self._inner:
             self._settle_inner()
+        may_learn = torch.is_grad_enabled()
+        if not may_learn and self._watch.is_left(self._kind):
+            return self._call_as_written(*args, **kwargs)
         before = self._watch.count()
         try:
             result = self._compiled(*args, **kwargs)
@@ -95,7 +104,10 @@ class CompiledMethod:
                 self._watch.refuse(self.module, error)
             failure = error
         else:
-            self._watch.tell_since(before, self.module)
+            has_new_graph = self._watch.tell_since(before, self.module)
+            self._num_in_a_row = self._num_in_a_row + 1 if has_new_graph and not may_learn else 0
+            if self._num_in_a_row == MAX_IN_A_ROW:
+                self._watch.leave(self.module)
             return result
         # An error of the user's own is raised as it is without a compiler.
         result = self._call_as_written(*args, **kwargs)
