@@ -1,13 +1,16 @@
 """Pickle what a worker of a DataLoader needs, as far as a fork would have handed it over.
 
-Functions and classes of the program itself, and those that have no address (lambdas, local ones),
-are pickled by value: no worker runs the program again to find them, so it needs no
-`if __name__ == "__main__"`, and a notebook may define them.
+Functions and classes of the program itself, those that have no address (lambdas, local ones), and
+those of modules that no worker could import, are pickled by value: no worker runs the program again
+to find them, so it needs no `if __name__ == "__main__"`, and a notebook may define them. What the
+program has changed elsewhere goes along, see `worker_globals`.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 import inspect
 import io
 import pickle
@@ -21,17 +24,27 @@ from typing import Any, ClassVar
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
+from torch._library.custom_ops import CustomOpDef
 
-from . import worker_memory
+from . import worker_globals, worker_memory
+from .worker_globals import PROGRAM
 
 _MAX_DEPTH = 8
-_PROGRAM = ("__main__", "__mp_main__")  # the second in what multiprocessing has spawned
 _NAMELESS = "<dynamic-code>"
 """What cloudpickle calls the file of any code."""
+ADVICE = (
+    "Workers are not forked from the process that holds a card: they import modules anew, and get "
+    "what the program has registered itself. Register and change what the data set needs in a "
+    "module that it imports, or in worker_init_fn; or pass num_workers=0."
+)
+"""What to do where a worker does not know what the program knows."""
+
+_found_for: list[Any] = [None, None]
+"""An owner of workers, and what `_changes` found for it."""
 _TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 
 
-def dumps(process: BaseProcess) -> tuple[bytes, Any, list[worker_memory.Place]]:
+def dumps(process: BaseProcess) -> tuple[bytes, bytes, Any, list[worker_memory.Place]]:
     """Pickle a process that is about to start, to what `loads` takes.
 
     Args:
@@ -43,11 +56,33 @@ def dumps(process: BaseProcess) -> tuple[bytes, Any, list[worker_memory.Place]]:
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
-        pickler.dump((process, pickler.found))
+        # In this order: the operators are there before what may hold one.
+        pickler.dump((worker_globals.Operators(), process, pickler.found, _changes(process)))
     except Exception as error:
         raise ValueError(_explain(process, error)) from error
     memory = worker_memory.memory_of(_owner(process))
-    return file.getvalue(), *memory.hand_over(pickler.buffers)
+    return file.getvalue(), _bare(process), *memory.hand_over(pickler.buffers)
+
+
+def _changes(process: BaseProcess) -> tuple[Any, Any]:
+    """What all workers of a loader get of the program's changes, found for the first of them."""
+    owner = _owner(process)
+    if _found_for[0] is not owner:
+        _found_for[:] = [owner, (worker_globals.patches(), worker_globals.values())]
+    found: tuple[Any, Any] = _found_for[1]
+    return found
+
+
+def _bare(process: BaseProcess) -> bytes:
+    """A process without what is the program's, which can always be unpickled."""
+    bare: Any = copy.copy(process)
+    names = inspect.signature(bare._target).parameters
+    ours = {"dataset": None, "collate_fn": None, "init_fn": None}
+    bare._args = tuple(ours.get(n, v) for n, v in zip(names, bare._args, strict=False))
+    bare._kwargs = {name: ours.get(name, value) for name, value in bare._kwargs.items()}
+    file = io.BytesIO()
+    _Pickler(file).dump(bare)
+    return file.getvalue()
 
 
 def has_started(process: BaseProcess) -> None:
@@ -55,6 +90,7 @@ def has_started(process: BaseProcess) -> None:
     arguments = _arguments(process)
     if arguments.get("worker_id", 0) + 1 == arguments.get("num_workers", 1):
         worker_memory.forget(_owner(process))
+        _found_for[:] = [None, None]
 
 
 def _owner(process: BaseProcess) -> object:
@@ -62,15 +98,47 @@ def _owner(process: BaseProcess) -> object:
     return _arguments(process).get("done_event", process)
 
 
-def loads(content: bytes, descriptor: Any, places: list[worker_memory.Place]) -> BaseProcess:
+def loads(
+    content: bytes, bare: bytes, descriptor: Any, places: list[worker_memory.Place]
+) -> BaseProcess:
     """In a worker, the process that `dumps` was given."""
     process: BaseProcess
-    process, found = pickle.loads(content, buffers=worker_memory.take_over(descriptor, places))
+    try:
+        buffers = worker_memory.take_over(descriptor, places)
+        _, process, found, changes = pickle.loads(content, buffers=buffers)
+    except Exception as error:
+        return _failing(pickle.loads(bare), error)
     # Let this worker's batches be of the program's classes: they go back by name.
     main = sys.modules["__main__"]
     vars(main).update(found)
     sys.modules.setdefault("__mp_main__", main)
+    worker_globals.put(*changes)
     return process
+
+
+class _Unknown:
+    """Stands for a data set that this worker cannot unpickle: who asks for a sample is told why."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getitem__(self, index: Any) -> Any:
+        raise RuntimeError(
+            "A DataLoader worker cannot take over the data set, or its functions: "
+            f"{type(self._error).__name__}: {self._error}. {ADVICE}"
+        ) from self._error
+
+    def __iter__(self) -> Any:
+        return self[0]
+
+
+def _failing(process: Any, error: Exception) -> BaseProcess:
+    names = inspect.signature(process._target).parameters
+    unknown = {"dataset": _Unknown(error), "collate_fn": list}
+    process._args = tuple(unknown.get(n, v) for n, v in zip(names, process._args, strict=False))
+    process._kwargs = {name: unknown.get(name, v) for name, v in process._kwargs.items()}
+    started: BaseProcess = process
+    return started
 
 
 def _with_file_name(code: types.CodeType) -> tuple[Any, ...]:
@@ -114,12 +182,49 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return type(None), ()  # as Lightning pickles a module
         if (reduced := worker_memory.reduce(obj)) is not None:
             return reduced
+        if (reduced := _reduce_of_torch(obj)) is not None:
+            return reduced
         if isinstance(obj, type) or inspect.isfunction(obj):
             name = obj.__qualname__
             main = sys.modules["__main__"]
-            if obj.__module__ in _PROGRAM and vars(main).get(name) is obj:
+            if obj.__module__ in PROGRAM and vars(main).get(name) is obj:
                 self.found[name] = obj
+            _send_if_unknown(obj.__module__)
         return super().reducer_override(obj)
+
+
+def _reduce_of_torch(obj: Any) -> tuple[Any, ...] | None:
+    """Of torch's operators, which have no other way: by their names."""
+    if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
+        if sys.modules.get(obj.__name__) is obj:  # torch.ops itself
+            return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, torch._ops._OpNamespace):
+            return getattr, (torch.ops, obj.name)
+    if isinstance(obj, torch._ops.OpOverloadPacket):
+        return _packet, (obj._qualified_op_name,)
+    if isinstance(obj, torch._ops.OpOverload):
+        return getattr, (obj.overloadpacket, obj._overloadname)
+    if isinstance(obj, CustomOpDef):
+        return worker_globals.operator_named, (obj._qualname,)
+    return None
+
+
+def _packet(name: str) -> Any:
+    namespace, _, operator = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), operator)
+
+
+@functools.cache
+def _send_if_unknown(name: str) -> None:
+    """Have all of a module pickled by value that was made at run time: no worker can import it."""
+    module = sys.modules.get(name)
+    if module is None or name in PROGRAM:
+        return
+    parent = sys.modules.get(name.rpartition(".")[0])
+    path = getattr(parent, "__path__", None) if "." in name else None
+    finders = (each for each in sys.meta_path if hasattr(each, "find_spec"))
+    if all(each.find_spec(name, path, None) is None for each in finders):
+        cloudpickle.register_pickle_by_value(module)
 
 
 def _is_trainer(obj: Any) -> bool:

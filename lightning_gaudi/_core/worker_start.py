@@ -16,6 +16,7 @@ optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -31,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data._utils import signal_handling
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import signal_handling, worker as torch_worker
 
 from . import worker_pickle, worker_server
 
@@ -39,6 +41,7 @@ _WITHOUT_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULA
 """Changes to the environment in which the server imports torch; its workers get their program's."""
 
 _MAX_NESTED = 3
+_FOR_WANT = (AttributeError, LookupError, NameError, ImportError, NotImplementedError)
 
 _server = forkserver.ForkServer()
 _server.set_forkserver_preload([worker_server.__name__, "torch.utils.data", __name__])
@@ -114,8 +117,17 @@ class _Worker(ForkServerProcess):
 
             signal_handling._set_worker_signal_handlers = watch_and_survive  # type: ignore[attr-defined]
             folder = Path(util.get_temp_dir())  # its parent's; where it hands out what it shares
+            torch_worker.ExceptionWrapper = _with_advice  # type: ignore[attr-defined, assignment]
             util.Finalize(None, worker_server.remove_empty, (folder,), exitpriority=-100)
             super().run()
+
+
+def _with_advice(exc_info: Any = None, where: str = "in background") -> ExceptionWrapper:
+    """An error of a worker, with what to do if that is for want of what the program knows."""
+    wrapped = ExceptionWrapper(exc_info, where)  # type: ignore[no-untyped-call]
+    if issubclass(wrapped.exc_type, _FOR_WANT):
+        wrapped.exc_msg += f"\n{worker_pickle.ADVICE}"
+    return wrapped
 
 
 class WorkerContext(ForkServerContext):
@@ -162,16 +174,28 @@ class _Arrival:
 
     def __reduce__(self) -> tuple[Callable[..., BaseProcess], tuple[Any, ...]]:
         strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-        settings = (dict(os.environ), torch.get_default_dtype(), strategy)
+        numpy = sys.modules.get("numpy")
+        settings = (
+            *(dict(os.environ), torch.get_default_dtype(), strategy),
+            {} if numpy is None else numpy.geterr(),
+        )
         return _arrive, (*settings, *worker_pickle.dumps(self._process))
 
 
-def _arrive(environ: dict[str, str], dtype: torch.dtype, strategy: str, *pickled: Any) -> Any:
+def _arrive(
+    environ: dict[str, str],
+    dtype: torch.dtype,
+    strategy: str,
+    numpy_errors: dict[str, Any],
+    *pickled: Any,
+) -> Any:
     """Become a process that works for another one."""
     os.environ.clear()
     os.environ.update(environ)
     torch.set_default_dtype(dtype)
     torch.multiprocessing.set_sharing_strategy(strategy)  # type: ignore[no-untyped-call]
+    if numpy_errors:
+        importlib.import_module("numpy").seterr(**numpy_errors)
     # The server ends with the last process that holds this end of a pipe. A worker does not, so
     # that both end with the process that they are for: torch's workers watch their parent.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]

@@ -8,14 +8,15 @@ from tests.helpers.forked import fork_python
 
 _MODULE = """
 import os
-SERVER = os.getpid()  # what has imported this
+# What has imported this; as a number, workers would have the program's.
+server = (lambda pid: lambda: pid)(os.getpid())
 
 class Rows:
     def __len__(self):
         return 2
 
     def __getitem__(self, index):
-        return SERVER == os.getppid()
+        return server() == os.getppid()
 """
 
 _SCRIPT = """

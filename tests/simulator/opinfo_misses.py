@@ -126,3 +126,22 @@ WITHOUT_PREDICTION = {
     "unique_consecutive",
 }
 """Their output depends on data that FakeTensor does not have, in every sample."""
+
+COMPILED: dict[str, str] = {
+    name: why for name, why in FORWARD.items() if name not in _WITHOUT_TENSORS
+}
+"""Variants that, compiled, do not equal the CPU's."""
+
+DECOMPOSED = {
+    "linalg.cond",
+    "linalg.eigvalsh",
+    "linalg.svdvals",
+    "nn.functional.interpolate.bicubic",
+    "nn.functional.interpolate.bilinear",
+    "nn.functional.interpolate.linear",
+    "nn.functional.interpolate.trilinear",
+    "nn.functional.multi_head_attention_forward",
+    "nn.functional.scaled_dot_product_attention",
+    "nn.functional.upsample_bilinear",
+}
+"""What torch takes apart before a backend sees it: compiled, at a tolerance."""

@@ -221,6 +221,36 @@ def _compare_layouts(variant: Variant, max_samples: int) -> None:
                 assert _strides(real) == _strides(plan), where
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", _params(FORWARD))
+def test_compiled_in_each_dtype_equals_cpu(variant: Variant) -> None:
+    each_dtype = in_each_dtype(variant)
+
+    def compare(variant: Variant, max_samples: int) -> None:
+        for each in each_dtype:
+            _compare_compiled(each, max_samples)
+
+    if each_dtype:
+        _run(compare, variant, 1, misses.COMPILED)
+
+
+def _compare_compiled(variant: Variant, max_samples: int) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(variant.op.op, backend="hpu_backend", dynamic=False)
+    for sample in variant.samples("hpu", max_samples):
+        on_cpu, on_hpu = (move(arguments(sample), device) for device in ("cpu", "hpu"))
+        expected = call(variant, on_cpu)
+        input_, args, kwargs = on_hpu
+        seed_all(1)
+        actual = compiled(input_, *args, **kwargs)
+        is_close = variant.name in misses.OTHER_ORDER | misses.DECOMPOSED
+        check = "close" if is_close else _check(variant)
+        found = difference(expected, actual, check)
+        assert found is None, f"{variant.dtype}: {found}\n{sample.summary()}"
+        found = difference(*on_hpu_alone(on_cpu, on_hpu), check)
+        assert found is None, f"arguments in {variant.dtype}: {found}\n{sample.summary()}"
+
+
 def _strides(tensor: torch.Tensor) -> list[int]:
     """Strides of the dimensions that have one: more than one element, in a tensor not empty."""
     if tensor.layout != torch.strided or not tensor.numel():

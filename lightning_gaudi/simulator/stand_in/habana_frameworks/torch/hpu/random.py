@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch._compile import _disable_dynamo as untraced  # see streams.py
 
 from ..._missing import missing
 from .._binding import C
@@ -39,6 +40,7 @@ def _generator(device: Device) -> torch.Generator:
     return default_generators[0]
 
 
+@untraced
 def get_rng_state(device: Device = "hpu") -> torch.Tensor:
     """The generator's state, a ByteTensor on the CPU; within `set_rng_ctx` a seed and an offset.
 
@@ -51,6 +53,7 @@ def get_rng_state(device: Device = "hpu") -> torch.Tensor:
     return generator.get_state()
 
 
+@untraced
 def set_rng_state(new_state: torch.Tensor, device: Device = "hpu") -> None:
     """Set the generator's state to one that `get_rng_state` returned.
 

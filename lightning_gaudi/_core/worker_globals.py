@@ -1,0 +1,194 @@
+"""What a program has changed outside of itself while it ran, for workers that are not forked.
+
+A fork hands all of it over: operators that the program registered, functions that it put into
+other modules, flags and tables that it set there. Here it is found, sent and set again.
+
+What is looked for: custom operators and functions that are defined in the program itself, and the
+numbers, texts and plain containers of the user's own modules; of installed packages their constants
+(names in capitals).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import site
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+PROGRAM = ("__main__", "__mp_main__")
+"""The second in what multiprocessing has spawned."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_MAX_ITEMS = 1000
+_MAX_DEPTH = 3
+_CONSTANT = re.compile(r"[A-Z][A-Z0-9_]*")
+_ABSENT = object()
+_NOT_SENT = (
+    *("lightning_gaudi", "habana_frameworks", "torch", "numpy", "lightning", "cloudpickle"),
+    *("pytorch_lightning", "lightning_fabric", "multiprocessing", "_pytest", "pytest"),
+)
+"""Packages that set their constants themselves, by the machine or the process."""
+
+
+_kept: list[Any] = []
+"""Operators of another process: torch holds them weakly."""
+
+
+class Operators:
+    """The custom operators of the program; unpickled, they are registered, with one kernel."""
+
+    def __init__(self) -> None:
+        from torch._library.custom_ops import OPDEFS
+
+        self.found = [
+            (each._qualname, each._schema, each._init_fn)
+            for each in OPDEFS.values()
+            if each._init_fn.__module__ in PROGRAM
+        ]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _register, (self.found,)
+
+
+def _register(found: list[tuple[str, str, Any]]) -> None:
+    from torch._library.custom_ops import OPDEFS
+
+    for name, schema, function in found:
+        if name in OPDEFS:
+            continue
+        described = torch._C.parse_schema(f"{name}{schema}")
+        written = [a.name for a in described.arguments if a.alias_info and a.alias_info.is_write]
+        _kept.append(torch.library.custom_op(name, function, mutates_args=written, schema=schema))
+
+
+def operator_named(name: str) -> Any:
+    """The definition of a custom operator: what `torch.library.custom_op` returned."""
+    from torch._library.custom_ops import OPDEFS
+
+    return OPDEFS[name]
+
+
+def patches() -> list[tuple[str, str, str, Any]]:
+    """Functions and classes of the program that stand in other modules, or in their classes.
+
+    Returns:
+        Of each: the module, the class in it or "", the name, and the function or class.
+    """
+    found = []
+    for name, module in _modules():
+        for attribute, value in list(vars(module).items()):
+            if isinstance(value, (types.FunctionType, type)) and value.__module__ in PROGRAM:
+                found.append((name, "", attribute, value))
+            elif isinstance(value, type) and value.__module__ == name:
+                found += [
+                    (name, value.__qualname__, inner, each)
+                    for inner, each in list(vars(value).items())
+                    if getattr(each, "__func__", each).__class__ is types.FunctionType
+                    and getattr(each, "__func__", each).__module__ in PROGRAM
+                ]
+    return found
+
+
+def values() -> dict[str, dict[str, Any]]:
+    """What is plain of the globals of modules: of the user's own all, of others constants.
+
+    Returns:
+        By module, then by name; "Class.name" for an attribute of a class in it.
+    """
+    found = {}
+    for name, module in _modules():
+        if name.partition(".")[0] in _NOT_SENT or name.partition(".")[0] in sys.stdlib_module_names:
+            continue
+        is_own = _is_own(getattr(module, "__file__", None))
+        plain = {
+            attribute: value
+            for attribute, value in list(vars(module).items())
+            if (is_own or _CONSTANT.fullmatch(attribute)) and _is_sent(attribute, value, is_own)
+        }
+        for each in list(vars(module).values()) if is_own else ():
+            if isinstance(each, type) and each.__module__ == name:
+                plain |= {
+                    f"{each.__qualname__}.{attribute}": value
+                    for attribute, value in list(vars(each).items())
+                    if _is_sent(attribute, value, is_own)
+                }
+        if plain:
+            found[name] = plain
+    return found
+
+
+def _is_sent(name: str, value: Any, is_own: bool) -> bool:
+    return not name.startswith("__") and _is_plain(value, _MAX_DEPTH if is_own else 0)
+
+
+def put(changed: list[tuple[str, str, str, Any]], plain: dict[str, dict[str, Any]]) -> None:
+    """Change the modules of this process so.
+
+    Args:
+        changed: What `patches` returned.
+        plain: What `values` returned. Modules that this process has not imported are left.
+    """
+    for name, values_of in plain.items():
+        for path, value in values_of.items():
+            owner, _, attribute = path.rpartition(".")
+            if (target := _find(name, owner)) is not None:
+                _set(target, attribute, value)
+    for name, owner, attribute, function in changed:
+        if (target := _find(name, owner)) is not None:
+            setattr(target, attribute, function)
+
+
+def _find(module: str, path: str) -> Any:
+    """A module that this process has, or a class in it; None if there is none."""
+    found: Any = sys.modules.get(module)
+    for part in path.split(".") if path else ():
+        found = getattr(found, part, None)
+    return found
+
+
+def _set(owner: Any, attribute: str, value: Any) -> None:
+    """Others may hold a container: it stays, and gets the contents."""
+    before = vars(owner).get(attribute, _ABSENT)
+    if type(before) is type(value) and before == value:
+        return
+    if type(before) is type(value) and isinstance(value, (dict, set)):
+        before.clear()
+        before.update(value)
+    elif type(before) is type(value) and isinstance(value, list):
+        before[:] = value
+    else:
+        setattr(owner, attribute, value)
+
+
+def _modules() -> Iterator[tuple[str, types.ModuleType]]:
+    for name, module in list(sys.modules.items()):
+        if name not in PROGRAM and type(module) is types.ModuleType:
+            yield name, module
+
+
+@functools.cache
+def _is_own(file: str | None) -> bool:
+    """Whether a module is neither installed nor Python's."""
+    return file is not None and not file.startswith(_installed())
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    paths = [*map(sysconfig.get_path, names), *site.getsitepackages(), site.getusersitepackages()]
+    return tuple(f"{path}/" for path in paths if path)
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if type(value) in _PLAIN:
+        return True
+    if not depth or type(value) not in (list, tuple, dict, set) or len(value) > _MAX_ITEMS:
+        return False
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    return all(_is_plain(each, depth - 1) for each in items)
