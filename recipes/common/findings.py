@@ -125,8 +125,14 @@ def device(trainer: Trainer, monitor: GraphMonitor | None, num_shapes: int) -> l
     return lines
 
 
-def files(trainer: Trainer, folder: Path) -> list[Line | Row]:
-    """What the run leaves, of what is there."""
+def files(trainer: Trainer, folder: Path, *, has_picture: bool) -> list[Line | Row]:
+    """What the run leaves, of what is there.
+
+    Args:
+        trainer: Of the run.
+        folder: Where the report is written.
+        has_picture: Whether there are curves; a short run has none, and no picture of them.
+    """
     checkpoint = trainer.checkpoint_callback
     best = getattr(checkpoint, "best_model_path", "")
     newest = newest_checkpoint(trainer)
@@ -139,4 +145,5 @@ def files(trainer: Trainer, folder: Path) -> list[Line | Row]:
     lines: list[Line | Row] = [
         (name, str(path)) for name, path in paths.items() if path and Path(path).exists()
     ]
-    return [*lines, ("this report", f"{folder / 'report.html'}, report.png")]
+    report = f"{folder / 'report.html'}"
+    return [*lines, ("this report", f"{report}, report.png" if has_picture else report)]

@@ -102,6 +102,7 @@ class RunReport(Callback):
             return
         self._is_early = exception is not None
         self._state = _state(trainer, exception, time.monotonic() - self._start)
+        self._panels = _panels(trainer, pl_module)
         self.sections = [
             section(f"{self.title}: {self._state}", findings.settings(trainer, pl_module)),
             section("Losses and scores", findings.scores(trainer)),
@@ -113,9 +114,11 @@ class RunReport(Callback):
             section(
                 "Device", findings.device(trainer, _find(trainer, GraphMonitor), len(self._shapes))
             ),
-            section("Files", findings.files(trainer, run_folder(trainer))),
+            section(
+                "Files",
+                findings.files(trainer, run_folder(trainer), has_picture=bool(self._panels)),
+            ),
         ]
-        self._panels = _panels(trainer, pl_module)
         print(table(self.sections), flush=True)
         self.write(trainer)
 

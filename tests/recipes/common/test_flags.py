@@ -98,6 +98,8 @@ def test_all_that_can_be_off_is_off(recipe, tmp_path, monkeypatch, capsys):
     assert trainer.global_step == 4
     assert not list(tmp_path.rglob("*.ckpt"))
     assert (tmp_path / "report.html").exists()
+    # Of one step there is no curve, and no picture that could be named.
+    assert ("report.png" in (tmp_path / "report.html").read_text()) == any(tmp_path.rglob("*.png"))
     assert "None" not in capsys.readouterr().out
 
 
