@@ -31,6 +31,10 @@ _ROLES = {
 }
 
 REPLACED = (
+    "trainer.callbacks.pruning.ModelPruning.on_save_checkpoint",
+    "trainer.callbacks.pruning.ModelPruning.setup",
+    "trainer.loops.fit_loop._FitLoop.on_advance_start",
+    "trainer.loops.fit_loop._FitLoop.on_advance_end",
     "trainer.loops.training_epoch_loop._TrainingEpochLoop._broadcast_sigterm_tensor",
     "trainer.trainer.connectors.signal_connector._SignalConnector._sigterm_notifier_fn",
     "trainer.strategies.launchers.subprocess_script._SubprocessScriptLauncher._call_children_scripts",

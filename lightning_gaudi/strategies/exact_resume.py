@@ -123,11 +123,9 @@ class ExactResume:
         """What a checkpoint keeps of this rank; after a fit, where that ended."""
         place = place_of(self.trainer)
         self._check_place(place)
-        if self._ended is not None:
-            return self._ended
-        return self._state(place)
+        return self._take(place) if self._ended is None else self._ended
 
-    def _state(self, place: Place) -> dict[str, Any]:
+    def _take(self, place: Place, *, with_gradients: bool = True) -> dict[str, Any]:
         loop = self.trainer.fit_loop
         if place in (Place.STEP_END, Place.EPOCH_END):
             self._saved = place, self._fingerprint()
@@ -137,11 +135,7 @@ class ExactResume:
         return {
             "place": place.value,
             "random": host_random.to_tensors(host_random.take()),
-            "gradients": gradients(
-                self.trainer,
-                is_within_epoch=place.is_within_epoch,
-                are_whole=self._has_whole_gradients,
-            ),
+            "gradients": self._gradients(place) if with_gradients else {},
             "changed": self._changes(),
             # The same on all ranks, and large: one keeps it.
             "pruned": pruned.take(self.trainer) if self.trainer.is_global_zero else {},
@@ -186,6 +180,11 @@ class ExactResume:
         for name, parameter in self.trainer.lightning_module.named_parameters():
             if name in gradients:
                 parameter.grad = gradients[name].to(parameter.device)
+
+    def _gradients(self, place: Place) -> dict[str, Tensor]:
+        are_whole = self._has_whole_gradients
+        is_within = place.is_within_epoch
+        return gradients(self.trainer, is_within_epoch=is_within, are_whole=are_whole)
 
     def _changes(self) -> fit_changes.Values:
         """What is no more as it was when training began."""
@@ -377,7 +376,9 @@ class ExactResume:
     def _end(self, original: Any) -> None:
         """Keep where the fit has ended: callbacks make pruning permanent, and loaders go."""
         self._check_hooks()
-        self._ended = self._state(place_of(self.trainer))
+        # Of shards none could be kept, which is said to who saves.
+        with_gradients = self._has_whole_gradients
+        self._ended = self._take(place_of(self.trainer), with_gradients=with_gradients)
         original()
 
     def _reset_epoch(self, original: Any) -> None:

@@ -137,6 +137,7 @@ KNOWN: dict[str, list[str]] = {
     "fabric.strategies.strategy.Strategy.setup_module": ["f8fbceaed4e0"],
     "fabric.strategies.strategy.Strategy.setup_optimizer": ["b46dc73c6a8e"],
     "fabric.strategies.strategy.Strategy.tensor_init_context": ["2f51494eb032"],
+    "fabric.strategies.deepspeed.DeepSpeedStrategy.module_sharded_context": ["662ff4d77ef2"],
     "fabric.strategies.strategy._apply_filter": ["f0736a99ecfd"],
     "fabric.strategies.strategy._validate_keys_for_strict_loading": ["f069ee69717d"],
     "fabric.utilities.cloud_io._is_local_file_protocol": ["aaecacc12d70"],
@@ -147,6 +148,10 @@ KNOWN: dict[str, list[str]] = {
     "fabric.utilities.load._move_state_into": ["a904dd858ce3"],
     "trainer.accelerators.accelerator.Accelerator.get_device_stats": ["7a84ac94ff1c"],
     "trainer.callbacks.callback.Callback.state_dict": ["50ac8667b83e"],
+    "trainer.callbacks.pruning.ModelPruning.on_save_checkpoint": ["f08d776f91ee"],
+    "trainer.callbacks.pruning.ModelPruning.setup": ["855a29f9b80e"],
+    "trainer.loops.fit_loop._FitLoop.on_advance_end": ["a87ac6110b43"],
+    "trainer.loops.fit_loop._FitLoop.on_advance_start": ["eb489cd65209"],
     "trainer.loops.training_epoch_loop._TrainingEpochLoop._broadcast_sigterm_tensor": [
         "d4e504c3f7d8"
     ],
@@ -205,6 +210,7 @@ KNOWN: dict[str, list[str]] = {
     "trainer.strategies.ddp.DDPStrategy.setup_distributed": ["015c382c0ed5"],
     "trainer.strategies.ddp.DDPStrategy.setup_environment": ["1e0668689383"],
     "trainer.strategies.ddp.DDPStrategy.teardown": ["2e2d41c196c0"],
+    "trainer.strategies.deepspeed.DeepSpeedStrategy.model_sharded_context": ["4a41802bf095"],
     "trainer.strategies.deepspeed.DeepSpeedStrategy.__init__": ["78f4eabd0520", "7f8b9dc973f1"],
     "trainer.strategies.deepspeed.DeepSpeedStrategy._auto_select_batch_size": ["8852f18a819e"],
     "trainer.strategies.deepspeed.DeepSpeedStrategy._init_config_if_needed": ["f14c4c606728"],

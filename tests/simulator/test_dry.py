@@ -260,7 +260,7 @@ def _dry_peak(folder: Path, name: str, num_ranks: int) -> int:
         print(json.dumps(_peak(0, {name!r}, {num_ranks})))
     """
     ranks = {"WORLD_SIZE": str(num_ranks), "RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0"}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     env = {**DRY, **ranks, **address, "LIGHTNING_GAUDI_SIMULATE": "8"}
     env["LIGHTNING_GAUDI_RELIABILITY"] = "off"
     return int(_last_line(source, **env))
