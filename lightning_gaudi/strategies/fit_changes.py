@@ -1,13 +1,14 @@
 """What hooks and callbacks change in a fit that no checkpoint of Lightning's keeps.
 
-Whether a weight trains, the dropout of a layer, the factor of a loss: a fit
-that resumes begins with what the code has set, and the hook that changed it ran in another process.
-What differs from the fit's beginning is kept; what was the code's stays the code's. Numbers and
-flags alone: a text may be a path, and no checkpoint decides where files are.
+Whether a weight trains, the dropout of a layer, the factor of a loss: a fit that resumes begins
+with what the code has set, and the hook that changed it ran in another process. What differs from
+the fit's beginning is kept; what was the code's stays the code's. Numbers and flags alone: a text
+may be a path, and no checkpoint decides where files are.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -100,23 +101,27 @@ def _plain(owner: object, leave_out: frozenset[str] = frozenset()) -> list[str]:
 
 
 def _names_of(module: nn.Module) -> frozenset[str]:
-    """What of a module's attributes is Lightning's, or a wrapper's, or a metric's own business."""
+    """What of its attributes is torch's, Lightning's, a wrapper's or a metric's own business."""
     if isinstance(module, pl.LightningModule):
         return _LIGHTNING_NAMES
     packages = {cls.__module__.partition(".")[0] for cls in type(module).__mro__}
     is_wrapper = type(module).__module__.startswith("torch.distributed.")
-    return frozenset(vars(module)) if "torchmetrics" in packages or is_wrapper else frozenset()
+    return frozenset(vars(module)) if "torchmetrics" in packages or is_wrapper else _MODULE_NAMES
 
 
 def _callbacks(trainer: pl.Trainer) -> Iterator[tuple[str, pl.Callback]]:
     """The user's own that keep no state of themselves, by a key."""
     every: Any = trainer
-    for index, callback in enumerate(every.callbacks):
+    numbers: Counter[str] = Counter()
+    for callback in every.callbacks:
         own = [cls for cls in type(callback).__mro__ if cls not in (pl.Callback, object)]
         is_users = not any(cls.__module__.startswith(_LIBRARIES) for cls in own)
         if is_users and type(callback).state_dict is pl.Callback.state_dict:
-            yield f"{index}-{type(callback).__qualname__}", callback
+            name = type(callback).__qualname__
+            yield f"{name}-{numbers[name]}", callback
+            numbers[name] += 1
 
 
 _LIBRARIES = ("lightning.", "pytorch_lightning.", "lightning_gaudi.")
+_MODULE_NAMES = frozenset(vars(nn.Module())) - {_MODE}
 _LIGHTNING_NAMES = frozenset(vars(pl.LightningModule())) - {_MODE}

@@ -351,7 +351,7 @@ def test_what_cannot_go_on_is_named(make: type[Plain], message: str, tmp_path: P
 
 def test_changes_of_what_is_gone_are_named(tmp_path: Path) -> None:
     _fit(Plain, [Counts(), _SaveAlways(tmp_path)])
-    with pytest.warns(UserWarning, match=r"this fit has not: callback/0-Counts/count\. Resume"):
+    with pytest.warns(UserWarning, match=r"this fit has not: callback/Counts-0/count\. Resume"):
         _fit(Plain, [], tmp_path / "2.ckpt")
 
 
@@ -362,7 +362,7 @@ def test_a_checkpoint_sets_nothing_else(tmp_path: Path) -> None:
     wrong = {
         **{"trainer//max_epochs": 1, "trainer//default_root_dir": 1, "module//weight": "/etc"},
         **{"module//_device": None, "module//forward": None, "module/head/forward": 1},
-        **{"callback/0-_SaveAlways/folder": 1, "parameter/head.weight/data": 0, "": 1},
+        **{"callback/_SaveAlways-0/folder": 1, "parameter/head.weight/data": 0, "": 1},
         **{"module/head/bias": None, "module/head/weight": 1.0, "module//losses": 2},
     }
     saved["exact_resume"]["ranks"][0]["changed"] = wrong
