@@ -10,6 +10,7 @@ numbers, texts and plain containers of the user's own modules; of installed pack
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import site
@@ -83,16 +84,29 @@ def patches() -> list[tuple[str, str, str, Any]]:
     found = []
     for name, module in _modules():
         for attribute, value in list(vars(module).items()):
-            if isinstance(value, (types.FunctionType, type)) and value.__module__ in PROGRAM:
+            if (_is_class(value) or type(value) is types.FunctionType) and _is_program_s(value):
                 found.append((name, "", attribute, value))
-            elif isinstance(value, type) and value.__module__ == name:
+            elif _is_class(value) and value.__module__ == name:
+                methods = list(vars(value).items())
                 found += [
                     (name, value.__qualname__, inner, each)
-                    for inner, each in list(vars(value).items())
-                    if getattr(each, "__func__", each).__class__ is types.FunctionType
-                    and getattr(each, "__func__", each).__module__ in PROGRAM
+                    for inner, each in methods
+                    if _is_program_s(each)
                 ]
     return found
+
+
+def _is_class(value: Any) -> bool:
+    """Asks the type alone: what stands in modules may raise where it is asked for anything."""
+    return issubclass(type(value), type)
+
+
+def _is_program_s(value: Any) -> bool:
+    """Whether it is a class or a function, or a method of any kind, that the program defines."""
+    if type(value) in (staticmethod, classmethod):
+        value = value.__func__
+    is_defined = type(value) is types.FunctionType or _is_class(value)
+    return is_defined and value.__module__ in PROGRAM
 
 
 def values() -> dict[str, dict[str, Any]]:
@@ -112,7 +126,7 @@ def values() -> dict[str, dict[str, Any]]:
             if (is_own or _CONSTANT.fullmatch(attribute)) and _is_sent(attribute, value, is_own)
         }
         for each in list(vars(module).values()) if is_own else ():
-            if isinstance(each, type) and each.__module__ == name:
+            if _is_class(each) and each.__module__ == name:
                 plain |= {
                     f"{each.__qualname__}.{attribute}": value
                     for attribute, value in list(vars(each).items())
@@ -138,7 +152,8 @@ def put(changed: list[tuple[str, str, str, Any]], plain: dict[str, dict[str, Any
         for path, value in values_of.items():
             owner, _, attribute = path.rpartition(".")
             if (target := _find(name, owner)) is not None:
-                _set(target, attribute, value)
+                with contextlib.suppress(AttributeError, TypeError):  # a class may forbid it
+                    _set(target, attribute, value)
     for name, owner, attribute, function in changed:
         if (target := _find(name, owner)) is not None:
             setattr(target, attribute, function)

@@ -11,6 +11,17 @@ import pytest
 from tests.helpers.process import run
 
 LIBRARY = """
+import enum
+class Odd:
+    def __getattribute__(self, name): raise RuntimeError(name)
+class Meta(type):
+    def __setattr__(self, name, value): raise TypeError(name)
+class Fixed(metaclass=Meta):
+    number = id(object())
+    odd = Odd()
+class Color(enum.Enum):
+    RED = 1
+odd = Odd()
 FLAG = 0
 TABLE = {"first": 1}
 def value(): return 1
