@@ -84,7 +84,7 @@ def patches() -> list[tuple[str, str, str, Any]]:
     found = []
     for name, module in _modules():
         for attribute, value in list(vars(module).items()):
-            if (_is_class(value) or type(value) is types.FunctionType) and _is_program_s(value):
+            if _is_program_s(value):
                 found.append((name, "", attribute, value))
             elif _is_class(value) and value.__module__ == name:
                 methods = list(vars(value).items())

@@ -8,6 +8,13 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 
+def is_ordinary(loader: Any) -> bool:
+    """Whether it is a DataLoader that iterates as torch's, and has no state of its own."""
+    if not isinstance(loader, DataLoader) or hasattr(loader, "state_dict"):
+        return False
+    return type(loader)._get_iterator is DataLoader._get_iterator
+
+
 def has_order(loader: DataLoader[Any]) -> bool:
     """Whether what comes next is known without loading it; an iterable has no indices."""
     return not isinstance(loader.dataset, IterableDataset)

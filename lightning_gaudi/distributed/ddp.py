@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_gaudi._core.wording import listed
+
 DDP_DEFAULTS: dict[str, Any] = {
     "bucket_cap_mb": 230,
     "find_unused_parameters": False,
@@ -28,6 +30,7 @@ Source: Intel Gaudi documentation, "Distributed Training with PyTorch"; Model-Re
 """
 
 
+_NUM_NAMES = 5
 _UNFROZEN = "_lightning_gaudi_unfrozen"
 """Where a wrapped module has its `Unfrozen`."""
 
@@ -99,7 +102,7 @@ class Unfrozen:
         ddp: Any = wrapped
         if ddp._comm_hooks:
             raise RuntimeError(
-                f"{_listed(names)} were unfrozen in a fit whose gradients a hook of "
+                f"{listed(names, _NUM_NAMES)} were unfrozen in a fit whose gradients a hook of "
                 "DistributedDataParallel (ddp_comm_hook) exchanges, which knows the weights that "
                 "were to be trained at its start. Leave out the hook, or freeze nothing."
             )
@@ -138,8 +141,8 @@ class Unfrozen:
         ]
         if late:
             raise RuntimeError(
-                f"The optimizer is about to step {_listed(late)}, whose gradients were not "
-                "averaged over the ranks: each rank would go on with other weights. Unfreeze "
+                f"The optimizer is about to step {listed(late, _NUM_NAMES)}, whose gradients were "
+                "not averaged over the ranks: each rank would go on with other weights. Unfreeze "
                 "weights before training_step, as in on_train_batch_start, and make all weights "
                 "that will be trained in configure_model or __init__."
             )
@@ -242,11 +245,6 @@ def _set_reducer(ddp: Any, parameters: Any, is_sparse: Any) -> None:
     ddp.reducer._remove_autograd_hooks()
     shown = ddp._build_debug_param_to_name_mapping(parameters)
     ddp._ddp_init_helper(parameters, is_sparse, shown, ddp.static_graph)
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _frozen(wrapped: DistributedDataParallel) -> dict[str, Any]:

@@ -19,9 +19,7 @@ from torch.nn import Module
 from lightning_gaudi._core import fsdp2, vendor
 from lightning_gaudi._core.collectives import gather_objects
 from lightning_gaudi._core.tied_weights import kept_tied
-
-_NUM_NAMES = 3
-"""How many weights a message names."""
+from lightning_gaudi._core.wording import listed
 
 
 def check_sizes(strategy: Any) -> None:
@@ -149,9 +147,8 @@ def _warn_of_drift(module: Module, parameters: Mapping[str, Tensor], mesh: Devic
         if parameter.requires_grad and not _spans(parameter, group)
     ]
     if group.size() > 1 and names:
-        more = "" if len(names) <= _NUM_NAMES else f" and {len(names) - _NUM_NAMES} more"
         rank_zero_warn(
-            f"{', '.join(names[:_NUM_NAMES])}{more} are not spread over the {group.size()} cards "
+            f"{listed(names)} are not spread over the {group.size()} cards "
             "of the mesh's data_parallel axis, so nothing averages their gradients: each card "
             "trains its own. Call fully_shard(..., mesh=device_mesh['data_parallel']) on the "
             "modules that hold them, or reduce their gradients in on_after_backward."

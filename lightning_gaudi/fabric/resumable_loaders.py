@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch.utils.data import DataLoader
 
 from lightning_gaudi._patches.apply import add, replace
+from lightning_gaudi.data.loader_parts import is_ordinary
 from lightning_gaudi.data.resumable import ResumableLoader
 
 _PATCH = "exact-resume"
@@ -31,9 +31,7 @@ class ResumableLoaders:
             rank: Of this process.
             of_all_ranks: Gives a value of each rank, by rank.
         """
-        if not isinstance(loader, DataLoader) or hasattr(loader, "state_dict"):
-            return
-        if type(loader)._get_iterator is not DataLoader._get_iterator:
+        if not is_ordinary(loader):
             return
         found = ResumableLoader(loader, rank, of_all_ranks)
         self._known[loader] = found

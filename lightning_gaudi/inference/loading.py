@@ -21,12 +21,12 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_gaudi._core.rehearsals import is_rehearsal
 from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi._core.wording import listed
 
 from .checkpoint_files import Stored, read_headers, read_tensor
 from .parallel_layers import as_parameter
 from .plans import Layout
 
-_NUM_NAMES = 3
 """How many names a message tells."""
 
 
@@ -226,5 +226,4 @@ def _warn_of(unused: set[str], folder: Path, model: nn.Module) -> None:
 
 
 def _some(names: list[str]) -> str:
-    more = "" if len(names) <= _NUM_NAMES else f" and {len(names) - _NUM_NAMES} more"
-    return f"{', '.join(printable(name, max_chars=200) for name in names[:_NUM_NAMES])}{more}"
+    return listed([printable(name, max_chars=200) for name in names])

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from lightning_gaudi._core import host_random, whereabouts
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import replace
+from lightning_gaudi.data.loader_parts import is_ordinary
 from lightning_gaudi.data.order import check_order, describe
 from lightning_gaudi.data.position import LoaderPosition
 
@@ -97,9 +98,7 @@ class ExactResume:
         Args:
             loader: What the Trainer is about to iterate.
         """
-        if not isinstance(loader, DataLoader) or hasattr(loader, "state_dict"):
-            return
-        if type(loader)._get_iterator is DataLoader._get_iterator and loader not in self._positions:
+        if is_ordinary(loader) and loader not in self._positions:
             position = LoaderPosition(loader)
             self._positions[loader] = position
             replace(_PATCH, loader, "_get_iterator", partial(self._iterate, position))

@@ -13,53 +13,24 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
+from tests.helpers.noisy_data import Noisy, Stream
 from tests.helpers.trainers import run_trainers
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-NUM_EPOCHS = 3
+NUM_EPOCHS, NUM_SAMPLES = 3, 12
 Make = Callable[[], DataLoader[Any]]
-
-
-class _Noisy(Dataset[Tensor]):
-    """Samples with noise from all three generators of the host."""
-
-    def __init__(self, num_samples: int = 12) -> None:
-        self.num_samples = num_samples
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.full((1,), index / 10) + random.random() + np.random.rand() + torch.rand(1)
-
-
-class _Stream(IterableDataset[Tensor]):
-    def __init__(self) -> None:
-        self.position = 0
-
-    def __iter__(self) -> Any:
-        while self.position < 12:
-            self.position += 1
-            yield torch.full((1,), float(self.position))
-        self.position = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
 
 
 class _StreamWithoutState(IterableDataset[Tensor]):
     def __iter__(self) -> Any:
-        yield from torch.rand(12, 1)
+        yield from torch.rand(NUM_SAMPLES, 4)
 
 
 def _shuffled(**settings: Any) -> DataLoader[Any]:
-    return DataLoader(_Noisy(), batch_size=2, shuffle=True, **settings)
+    return DataLoader(Noisy(NUM_SAMPLES), batch_size=2, shuffle=True, **settings)
 
 
 def _with_generator() -> DataLoader[Any]:
@@ -67,12 +38,12 @@ def _with_generator() -> DataLoader[Any]:
 
 
 def _with_replacement() -> DataLoader[Any]:
-    data = _Noisy()
+    data = Noisy(NUM_SAMPLES)
     return DataLoader(data, batch_size=3, sampler=RandomSampler(data, replacement=True))
 
 
 def _stream() -> DataLoader[Any]:
-    return DataLoader(_Stream(), batch_size=2)
+    return DataLoader(Stream(NUM_SAMPLES), batch_size=2)
 
 
 def _workers() -> DataLoader[Any]:
@@ -97,7 +68,7 @@ def _run(
         set_seed(seed)
     fabric = Fabric(accelerator="hpu", devices=devices)
     fabric.launch()
-    model = nn.Linear(1, 1)
+    model = nn.Linear(4, 1)
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.01))
     loader = fabric.setup_dataloaders(make())
     state = {"model": model, "optimizer": optimizer, "epoch": 0, "step": 0}
@@ -160,7 +131,7 @@ def test_each_rank_goes_on_with_its_own(tmp_path: Path) -> None:
 def test_another_data_set_is_refused(tmp_path: Path) -> None:
     _run(_shuffled, tmp_path)
     with pytest.raises(ValueError, match=r"with 12 samples, and this one has 8.*leave the loader"):
-        _run(lambda: DataLoader(_Noisy(8), batch_size=2), tmp_path, tmp_path / "1.ckpt")
+        _run(lambda: DataLoader(Noisy(8), batch_size=2), tmp_path, tmp_path / "1.ckpt")
 
 
 def test_a_loader_that_cannot_go_on_is_named(tmp_path: Path) -> None:

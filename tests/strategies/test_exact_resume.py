@@ -13,43 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
+from tests.helpers.noisy_data import Noisy, Stream
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 
 NUM_SAMPLES, BATCH_SIZE = 10, 2
 Make = Callable[[], Any]
-
-
-class _Noisy(Dataset[Tensor]):
-    """Samples with noise from all three generators of the host."""
-
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> Tensor:
-        noise = random.random() + np.random.rand() + torch.rand(4)
-        return torch.full((4,), index / 10) + noise / 10
-
-
-class _Stream(IterableDataset[Tensor]):
-    """Counts what it gave, and may be told to go on from there."""
-
-    def __init__(self) -> None:
-        self.position = 0
-
-    def __iter__(self) -> Any:
-        while self.position < NUM_SAMPLES:
-            self.position += 1
-            yield torch.full((4,), self.position / 10) + torch.rand(4)
-        self.position = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
 
 
 class _StreamWithoutState(IterableDataset[Tensor]):
@@ -151,7 +122,7 @@ def _check(make: Make, folder: Path, every: int = 4, **settings: Any) -> None:
 
 
 def _shuffled(**settings: Any) -> DataLoader[Tensor]:
-    return DataLoader(_Noisy(), batch_size=BATCH_SIZE, shuffle=True, **settings)
+    return DataLoader(Noisy(NUM_SAMPLES), batch_size=BATCH_SIZE, shuffle=True, **settings)
 
 
 def _with_generator() -> DataLoader[Tensor]:
@@ -160,15 +131,15 @@ def _with_generator() -> DataLoader[Tensor]:
 
 def _two() -> list[DataLoader[Tensor]]:
     short = RandomSampler(range(4))
-    return [_shuffled(), DataLoader(_Noisy(), batch_size=BATCH_SIZE, sampler=short)]
+    return [_shuffled(), DataLoader(Noisy(NUM_SAMPLES), batch_size=BATCH_SIZE, sampler=short)]
 
 
 def _one_by_one() -> DataLoader[Tensor]:
-    return DataLoader(_Noisy(), batch_size=None, shuffle=True)
+    return DataLoader(Noisy(NUM_SAMPLES), batch_size=None, shuffle=True)
 
 
 def _stream() -> DataLoader[Tensor]:
-    return DataLoader(_Stream(), batch_size=BATCH_SIZE)
+    return DataLoader(Stream(NUM_SAMPLES), batch_size=BATCH_SIZE)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_gaudi._core.untrusted import path_inside, printable
+from lightning_gaudi._core.wording import listed
 from lightning_gaudi._patches.apply import replaced
 
 from ...checkpoint import restricted
@@ -225,5 +226,4 @@ def _check(folder: Path, tag: str, missing: list[str], broken: list[str]) -> Non
 
 
 def _listed(tag: str, names: list[str]) -> str:
-    shown = ", ".join(printable(f"{tag}/{name}") for name in names[:5])
-    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+    return listed([printable(f"{tag}/{name}") for name in names], 5)

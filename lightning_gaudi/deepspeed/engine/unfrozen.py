@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-_NUM_NAMES = 3
+from lightning_gaudi._core.wording import listed
 
 
 def refuse_unfrozen(engine: Any, model: Module) -> None:
@@ -22,9 +22,8 @@ def refuse_unfrozen(engine: Any, model: Module) -> None:
     def check(module: Module, args: Any) -> None:
         late = [name for name, each in frozen.items() if each.requires_grad]
         if late and torch.is_grad_enabled():
-            more = f" and {len(late) - _NUM_NAMES} more" if len(late) > _NUM_NAMES else ""
             raise RuntimeError(
-                f"{', '.join(late[:_NUM_NAMES])}{more} were frozen when DeepSpeed took the model, "
+                f"{listed(late)} were frozen when DeepSpeed took the model, "
                 "and are to be trained now: ZeRO would never step them. Let them train from the "
                 "start with a learning rate of 0, or fit again from a checkpoint with them "
                 "unfrozen; under DDP and FSDP weights can be unfrozen at any time."

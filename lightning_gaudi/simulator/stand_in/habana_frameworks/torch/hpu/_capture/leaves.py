@@ -13,7 +13,7 @@ import torch
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.UserDict)
-MAX_LEAVES = 4096
+_MAX_LEAVES = 4096
 """How many are looked at: an object may hold the whole program."""
 _MAX_DEPTH = 8
 _NO_STATE = (
@@ -46,7 +46,7 @@ def leaves_of(label: str, value: Any) -> dict[str, Any]:
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "hpu":
             continue
         found[path] = print_of(leaf)
-        if len(found) == MAX_LEAVES:
+        if len(found) == _MAX_LEAVES:
             break
     return found
 
