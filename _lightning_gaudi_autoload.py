@@ -1,10 +1,11 @@
-"""The entry point that torch calls at the end of `import torch`.
+"""The entry point that torch calls at the end of `import torch`, and what comes before torch.
 
 A module of its own, beside the package and with the standard library only: torch cannot be
 imported any more where an entry point's module fails to import.
 """
 
 import os
+import sys
 
 
 class SimulatorDidNotStartError(BaseException):
@@ -44,3 +45,15 @@ def autoload() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def before_torch() -> None:
+    """Let a program import the vendor's package before torch, as it may on a card.
+
+    Called by `_lightning_gaudi_autoload.pth` as Python starts where the simulator is asked for. The
+    stand-in imports torch, which starts the simulator.
+    """
+    here = os.path.dirname(__file__)  # noqa: PTH120
+    stand_in = os.path.join(here, "lightning_gaudi", "simulator", "stand_in")  # noqa: PTH118
+    if os.environ.get("LIGHTNING_GAUDI_AUTOLOAD") != "0" and stand_in not in sys.path:
+        sys.path.append(stand_in)

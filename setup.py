@@ -6,11 +6,26 @@ puts that folder on `sys.path`, so modules, pickles and YAML files name the same
 """
 
 from setuptools import find_namespace_packages, setup
+from setuptools.command.build_py import build_py
 
 _SHIPPED = "lightning_gaudi._shipped"
 _RECIPES = find_namespace_packages(include=["recipes", "recipes.*"])
 
+_AUTOLOAD = "_lightning_gaudi_autoload"
+
+
+class _BuildPy(build_py):
+    """Puts the `.pth` file beside the modules, where Python reads it as it starts."""
+
+    def run(self) -> None:
+        super().run()
+        # An editable install takes nothing from build_lib.
+        installed = self.get_finalized_command("install").install_lib
+        self.copy_file(f"{_AUTOLOAD}.pth", installed if self.editable_mode else self.build_lib)
+
+
 setup(
+    cmdclass={"build_py": _BuildPy},
     packages=[
         *find_namespace_packages(include=["lightning_gaudi", "lightning_gaudi.*"]),
         *(f"{_SHIPPED}.{name}" for name in _RECIPES),
@@ -25,5 +40,5 @@ setup(
         ],
         **{f"{_SHIPPED}.{name}": ["*.yaml", "*.txt", "*.png", "README.md"] for name in _RECIPES},
     },
-    py_modules=["_lightning_gaudi_autoload"],
+    py_modules=[_AUTOLOAD],
 )

@@ -100,7 +100,7 @@ def _build(folder: Path) -> list[Path]:
         if missing := _contents(wheel).items() ^ _contents(other).items():
             raise ProofError(f"they differ in {missing}")
         roots = {name.split("/")[0] for name in _contents(wheel)}
-        ours = {"lightning_gaudi", "_lightning_gaudi_autoload.py"}
+        ours = {"lightning_gaudi", "_lightning_gaudi_autoload.py", "_lightning_gaudi_autoload.pth"}
         if others := {name for name in roots - ours if not name.endswith(".dist-info")}:
             raise ProofError(f"it has {others} at the top, too")
     return [sdist, wheel]
@@ -119,6 +119,10 @@ def _check_base(environment: Environment, wheel: Path, empty: Path) -> None:
     for name in ("lightning", "pytorch_lightning"):
         with _proved(f"`import {name}` warns of nothing where there is no card"):
             environment.run("python", "-W", "error", "-c", f"import {name}", cwd=empty)
+    with _proved("the environment alone gives a program, in its own order, a simulated card"):
+        program = "import habana_frameworks.torch; import torch; torch.ones(1, device='hpu')"
+        words = ("env", "LIGHTNING_GAUDI_SIMULATE=1", "python", "-W", "error", "-c", program)
+        environment.run(*words, cwd=empty)
     with _proved("recipes are listed without their extra, and run says how to get it"):
         _expect(environment.run("lightning-gaudi", "recipes", cwd=empty), *_RECIPES)
         words = ("lightning-gaudi", "run", "mrpc", "fit", "--config", "simulated")

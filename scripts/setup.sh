@@ -27,7 +27,7 @@ compiler=${CXX:-c++}
 command -v "$compiler" >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 ||
     fail "no C++ compiler ('$compiler') was found. Install one (Debian: apt-get install g++), or set CXX."
 
-wanted=$(cat pyproject.toml scripts/constraints.txt scripts/setup.sh | cksum)
+wanted=$(cat pyproject.toml setup.py ./*.pth scripts/constraints.txt scripts/setup.sh | cksum)
 if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi

@@ -44,7 +44,7 @@ environment that the command sees:
   {RELEASE}, {RULES},
   {SERVER} (whose processes share the cards), and PYTHONPATH
   with the simulator's habana_frameworks. Setting {SIMULATE} by hand
-  does the same for programs that import torch before habana_frameworks."""
+  does the same."""
 
 
 def add_parser(subparsers: _Subparsers) -> None:

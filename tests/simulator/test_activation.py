@@ -218,6 +218,34 @@ htcore.mark_step()
         assert fork_python(source, env={"PT_HPU_LAZY_MODE": lazy}).stdout == "hpu:0 16.0\n"
 
 
+@pytest.mark.parametrize("lazy", ["0", "1"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import habana_frameworks.torch as ht",
+        "import habana_frameworks.torch.core; import habana_frameworks.torch as ht",
+        "from habana_frameworks import torch as ht",
+        "import importlib.util; importlib.util.find_spec('habana_frameworks.torch')\n"
+        "import habana_frameworks.torch as ht",
+    ],
+)
+def test_gaudi_code_runs_before_import_torch(first, lazy):
+    source = f"""
+{first}
+import habana_frameworks, sys, torch
+assert habana_frameworks.torch is sys.modules["habana_frameworks.torch"] is ht
+{_BACKWARD}"""
+    result = run_python(source, env={"PYTHONPATH": None, "PT_HPU_LAZY_MODE": lazy})
+    assert result.stdout == "hpu:0 16.0\n"
+
+
+def test_the_vendors_name_is_free_where_the_simulator_is_not_asked_for():
+    """Neither without the variable nor with the plugin turned off."""
+    source = "import sys; print([name for name in sys.path if 'stand_in' in name])"
+    for env in ({"LIGHTNING_GAUDI_SIMULATE": None}, {"LIGHTNING_GAUDI_AUTOLOAD": "0"}):
+        assert run_python(source, env={"PYTHONPATH": None} | env).stdout == "[]\n"
+
+
 def test_activation_after_a_first_backward_warns_and_still_trains():
     source = (
         """
