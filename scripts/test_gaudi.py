@@ -39,7 +39,7 @@ _NEEDED = {
 _PACKAGES = (
     *("torch", "habana-torch-plugin", "habana-torch-dataloader", "habana_gpu_migration"),
     *("lightning", "pytorch-lightning", "lightning-gaudi", "lightning-habana", "torchmetrics"),
-    *("transformers", "accelerate", "trl", "numpy", "deepspeed", "pytest"),
+    *("transformers", "accelerate", "peft", "trl", "numpy", "deepspeed", "pytest"),
 )
 _TIMEOUT_S = 900  # of one test; the first use of an operation compiles it
 

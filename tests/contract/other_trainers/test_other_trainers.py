@@ -1,4 +1,4 @@
-"""Scripts of transformers, accelerate and trl, unmodified, on one card and on two.
+"""Scripts of transformers, accelerate, peft and trl, unmodified, on one card and on two.
 
 They run in processes of their own: to transformers the HPU is there or not for the whole process,
 and where it is, it replaces functions of torch. On simulated cards losses are those of the CPU to
@@ -17,8 +17,8 @@ import pytest
 from lightning_gaudi._core import vendor
 from tests.contract.several_cards.torchrun import need_cards, run, torchrun
 
-pytest.importorskip("trl", reason="needs trl: pip install trl accelerate (Python 3.11 or newer)")
-# Importing the three libraries four times takes longer than what they compute.
+pytest.importorskip("trl", reason="needs trl: pip install trl accelerate peft, on Python >= 3.11")
+# Importing the libraries four times takes longer than what they compute.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_RANKS = 2
@@ -26,7 +26,7 @@ SCRIPT = "tests.contract.other_trainers.train"
 EXACT = 1e-5
 SILICON = 2e-3
 BF16 = 5e-2
-RUNS = ("loop", "sft", "trainer")
+RUNS = ("loop", "lora", "sft", "trainer")
 SHARDED = ("fsdp1", "fsdp2")
 """See there."""
 
@@ -115,6 +115,13 @@ def test_two_cards_that_share_a_model_compute_what_two_whole_ones_do(
             assert got[key] == pytest.approx(expected[key], rel=tolerance, abs=tolerance)
     held = [found[name]["whole"]["num_held"] for found in on_two]
     assert max(held) < 0.6 * expected["num_held"]
+
+
+def test_merged_adapters_compute_what_they_did_beside_the_weights(
+    on_cards: Found, tolerance: float
+) -> None:
+    adapted = on_cards["lora"]
+    assert adapted["merged"] == pytest.approx(adapted["eval"][-1], rel=tolerance)
 
 
 def test_two_cards_gather_from_both(on_two: list[Found]) -> None:

@@ -118,22 +118,40 @@ def hugging_face(folder: Path, device: str, dropout: float = 0.0, **settings: An
     return found
 
 
+def adapted(folder: Path, device: str) -> Found:
+    """trl's SFTTrainer on adapters of peft, and the same model once they are merged into it."""
+    from peft import LoraConfig
+
+    adapters = LoraConfig(r=4, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
+    trainer = _supervisor(folder, device, peft_config=adapters)
+    trainer.train()
+    found = _history(trainer)
+    trainer.model = trainer.model_wrapped = trainer.model.merge_and_unload()
+    return found | {"merged": trainer.evaluate()["eval_loss"]}
+
+
 def supervised(folder: Path, device: str) -> Found:
-    """trl's SFTTrainer, on tokens, so that it asks for no tokenizer's files."""
+    """trl's SFTTrainer on the whole model."""
+    trainer = _supervisor(folder, device)
+    trainer.train()
+    return _history(trainer)
+
+
+def _supervisor(folder: Path, device: str, **settings: Any) -> Any:
+    """A SFTTrainer on tokens, so that it asks for no tokenizer's files."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     from .words import tokenizer
 
-    trainer = SFTTrainer(
+    return SFTTrainer(
         _model(),
         args=SFTConfig(**_settings(folder, device, max_length=NUM_TOKENS, bf16=False)),
         train_dataset=Dataset.from_list(_texts(NUM_SAMPLES, seed=1)),
         eval_dataset=Dataset.from_list(_texts(16, seed=2)),
         processing_class=tokenizer(VOCABULARY),
+        **settings,
     )
-    trainer.train()
-    return _history(trainer)
 
 
 def own_loop(folder: Path, device: str, **settings: Any) -> Found:
@@ -186,6 +204,7 @@ def main(folder: Path, device: str, *more: str) -> None:
         "loop": own_loop(folder / "loop", device),
         "trainer": hugging_face(folder / "trainer", device),
         "sft": supervised(folder / "sft", device),
+        "lora": adapted(folder / "lora", device),
     }
     if device != "cpu":
         found["dropout"] = hugging_face(folder / "dropout", device, dropout=0.3)
