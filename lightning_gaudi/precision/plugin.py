@@ -60,10 +60,11 @@ def unscale_to_clip(plugin: Any, optimizer: Any) -> None:
         plugin: One of ours.
         optimizer: Of torch, or Lightning's around one.
     """
-    inner = getattr(optimizer, "optimizer", optimizer)
-    scaler = plugin.scaler
+    if (scaler := plugin.scaler) is None:
+        return
+    inner = vars(optimizer).get("_optimizer", optimizer)
     # Lightning refuses to clip what an optimizer unscales itself.
-    if scaler is not None and not _optimizer_handles_unscaling(inner):
+    if not _optimizer_handles_unscaling(inner):
         scaler.unscale_to_clip(inner)
 
 

@@ -9,6 +9,9 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .nested_optimizers import nested
+
+_HOOKS = "_optimizer_step_post_hooks"
 _TAKEN = "_lightning_gaudi_taken"
 """Set on a gradient that an optimizer has stepped with: its version then."""
 
@@ -19,7 +22,8 @@ def watch_steps(optimizers: list[Any]) -> list[Any]:
     Returns:
         What to call `remove()` of as the fit ends.
     """
-    own = [each for each in optimizers if isinstance(each, Optimizer)]
+    # One that never called the constructor of its class has no hooks; what it holds may have.
+    own = [each for each in nested(optimizers).values() if _HOOKS in vars(each)]
     return [each.register_step_post_hook(_mark) for each in own]
 
 

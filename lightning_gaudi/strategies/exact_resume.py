@@ -27,7 +27,7 @@ from lightning_gaudi.data.loader_parts import is_ordinary
 from lightning_gaudi.data.order import check_order, describe
 from lightning_gaudi.data.position import LoaderPosition
 
-from . import epoch_hooks, fit_changes, pruned
+from . import epoch_hooks, fit_changes, nested_optimizers, pruned
 from .accumulated import gradients, watch_steps
 from .fit_place import Place, go_to_next_epoch, go_to_step_end, place_of
 
@@ -35,6 +35,8 @@ KEY = "exact_resume"
 """The checkpoint's key for what is kept here: plain data and CPU tensors."""
 
 _PATCH = "exact-resume"
+_OF_RANK_ZERO = ("pruned", "nested_optimizers")
+"""The same on all ranks, and large: one keeps it."""
 _HAS_NO_POSITION = "{} iterates in a way of its own, and has no state_dict: it begins anew"
 _NOT_RESUMABLE = "You're resuming from a checkpoint that ended before the epoch ended"
 _ADVICE = (
@@ -71,6 +73,7 @@ class ExactResume:
         self._at_start: fit_changes.Values | None = None
         self._changed: Mapping[str, Any] = {}
         self._pruned: pruned.Pruned = {}
+        self._nested: nested_optimizers.States = {}
         self._is_to_call_hooks = False
         self._num_stepped = 0
         self._saved: tuple[Place, dict[str, Any]] | None = None
@@ -136,8 +139,8 @@ class ExactResume:
             "random": host_random.to_tensors(host_random.take()),
             "gradients": self._gradients(place) if with_gradients else {},
             "changed": self._changes(),
-            # The same on all ranks, and large: one keeps it.
             "pruned": pruned.take(self.trainer) if self.trainer.is_global_zero else {},
+            "nested_optimizers": self._nested_states(),
             "loaders": [self._state_of(loader, behind) for loader in loaders],
             "metrics": {
                 name: value.detach().cpu()
@@ -155,7 +158,8 @@ class ExactResume:
         rank, num_ranks = self.trainer.global_rank, self.trainer.world_size
         self._num_saved = len(saved)
         if len(saved) == num_ranks:
-            self._pending = {**saved[rank], "pruned": saved[0].get("pruned", {})}
+            common = {name: saved[0].get(name, {}) for name in _OF_RANK_ZERO}
+            self._pending = {**saved[rank], **common}
             return
         # Where each rank is in the data is the same for all; what it draws is its own.
         loaders = [LoaderPosition.of_any_rank(each) for each in saved[0]["loaders"]]
@@ -166,9 +170,12 @@ class ExactResume:
         self._at_start = self._values()
         put, self._pruned = self._pruned, {}
         pruned.put(self.trainer, put)
-        if lost := fit_changes.put(self.trainer, self._changed):
+        nested, self._nested = self._nested, {}
+        lost = fit_changes.put(self.trainer, self._changed)
+        lost += nested_optimizers.put(self.trainer.optimizers, nested)
+        if lost:
             rank_zero_warn(
-                "The checkpoint has what hooks or callbacks changed of modules and callbacks that "
+                "The checkpoint has what was changed of modules, callbacks and optimizers that "
                 f"this fit has not: {printable(', '.join(lost), max_chars=400)}. Resume with the "
                 "same ones, or see that these changes are not needed."
             )
@@ -185,6 +192,20 @@ class ExactResume:
         is_within = place.is_within_epoch
         return gradients(self.trainer, is_within_epoch=is_within, are_whole=are_whole)
 
+    def _nested_states(self) -> nested_optimizers.States:
+        optimizers = self.trainer.optimizers
+        if self._has_whole_gradients:
+            return nested_optimizers.take(optimizers) if self.trainer.is_global_zero else {}
+        for key, each in nested_optimizers.nested(optimizers).items():
+            if each.state and each not in optimizers:
+                self._warn_once(
+                    key,
+                    f"Optimizer {key} ({type(each).__name__}) is held by another one, and "
+                    f"{type(self.trainer.strategy).__name__} saves the outer one's state alone: a "
+                    "fit that resumes begins anew with what the inner one keeps.",
+                )
+        return {}
+
     def _changes(self) -> fit_changes.Values:
         """What is no more as it was when training began."""
         start = self._at_start
@@ -197,7 +218,7 @@ class ExactResume:
         }
 
     def _values(self) -> fit_changes.Values:
-        return fit_changes.take(self.trainer, has_own_attributes=self._has_whole_gradients)
+        return fit_changes.take(self.trainer, has_engine=not self._has_whole_gradients)
 
     def _check_place(self, place: Place) -> None:
         if place is Place.IN_STEP and self.trainer.global_step != self._num_stepped:
@@ -286,6 +307,7 @@ class ExactResume:
             host_random.put(states)
         # Checkpoints of 0.1 before November 2026 have neither.
         self._changed, self._pruned = saved.get("changed", {}), saved.get("pruned", {})
+        self._nested = saved.get("nested_optimizers", {})
         device = self.trainer.strategy.root_device
         self.trainer._logger_connector._callback_metrics.update(
             {name: value.to(device) for name, value in saved["metrics"].items()}

@@ -14,32 +14,35 @@ from typing import Any
 
 import lightning.pytorch as pl
 from torch import nn
+from torch.optim import Optimizer
+
+from .nested_optimizers import nested
 
 Values = dict[str, Any]
 """Plain values by "kind/owner/attribute", as "module/net.1/p"."""
 
 _PARAMETER, _MODULE, _CALLBACK, _TRAINER = "parameter", "module", "callback", "trainer"
+_OPTIMIZER, _DATA = "optimizer", "datamodule"
 _TRAINER_SETTINGS = ("accumulate_grad_batches", "gradient_clip_val")
 _PLAIN = (bool, int, float, type(None))
 _MODE = "training"
 
 
-def take(trainer: pl.Trainer, *, has_own_attributes: bool) -> Values:
+def take(trainer: pl.Trainer, *, has_engine: bool) -> Values:
     """The values as they are now.
 
     Args:
         trainer: Of the fit.
-        has_own_attributes: Whether the modules' attributes are what their classes have set; an
-            engine that shards them keeps its own there.
+        has_engine: Whether an engine shards the modules: it keeps attributes of its own there.
     """
     module = trainer.lightning_module
     values: Values = {
         f"{_PARAMETER}/{name}/requires_grad": each.requires_grad
-        for name, each in module.named_parameters()
+        for name, each in _named(module.named_parameters())
     }
-    for name, each in module.named_modules():
-        if has_own_attributes or each is module:
-            for attribute in _plain(each, leave_out=_names_of(each)):
+    for name, each in _named(module.named_modules()):
+        for attribute in _plain(each, leave_out=_names_of(each)):
+            if not (has_engine and each is not module and attribute.startswith(_OF_ENGINES)):
                 values[f"{_MODULE}/{name}/{attribute}"] = getattr(each, attribute)
     validated = trainer.fit_loop.epoch_loop.val_loop
     if trainer.validating:
@@ -50,6 +53,12 @@ def take(trainer: pl.Trainer, *, has_own_attributes: bool) -> Values:
     for key, callback in _callbacks(trainer):
         for attribute in _plain(callback):
             values[f"{_CALLBACK}/{key}/{attribute}"] = getattr(callback, attribute)
+    for key, optimizer in _optimizers(trainer):
+        for attribute in _plain(optimizer, leave_out=_OPTIMIZER_NAMES):
+            values[f"{_OPTIMIZER}/{key}/{attribute}"] = getattr(optimizer, attribute)
+    if (data := _data(trainer)) is not None:
+        for attribute in _plain(data, leave_out=_DATA_NAMES):
+            values[f"{_DATA}//{attribute}"] = getattr(data, attribute)
     for attribute in _TRAINER_SETTINGS:
         if type(value := getattr(trainer, attribute)) in _PLAIN:
             values[f"{_TRAINER}//{attribute}"] = value
@@ -67,10 +76,11 @@ def put(trainer: pl.Trainer, changed: Mapping[str, Any]) -> list[str]:
         The keys of those whose owners this fit has not.
     """
     module = trainer.lightning_module
-    owners: dict[str, Any] = {f"{_TRAINER}/": trainer}
-    owners |= {f"{_PARAMETER}/{name}": each for name, each in module.named_parameters()}
-    owners |= {f"{_MODULE}/{name}": each for name, each in module.named_modules()}
+    owners: dict[str, Any] = {f"{_TRAINER}/": trainer, f"{_DATA}/": _data(trainer)}
+    owners |= {f"{_PARAMETER}/{name}": each for name, each in _named(module.named_parameters())}
+    owners |= {f"{_MODULE}/{name}": each for name, each in _named(module.named_modules())}
     owners |= {f"{_CALLBACK}/{key}": callback for key, callback in _callbacks(trainer)}
+    owners |= {f"{_OPTIMIZER}/{key}": optimizer for key, optimizer in _optimizers(trainer)}
     lost = []
     for key, value in changed.items():
         name, _, attribute = str(key).rpartition("/")
@@ -92,6 +102,10 @@ def _may_set(owner: object, attribute: str) -> bool:
         return attribute == "requires_grad"
     if isinstance(owner, nn.Module) and attribute in _names_of(owner):
         return False
+    if isinstance(owner, Optimizer) and attribute in _OPTIMIZER_NAMES:
+        return False
+    if isinstance(owner, pl.LightningDataModule) and attribute in _DATA_NAMES:
+        return False
     return attribute in _plain(owner) or not hasattr(owner, attribute)
 
 
@@ -104,9 +118,11 @@ def _names_of(module: nn.Module) -> frozenset[str]:
     """What of its attributes is torch's, Lightning's, a wrapper's or a metric's own business."""
     if isinstance(module, pl.LightningModule):
         return _LIGHTNING_NAMES
-    packages = {cls.__module__.partition(".")[0] for cls in type(module).__mro__}
-    is_wrapper = type(module).__module__.startswith("torch.distributed.")
-    return frozenset(vars(module)) if "torchmetrics" in packages or is_wrapper else _MODULE_NAMES
+    # FSDP2 gives a module's class a parent of torch's; a wrapper has no other parent.
+    own = [cls for cls in type(module).__mro__ if not cls.__module__.startswith(_DISTRIBUTED)]
+    packages = {cls.__module__.partition(".")[0] for cls in own}
+    is_others = own[0] is nn.Module or "torchmetrics" in packages
+    return frozenset(vars(module)) if is_others else _MODULE_NAMES
 
 
 def _callbacks(trainer: pl.Trainer) -> Iterator[tuple[str, pl.Callback]]:
@@ -122,6 +138,41 @@ def _callbacks(trainer: pl.Trainer) -> Iterator[tuple[str, pl.Callback]]:
             numbers[name] += 1
 
 
+def _named(named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Without the names of wrappers, which another strategy has not."""
+    for name, each in named:
+        yield ".".join(part for part in name.split(".") if part not in _WRAPPED), each
+
+
+def _data(trainer: pl.Trainer) -> pl.LightningDataModule | None:
+    """The user's own that keeps no state of itself."""
+    data: pl.LightningDataModule | None = getattr(trainer, "datamodule", None)
+    keeps_state = type(data).state_dict is not pl.LightningDataModule.state_dict if data else False
+    return None if keeps_state else data
+
+
+def _optimizers(trainer: pl.Trainer) -> Iterator[tuple[str, Optimizer]]:
+    """The user's own, by a key."""
+    for key, optimizer in nested(trainer.optimizers).items():
+        if not type(optimizer).__module__.startswith(("torch.", "deepspeed.", *_LIBRARIES)):
+            yield key, optimizer
+
+
 _LIBRARIES = ("lightning.", "pytorch_lightning.", "lightning_gaudi.")
+_DISTRIBUTED = "torch.distributed."
+_WRAPPED = {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"}
+# DeepSpeed's, `runtime/zero/parameter_offload.py` and `runtime/engine.py`, and FSDP's.
+_OF_ENGINES = ("_", "ds_", "applied_pre_backward_ref_cnt", "wall_clock_breakdown")
+_DATA_NAMES = frozenset(vars(pl.LightningDataModule()))
 _MODULE_NAMES = frozenset(vars(nn.Module())) - {_MODE}
+# torch's own, of `torch/optim/optimizer.py` and `lr_scheduler.py`.
+_OPTIMIZER_NAMES = frozenset(
+    {
+        "_need_device_dtype_check_for_fused",
+        "_opt_called",
+        "_step_count",
+        "_step_supports_amp_scaling",
+        "_warned_capturable_if_run_uncaptured",
+    }
+)
 _LIGHTNING_NAMES = frozenset(vars(pl.LightningModule())) - {_MODE}

@@ -17,8 +17,14 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
 )
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_gaudi.strategies import (
+    HPUDeepSpeedStrategy,
+    HPUFSDPStrategy,
+    HPUModelParallelStrategy,
+)
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
 
@@ -313,6 +319,84 @@ def _all_of(rank: int, folder: Path) -> list[str]:
 @pytest.mark.slow
 def test_what_is_changed_on_two_ranks(tmp_path: Path) -> None:
     assert run_trainers(_all_of, tmp_path, tmp_path) == [[], []]
+
+
+class Sharded(Plain):
+    """Changes a layer and a weight that each strategy has within its shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone[1] = nn.LayerNorm(4)
+
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, HPUModelParallelStrategy):
+            for each in (self.backbone, self.head):
+                if not isinstance(each, FSDPModule):
+                    fully_shard(each, mesh=self.device_mesh["data_parallel"])
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.global_step == 3:
+            self.backbone[2].p = 0.5
+            self.weight = 0.3
+
+
+SHARDED: dict[str, Any] = {
+    "fsdp": lambda: HPUFSDPStrategy(auto_wrap_policy={nn.Linear, nn.Sequential}),
+    "fsdp2": lambda: HPUModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+    "stage 2": lambda: HPUDeepSpeedStrategy(stage=2),
+    "stage 3": lambda: HPUDeepSpeedStrategy(stage=3),
+}
+
+
+def _all_sharded(rank: int, folder: Path) -> list[Any]:
+    found = []
+    for name, strategy in SHARDED.items():
+        saving = _SaveAlways(folder / name)
+        kw = {"devices": 2, "max_epochs": NUM_EPOCHS}
+        whole = _fit(Sharded, [saving], strategy=strategy(), **kw)
+        for path, num_steps in [*saving.saved.items()][4:9:2]:
+            resumed = _fit(Sharded, [], path, strategy=strategy(), **kw)
+            found.append((name, num_steps, resumed.losses == whole.losses[num_steps:]))
+    return found
+
+
+@pytest.mark.slow
+def test_what_is_changed_of_shards(tmp_path: Path) -> None:
+    for found in run_trainers(_all_sharded, tmp_path, tmp_path):
+        assert len(found) == 3 * len(SHARDED)
+        assert [each for each in found if not each[-1]] == []
+
+
+class CountedData(pl.LightningDataModule):
+    """Makes its samples larger with each batch that a hook of its own sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.is_new = 1.0, True
+
+    def train_dataloader(self) -> Any:
+        return _data()
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.scale, self.is_new = self.scale * 1.1, False
+        return [batch[0] * self.scale, batch[1]]
+
+
+def test_what_a_data_module_changes(tmp_path: Path) -> None:
+    def fit(path: Path | None = None, *callbacks: Any) -> tuple[list[str], CountedData]:
+        torch.manual_seed(1 if path is None else 99)
+        module, data = Plain(), CountedData()
+        settings: Any = {"accelerator": "hpu", "devices": 1, "max_epochs": 2, **QUIET}
+        pl.Trainer(callbacks=[*callbacks], **settings).fit(module, data, ckpt_path=path)
+        return module.losses, data
+
+    saving = _SaveAlways(tmp_path)
+    whole, data = fit(None, saving)
+    for path, num_steps in saving.saved.items():
+        resumed, again = fit(path)
+        assert resumed == whole[num_steps:]
+        if resumed:
+            assert (again.scale, again.is_new) == (data.scale, data.is_new)
 
 
 class SavesInItsStep(ByHand):
