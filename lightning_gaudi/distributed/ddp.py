@@ -76,11 +76,12 @@ def sync_buffers_before_evaluation(wrapped: DistributedDataParallel) -> None:
 
 
 class Unfrozen:
-    """Has the gradients of weights averaged that were frozen when their module was wrapped.
+    """Has the gradients averaged of the weights that are to be trained now.
 
-    DistributedDataParallel averages what was to be trained at that moment, and says nothing of a
-    weight that is unfrozen later: the ranks would drift apart. Before each forward that is to be
-    differentiated it is given anew what is to be trained.
+    DistributedDataParallel averages what was to be trained when it wrapped the module. It says
+    nothing of a weight that is unfrozen later: the ranks would drift apart. One that is frozen it
+    waits for, and ends the run. Before each forward that is to be differentiated it is given anew
+    what is to be trained.
 
     Args:
         wrapped: The module.
@@ -97,14 +98,16 @@ class Unfrozen:
         if not torch.is_grad_enabled():
             return
         names = [name for name, each in self._frozen.items() if each.requires_grad]
+        names += [name for name, each in self._averaged.items() if not each.requires_grad]
         if not names:
             return
         ddp: Any = wrapped
         if ddp._comm_hooks:
             raise RuntimeError(
-                f"{listed(names, _NUM_NAMES)} were unfrozen in a fit whose gradients a hook of "
-                "DistributedDataParallel (ddp_comm_hook) exchanges, which knows the weights that "
-                "were to be trained at its start. Leave out the hook, or freeze nothing."
+                f"{listed(names, _NUM_NAMES)} were frozen or unfrozen in a fit whose gradients a "
+                "hook of DistributedDataParallel (ddp_comm_hook) exchanges, which knows the "
+                "weights that were to be trained at its start. Leave out the hook, or freeze "
+                "nothing."
             )
         parameters, is_sparse = ddp._build_params_for_reducer()
         _set_reducer(ddp, parameters, is_sparse)
@@ -112,7 +115,7 @@ class Unfrozen:
 
     def _note(self, wrapped: DistributedDataParallel) -> None:
         """Note what is averaged, and what is frozen."""
-        self._frozen = _frozen(wrapped)
+        self._frozen, self._averaged = _frozen(wrapped), _trained(wrapped)
         frozen = {id(each) for each in self._frozen.values()}
         self._known = {id(each) for each in wrapped.module.parameters()} - frozen
 

@@ -42,12 +42,14 @@ class Model(pl.LightningModule):
         self.backbone = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh())
         self.head = nn.Linear(8, 1)
         self.unfreeze = unfreeze
-        if unfreeze != "callback":
+        if unfreeze not in ("callback", "frozen"):
             self.backbone.requires_grad_(False)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         if batch_idx == 2 and self.unfreeze in ("hook", "accumulating"):
             self.backbone.requires_grad_(True)
+        if self.unfreeze == "frozen" and self.trainer.global_step in (3, 8):
+            self.head.requires_grad_(self.trainer.global_step == 8)
         if batch_idx == 2 and self.unfreeze == "added":
             self.extra = nn.Linear(1, 1).to(self.device)
             self.optimizers().add_param_group({"params": [*self.extra.parameters()]})
@@ -128,6 +130,16 @@ def test_what_is_unfrozen_trains_on_two_ranks_as_on_one(unfreeze: str, tmp_path:
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
     assert not torch.equal(first["backbone.0.weight"], Model(unfreeze).backbone[0].weight)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "ddp")],
+)
+def test_what_is_frozen_for_a_while_trains_as_on_one_rank(strategy: str, tmp_path: Any) -> None:
+    expected = _fit(0, "frozen", 1)
+    for found in run_trainers(_fit, tmp_path, "frozen", NUM_RANKS, strategy):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("unfreeze", "name"), [("step", "backbone.0.weight"), ("added", "extra")])
