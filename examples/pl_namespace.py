@@ -72,7 +72,8 @@ class TextClassifier(pl.LightningModule):
         self.val_accuracy = MulticlassAccuracy(len(PACKAGES), average="micro")
 
     def forward(self, tokens, labels=None):
-        return self.bert(input_ids=tokens, attention_mask=(tokens != 0).long(), labels=labels)
+        mask, types = (tokens != 0).long(), torch.zeros_like(tokens)
+        return self.bert(tokens, attention_mask=mask, token_type_ids=types, labels=labels)
 
     def training_step(self, batch, batch_idx):
         loss = self(*batch).loss

@@ -105,7 +105,9 @@ ROWS: tuple[Rule, ...] = (
         Verdict.DEMOTED,
         ("aten::gather",),
         what="has failed to compile a gather of int64 (synStatus 26), or gathered wrong values",
-        instead="Gather x.to(torch.int32), as transformers does on an HPU, or use index_select.",
+        instead="Gather x.to(torch.int32), or use index_select. In a model of transformers: pass "
+        "token_type_ids to a BERT, or call transformers.utils.is_torch_hpu_available() once, which "
+        "has torch.gather do so.",
         source=_SEEN + " and 39118, on Gaudi 2 and 3; transformers 5.23 (is_torch_hpu_available)",
         dtypes=("int64",),
         mode="eager",
