@@ -97,11 +97,14 @@ class Unfrozen:
     def _before_forward(self, wrapped: DistributedDataParallel, args: Any) -> None:
         if not torch.is_grad_enabled():
             return
+        ddp: Any = wrapped
         names = [name for name, each in self._frozen.items() if each.requires_grad]
-        names += [name for name, each in self._averaged.items() if not each.requires_grad]
+        if not ddp.find_unused_parameters:  # else it waits for none
+            frozen = [name for name, each in self._averaged.items() if not each.requires_grad]
+            # Nor does it where no gradient comes, as of a discriminator that is passed through.
+            names += frozen if names or len(frozen) < len(self._averaged) else []
         if not names:
             return
-        ddp: Any = wrapped
         if ddp._comm_hooks:
             raise RuntimeError(
                 f"{listed(names, _NUM_NAMES)} were frozen or unfrozen in a fit whose gradients a "

@@ -305,7 +305,7 @@ class ExactResume:
         if saved["random"] is not None:
             states = host_random.from_tensors(saved["random"])
             host_random.put(states)
-        # Checkpoints of 0.1 before November 2026 have neither.
+        # Checkpoints of 0.1 before November 2026 have none of these.
         self._changed, self._pruned = saved.get("changed", {}), saved.get("pruned", {})
         self._nested = saved.get("nested_optimizers", {})
         device = self.trainer.strategy.root_device

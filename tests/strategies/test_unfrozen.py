@@ -190,3 +190,29 @@ def _train_with_fabric(rank: int) -> dict[str, Tensor]:
 def test_fabric_averages_what_is_unfrozen(tmp_path: Any) -> None:
     first, second = run_trainers(_train_with_fabric, tmp_path)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def _play(rank: int, num_ranks: int) -> dict[str, Tensor]:
+    """Two networks against each other, one of them frozen while it judges the other."""
+    fabric = Fabric(accelerator="hpu", devices=num_ranks, strategy=FabricStrategy())
+    fabric.launch()
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, size)) for size in (8, 1)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in nets]
+    maker, judge = (fabric.setup(*pair) for pair in zip(nets, optimizers, strict=True))
+    for index, batch in enumerate(loader(rank, num_ranks, 6)):
+        x = batch[0].to("hpu")
+        is_makers_turn = index % 2 == 0
+        judge[0].requires_grad_(not is_makers_turn)
+        (model, optimizer), sign = (maker, 1) if is_makers_turn else (judge, -1)
+        optimizer.zero_grad()
+        made = maker[0](x) if is_makers_turn else maker[0](x).detach()
+        fabric.backward((judge[0](made) * sign).mean() + model(x).square().mean())
+        optimizer.step()
+    return {f"{i}.{n}": w.cpu() for i, net in enumerate(nets) for n, w in net.state_dict().items()}
+
+
+def test_a_network_that_is_frozen_in_turns_trains_as_on_one_rank(tmp_path: Any) -> None:
+    (expected,) = run_trainers(_play, tmp_path, 1, num_ranks=1)
+    for found in run_trainers(_play, tmp_path, NUM_RANKS):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
