@@ -32,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _GIVEN = set(os.environ)
 
 # Activates the simulator, so that test modules may import habana_frameworks before torch.
-import torch  # noqa: E402, F401
+import torch  # noqa: E402
 
 # The vendor's package sets them when it is imported: the programs that tests start would all meet
 # at the same port. And the simulator names its server: they have one of their own, since a test may
@@ -59,3 +59,12 @@ def _attention_is_fused_for_one_test():
     if switch is not None:
         switch._default = False
         switch._warned.clear()
+
+
+@pytest.fixture(autouse=True)
+def _process_groups_end_with_their_test():
+    """A strategy that shards connects one rank as well, and Lightning destroys no group."""
+    before = torch.distributed.is_initialized()
+    yield
+    if torch.distributed.is_initialized() and not before:
+        torch.distributed.destroy_process_group()

@@ -26,6 +26,8 @@ from .process import environment
 _SERVER = Path(__file__).with_name("fork_server.py")
 _START_TIMEOUT = 120
 _MAX_SERVERS = 3  # of 300 MB each
+_OF_EACH_FORK = ("PYTHONPATH", "LIGHTNING_GAUDI_SIMULATE")
+"""What would change `sys.path` as the process starts that all forks share."""
 _READ_AT_START = ("OMP_", "MKL_", "KMP_", "LD_", "PYTHON", "TORCH_COMPILE", "TORCHDYNAMO_")
 """How the names of the variables begin that Python and torch's libraries read only once."""
 
@@ -133,7 +135,7 @@ _servers: dict[object, _Server] = {}
 
 def _server(env: Mapping[str, str]) -> _Server:
     """A process that has imported torch in an environment like `env`."""
-    env = {name: value for name, value in env.items() if name != "PYTHONPATH"}  # of each fork
+    env = {name: value for name, value in env.items() if name not in _OF_EACH_FORK}
     key = frozenset(item for item in env.items() if item[0].startswith(_READ_AT_START))
     server = _servers.pop(key, None)
     if server is None or not server.is_running:
