@@ -29,6 +29,7 @@ _package: Any = None
 _import_error: Exception | None = None
 _seed_is_due = False
 _guessed_module: str | None = None
+_bound_module: str | None = None
 
 COMPILE_BACKEND = "hpu_backend"
 """The name under which the vendor registers its compiler with torch."""
@@ -140,6 +141,14 @@ def selected_module() -> str | None:
     return os.environ.get("HLS_MODULE_ID") or None
 
 
+def bound_module() -> str:
+    """The module that an HPU in use is bound to, also where its variable is gone again.
+
+    Who runs a fit with the environment restored afterwards, as tests do, takes HLS_MODULE_ID away.
+    """
+    return selected_module() or _bound_module or module_id(0)
+
+
 def is_guess(module: str) -> bool:
     """Whether a module is what the vendor's package has selected, and nobody was told to drive it.
 
@@ -159,8 +168,8 @@ def selected_position() -> int:
 
 def select_module(module: str) -> None:
     """Tell the driver which module to drive; it reads that once, when the device starts."""
-    global _guessed_module
-    os.environ["HLS_MODULE_ID"] = module
+    global _guessed_module, _bound_module
+    os.environ["HLS_MODULE_ID"] = _bound_module = module
     _guessed_module = None
 
 

@@ -170,7 +170,7 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
                 "other devices."
             )
     elif modules != [vendor.module_id(0)]:  # else any card will do: the driver takes a free one
-        _check_bound(told or vendor.module_id(0), module, local_rank)
+        _check_bound(vendor.bound_module(), module, local_rank)
         vendor.select_module(module)
 
 
