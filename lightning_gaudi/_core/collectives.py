@@ -40,9 +40,9 @@ def has_been_connected() -> bool:
 
 
 def note_connected() -> None:
-    """Remember that the ranks have been connected."""
+    """Remember that the ranks have been connected, if they are several."""
     global _has_been_connected
-    _has_been_connected = True
+    _has_been_connected |= dist.get_world_size() > 1
 
 
 def cpu_group(timeout: timedelta | None = None) -> Any:

@@ -89,6 +89,8 @@ def test_a_world_of_another_size_is_refused(
 def test_training_alone_in_each_of_several_processes_is_refused(
     variables: dict[str, str], said: str, set_env: SetEnv
 ) -> None:
+    _fit(devices=1, strategy="ddp")  # it connects the only rank
+    dist.destroy_process_group()
     set_env(variables)
     with pytest.raises(MisconfigurationException, match=f"{said}, and each would train alone"):
         _fit(devices=1)
