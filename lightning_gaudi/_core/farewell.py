@@ -7,8 +7,13 @@ fails; and a rank that fails does not go there: it tells the others and ends wit
 They meet as well where no interpreter ends, as a fork of `multiprocessing` does not: whoever holds
 the store of all would take it along.
 
+A program that destroys the groups itself does not change that: the vendor's package remembers each
+group by a weak pointer, so that none is freed, nor the store that it holds, before the interpreter
+ends. Until then the ranks go on to listen for one that fails.
+
 Source: Intel Gaudi PyTorch bridge 1.19 and 1.24.0, `distributed/hccl/process_group_hccl_base.cpp`
-(`hostBarrier`, `destroyHandshake`), `process_group_registry.hpp` (`cleanup`).
+(`hostBarrier`, `destroyHandshake`), `process_group_registry.hpp` (`insert`, `cleanup`); torch 2.13,
+`c10/util/intrusive_ptr.h` (the destructor waits for weak pointers).
 """
 
 from __future__ import annotations
@@ -65,7 +70,13 @@ def prepare(destroy: Any = None) -> None:
     # After what the vendor has registered, and so before that runs.
     atexit.register(_at_exit)
     util.Finalize(None, _at_end_of_child, exitpriority=1)
-    _current = Farewell(dist.group.WORLD, f"lightning_gaudi_end/{_num_groups}")
+    _current = Farewell(
+        f"lightning_gaudi_end/{_num_groups}",
+        dist.distributed_c10d._get_default_store(),
+        dist.get_rank(),
+        dist.get_world_size(),
+        group=dist.group.WORLD,
+    )
     _current.listen()
 
 
@@ -96,14 +107,20 @@ def destroy_all(destroy: Any) -> None:
     Args:
         destroy: Torch's function that does it.
     """
+    global _current
     farewell = _ready()
-    if farewell is not None:
-        is_failing = sys.exc_info()[0] is not None
-        if (reason := farewell.wait(rank_monitor.GRACE_S if is_failing else None)) is not None:
-            if not is_failing:
-                _give_up(farewell, reason)
-            return
+    if farewell is None or farewell.group is None:
+        _destroy_now(destroy)
+        return
+    is_failing = sys.exc_info()[0] is not None
+    if (reason := farewell.wait(rank_monitor.GRACE_S if is_failing else None)) is not None:
+        if not is_failing:
+            _give_up(farewell, reason)
+        return
+    farewell.close()
     _destroy_now(destroy)
+    _current = farewell.after_destroying()
+    _current.listen()
 
 
 def _at_exit() -> None:
@@ -116,15 +133,16 @@ def _at_exit() -> None:
     if error is not None and status is not None:
         if _tell_unless_agreed(farewell, error, status):
             processes.leave(status)
+    else:
+        try:
+            reason = farewell.wait()
+        except KeyboardInterrupt:
+            processes.leave(rank_monitor.INTERRUPTED)
+        if reason is not None:
+            _give_up(farewell, reason)
+    farewell.close()
+    if dist.is_initialized():
         _destroy_now(_destroy)
-        return
-    try:
-        reason = farewell.wait()
-    except KeyboardInterrupt:
-        processes.leave(rank_monitor.INTERRUPTED)
-    if reason is not None:
-        _give_up(farewell, reason)
-    _destroy_now(_destroy)
 
 
 def _at_end_of_child() -> None:
@@ -141,14 +159,21 @@ def _at_end_of_child() -> None:
 
 
 def _tell_unless_agreed(farewell: Farewell, error: BaseException, status: int) -> bool:
-    """Tell the others that this rank fails, unless all ranks have agreed to end, and do.
+    """Tell the others that this rank fails, unless nobody needs it, and all come to their ends.
+
+    So it is where all have agreed to end, or have destroyed their groups: they share nothing then.
 
     Returns:
         Whether they were told.
     """
-    if _is_agreed and farewell.wait(rank_monitor.STOP_S) is None:
-        return False
-    farewell.tell_failure(error, status)
+    how = f"rank {farewell.rank} ended with exit status {status}"
+    if not isinstance(error, SystemExit):
+        how = f"rank {farewell.rank} failed with {exit_status.in_one_line(error)}"
+    if _is_agreed or farewell.group is None:
+        within_s = rank_monitor.STOP_S if _is_agreed else rank_monitor.GRACE_S / 2
+        if farewell.wait(within_s, how) is None:
+            return False
+    farewell.tell(how)
     return True
 
 
@@ -159,16 +184,14 @@ def _give_up(farewell: Farewell, reason: str) -> None:
 
 def _ready() -> Farewell | None:
     """Who is to say farewell, unless that has been said, or this is a fork of that process."""
-    if _current is None or _current.pid != os.getpid() or not dist.is_initialized():
+    if _current is None or _current.pid != os.getpid():
         return None
-    return _current if _current.group is dist.group.WORLD else None
+    if _current.group is None:
+        return _current
+    return _current if dist.is_initialized() and _current.group is dist.group.WORLD else None
 
 
 def _destroy_now(destroy: Any) -> None:
-    global _current
-    if _current is not None:
-        _current.close()
-    _current = None
     with _uninterrupted(), whereabouts.waiting("destroy_process_group"):
         collectives.forget_cpu_group()
         destroy()
@@ -188,19 +211,30 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class Farewell:
-    """What the ranks of a process group tell each other as they end, over its store."""
+    """What the ranks of a process group tell each other as they end, over its store.
 
-    def __init__(self, group: Any, name: str) -> None:
+    Args:
+        name: The words' own part of the store.
+        store: The group's.
+        rank: This one.
+        world_size: How many there are.
+        group: The group; None once the program has destroyed it.
+    """
+
+    def __init__(
+        self, name: str, store: Any, rank: int, world_size: int, group: Any = None
+    ) -> None:
         self.group = group
         self.pid = os.getpid()
-        self.rank = dist.get_rank()
+        self.rank = rank
         self.heard: str | None = None
         """Which other rank has failed, as it said."""
-        self._name = name
-        self._store: Any = PrefixStore(name, dist.distributed_c10d._get_default_store())
+        self._where = (name, store, rank, world_size)
+        self._store: Any = PrefixStore(name, store)
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._missing = list(range(dist.get_world_size()))
+        self._others = [each for each in range(world_size) if each != rank]
+        self._missing = list(range(world_size))
         self._store.set(f"process/{self.rank}", _describe(self.pid))
 
     def listen(self) -> None:
@@ -208,9 +242,9 @@ class Farewell:
 
         It may be in a collective then, in which it would wait for ever.
         """
-        store = dist.distributed_c10d._get_default_store()
+        name, store, _, _ = self._where
         if hasattr(store, "clone"):  # since torch 2.8: a connection of its own for the thread
-            own = PrefixStore(self._name, store.clone())
+            own = PrefixStore(name, store.clone())
             self._thread = threading.Thread(
                 target=self._listen, args=(own,), name="farewell", daemon=True
             )
@@ -225,6 +259,11 @@ class Farewell:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(5 * _LISTEN_S)
+
+    def after_destroying(self) -> Farewell:
+        """Returns what the ranks tell each other with from when all have destroyed the group."""
+        name, *where = self._where
+        return Farewell(f"{name}/destroyed", *where)
 
     def _listen(self, store: Any) -> None:
         outcome = ""
@@ -243,31 +282,28 @@ class Farewell:
             rank_monitor.say(f"[rank: {self.rank}] ends because {outcome}")
             processes.end_now()
 
-    def tell_failure(self, error: BaseException, status: int) -> None:
-        """Tell the others that this rank fails; the first rank stays for a moment to be heard."""
-        how = f"ended with exit status {status}"
-        if not isinstance(error, SystemExit):
-            how = f"failed with {exit_status.in_one_line(error)}"
+    def tell(self, outcome: str) -> None:
+        """Tell the others how it ends; the first rank stays for a moment to be heard."""
         with contextlib.suppress(Exception):  # its store may be gone with another rank
-            self._settle(f"rank {self.rank} {how}")
+            self._settle(outcome)
             if self.rank == 0:
                 self._stay_until_heard()
 
     def _stay_until_heard(self) -> None:
         """Keep the store for the others, of which some may not listen."""
-        others = range(1, dist.get_world_size())
         end = time.monotonic() + _HEARD_S
-        while time.monotonic() < end and not all(map(self._is_told, others)):
+        while time.monotonic() < end and not all(map(self._is_told, self._others)):
             time.sleep(_POLL_S)
 
     def _is_told(self, rank: int) -> bool:
         return self._has(f"heard/{rank}") or _has_died(self._process(rank))
 
-    def wait(self, within_s: float | None = None) -> str | None:
+    def wait(self, within_s: float | None = None, otherwise: str | None = None) -> str | None:
         """Wait until all ranks have come to their ends.
 
         Args:
             within_s: Seconds, after which those who did not come are given up, by all ranks.
+            otherwise: How it ends then; by default with who did not come.
 
         Returns:
             Why they will not come; None if they have.
@@ -281,7 +317,7 @@ class Farewell:
                 elif (gone := self._who_has_died()) is not None:
                     self._settle(gone)
                 elif end is not None and time.monotonic() > end:
-                    self._settle(f"rank {self.rank} waited, but {missing}")
+                    self._settle(otherwise or f"rank {self.rank} waited, but {missing}")
                 else:
                     time.sleep(_POLL_S)
             outcome = self._get(_OUTCOME)

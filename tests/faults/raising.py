@@ -100,12 +100,23 @@ class Callback(pl.Callback):
             trouble("callback")
 
 
-def fit(devices: int) -> None:
+def fit(devices: int) -> pl.Trainer:
     workers = {"num_workers": 1} if PLACE == "worker" else {}
     saves = pl.callbacks.ModelCheckpoint(FOLDER / os.environ["JOB"], every_n_train_steps=4)
     settings = {**QUIET, "enable_checkpointing": True, "callbacks": [Callback(), saves]}
     trainer = pl.Trainer(accelerator="hpu", devices=devices, max_epochs=1, **settings)
     trainer.fit(Model(), DataLoader(Data(), 4, **workers), DataLoader(Data(), 4))
+    return trainer
+
+
+def fit_twice(devices: int) -> None:
+    """The trainer holds the group of its module, which so outlives the call that destroys it."""
+    trainer = fit(devices)
+    dist.destroy_process_group()
+    trouble("destroyed")
+    os.environ["MASTER_PORT"] = os.environ["ANOTHER_PORT"]
+    fit(devices)
+    del trainer
 
 
 def loop(devices: int) -> None:
@@ -138,9 +149,10 @@ def start(number: int, slot: int, place: str, size: int, rank: int) -> list[int]
     global PLACE, RANK
     folder = FOLDER / str(number)
     folder.mkdir()
-    with socket.socket() as free:
+    with socket.socket() as free, socket.socket() as another:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        another.bind(("127.0.0.1", 0))
+        ports = free.getsockname()[1], another.getsockname()[1]
     processes = []
     for each in range(size):
         if process := os.fork():
@@ -158,7 +170,8 @@ def start(number: int, slot: int, place: str, size: int, rank: int) -> list[int]
             "LOCAL_WORLD_SIZE": size,
         }
         modules = ",".join(str(slot * size + index) for index in range(size))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "JOB": number}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0], "ANOTHER_PORT": ports[1]}
+        meeting["JOB"] = number
         ranks["HABANA_VISIBLE_MODULES"] = modules
         os.environ.update({name: str(value) for name, value in {**ranks, **meeting}.items()})
         torch.set_num_threads(1)
@@ -209,5 +222,5 @@ def main() -> bool:
 
 if not main():
     kind = PLACE.partition(":")[0]
-    run = {"fabric": loop, "plain": plain}.get(kind, fit)
+    run = {"fabric": loop, "plain": plain, "destroyed": fit_twice}.get(kind, fit)
     run(int(os.environ["WORLD_SIZE"]))
