@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -42,6 +43,9 @@ _NO_STORE = "the process that holds the store, as a rule rank 0's, is gone"
 _LISTEN_S = 1.0
 _HEARD_S = 2.5 * _LISTEN_S
 """How long the rank that holds the store as a rule stays for the others to read how it ends."""
+
+_COMING_S = 4.0
+"""How long a rank that fails waits for others to come to their ends, once groups are destroyed."""
 
 _current: Farewell | None = None
 _num_groups = 0
@@ -70,13 +74,7 @@ def prepare(destroy: Any = None) -> None:
     # After what the vendor has registered, and so before that runs.
     atexit.register(_at_exit)
     util.Finalize(None, _at_end_of_child, exitpriority=1)
-    _current = Farewell(
-        f"lightning_gaudi_end/{_num_groups}",
-        dist.distributed_c10d._get_default_store(),
-        dist.get_rank(),
-        dist.get_world_size(),
-        group=dist.group.WORLD,
-    )
+    _current = Farewell(dist.group.WORLD, f"lightning_gaudi_end/{_num_groups}")
     _current.listen()
 
 
@@ -99,28 +97,17 @@ def note_agreement() -> None:
 
 
 def destroy_all(destroy: Any) -> None:
-    """Destroy all process groups, as a program asks for, unless that would wait for ever.
-
-    While an error is on its way, as in a `finally`, other ranks may not come: then the groups are
-    left to the end of the program after a moment.
+    """Destroy all process groups, as a program asks for.
 
     Args:
         destroy: Torch's function that does it.
     """
-    global _current
     farewell = _ready()
-    if farewell is None or farewell.group is None:
-        _destroy_now(destroy)
-        return
-    is_failing = sys.exc_info()[0] is not None
-    if (reason := farewell.wait(rank_monitor.GRACE_S if is_failing else None)) is not None:
-        if not is_failing:
-            _give_up(farewell, reason)
-        return
-    farewell.close()
-    _destroy_now(destroy)
-    _current = farewell.after_destroying()
-    _current.listen()
+    if farewell is not None:
+        farewell.is_destroyed = True
+    with _uninterrupted(), whereabouts.waiting("destroy_process_group"):
+        collectives.forget_cpu_group()
+        destroy()
 
 
 def _at_exit() -> None:
@@ -142,7 +129,7 @@ def _at_exit() -> None:
             _give_up(farewell, reason)
     farewell.close()
     if dist.is_initialized():
-        _destroy_now(_destroy)
+        destroy_all(_destroy)
 
 
 def _at_end_of_child() -> None:
@@ -169,9 +156,9 @@ def _tell_unless_agreed(farewell: Farewell, error: BaseException, status: int) -
     how = f"rank {farewell.rank} ended with exit status {status}"
     if not isinstance(error, SystemExit):
         how = f"rank {farewell.rank} failed with {exit_status.in_one_line(error)}"
-    if _is_agreed or farewell.group is None:
-        within_s = rank_monitor.STOP_S if _is_agreed else rank_monitor.GRACE_S / 2
-        if farewell.wait(within_s, how) is None:
+    if _is_agreed or farewell.is_destroyed:
+        within_s = rank_monitor.STOP_S if _is_agreed else _COMING_S
+        if farewell.wait(within_s, otherwise=how) is None:
             return False
     farewell.tell(how)
     return True
@@ -186,15 +173,8 @@ def _ready() -> Farewell | None:
     """Who is to say farewell, unless that has been said, or this is a fork of that process."""
     if _current is None or _current.pid != os.getpid():
         return None
-    if _current.group is None:
-        return _current
-    return _current if dist.is_initialized() and _current.group is dist.group.WORLD else None
-
-
-def _destroy_now(destroy: Any) -> None:
-    with _uninterrupted(), whereabouts.waiting("destroy_process_group"):
-        collectives.forget_cpu_group()
-        destroy()
+    is_there = dist.is_initialized() and _current.group is dist.group.WORLD
+    return _current if is_there or _current.is_destroyed else None
 
 
 @contextlib.contextmanager
@@ -211,30 +191,22 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class Farewell:
-    """What the ranks of a process group tell each other as they end, over its store.
+    """What the ranks of a process group tell each other as they end, over its store."""
 
-    Args:
-        name: The words' own part of the store.
-        store: The group's.
-        rank: This one.
-        world_size: How many there are.
-        group: The group; None once the program has destroyed it.
-    """
-
-    def __init__(
-        self, name: str, store: Any, rank: int, world_size: int, group: Any = None
-    ) -> None:
+    def __init__(self, group: Any, name: str) -> None:
         self.group = group
+        self.is_destroyed = False
+        """Whether the program has destroyed the group, and goes on."""
         self.pid = os.getpid()
-        self.rank = rank
+        self.rank = dist.get_rank()
         self.heard: str | None = None
         """Which other rank has failed, as it said."""
-        self._where = (name, store, rank, world_size)
-        self._store: Any = PrefixStore(name, store)
+        self._name = name
+        self._store: Any = PrefixStore(name, dist.distributed_c10d._get_default_store())
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._others = [each for each in range(world_size) if each != rank]
-        self._missing = list(range(world_size))
+        self._world_size = dist.get_world_size()
+        self._missing = list(range(self._world_size))
         self._store.set(f"process/{self.rank}", _describe(self.pid))
 
     def listen(self) -> None:
@@ -242,9 +214,9 @@ class Farewell:
 
         It may be in a collective then, in which it would wait for ever.
         """
-        name, store, _, _ = self._where
+        store = dist.distributed_c10d._get_default_store()
         if hasattr(store, "clone"):  # since torch 2.8: a connection of its own for the thread
-            own = PrefixStore(name, store.clone())
+            own = PrefixStore(self._name, store.clone())
             self._thread = threading.Thread(
                 target=self._listen, args=(own,), name="farewell", daemon=True
             )
@@ -259,11 +231,6 @@ class Farewell:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(5 * _LISTEN_S)
-
-    def after_destroying(self) -> Farewell:
-        """Returns what the ranks tell each other with from when all have destroyed the group."""
-        name, *where = self._where
-        return Farewell(f"{name}/destroyed", *where)
 
     def _listen(self, store: Any) -> None:
         outcome = ""
@@ -291,33 +258,35 @@ class Farewell:
 
     def _stay_until_heard(self) -> None:
         """Keep the store for the others, of which some may not listen."""
+        others = range(1, self._world_size)
         end = time.monotonic() + _HEARD_S
-        while time.monotonic() < end and not all(map(self._is_told, self._others)):
+        while time.monotonic() < end and not all(map(self._is_told, others)):
             time.sleep(_POLL_S)
 
     def _is_told(self, rank: int) -> bool:
         return self._has(f"heard/{rank}") or _has_died(self._process(rank))
 
-    def wait(self, within_s: float | None = None, otherwise: str | None = None) -> str | None:
+    def wait(self, within_s: float = math.inf, otherwise: str = "") -> str | None:
         """Wait until all ranks have come to their ends.
 
         Args:
             within_s: Seconds, after which those who did not come are given up, by all ranks.
-            otherwise: How it ends then; by default with who did not come.
+            otherwise: How it ends then.
 
         Returns:
             Why they will not come; None if they have.
         """
-        end = None if within_s is None else time.monotonic() + within_s
+        end = time.monotonic() + within_s
         try:
             self._store.set(f"come/{self.rank}", "")
             while not self._has(_OUTCOME):
-                if (missing := self._who_is_missing()) is None:
+                self._missing = [each for each in self._missing if not self._has(f"come/{each}")]
+                if not self._missing:
                     self._settle(_ALL)
                 elif (gone := self._who_has_died()) is not None:
                     self._settle(gone)
-                elif end is not None and time.monotonic() > end:
-                    self._settle(otherwise or f"rank {self.rank} waited, but {missing}")
+                elif time.monotonic() > end:
+                    self._settle(otherwise)
                 else:
                     time.sleep(_POLL_S)
             outcome = self._get(_OUTCOME)
@@ -331,11 +300,6 @@ class Farewell:
     def _settle(self, outcome: str) -> None:
         """Say how it ends, for all ranks alike, unless somebody has: then that holds."""
         self._store.compare_set(_OUTCOME, "", outcome)
-
-    def _who_is_missing(self) -> str | None:
-        self._missing = [each for each in self._missing if not self._has(f"come/{each}")]
-        ranks = ", ".join(map(str, self._missing))
-        return f"rank {ranks} did not come" if ranks else None
 
     def _who_has_died(self) -> str | None:
         """Which rank has died on this machine without a word."""

@@ -15,7 +15,7 @@ from .apply import replace
 
 
 def patch_process_group(module: ModuleType, family: mirror.Family) -> None:
-    """Have process groups begin with `device_id=None`, too, and end without waiting for ever.
+    """Have process groups begin with `device_id=None`, too, and the ranks end together.
 
     Args:
         module: The vendor's, which has replaced `init_process_group`.
@@ -63,7 +63,7 @@ def _init(dist: ModuleType, destroy: Any) -> Any:
 
 
 def _destroy(dist: ModuleType, original: Any) -> Any:
-    """`destroy_process_group`, which does not begin what another rank will not take part in."""
+    """`destroy_process_group`, after which the ranks still hear of one that fails."""
 
     @functools.wraps(original)
     def destroy_process_group(group: Any = None) -> None:

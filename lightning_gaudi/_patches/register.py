@@ -463,9 +463,10 @@ REGISTER = (
         why=(
             "Up to release 1.20 the vendor's package puts a wrapper in the place of the first that "
             "does not take device_id=None, which Lightning always passes: DDP on the CPUs of a "
-            "Gaudi server would fail. And groups of HCCL end together: the second waits for ever "
-            "where another rank has failed. A rank of several, whoever has connected it, sees at "
-            "its end first whether the others come to theirs, and with which status it is ended."
+            "Gaudi server would fail. And groups of HCCL end together, as the interpreter does, "
+            "also those that the second has destroyed: each rank waits for ever where another has "
+            "failed. A rank of several, whoever has connected it, sees at its end first whether "
+            "the others come to theirs, and with which status it is ended."
         ),
         without="Lightning's DDP on CPUs may fail on a Gaudi server, and a rank that fails hangs",
         trigger="habana_frameworks.torch.core",
