@@ -39,6 +39,25 @@ def test_a_rank_that_waits_at_its_end_is_not_blamed(tmp_path: Path) -> None:
     assert run_trainers(_ends_late, tmp_path, 0) == ["ended late", "ended"]
 
 
+def _exports(rank: int, folder: Path) -> str:
+    """Rank 0 goes on alone, and the other one has use for what it does."""
+    trainer: pl.Trainer = trainer_of("ddp", 2, max_epochs=1)
+    trainer.fit(model_of("ddp"), part_of("ddp", rank, 2))
+    exported, end = folder / "exported", time.monotonic() + 60
+    if rank == 0:
+        dist.destroy_process_group()
+        exported.touch()
+        return "exported"
+    while not exported.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    dist.destroy_process_group()
+    return "found" if exported.exists() else "waited in vain"
+
+
+def test_no_rank_waits_for_others_to_destroy_their_groups(tmp_path: Path) -> None:
+    assert run_trainers(_exports, tmp_path, tmp_path) == ["exported", "found"]
+
+
 def _end_by_agreement(folder: Path) -> None:
     """As after SIGTERM to all of several forks: each ends with the status that they agreed on."""
     gc.freeze()
