@@ -17,7 +17,7 @@ PROGRAM = str(ROOT / "tests" / "faults" / "raising.py")
 END_S, TIMES = 15.0, 5
 PLACES = (
     *("setup", "forward", "backward", "hook", "worker", "validation", "callback", "saving"),
-    *("fabric", "plain", "destroyed", "forward:exit", "forward:interrupt"),
+    *("fabric", "plain", "destroyed", "registered", "forward:exit", "forward:interrupt"),
 )
 STATUS = {"forward:exit": 3, "forward:interrupt": 130}
 """With which the rank ends that fails; 1 elsewhere."""
