@@ -61,6 +61,15 @@ FAMILIES = (LIGHTNING, PYTORCH_LIGHTNING)
 _RENAMES = (("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric"))
 
 
+def family_of(module: object) -> Family | None:
+    """The family whose LightningModule an object is, or None; it imports neither."""
+    for family in FAMILIES:
+        kind = getattr(sys.modules.get(family.trainer), "LightningModule", None)
+        if kind is not None and isinstance(module, kind):
+            return family
+    return None
+
+
 def is_mirrored(room: str) -> bool:
     """Whether a module or package at our top exists once for each family."""
     return not room.startswith("_") and room not in _SHARED

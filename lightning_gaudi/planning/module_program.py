@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
+
+from lightning_gaudi._core import mirror
 
 
 class Fitted(pl.LightningModule):
@@ -39,8 +42,11 @@ def main(path: Path) -> None:
     """Fit what is in a file that `plan_module` has written."""
     make, batch = pickle.loads(path.read_bytes())
     module = make if isinstance(make, nn.Module) else make()
-    model = module if isinstance(module, pl.LightningModule) else Fitted(module)
-    pl.Trainer().fit(model, DataLoader([batch] * 4, batch_size=None))  # type: ignore[arg-type]
+    family = mirror.family_of(module)
+    if family is None:
+        module, family = Fitted(module), mirror.LIGHTNING
+    trainer = importlib.import_module(family.trainer).Trainer()
+    trainer.fit(module, DataLoader([batch] * 4, batch_size=None))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

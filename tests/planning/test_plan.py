@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import re
 import signal
@@ -12,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.planning import picture, report
 from lightning_gaudi.planning.cards import CARDS, find_cards, with_kept
 from lightning_gaudi.planning.case import Case, Rehearsed, read_results
-from lightning_gaudi.planning.plan import Planned
+from lightning_gaudi.planning.plan import Planned, plan_module
 from lightning_gaudi.planning.watch import BESIDE
 from lightning_gaudi.reliability.holders import holders
 from lightning_gaudi.reliability.memory import REST
@@ -71,6 +75,41 @@ def _plan(folder: Path, *options: str, program: tuple[str, ...]) -> Any:
     return subprocess.run(
         command, env=environment(), cwd=folder, capture_output=True, text=True, timeout=300
     )
+
+
+def _make(namespace: str | None) -> Any:
+    net = nn.Linear(64, 512)
+    if namespace is None:
+        return net
+    pl = importlib.import_module(namespace)
+
+    class Model(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss: torch.Tensor = self.net(*batch).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Model()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("namespace", [None, "lightning.pytorch", "pytorch_lightning"])
+def test_a_module_is_planned_as_it_trains(namespace: str | None) -> None:
+    batch = [torch.randn(16, 64)]
+    make = functools.partial(_make, namespace)
+    (planned,) = plan_module(make, batch, Case(), find_cards("gaudi2"), with_changes=False)
+    assert planned.rehearsed is not None, planned.error
+    found = planned.rehearsed.categories
+    num_weights = 64 * 512 + 512
+    assert found["weights"] == 4 * num_weights
+    moments = 8 * num_weights if namespace is None else 0  # AdamW's, or its own SGD's
+    assert found.get("optimizer state", 0) == pytest.approx(moments, rel=0.01)
 
 
 @pytest.mark.slow
