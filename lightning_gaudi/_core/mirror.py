@@ -6,9 +6,8 @@ is below it serves the same files a second time with these two names replaced, a
 does when it is built. The classes have importable names, so they pickle and stand in YAML as
 `class_path: lightning_gaudi.pytorch_lightning.HPUAccelerator`.
 
-The rule for rooms: all are mirrored but those whose names begin with an underscore, and
-`attention`, `cli`, `compilation`, `data`, `doctor`, `inference`, `reliability` and `simulator`,
-which a process has once.
+The rule for rooms: all are mirrored but those whose names begin with an underscore and those of
+`SHARED`, which know nothing of Lightning's classes, and which a process has once.
 The rule for the sources: a relative import stays in the family (`from .precision import ...`); an
 absolute one leaves it (`from lightning_gaudi._core import vendor`) and is shared by both.
 """
@@ -25,10 +24,11 @@ from typing import Any, NamedTuple
 
 _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
-_SHARED = (
+SHARED = (
     *("attention", "audit", "cli", "compilation", "data", "doctor", "hardware", "inference"),
     *("planning", "reliability", "simulator"),
 )
+"""The modules and packages at our top that exist once, beside those that begin with `_`."""
 
 
 class Family(NamedTuple):
@@ -72,7 +72,7 @@ def family_of(module: object) -> Family | None:
 
 def is_mirrored(room: str) -> bool:
     """Whether a module or package at our top exists once for each family."""
-    return not room.startswith("_") and room not in _SHARED
+    return not room.startswith("_") and room not in SHARED
 
 
 def install() -> None:

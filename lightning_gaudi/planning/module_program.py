@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -17,25 +16,30 @@ from torch.utils.data import DataLoader
 from lightning_gaudi._core import mirror
 
 
-class Fitted(pl.LightningModule):
-    """A module of torch, trained by AdamW: its loss, or the mean of what it returns."""
+def _trained_by_adamw(module: nn.Module) -> Any:
+    """A LightningModule that trains a module of torch on its loss, or the mean of its outputs."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
+    class Trained(_lightning(mirror.LIGHTNING).LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
-        output = self.module(**batch) if isinstance(batch, dict) else self.module(*batch)
-        loss = getattr(output, "loss", None)
-        if isinstance(loss, Tensor):
-            return loss
-        tensors = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
-        return torch.stack([each.float().mean() for each in tensors]).sum()
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            output = module(**batch) if isinstance(batch, dict) else module(*batch)
+            loss = getattr(output, "loss", None)
+            if isinstance(loss, Tensor):
+                return loss
+            tensors = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
+            return torch.stack([each.float().mean() for each in tensors]).sum()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW, as torch has it."""
-        return torch.optim.AdamW(self.parameters())
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+    return Trained()
+
+
+def _lightning(family: mirror.Family) -> Any:
+    return importlib.import_module(family.trainer)
 
 
 def main(path: Path) -> None:
@@ -44,8 +48,8 @@ def main(path: Path) -> None:
     module = make if isinstance(make, nn.Module) else make()
     family = mirror.family_of(module)
     if family is None:
-        module, family = Fitted(module), mirror.LIGHTNING
-    trainer = importlib.import_module(family.trainer).Trainer()
+        module, family = _trained_by_adamw(module), mirror.LIGHTNING
+    trainer = _lightning(family).Trainer()
     trainer.fit(module, DataLoader([batch] * 4, batch_size=None))  # type: ignore[arg-type]
 
 
