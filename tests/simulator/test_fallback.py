@@ -236,6 +236,11 @@ def test_another_card_is_refused(make: Callable[..., torch.Tensor]) -> None:
 
 # What the card does not do
 
+LAYOUTS: list[tuple[torch.layout, Any]] = [
+    *((torch.sparse_coo, None), (torch.sparse_csr, None), (torch.sparse_csc, None)),
+    *((torch.sparse_bsr, (1, 1)), (torch.sparse_bsc, (1, 1))),
+]
+
 
 @pytest.mark.parametrize(
     "make",
@@ -243,6 +248,12 @@ def test_another_card_is_refused(make: Callable[..., torch.Tensor]) -> None:
         lambda x: x.to_sparse(),
         lambda x: x.to_sparse_csr(),
         lambda x: torch.sparse_coo_tensor(x[:1].long(), x[0], (12,)),
+        *(
+            lambda x, layout=layout, size=size: (
+                x.cpu().to_sparse(layout=layout, blocksize=size).to("hpu")
+            )
+            for layout, size in LAYOUTS
+        ),
         lambda x: (
             functional.embedding(
                 x[0].long(), torch.ones(9, 2, device="hpu", requires_grad=True), sparse=True
@@ -251,7 +262,7 @@ def test_another_card_is_refused(make: Callable[..., torch.Tensor]) -> None:
             .backward()
         ),
     ],
-    ids=["coo", "csr", "constructor", "embedding"],
+    ids=["coo", "csr", "constructor", *(f"copy of {layout}" for layout, _ in LAYOUTS), "embedding"],
 )
 def test_sparse_tensors_are_refused(make: Callable[..., Any], matrix: torch.Tensor) -> None:
     with pytest.raises(NotImplementedError, match="parse tensors are not supported on HPU"):

@@ -68,6 +68,17 @@ ROWS: tuple[Rule, ...] = (
         source=_EAGER + "ops/unique2.cpp, ops/unique_dim.cpp; " + _LAZY,
     ),
     Rule(
+        "grouped-mm-dynamic",
+        Verdict.DYNAMIC,
+        ("aten::_grouped_mm",),
+        what="waits for the sizes of the groups, and multiplies each by itself: with every other "
+        "routing of tokens to experts come other shapes",
+        instead="Load the model with experts_implementation='batched_mm' where transformers has "
+        "it, or use the vendor's mixture_of_experts (Gaudi 2 and later).",
+        source="torch 2.13 ATen/native/GroupedMMUtils.h (_grouped_mm_fallback); bridge 1.24.0 "
+        "scripts/hpu_op.yaml, which has no such operator",
+    ),
+    Rule(
         "bincount-dynamic",
         Verdict.DYNAMIC,
         ("aten::bincount",),

@@ -106,6 +106,11 @@ SHAPES: dict[str, Provocation] = {
     "value-on-host": lambda device: torch.allclose(
         uniform(4, device=device), uniform(4, device=device)
     ),
+    "grouped-mm-dynamic": lambda device: torch._grouped_mm(
+        uniform(6, 8, device=device).bfloat16(),
+        uniform(2, 8, 16, device=device).bfloat16(),
+        offs=on(device, [2, 6]).int(),
+    ),
     "bincount-dynamic": lambda device: torch.bincount(on(device, [3, 1, 3]), minlength=4),
     "repeat-interleave-dynamic": lambda device: torch.repeat_interleave(
         uniform(3, device=device), on(device, [1, 0, 2])

@@ -46,4 +46,11 @@ TORCH_LIBRARY_IMPL(_, SparseCsrHPU, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
 }
 
+// A composite kernel comes before a fallback, and torch's says neither what the tensor is nor what to
+// do. It is what copies of compressed tensors to the card come to.
+TORCH_LIBRARY_IMPL(aten, SparseCsrHPU, library) {
+  library.impl("_sparse_compressed_tensor_unsafe",
+               torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+}
+
 }  // namespace hpu_sim
