@@ -217,6 +217,9 @@ def load_file(
         map_location: As for `torch.load`.
         weights_only: See `HPUCheckpointIO.load_checkpoint`.
         name: Of an open file, for messages.
+
+    Raises:
+        IsADirectoryError: It is a folder, as of shards.
     """
     if not isinstance(path, (str, os.PathLike)):
         return restricted.load(
@@ -227,6 +230,12 @@ def load_file(
             _downloaded(str(path)), map_location=map_location, weights_only=weights_only
         )
     if _is_local_file_protocol(path):
+        if local_path(path).is_dir():
+            raise IsADirectoryError(
+                f"{printable(str(path))} is a folder, and a module is loaded from one file. Of a "
+                "folder of shards, as FSDP and DeepSpeed save, make one: `lightning-gaudi "
+                "consolidate FOLDER weights.ckpt`."
+            )
         opened: AbstractContextManager[Any] = open_regular(local_path(path))
     else:
         opened = get_filesystem(path).open(path, "rb")

@@ -192,3 +192,8 @@ def test_full_disk_is_one_clear_error_and_keeps_the_old_checkpoint(tmp_path: Pat
 def test_an_address_without_the_name_of_a_file_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match=rf"{address} names no file\. Pass the address of a"):
         load_file(address)
+
+
+def test_a_folder_of_shards_is_no_file_to_load_a_module_from(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match="make one: `lightning-gaudi consolidate FOLDER"):
+        TinyModule.load_from_checkpoint(tmp_path)
