@@ -71,6 +71,7 @@ class HPUStrategy(AutoResume, HPUMixin):
         self._uncompile()
         self._to_resume()  # before the loops run
         super().setup(trainer)
+        _check_averages(trainer)
         self._compile(self.lightning_module, with_root=False)
         self._losses, self._first_step = None, self._num_steps
         self._ending = Ending(trainer, saves=self.reliability.save_on_exit)
@@ -347,3 +348,26 @@ class HPUStrategy(AutoResume, HPUMixin):
     def _of_all_ranks(self, value: _Value) -> list[_Value]:
         """A value of each rank, by rank."""
         return [value]
+
+
+def _check_averages(trainer: pl.Trainer) -> None:
+    """Refuse callbacks that average whole weights where a rank holds parts of them.
+
+    Those of Lightning copy the module before it is sharded; the first average would end in an error
+    of sizes, or take parts for whole weights.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        copied = getattr(getattr(callback, "_average_model", None), "module", None)
+        if not isinstance(copied, Module):
+            continue
+        if _shapes(copied) != _shapes(trainer.lightning_module):
+            raise MisconfigurationException(
+                f"{type(callback).__name__} averages whole weights, but "
+                f"{type(trainer.strategy).__name__} leaves each rank parts of them. Train with "
+                "strategy='ddp' or 'deepspeed_stage_2', or without the callback."
+            )
+
+
+def _shapes(module: Module) -> list[Any]:
+    """The shapes of the weights, and their kinds: that of a DTensor is of all its parts."""
+    return [(weight.shape, type(weight.data)) for weight in module.parameters()]
