@@ -234,12 +234,13 @@ def check_port(environment: ClusterEnvironment) -> None:
     Raises:
         MisconfigurationException: Another program listens there, or nobody may.
     """
-    if uses_agent_store():
-        return  # torchrun listens
+    if uses_agent_store() or environment.world_size() == 1:
+        return  # torchrun listens, or nobody is to come
     port = environment.main_port
     if reason := why_not_listen(port):
         raise MisconfigurationException(
             f"MASTER_PORT={port}, where rank 0 would wait for the others, {reason}. Set "
             "MASTER_PORT to a free port; where Lightning starts the processes of one node, it "
-            "finds one if you unset it."
+            "finds one if you unset it. Groups that this program has destroyed keep their port "
+            "until it ends, too."
         )

@@ -41,8 +41,9 @@ def uses_agent_store() -> bool:
 def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any:
     """Where the ranks of this attempt meet: a part of torchrun's store, or one that rank 0 holds.
 
-    Where all are on one machine, as a loopback address says, rank 0 listens there only; torch's own
-    listens on all interfaces of the machine.
+    A rank alone needs no port, which a group that it has destroyed before may still have. Where all
+    are on one machine, as a loopback address says, rank 0 listens there only; torch's own listens
+    on all interfaces of the machine.
 
     Args:
         environment: Tells ranks, world size and where the store is.
@@ -54,6 +55,8 @@ def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any
     Raises:
         TimeoutError: A rank did not come.
     """
+    if environment.world_size() == 1:
+        return dist.HashStore()  # type: ignore[attr-defined]
     if not uses_agent_store():
         host = loopback(environment.main_address)
         return None if host is None else _local_store(host, environment, timeout)

@@ -212,13 +212,25 @@ def test_a_port_in_use_is_named(set_env: SetEnv) -> None:
         with pytest.raises(MisconfigurationException, match=f"MASTER_PORT={port}.* is in use"):
             _fit(devices=2)
         assert time.monotonic() - start < 3
-    cluster.check_port(LightningEnvironment())
+    cluster.check_port(_of_two_ranks())
 
 
 def test_a_number_that_is_no_port_is_named(set_env: SetEnv) -> None:
     set_env({"MASTER_PORT": "70000"})
     with pytest.raises(MisconfigurationException, match=r"MASTER_PORT=70000.* be listened on"):
-        cluster.check_port(LightningEnvironment())
+        cluster.check_port(_of_two_ranks())
+
+
+def _of_two_ranks() -> LightningEnvironment:
+    environment = LightningEnvironment()
+    environment.set_world_size(2)
+    return environment
+
+
+def test_a_rank_alone_connects_again_where_a_destroyed_group_has_its_port() -> None:
+    for _ in range(2):
+        _fit(devices=1, strategy="ddp")
+        dist.destroy_process_group()
 
 
 def _several_trainers(rank: int, another_port: int) -> str:

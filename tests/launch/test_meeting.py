@@ -94,10 +94,13 @@ def test_the_store_of_one_machine_listens_on_its_loopback_address_only(
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     for name, value in {"ADDR": "127.0.0.1", "PORT": str(port)}.items():
         monkeypatch.setenv(f"MASTER_{name}", value)
-    environment = LightningEnvironment()
-    environment.set_world_size(1)
-    store = own_store(environment, timedelta(seconds=10))
-    store.set("key", "value")
+    ranks = [LightningEnvironment(), LightningEnvironment()]
+    for rank, environment in enumerate(ranks):
+        environment.set_world_size(2)
+        environment.set_global_rank(rank)
+    with ThreadPoolExecutor(2) as pool:  # each waits for the other
+        stores = [*pool.map(lambda each: own_store(each, TIMEOUT), ranks)]
+    stores[1].set("key", "value")
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     tables = [*lines, *(x.split() for x in Path("/proc/net/tcp6").read_text().splitlines()[1:])]
     listening = [each[1] for each in tables if each[3] == "0A"]
