@@ -6,7 +6,9 @@ differ from all that follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -57,13 +59,16 @@ def make_tensors(cache: Any, run: Callable[[], object], device: torch.device) ->
         cache: As `new_cache` has made it.
         run: Has the model write a token to the cache; it is run on tensors without values.
         device: Where the model is.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
+    Raises:
+        Exception: The model cannot be run without values; the cache is of no more use.
+    """
+    from torch._subclasses import fake_tensor
+
+    mode: Any = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
     # It computes with single numbers that it knows (torch 2.6 to 2.13): launches, and graphs.
     mode.may_turn_const = lambda tensor: False
-    with mode:
+    with mode, _saying_nothing(logging.getLogger(fake_tensor.__name__)):
         run()
     for layer in cache.layers:
         # Not zeros, which would be launched: `reset` fills them before the first use.
@@ -72,3 +77,13 @@ def make_tensors(cache: Any, run: Callable[[], object], device: torch.device) ->
         layer.device = device
         if hasattr(layer, "cumulative_length"):
             layer.cumulative_length = torch.zeros((), dtype=torch.long).to(device)
+
+
+@contextlib.contextmanager
+def _saying_nothing(logger: logging.Logger) -> Iterator[None]:
+    """Torch prints a stack of what it cannot predict, beside the error that it raises."""
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

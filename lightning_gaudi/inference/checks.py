@@ -45,6 +45,26 @@ _CHANGES_TEXT = {
 """Settings of a model's generation_config, and their values that change no text."""
 
 
+_EXPERTS_BY_THE_HOST = {"graph": ("eager", "grouped_mm"), "compile": ("eager",)}
+"""By engine, transformers' ways to run experts in which the host reads which tokens are whose."""
+
+
+def check_experts(model: Any, engine: str) -> None:
+    """Refuse experts that look at the routing on the host, where a step is a graph.
+
+    Raises:
+        ValueError: The model has such ones.
+    """
+    has_experts = getattr(model, "_can_set_experts_implementation", bool)()  # transformers 5
+    found = getattr(model.config, "_experts_implementation", None)
+    if has_experts and found in _EXPERTS_BY_THE_HOST.get(engine, ()):
+        raise ValueError(
+            f"{type(model).__name__} has experts_implementation={found!r}, whose sizes the host "
+            f"reads for each token; a step with engine={engine!r} is a graph, which cannot wait. "
+            "Call model.set_experts_implementation('batched_mm'), or pass engine='none'."
+        )
+
+
 def check_model(model: Any) -> None:
     """Refuse what cannot generate here.
 

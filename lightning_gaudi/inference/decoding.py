@@ -110,7 +110,7 @@ class Decoder:
         self._noise = self._made(rows, room, dtype=torch.float32)
         self._temperature = self._made(1, dtype=torch.float32, value=1)
         self._top_p = self._made(1, dtype=torch.float32, value=1)
-        self._cache = new_cache(self._model, rows, self.shape.num_slots, self._device, self._dtype)
+        self._cache = self._new_cache()
         if has_tensors(self._cache) or self._device.type != "hpu":
             return
 
@@ -120,8 +120,18 @@ class Decoder:
 
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             run()  # other ranks may have parts of the model, and wait for this one
-        else:
+            return
+        try:
             make_tensors(self._cache, run, self._device)
+        except Exception:
+            # Experts may look at values, and torch predicts products of them in bfloat16 alone
+            # (2.13, `_meta_registrations.py`). Where the model itself fails, this says how.
+            self._cache = self._new_cache()
+            run()
+
+    def _new_cache(self) -> Any:
+        rows, num_slots = self.shape.batch_size, self.shape.num_slots
+        return new_cache(self._model, rows, num_slots, self._device, self._dtype)
 
     def _made(self, *shape: int, dtype: torch.dtype = torch.long, value: int = 0) -> Tensor:
         # Copied, as numbers made on the device would be a graph for each bucket.

@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from .buckets import DEFAULT_BUCKETS, bucket_for, check_buckets, extend_left
 from .checks import (
     check_call,
+    check_experts,
     check_model,
     check_prompts as _check_prompts,
     one_seed_a_row,
@@ -70,6 +71,7 @@ class TextGenerator:
         self._device = next(model.parameters()).device
         self.engine = resolve(engine, self._device, self.model)
         """"graph", "compile" or "none"."""
+        check_experts(model, self.engine)
         if self.engine == "graph":
             check_capture(model)
         self.pad_token_id, self.eos_token_ids = token_ids(model, pad_token_id, eos_token_id)

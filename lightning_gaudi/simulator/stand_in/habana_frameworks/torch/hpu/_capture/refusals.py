@@ -16,7 +16,10 @@ import torch
 from ..._binding import C
 
 COLLECTIVES = ("c10d", "_c10d_functional")
-_WAITS = frozenset({"aten::equal", "aten::is_nonzero", "aten::_local_scalar_dense"})
+_WAITS = frozenset(
+    {"aten::equal", "aten::is_nonzero", "aten::_local_scalar_dense", "aten::_grouped_mm"}
+)
+"""Beside those that torch tags; the last is composed by the sizes of its groups."""
 _INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 _WRITING = frozenset({"aten::index_put_", "aten::_index_put_impl_", "aten::index_put"})
 
