@@ -71,7 +71,8 @@ class HPUStrategy(AutoResume, HPUMixin):
         self._uncompile()
         self._to_resume()  # before the loops run
         super().setup(trainer)
-        _check_averages(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            _check_averages(trainer)
         self._compile(self.lightning_module, with_root=False)
         self._losses, self._first_step = None, self._num_steps
         self._ending = Ending(trainer, saves=self.reliability.save_on_exit)
