@@ -104,7 +104,7 @@ def destroy_all(destroy: Any) -> None:
     """
     farewell = _ready()
     if farewell is not None:
-        farewell.is_destroyed = True
+        farewell.note_destroyed()
     with _uninterrupted(), whereabouts.waiting("destroy_process_group"):
         collectives.forget_cpu_group()
         destroy()
@@ -208,6 +208,10 @@ class Farewell:
         self._world_size = dist.get_world_size()
         self._missing = list(range(self._world_size))
         self._store.set(f"process/{self.rank}", _describe(self.pid))
+
+    def note_destroyed(self) -> None:
+        """Note that the program destroys the group; the vendor's package keeps it and its store."""
+        self.is_destroyed = True
 
     def listen(self) -> None:
         """End this process, from a thread, some seconds after another rank has failed.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lightning_gaudi.distributed.meeting import agree_on_name, loopback, own_store
 
@@ -94,6 +95,7 @@ def test_the_store_of_one_machine_listens_on_its_loopback_address_only(
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     for name, value in {"ADDR": "127.0.0.1", "PORT": str(port)}.items():
         monkeypatch.setenv(f"MASTER_{name}", value)
+    monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)  # which the ranks set
     ranks = [LightningEnvironment(), LightningEnvironment()]
     for rank, environment in enumerate(ranks):
         environment.set_world_size(2)
