@@ -104,23 +104,21 @@ class Callback(pl.Callback):
             trouble("callback")
 
 
-def fit(devices: int) -> pl.Trainer:
+def fit(devices: int) -> None:
     workers = {"num_workers": 1} if PLACE == "worker" else {}
     saves = pl.callbacks.ModelCheckpoint(FOLDER / os.environ["JOB"], every_n_train_steps=4)
     settings = {**QUIET, "enable_checkpointing": True, "callbacks": [Callback(), saves]}
     trainer = pl.Trainer(accelerator="hpu", devices=devices, max_epochs=1, **settings)
     trainer.fit(Model(), DataLoader(Data(), 4, **workers), DataLoader(Data(), 4))
-    return trainer
 
 
 def fit_twice(devices: int) -> None:
-    """The trainer holds the group of its module, which so outlives the call that destroys it."""
-    trainer = fit(devices)
+    """At another port the second time: a destroyed group keeps its own until the program ends."""
+    fit(devices)
     dist.destroy_process_group()
     trouble("destroyed")
     os.environ["MASTER_PORT"] = os.environ["ANOTHER_PORT"]
     fit(devices)
-    del trainer
 
 
 def loop(devices: int) -> None:
@@ -174,8 +172,8 @@ def start(number: int, slot: int, place: str, size: int, rank: int) -> list[int]
             "LOCAL_WORLD_SIZE": size,
         }
         modules = ",".join(str(slot * size + index) for index in range(size))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0], "ANOTHER_PORT": ports[1]}
-        meeting["JOB"] = number
+        meeting = {"MASTER_ADDR": "127.0.0.1", "JOB": number}
+        meeting |= {"MASTER_PORT": ports[0], "ANOTHER_PORT": ports[1]}
         ranks["HABANA_VISIBLE_MODULES"] = modules
         os.environ.update({name: str(value) for name, value in {**ranks, **meeting}.items()})
         torch.set_num_threads(1)
