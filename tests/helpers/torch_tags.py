@@ -25,8 +25,11 @@ def depending_on_data() -> set[str]:
 def waited_for() -> set[str]:
     """What the host of a card waits for, by torch's tags: names without overloads.
 
-    Besides, for an index where a mask is among the indices, and for copies to the host.
+    Besides, for an index where a mask is among the indices, for copies to the host, and for the
+    products of experts, which torch composes by the sizes of their groups (torch 2.8 and later).
     """
+    tagged = {name.partition(".")[0] for name in depending_on_data()}
     masks = {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
     copies = {"aten::copy_", "aten::_copy_from"}
-    return {name.partition(".")[0] for name in depending_on_data()} | masks | copies
+    grouped = {"aten::_grouped_mm"} & set(torch._C._dispatch_get_all_op_names())
+    return tagged | masks | copies | grouped

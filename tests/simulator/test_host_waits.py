@@ -1,6 +1,7 @@
 """What the host waits for: counted, and in lazy mode the end of the graph.
 
-The list is torch's: the operators that it tags, since their result, or its shape, depends on data.
+The list is torch's: the operators that it tags, since their result, or its shape, depends on data,
+and those that it composes by what they read.
 """
 
 from __future__ import annotations
@@ -25,8 +26,15 @@ def _ctc_loss(x: torch.Tensor) -> torch.Tensor:
     return functional.ctc_loss(x.expand(5, 1, 4), labels, length + 3, length)
 
 
+def _grouped_mm(x: torch.Tensor) -> torch.Tensor:
+    ends = torch.tensor([2, 4], dtype=torch.int32).to(x.device)
+    experts = x.bfloat16().repeat(2).repeat(2, 8, 1)  # strides have to be multiples of 16 bytes
+    return torch._grouped_mm(experts[0, :4], experts, offs=ends)
+
+
 WAITS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "_ctc_loss": ("copy_to_host", _ctc_loss),
+    "_grouped_mm": ("copy_to_host", _grouped_mm),
     "_local_scalar_dense": ("aten::_local_scalar_dense", lambda x: float(x.sum())),
     "_unique": ("aten::_unique", torch._unique),
     "_unique2": ("aten::_unique2", torch.unique),
@@ -69,11 +77,11 @@ def test_what_the_host_waits_for_ends_the_graph(name: str) -> None:
     assert [ended_by for ended_by, _, _ in _hpu_sim.compilations()][:1] == [reason]
     syncs = _hpu_sim.host_syncs()
     assert sum(syncs.values()) == stats["num_breaks"]
-    assert {reason} <= syncs.keys() <= {reason, f"aten::{name}"}  # ctc_loss copies and waits
+    assert {reason} <= syncs.keys() <= {reason, f"aten::{name}"}  # some copy and wait
 
 
 def test_what_is_waited_for_is_what_torch_tags() -> None:
-    """No list of ours: an index waits for a mask alone, which the tag does not say."""
+    """An index waits for a mask alone, which the tag does not say; three more have no tag."""
     waiting = {name.partition(".")[0] for name in _hpu_sim.waiting_operators()}
     assert len(waiting) > 20
     assert waiting == waited_for()
