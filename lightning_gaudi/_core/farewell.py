@@ -207,7 +207,7 @@ class Farewell:
         self._thread: threading.Thread | None = None
         self._world_size = dist.get_world_size()
         self._missing = list(range(self._world_size))
-        self._store.set(f"process/{self.rank}", _describe(self.pid))
+        self._store.set(f"process/{self.rank}", proc.describe(self.pid))
 
     def note_destroyed(self) -> None:
         """Note that the program destroys the group; the vendor's package keeps it and its store."""
@@ -268,7 +268,7 @@ class Farewell:
             time.sleep(_POLL_S)
 
     def _is_told(self, rank: int) -> bool:
-        return self._has(f"heard/{rank}") or _has_died(self._process(rank))
+        return self._has(f"heard/{rank}") or proc.has_died(self._process(rank))
 
     def wait(self, within_s: float = math.inf, otherwise: str = "") -> str | None:
         """Wait until all ranks have come to their ends.
@@ -308,7 +308,7 @@ class Farewell:
     def _who_has_died(self) -> str | None:
         """Which rank has died on this machine without a word."""
         for rank in self._missing:
-            if _has_died(self._process(rank)) and not self._has(f"come/{rank}"):
+            if proc.has_died(self._process(rank)) and not self._has(f"come/{rank}"):
                 return f"rank {rank} has died"
         return None
 
@@ -326,19 +326,3 @@ class Farewell:
 def _shown(value: bytes) -> str:
     """What another process has written, for a terminal."""
     return printable(value.decode(errors="replace"), max_chars=600)
-
-
-def _describe(pid: int) -> str:
-    """A process as others of its machine find it: who counts, its number, and when it began."""
-    status = proc.status(pid)
-    is_there = status is not None and status.state not in proc.ENDED
-    return f"{proc.host()} {pid} {status.started if status is not None and is_there else None}"
-
-
-def _has_died(description: str) -> bool:
-    """Whether a process that `_describe` has described, if one of this machine, is no more."""
-    pid = description.split(" ")[-2:-1]
-    if not pid or not pid[0].isdecimal():
-        return False
-    own = _describe(os.getpid()).rsplit(" ", 2)[0]
-    return description.rsplit(" ", 2)[0] == own and _describe(int(pid[0])) != description

@@ -33,3 +33,22 @@ def status(pid: int) -> Status | None:
 def host() -> str:
     """Returns the machine, and what counts processes on it: a container counts its own."""
     return f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def describe(pid: int) -> str:
+    """Returns a process as others of its machine find it: who counts, its number, when it began."""
+    found = status(pid)
+    is_there = found is not None and found.state not in ENDED
+    return f"{host()} {pid} {found.started if found is not None and is_there else None}"
+
+
+def has_died(description: str) -> bool:
+    """Returns whether a process that `describe` has described, if one of this machine, is no more.
+
+    Args:
+        description: Of whatever text; of one that describes none, False.
+    """
+    who_counts, *process = description.rsplit(" ", 2)
+    if who_counts != host() or len(process) != 2 or not process[0].isdecimal():
+        return False
+    return describe(int(process[0])) != description

@@ -23,6 +23,14 @@ to all processes of a program, which may need its workers to end as it wants to.
 MODULES = "_LIGHTNING_GAUDI_WORKER_MODULES"
 """The variable that names a file: a list of modules, and where to look for them, as JSON."""
 
+OWNER = ".owner"
+"""The suffix of a link beside that file, whose text is whose server that is: it is there whole."""
+
+
+def modules_of(folder: Path, pid: int) -> Path:
+    """Returns the file that a process writes for its server, in the folder of their sockets."""
+    return folder / f"modules-{pid}.json"
+
 
 def survive() -> None:
     """Go on whatever is sent to all processes of a program."""
@@ -48,16 +56,22 @@ def _tidy(path: Path, server: int) -> None:
     if os.getpid() != server:
         return
     address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
-    for each in (path, Path(address or path)):
+    for each in (path, path.with_suffix(".new"), Path(address or path)):
         with contextlib.suppress(OSError):
             each.unlink()
-    remove_empty(path.parent)
+    remove_empty(path)
 
 
-def remove_empty(folder: Path) -> None:
-    """Remove a folder, unless somebody has something in it still, who then does so."""
+def remove_empty(path: Path) -> None:
+    """Remove the folder of a file that was there, unless somebody has something in it still.
+
+    Who has that does so then.
+    """
+    owner = path.with_suffix(OWNER)
     with contextlib.suppress(OSError):
-        folder.rmdir()
+        if [*path.parent.iterdir()] == [owner]:
+            owner.unlink()
+            path.parent.rmdir()
 
 
 def _import_new(path: Path, server: int, tried: set[str]) -> None:

@@ -8,7 +8,8 @@ of `multiprocessing`, started afresh, as a program is. Beside that module's own 
 - does not have workers run the program again, see `worker_pickle`;
 - has them survive what is sent to all processes of a program, Ctrl-C and SIGTERM, and end when the
   process dies that they work for. Server and workers then remove the folder in TMPDIR in which
-  their sockets lie: a process that was killed could not.
+  their sockets lie: a process that was killed could not. Killed before it had a server, or with
+  them, it leaves that folder to the next that starts one.
 
 Source: Model-References `torchvision/main.py` ("fork" does not work, "forkserver" and "spawn" do);
 optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 and 1.19).
@@ -16,14 +17,16 @@ optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
 import os
+import shutil
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from multiprocessing import forkserver, popen_forkserver, resource_tracker, spawn, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
 from multiprocessing.process import BaseProcess, parent_process
@@ -35,7 +38,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import signal_handling, worker as torch_worker
 
-from . import worker_pickle, worker_server
+from . import proc, worker_pickle, worker_server
 
 _WITHOUT_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULATE": None}
 """Changes to the environment in which the server imports torch; its workers get their program's."""
@@ -57,7 +60,10 @@ def start_server(things: Iterable[Any] = ()) -> None:
             defined, as it starts or else before its next fork.
     """
     resource_tracker.ensure_running()  # it unblocks what is blocked below
-    path = Path(util.get_temp_dir(), f"modules-{os.getpid()}.json")
+    path = worker_server.modules_of(Path(util.get_temp_dir()), os.getpid())
+    if not (owner := path.with_suffix(worker_server.OWNER)).is_symlink():
+        owner.symlink_to(proc.describe(os.getpid()))
+        _remove_left(path.parent.parent)
     _modules.update(dict.fromkeys(_modules_of(things)))
     written = path.with_suffix(".new")
     written.write_text(json.dumps([list(_modules), sys.path]))
@@ -70,6 +76,31 @@ def start_server(things: Iterable[Any] = ()) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
+def _remove_left(temporary: Path) -> None:
+    """Remove what processes of this user that were killed have left: folders for sockets.
+
+    Not while a server or a worker of theirs has one there: they remove it. Source: unix(7), of
+    /proc/net/unix.
+    """
+    with contextlib.suppress(OSError):
+        in_use = Path("/proc/net/unix").read_text()
+        for folder in temporary.glob("pymp-*"):
+            if f" {folder}/" not in in_use and _is_left(folder):
+                shutil.rmtree(folder, ignore_errors=True)  # another process does the same
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether a folder is of processes of this user that are no more."""
+    try:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            return False
+        owners = [each.readlink() for each in folder.glob(f"*{worker_server.OWNER}")]
+    except OSError:
+        return False
+    return bool(owners) and all(proc.has_died(str(owner)) for owner in owners)
+
+
 def _modules_of(things: Iterable[Any]) -> Iterator[str]:
     """Where things are defined: data sets around data sets, too."""
     for _ in range(_MAX_NESTED):
@@ -80,7 +111,7 @@ def _modules_of(things: Iterable[Any]) -> Iterator[str]:
         things = [getattr(thing, name, None) for thing in things for name in names]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _changed_environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in changes}
     _update(changes)
@@ -117,8 +148,9 @@ class _Worker(ForkServerProcess):
 
             signal_handling._set_worker_signal_handlers = watch_and_survive  # type: ignore[attr-defined]
             folder = Path(util.get_temp_dir())  # its parent's; where it hands out what it shares
+            path = worker_server.modules_of(folder, parent.pid)
             torch_worker.ExceptionWrapper = _with_advice  # type: ignore[attr-defined, assignment]
-            util.Finalize(None, worker_server.remove_empty, (folder,), exitpriority=-100)
+            util.Finalize(None, worker_server.remove_empty, (path,), exitpriority=-100)
             super().run()
 
 

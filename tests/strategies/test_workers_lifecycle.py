@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from lightning_gaudi._core import proc, worker_start
 from tests.helpers.forked import fork_python
 from tests.helpers.process import is_running
 
@@ -152,3 +155,91 @@ print(len(list(loader)), worker_start._server._forkserver_pid == first)
 
 def test_ctrl_c_does_not_end_a_server_that_starts():
     assert fork_python(_STARTING).stdout.split() == ["2", "True"]
+
+
+_KILLED_BEFORE_ITS_SERVER = """
+import os, signal, sys, tempfile
+from pathlib import Path
+tempfile.tempdir = sys.argv[1]
+from multiprocessing import resource_tracker, util
+from lightning_gaudi._core import worker_start
+
+def kill(*_):
+    for name in sys.argv[2:]:
+        Path(util.get_temp_dir(), name).touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+resource_tracker.ensure_running()
+util.spawnv_passfds = kill
+worker_start.start_server()
+"""
+
+_STARTS = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from lightning_gaudi._core import worker_start
+worker_start.start_server()
+"""
+
+
+def _folders(temporary):
+    return sorted(temporary.glob("pymp-*"))
+
+
+@pytest.mark.parametrize("files", [[], ["modules-1.new", "listener-x"]])
+def test_what_was_left_by_a_kill_before_there_was_a_server_is_removed_by_the_next(files):
+    with tempfile.TemporaryDirectory() as folder:  # a short path: sockets lie there too
+        temporary = Path(folder)
+        assert fork_python(_KILLED_BEFORE_ITS_SERVER, folder, *files, check=False).returncode == -9
+        (left,) = _folders(temporary)
+        fork_python(_STARTS, folder)
+        assert not left.exists()
+
+
+def _made_folder(temporary, owners):
+    folder = temporary / "pymp-other"
+    folder.mkdir(parents=True)
+    for number, owner in enumerate(owners):
+        (folder / f"modules-{number}.owner").symlink_to(owner)
+    return folder
+
+
+def _dead(**changes):
+    parts = {"host": proc.host(), "pid": os.getpid(), "started": 1, **changes}
+    return " ".join(str(part) for part in parts.values())
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [],
+        [proc.describe(os.getpid())],
+        [_dead(), proc.describe(os.getpid())],
+        [_dead(host="another pid:[1]")],
+        ["/etc"],
+        [f"{proc.host()} x y"],
+    ],
+    ids=["unknown", "living", "one of two living", "another host's", "no process", "no number"],
+)
+def test_what_others_may_have_is_left(tmp_path, owners):
+    folder = _made_folder(tmp_path, owners)
+    worker_start._remove_left(tmp_path)
+    assert folder.exists()
+
+
+def test_what_only_the_dead_had_is_removed_unless_a_socket_of_it_is_in_use():
+    with tempfile.TemporaryDirectory() as temporary, socket.socket(socket.AF_UNIX) as server:
+        folder = _made_folder(Path(temporary), [_dead(), _dead(pid=2**30)])
+        server.bind(str(folder / "listener-1"))
+        worker_start._remove_left(Path(temporary))
+        assert folder.exists()
+        server.close()
+        worker_start._remove_left(Path(temporary))
+        assert not folder.exists()
+
+
+def test_a_link_of_somebody_elses_is_not_followed(tmp_path):
+    precious = _made_folder(tmp_path / "elsewhere", [_dead()])
+    (tmp_path / "pymp-link").symlink_to(precious)
+    worker_start._remove_left(tmp_path)
+    assert (precious / "modules-0.owner").is_symlink()
