@@ -122,6 +122,27 @@ def test_flow_that_depends_on_a_mask_is_refused() -> None:
 
 
 @torch.no_grad()
+def test_a_mask_of_padding_is_refused_with_the_remedy_which_helps() -> None:
+    """As sentence-transformers' `encode` captures an encoder."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 64}
+    encoder = transformers.BertModel(transformers.BertConfig(**sizes)).eval()
+    batch = _prompt(6)
+    shown = batch["attention_mask"].bool()
+    expected = encoder(**batch).last_hidden_state[shown]
+    on_card = {name: tensor.to("hpu") for name, tensor in batch.items()}
+    model = hpu.wrap_in_hpu_graph(copy.deepcopy(encoder).to("hpu"))
+    with pytest.raises(RuntimeError, match="not with attn_implementation='gaudi_fused_sdpa'"):
+        model(**on_card)
+    encoder.set_attn_implementation("gaudi_fused_sdpa")
+    model = hpu.wrap_in_hpu_graph(encoder.to("hpu"))
+    for _ in range(2):
+        result = model(**on_card).last_hidden_state.cpu()[shown]
+        torch.testing.assert_close(result, expected)
+
+
+@torch.no_grad()
 def test_a_captured_unet_of_diffusers_equals_it() -> None:
     import diffusers  # takes a second
 

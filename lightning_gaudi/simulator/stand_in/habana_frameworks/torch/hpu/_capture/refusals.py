@@ -8,6 +8,7 @@ flow that depend on values, no updates of views in place, collectives only if th
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,11 @@ _WAITS = frozenset(
 """Beside those that torch tags; the last is composed by the sizes of its groups."""
 _INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 _WRITING = frozenset({"aten::index_put_", "aten::_index_put_impl_", "aten::index_put"})
+
+_FOR_TRANSFORMERS = (
+    " Models of transformers ask whether a mask of padding hides anything, but not with "
+    "attn_implementation='gaudi_fused_sdpa'."
+)
 
 
 class CaptureError(RuntimeError):
@@ -83,6 +89,7 @@ def check(traits: Traits, args: tuple[Any, ...], has_card: bool) -> None:
             f"{traits.name} is not supported during HPU graph capturing: the host needs its result,"
             " or the shape of it, and a replay runs no Python that could use it. Compute on the "
             "device with static shapes (torch.where, masks), or read the value outside the graph."
+            + _FOR_TRANSFORMERS * ("transformers" in sys.modules)
         )
     if traits.name == "aten::set_" and has_card:
         raise CaptureError(
