@@ -89,7 +89,8 @@ def check(traits: Traits, args: tuple[Any, ...], has_card: bool) -> None:
             f"{traits.name} is not supported during HPU graph capturing: the host needs its result,"
             " or the shape of it, and a replay runs no Python that could use it. Compute on the "
             "device with static shapes (torch.where, masks), or read the value outside the graph."
-            + _FOR_TRANSFORMERS * ("transformers" in sys.modules)
+            + _FOR_TRANSFORMERS
+            * ("transformers" in sys.modules)
         )
     if traits.name == "aten::set_" and has_card:
         raise CaptureError(
