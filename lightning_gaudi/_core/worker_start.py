@@ -83,9 +83,9 @@ def _remove_left(temporary: Path) -> None:
     /proc/net/unix.
     """
     with contextlib.suppress(OSError):
-        in_use = Path("/proc/net/unix").read_text()
+        in_use = Path("/proc/net/unix").read_bytes()  # names that anybody has given to sockets
         for folder in temporary.glob("pymp-*"):
-            if f" {folder}/" not in in_use and _is_left(folder):
+            if os.fsencode(f" {folder}/") not in in_use and _is_left(folder):
                 shutil.rmtree(folder, ignore_errors=True)  # another process does the same
 
 

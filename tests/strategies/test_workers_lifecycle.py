@@ -230,7 +230,7 @@ def test_what_others_may_have_is_left(tmp_path, owners):
 def test_what_only_the_dead_had_is_removed_unless_a_socket_of_it_is_in_use():
     with tempfile.TemporaryDirectory() as temporary, socket.socket(socket.AF_UNIX) as server:
         folder = _made_folder(Path(temporary), [_dead(), _dead(pid=2**30)])
-        server.bind(str(folder / "listener-1"))
+        server.bind(os.fsencode(folder) + b"/listener-\xff")
         worker_start._remove_left(Path(temporary))
         assert folder.exists()
         server.close()

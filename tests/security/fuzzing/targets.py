@@ -37,6 +37,7 @@ EXEMPT = {
     "lightning_gaudi._core.worker_pickle:loads": _OWN_PIPE,
     "lightning_gaudi._core.worker_server:_import_new": _OWN_PIPE,
     "lightning_gaudi._core.worker_start:_Start._launch": _OWN_PIPE,
+    "lightning_gaudi._core.worker_start:_remove_left": "any bytes are searched for a path",
     "lightning_gaudi.checkpoint.folders:sync": _SYNC,
     "lightning_gaudi.checkpoint.litter:_boot": _KERNEL,
     "lightning_gaudi.checkpoint.restricted:_OwnUnpickler.__init__": "bytes that this process wrote",
