@@ -24,10 +24,10 @@ MODULES = "_LIGHTNING_GAUDI_WORKER_MODULES"
 """The variable that names a file: a list of modules, and where to look for them, as JSON."""
 
 OWNER = ".owner"
-"""The suffix of a link beside that file, whose text is whose server that is: it is there whole."""
+"""The suffix of a link beside that file; its text is the process that has written the file."""
 
 
-def modules_of(folder: Path, pid: int) -> Path:
+def list_file(folder: Path, pid: int) -> Path:
     """Returns the file that a process writes for its server, in the folder of their sockets."""
     return folder / f"modules-{pid}.json"
 
@@ -63,9 +63,12 @@ def _tidy(path: Path, server: int) -> None:
 
 
 def remove_empty(path: Path) -> None:
-    """Remove the folder of a file that was there, unless somebody has something in it still.
+    """Remove a folder in which nothing is left but the link of its owner.
 
-    Who has that does so then.
+    Server and workers each call this as they end, so that the last of them does it.
+
+    Args:
+        path: The `list_file` in that folder, which may be gone.
     """
     owner = path.with_suffix(OWNER)
     with contextlib.suppress(OSError):

@@ -8,8 +8,8 @@ of `multiprocessing`, started afresh, as a program is. Beside that module's own 
 - does not have workers run the program again, see `worker_pickle`;
 - has them survive what is sent to all processes of a program, Ctrl-C and SIGTERM, and end when the
   process dies that they work for. Server and workers then remove the folder in TMPDIR in which
-  their sockets lie: a process that was killed could not. Killed before it had a server, or with
-  them, it leaves that folder to the next that starts one.
+  their sockets lie: a process that was killed could not. If it was killed before it had a server,
+  or together with it, the next process that starts a server removes that folder.
 
 Source: Model-References `torchvision/main.py` ("fork" does not work, "forkserver" and "spawn" do);
 optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 and 1.19).
@@ -60,7 +60,7 @@ def start_server(things: Iterable[Any] = ()) -> None:
             defined, as it starts or else before its next fork.
     """
     resource_tracker.ensure_running()  # it unblocks what is blocked below
-    path = worker_server.modules_of(Path(util.get_temp_dir()), os.getpid())
+    path = worker_server.list_file(Path(util.get_temp_dir()), os.getpid())
     if not (owner := path.with_suffix(worker_server.OWNER)).is_symlink():
         owner.symlink_to(proc.describe(os.getpid()))
         _remove_left(path.parent.parent)
@@ -77,10 +77,10 @@ def start_server(things: Iterable[Any] = ()) -> None:
 
 
 def _remove_left(temporary: Path) -> None:
-    """Remove what processes of this user that were killed have left: folders for sockets.
+    """Remove the folders for sockets of this user's processes that were killed.
 
-    Not while a server or a worker of theirs has one there: they remove it. Source: unix(7), of
-    /proc/net/unix.
+    One in which a server or a worker still has a socket is left to them. Source:
+    proc_pid_net(5), on /proc/net/unix.
     """
     with contextlib.suppress(OSError):
         in_use = Path("/proc/net/unix").read_bytes()  # names that anybody has given to sockets
@@ -90,7 +90,7 @@ def _remove_left(temporary: Path) -> None:
 
 
 def _is_left(folder: Path) -> bool:
-    """Whether a folder is of processes of this user that are no more."""
+    """Whether a folder is this user's, and all processes that it belongs to have ended."""
     try:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -148,7 +148,7 @@ class _Worker(ForkServerProcess):
 
             signal_handling._set_worker_signal_handlers = watch_and_survive  # type: ignore[attr-defined]
             folder = Path(util.get_temp_dir())  # its parent's; where it hands out what it shares
-            path = worker_server.modules_of(folder, parent.pid)
+            path = worker_server.list_file(folder, parent.pid)
             torch_worker.ExceptionWrapper = _with_advice  # type: ignore[attr-defined, assignment]
             util.Finalize(None, worker_server.remove_empty, (path,), exitpriority=-100)
             super().run()
