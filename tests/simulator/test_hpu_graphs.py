@@ -303,7 +303,6 @@ def test_what_a_card_cannot_capture_is_refused(name: str) -> None:
     x = _on_card(4, 6)
     with pytest.raises(RuntimeError, match=message):
         _capture(lambda: program(x))
-    assert not hpu.graphs.is_current_stream_capturing()
     captured, result = _capture(lambda: x + 1)  # the next capture is as good as ever
     captured.replay()
     assert torch.equal(result, x + 1)
@@ -321,10 +320,38 @@ def test_a_capture_ends_on_its_stream() -> None:
     captured = hpu.HPUGraph()
     with hpu.stream(hpu.Stream()):
         captured.capture_begin()
-        assert hpu.graphs.is_current_stream_capturing()
     with pytest.raises(RuntimeError, match="began on stream"):
         captured.capture_end()
     captured.reset()
+
+
+def _seen_by(capture: Callable[[Callable[[], Any]], Any]) -> list[bool]:
+    """What a function that is captured is told of that, and what holds after it."""
+    seen: list[bool] = []
+
+    def told() -> torch.Tensor:
+        seen.append(hpu.graphs.is_current_stream_capturing())
+        return torch.ones(2, device="hpu") + 1
+
+    capture(told)
+    told()
+    return seen
+
+
+def _within_graph(function: Callable[[], Any], *stream: Any) -> None:
+    with hpu.graph(hpu.HPUGraph(), *stream):
+        function()
+
+
+@torch.no_grad()
+def test_a_capture_is_seen_where_the_current_streams_object_was_marked() -> None:
+    """`hpu.graph` marks the object that it was given, and the vendor asks the current one."""
+    assert _seen_by(_within_graph) == [True, False]
+    assert _seen_by(lambda f: _within_graph(f, hpu.Stream())) == [True, False]
+    assert _seen_by(lambda f: _within_graph(f, hpu.current_stream())) == [True, False]
+    assert _seen_by(lambda f: _within_graph(f, hpu.default_stream())) == [False, False]
+    assert _seen_by(_capture) == [False, False]
+    assert _seen_by(lambda f: hpu.wrap_in_hpu_graph_func(f)()) == [False, False]
 
 
 def test_misuse_of_marked_inputs_is_refused() -> None:

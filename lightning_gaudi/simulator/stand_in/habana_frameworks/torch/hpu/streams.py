@@ -18,6 +18,9 @@ from ._utils import Device
 
 is_lazy_mode = is_lazy()
 
+_current: Stream | None = None
+"""The object of the current stream: `hpu.graph` marks objects (`hpu/streams.py`, 1.24.0)."""
+
 
 class Stream(torch.Stream):
     """A queue of work on the device.
@@ -92,17 +95,21 @@ def stream(stream: torch.Stream | None) -> StreamContext:
 @untraced
 def set_stream(stream: torch.Stream | None) -> None:
     """Make `stream` current; None changes nothing."""
-    if stream is not None:
-        init()
+    global _current
+    if stream is not None and stream.stream_id != current_stream().stream_id:
+        _current = stream
         torch.accelerator.set_stream(stream)
 
 
 @untraced
 def current_stream(device: Device = None) -> Stream:
-    """The stream that work goes to."""
+    """The stream that work goes to: the object that was made current, until another stream is."""
+    global _current
     init()
     current = torch.accelerator.current_stream(torch.device("hpu", 0))
-    return _same(current.stream_id, current)
+    if _current is None or _current.stream_id != current.stream_id:
+        _current = _same(current.stream_id, current)
+    return _current
 
 
 @untraced

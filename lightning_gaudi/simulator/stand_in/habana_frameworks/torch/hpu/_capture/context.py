@@ -41,14 +41,16 @@ class graph:  # noqa: N801 (the vendor's name)
         synchronize()
         gc.collect()
         self._stack.enter_context(stream(self.capture_stream))
+        self.capture_stream.is_capture = True
         self.hpu_graph.capture_begin(self.dry_run)
 
     def __exit__(self, exc_type: type | None, *exc_info: object) -> None:
         with self._stack:
+            self.capture_stream.is_capture = False
             if exc_type is None:
                 self.hpu_graph.capture_end()
             else:
-                self.hpu_graph.abandon()
+                self.hpu_graph.reset()
 
 
 @contextlib.contextmanager
@@ -59,5 +61,6 @@ def capturing(captured: HPUGraph, on: Stream, dry_run: bool) -> Iterator[None]:
         try:
             yield
             captured.capture_end()
-        finally:
-            captured.abandon()
+        except BaseException:
+            captured.reset()
+            raise

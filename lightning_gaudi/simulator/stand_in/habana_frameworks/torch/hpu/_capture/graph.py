@@ -34,8 +34,14 @@ def require_lazy(what: str) -> None:
 
 
 def is_current_stream_capturing() -> bool:
-    """Whether what runs now is being captured."""
-    return bool(_capturing) and _capturing[0].is_on_current_stream()
+    """Whether `hpu.graph` captures on the object that is the current stream.
+
+    False while `wrap_in_hpu_graph`, `make_graphed_callables` or `HPUGraph.capture_begin` capture:
+    none of them marks the object of the current stream.
+
+    Source: `is_current_stream_capturing` in `hpu/graphs.py` of the vendor's bridge, 1.24.0.
+    """
+    return bool(getattr(current_stream(), "is_capture", False))
 
 
 class HPUGraph:
@@ -107,11 +113,6 @@ class HPUGraph:
         self._registers = {k: i for k, i in recorder.registers.items() if constants[i] is not None}
         if self._generator is not None:
             random.set_rng_state(self._generator)
-
-    def abandon(self) -> None:
-        """End a capture that failed, without a graph."""
-        if self._recorder is not None:
-            self._leave()
 
     def is_on_current_stream(self) -> bool:
         """Whether the current stream is the one that the capture began on."""
@@ -245,8 +246,9 @@ class HPUGraph:
         return set(self._program.inputs) if self._program is not None else set()
 
     def reset(self) -> None:
-        """Let go of the graph and its memory."""
-        self.abandon()
+        """Let go of the graph and its memory; a capture in progress ends without a graph."""
+        if self._recorder is not None:
+            self._leave()
         self._program = None
         self._registers = {}
         self._held_inputs = []
