@@ -536,6 +536,23 @@ REGISTER = (
         apply="device_names:patch_graph_wrapper",
     ),
     Patch(
+        name="graph-captures",
+        library="torch",
+        checked="2.6 to 2.13, with the vendor's bridge 1.24.0",
+        targets=tuple(
+            f"habana_frameworks.torch.hpu:HPUGraph.{method}"
+            for method in ("capture_begin", "capture_end", "reset")
+        ),
+        why=(
+            "The vendor's `is_current_stream_capturing` says no while `wrap_in_hpu_graph` "
+            "captures. Each method does what it did, and it is noted that a capture has begun or "
+            "ended."
+        ),
+        without="it is not known whether an HPU graph is being captured",
+        trigger="habana_frameworks.torch.hpu",
+        apply="captures:patch_graphs",
+    ),
+    Patch(
         name="audited-loaders",
         library="torch",
         checked="2.6 to 2.13",
@@ -579,6 +596,20 @@ REGISTER = (
         without="attn_implementation='gaudi_fused_sdpa' will not work",
         trigger="transformers.modeling_utils",
         apply="attention:patch_transformers",
+    ),
+    Patch(
+        name="transformers-captures",
+        library="transformers",
+        checked="4.49 to 5.23",
+        targets=("transformers.utils.import_utils:is_cuda_stream_capturing",),
+        why=(
+            "transformers reads on the host whether a mask of padding hides anything, unless a "
+            "graph of a GPU is being captured. It takes an HPU graph that is being captured for "
+            "one; where none is, nothing changes."
+        ),
+        without="encoders of transformers with a mask of padding are in no HPU graph",
+        trigger="transformers.modeling_utils",
+        apply="captures:patch_transformers",
     ),
     Patch(
         name="bloom-attention",

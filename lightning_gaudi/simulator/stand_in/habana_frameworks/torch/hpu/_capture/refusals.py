@@ -25,8 +25,8 @@ _INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 _WRITING = frozenset({"aten::index_put_", "aten::_index_put_impl_", "aten::index_put"})
 
 _FOR_TRANSFORMERS = (
-    " Models of transformers read on the host whether a mask of padding hides anything, but not "
-    "with attn_implementation='gaudi_fused_sdpa'."
+    " Models of this release of transformers read on the host whether a mask of padding hides "
+    "anything, but not with attn_implementation='gaudi_fused_sdpa'."
 )
 
 
@@ -85,12 +85,11 @@ def check(traits: Traits, args: tuple[Any, ...], has_card: bool) -> None:
         CaptureError: It could not.
     """
     if traits.waits and has_card:
-        advice = _FOR_TRANSFORMERS if "transformers" in sys.modules else ""
         raise CaptureError(
             f"{traits.name} is not supported during HPU graph capturing: the host needs its result,"
             " or the shape of it, and a replay runs no Python that could use it. Compute on the "
             "device with static shapes (torch.where, masks), or read the value outside the graph."
-            f"{advice}"
+            f"{_advice()}"
         )
     if traits.name == "aten::set_" and has_card:
         raise CaptureError(
@@ -101,6 +100,13 @@ def check(traits: Traits, args: tuple[Any, ...], has_card: bool) -> None:
         _check_collective(traits)
     _check_masks(traits, args)
     _check_checkpointing()
+
+
+def _advice() -> str:
+    """What helps with releases of transformers that never ask whether they are captured."""
+    utilities = sys.modules.get("transformers.utils.import_utils")
+    is_older = utilities is not None and not hasattr(utilities, "is_cuda_stream_capturing")
+    return _FOR_TRANSFORMERS if is_older else ""
 
 
 def check_to_host(traits: Traits) -> None:
