@@ -78,6 +78,9 @@ class Decoder:
             "none" if engine == "graph" and not capture_prefill else engine
         )
         self._takes = set(inspect.signature(model.forward).parameters)
+        # From transformers 5.24 on it is "cache", and the older name goes with 5.40.
+        is_renamed = "cache" in self._takes and "past_key_values" not in self._takes
+        self._takes_cache_as = "cache" if is_renamed else "past_key_values"
         # ALiBi is made from the slots that are seen, and not from positions.
         self._has_positions = "position_ids" in self._takes and not model.config.to_dict().get(
             "alibi"
@@ -238,14 +241,14 @@ class Decoder:
 
     def _forward(self, input_ids: Tensor, positions: Tensor, mask: Tensor, slots: Tensor) -> Tensor:
         """The logits [B, V] float32 after the last of some tokens [B, t]."""
-        given: dict[str, Any] = {"attention_mask": mask}
+        given: dict[str, Any] = {"attention_mask": mask, self._takes_cache_as: self._cache}
         if self._has_positions:
             given["position_ids"] = positions
         if "cache_position" in self._takes:  # transformers before 5
             given["cache_position"] = slots
         if "logits_to_keep" in self._takes:
             given["logits_to_keep"] = 1
-        out = self._model(input_ids=input_ids, past_key_values=self._cache, use_cache=True, **given)
+        out = self._model(input_ids=input_ids, use_cache=True, **given)
         logits: Tensor = out[0][:, -1].float()
         return logits
 

@@ -141,13 +141,14 @@ def _alibi_part(
 def _with_mask(
     base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Without a mask transformers 5.23 makes ALiBi inside of `forward`, for as many heads."""
+    """Without a mask transformers makes ALiBi inside of `forward` from 5.23 on, for all heads."""
     if len(args) > 2 or kwargs.get("attention_mask") is not None:
         return args, kwargs
     given = [*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     tokens = next(each for each in given if each is not None)
     batch_size, num_keys = tokens.shape[:2]
-    cache = args[1] if len(args) > 1 else kwargs.get("past_key_values")
+    # Its name is "cache" from 5.24 on.
+    cache = args[1] if len(args) > 1 else kwargs.get("cache", kwargs.get("past_key_values"))
     if cache is not None:
         num_keys = cache.get_mask_sizes(num_keys, 0)[0]
     mask = torch.ones(batch_size, num_keys, dtype=torch.long, device=tokens.device)

@@ -1,6 +1,7 @@
 """What a generator keeps, when it stops, and what it does with a model's own settings."""
 
 import copy
+import inspect
 import pickle
 import re
 from pathlib import Path
@@ -34,6 +35,27 @@ def test_after_a_rows_end_there_is_padding_only():
     for row, whole in zip(tokens, free, strict=True):
         end = next(i for i, token in enumerate(whole) if token in ends)
         assert row == whole[: end + 1] + [PAD] * (11 - end)
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_the_cache_is_given_under_the_name_that_the_model_has_for_it(name, monkeypatch):
+    """transformers renames it in 5.24; the model of either test takes one name alone."""
+    model = build()
+    expected = TextGenerator(model, buckets=BUCKETS)(*batch(), 6)
+    forward = model.forward
+    own = next(
+        n for n in ("cache", "past_key_values") if n in inspect.signature(forward).parameters
+    )
+
+    def renamed(**given):
+        given[own] = given.pop(name)
+        return forward(**given)
+
+    names = ("input_ids", "attention_mask", "position_ids", name, "use_cache", "logits_to_keep")
+    takes = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in names]
+    renamed.__signature__ = inspect.Signature(takes)
+    monkeypatch.setattr(model, "forward", renamed)
+    assert torch.equal(TextGenerator(model, buckets=BUCKETS)(*batch(), 6), expected)
 
 
 @pytest.mark.parametrize("check_end_every", [1, 4])
