@@ -132,7 +132,13 @@ def _measure(benchmark: Benchmark, mode: str, is_quick: bool) -> list[Row]:
         worker += ["--quick"] if is_quick else []
         if benchmark.num_cards:
             cards = ("--cards", str(benchmark.num_cards))
-            simulate = [sys.executable, "-m", "lightning_gaudi.cli", "simulate", *cards]
+            simulate = [
+                sys.executable,
+                "-m",
+                "lightning_gaudi.tools.command_line",
+                "simulate",
+                *cards,
+            ]
             worker = [*simulate, "--", *worker]
         done = subprocess.run(
             worker,

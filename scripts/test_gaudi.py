@@ -155,7 +155,7 @@ def _describe(env: dict[str, str], say: _Say) -> None:
     if shutil.which("git"):
         say(f"commit {_output(['git', 'rev-parse', 'HEAD'], env)}")
     # It ends with the settings, without secrets.
-    say(_output([sys.executable, "-m", "lightning_gaudi.cli", "doctor"], env))
+    say(_output([sys.executable, "-m", "lightning_gaudi.tools.command_line", "doctor"], env))
 
 
 def _modes(asked: str, say: _Say, *, is_simulated: bool) -> list[str]:

@@ -46,8 +46,8 @@ ROOMS: dict[str, set[str]] = {
     "compilation": {"_core"},
     "inference": {"_core", "hardware"},
     "reliability": {"_core"},
-    "planning": {"_core", "hardware", "reliability", "simulator"},
-    "_patches": {"_core", "attention", "planning", "reliability", "simulator"},
+    "tools/plan": {"_core", "hardware", "reliability", "simulator"},
+    "_patches": {"_core", "attention", "reliability", "simulator", "tools/plan"},
     "data": {"_core"},
     "callbacks": {"_core", "compilation", "reliability"},
     "checkpoint": {"_core", "_version", "reliability"},
@@ -79,17 +79,17 @@ ROOMS: dict[str, set[str]] = {
         "precision",
         "reliability",
     },
-    "doctor": {"_core", "_version", "simulator"},
-    "audit": {"_core", "_patches", "data", "reliability", "simulator"},
-    "cli": {
+    "tools/doctor": {"_core", "_version", "simulator"},
+    "tools/audit": {"_core", "_patches", "data", "reliability", "simulator"},
+    "tools/command_line": {
         "_core",
         "_version",
-        "audit",
         "checkpoint",
         "deepspeed",
-        "doctor",
-        "planning",
         "simulator",
+        "tools/audit",
+        "tools/doctor",
+        "tools/plan",
     },
 }
 """Each room, and those that it imports: only ones above it. The package itself has their names.
@@ -102,7 +102,7 @@ def _imported_rooms(room: str) -> set[str]:
     path = PACKAGE / room
     sources = _sources(path) if path.is_dir() else [path.with_suffix(".py")]
     names = {
-        name.split(".")[1]
+        _room_of(name)
         for source in sources
         if STAND_IN not in source.parents
         for name in _imports(source)
@@ -111,9 +111,17 @@ def _imported_rooms(room: str) -> set[str]:
     return names - {room}
 
 
+def _room_of(name: str) -> str:
+    """The room of an absolute name; each tool is one."""
+    first, *rest = name.split(".")[1:]
+    return f"{first}/{rest[0]}" if first == "tools" else first
+
+
 def test_every_room_is_in_the_table_and_every_line_is_a_room() -> None:
     found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert found - {"__init__", "__pycache__", "py"} == set(ROOMS)
+    tools = {f"tools/{path.name}" for path in (PACKAGE / "tools").iterdir() if path.is_dir()}
+    rooms = found - {"__init__", "__pycache__", "py", "tools"} | tools - {"tools/__pycache__"}
+    assert rooms == set(ROOMS)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -171,8 +179,7 @@ def test_only_the_start_of_the_package_starts_the_simulator() -> None:
     # Commands may ask, as they change nothing: `doctor` says that a card is simulated, an audit is
     # of a program on one, for a Gaudi tells nobody of its launches, and what is planned is
     # rehearsed on one that is dry.
-    asking = ("cli/", "doctor/", "audit/", "planning/")
-    assert {name for name in starts if not name.startswith(asking)} == {
+    assert {name for name in starts if not name.startswith("tools/")} == {
         "__init__.py",  # by its public name
         "_patches/on_import.py",
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi.cli import COMMANDS
+from lightning_gaudi.tools.command_line import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

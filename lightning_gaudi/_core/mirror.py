@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
 SHARED = (
-    *("attention", "audit", "cli", "compilation", "data", "doctor", "hardware", "inference"),
-    *("planning", "reliability", "simulator"),
+    *("attention", "compilation", "data", "hardware", "inference", "reliability", "simulator"),
+    "tools",
 )
 """The modules and packages at our top that exist once, beside those that begin with `_`."""
 

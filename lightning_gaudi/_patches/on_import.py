@@ -71,7 +71,7 @@ def _start_simulator_if_asked() -> None:
 
         simulator.activate()
         if os.environ.get(_AUDIT):
-            importlib.import_module("lightning_gaudi.audit.process").start()
+            importlib.import_module("lightning_gaudi.tools.audit.process").start()
 
 
 def _is_imported(name: str) -> bool:

@@ -23,7 +23,7 @@ def patch_trainer(module: ModuleType, family: Family) -> None:
     require(_TRAINER, module, "Trainer")
     if not os.environ.get(_VARIABLE):
         return
-    from lightning_gaudi.planning import rehearsal, trainer as rehearsed
+    from lightning_gaudi.tools.plan import rehearsal, trainer as rehearsed
 
     rehearsal.leave_weights_empty()
 
@@ -61,7 +61,7 @@ def patch_fabric(module: ModuleType, family: Family) -> None:
     require(_FABRIC, module, "Fabric")
     if not os.environ.get(_VARIABLE):
         return
-    from lightning_gaudi.planning import fabric as rehearsed, rehearsal
+    from lightning_gaudi.tools.plan import fabric as rehearsed, rehearsal
 
     rehearsal.leave_weights_empty()
     save = module.Fabric.save

@@ -11,8 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gaudi import vendor
 from lightning_gaudi.callbacks import TokenThroughput
-from lightning_gaudi.cli.others import shown
-from lightning_gaudi.planning import published as planning
+from lightning_gaudi.tools.command_line.others import shown
+from lightning_gaudi.tools.plan import published as planning
 from recipes.common import sections
 from recipes.common.published import Row, Run, compare, differing_settings, render
 from recipes.common.report import RunReport

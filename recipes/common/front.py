@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightning_gaudi.cli import catalog, environment
-from lightning_gaudi.cli.others import shown
+from lightning_gaudi.tools.command_line import catalog, environment
+from lightning_gaudi.tools.command_line.others import shown
 from recipes.common.errors import UserError
 
 COMMANDS = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from lightning_gaudi.cli import catalog
+from lightning_gaudi.tools.command_line import catalog
 from recipes.common.errors import UserError, first_line
 
 _ENVIRONMENT = "environment"

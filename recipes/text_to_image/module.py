@@ -21,7 +21,7 @@ from lightning_gaudi.inference import (
     card_memory_bytes,
     make_scheduler,
 )
-from lightning_gaudi.planning import is_rehearsal
+from lightning_gaudi.tools.plan import is_rehearsal
 from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule

@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import nn
 
-from lightning_gaudi.planning import is_rehearsal
+from lightning_gaudi.tools.plan import is_rehearsal
 from recipes.common.errors import UserError
 
 INDEX = "model_index.json"

@@ -118,7 +118,15 @@ def test_a_plan_says_beforehand_what_it_will_take(
     result = run(program, env={"LIGHTNING_GAUDI_SIMULATE": "2"}, timeout=300)
     actual = int(re.findall(r"PEAK (\d+)", result.stdout)[0])
     options = ["--json", "--no-changes", "--cards", "gaudi2", "--devices", str(devices)]
-    command = [sys.executable, "-m", "lightning_gaudi.cli", "plan", *options, "--", *program]
+    command = [
+        sys.executable,
+        "-m",
+        "lightning_gaudi.tools.command_line",
+        "plan",
+        *options,
+        "--",
+        *program,
+    ]
     (found,) = json.loads(run(command, timeout=300).stdout)
     rehearsed = found["rehearsed"]
     planned = max(rehearsed["peak_bytes"], rehearsed["setup_bytes"])

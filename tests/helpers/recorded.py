@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from lightning_gaudi.doctor import hl_smi, mode
-from lightning_gaudi.doctor.machine import Answer, Machine
+from lightning_gaudi.tools.doctor import hl_smi, mode
+from lightning_gaudi.tools.doctor.machine import Answer, Machine
 
 RELEASE = "1.23.0"
 DRIVER = f"{RELEASE}-2eae87a"

@@ -14,7 +14,15 @@ import pytest
 from tests.launch.started import found, program, run_program, started
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-SIMULATE = (sys.executable, "-m", "lightning_gaudi.cli", "simulate", "--cards", "8", "--")
+SIMULATE = (
+    sys.executable,
+    "-m",
+    "lightning_gaudi.tools.command_line",
+    "simulate",
+    "--cards",
+    "8",
+    "--",
+)
 
 
 def _modules(ranks: list[dict[str, Any]]) -> list[str]:

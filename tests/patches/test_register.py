@@ -253,7 +253,7 @@ OWN = {
     },
     "callbacks/compile.py": {"strategy.compile_callback"},
     "callbacks/reliability.py": {"strategy.reliability_callback"},
-    "planning/host.py": {"full.of_rank"},
+    "tools/plan/host.py": {"full.of_rank"},
     "reliability/holders.py": {
         "found.buckets",
         "found.gathered",
@@ -261,15 +261,15 @@ OWN = {
         "found.own",
     },
     # Of a process that rehearses, and ends then.
-    "planning/rehearsal.py": {"group._check_cards"},
-    "planning/trainer.py": {
+    "tools/plan/rehearsal.py": {"group._check_cards"},
+    "tools/plan/trainer.py": {
         "loader.num_workers",
         "self._trainer.strategy.teardown",
         "strategy.setup",
     },
-    "planning/fabric.py": {"loader.num_workers", "sys.excepthook"},
+    "tools/plan/fabric.py": {"loader.num_workers", "sys.excepthook"},
     "distributed/device_mesh.py": {"plugin.scaler.spans_ranks"},
-    "doctor/hosts.py": {"answers.said", "answers.status"},
+    "tools/doctor/hosts.py": {"answers.said", "answers.status"},
     "data/describe.py": {
         "report.num_batches",
         "report.num_batches_total",

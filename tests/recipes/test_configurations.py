@@ -30,7 +30,7 @@ from lightning_gaudi import (
     HPUModelParallelStrategy,
     SingleHPUStrategy,
 )
-from lightning_gaudi.cli import catalog
+from lightning_gaudi.tools.command_line import catalog
 from recipes.common.tokenization import train_bpe, train_byte_bpe, train_wordpiece
 from tests.helpers.diffusion import save_pipeline
 
@@ -96,7 +96,7 @@ def test_a_configuration_is_instantiated_as_it_is(path, tiny):
     run = importlib.import_module(f"recipes.{recipe}.__main__").run
     config = yaml.safe_load(path.read_text())
     overrides = _from_the_hub(config, tiny.get(recipe))
-    # This process has its mode; tests/cli/test_environment.py has those that are asked for.
+    # This process has its mode; tests/tools/command_line/test_environment.py asks for others.
     overrides.append("--environment=null")
     # Weights of a real size are neither made nor drawn; tiny ones are read, which needs memory.
     with contextlib.nullcontext() if recipe in tiny else torch.device("meta"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_gaudi.cli import catalog
+from lightning_gaudi.tools.command_line import catalog
 from recipes.common.comparison import planned_run
 from recipes.common.errors import UserError
 from recipes.common.published import (

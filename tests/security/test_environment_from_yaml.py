@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lightning_gaudi._core import autocast_ops
-from lightning_gaudi.cli import catalog, environment, environment_names
+from lightning_gaudi.tools.command_line import catalog, environment, environment_names
 
 ROOT = Path(__file__).parents[2]
 LIST = autocast_ops.VARIABLES[0]

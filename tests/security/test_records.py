@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from lightning_gaudi.audit.merging import Audit
-from lightning_gaudi.audit.record import Line, Loader, Record, Step, read_all
 from lightning_gaudi.data import embedded
+from lightning_gaudi.tools.audit.merging import Audit
+from lightning_gaudi.tools.audit.record import Line, Loader, Record, Step, read_all
 
 
 def _record() -> Record:

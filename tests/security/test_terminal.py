@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from lightning_gaudi import cli
-from lightning_gaudi.audit import text, wording
-from lightning_gaudi.audit.merging import Audit
-from lightning_gaudi.cli import catalog, consolidate, simulate
-from lightning_gaudi.doctor import hosts
-from lightning_gaudi.doctor.findings import Report, error, table
+from lightning_gaudi.tools import command_line
+from lightning_gaudi.tools.audit import text, wording
+from lightning_gaudi.tools.audit.merging import Audit
+from lightning_gaudi.tools.command_line import catalog, consolidate, simulate
+from lightning_gaudi.tools.doctor import hosts
+from lightning_gaudi.tools.doctor.findings import Report, error, table
 from recipes.common import front, parser, sections
 
 EVIL = "x\x1b[2J\x1b]0;title\x07\r\x9b31m\u202e\u2028checkpoint verified"
@@ -53,8 +53,8 @@ def test_errors_are_printable(
     def fail(*_: Any) -> Any:
         raise catalog.UsageError(EVIL)
 
-    monkeypatch.setattr(cli, "_run", fail)
-    assert cli.main(["x"]) == 2
+    monkeypatch.setattr(command_line, "_run", fail)
+    assert command_line.main(["x"]) == 2
     assert _is_clean(capsys.readouterr().err)
     assert simulate.fail(3, EVIL) == 3
     assert _is_clean(capsys.readouterr().err)

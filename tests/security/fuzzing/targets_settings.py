@@ -11,21 +11,21 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi._core import autocast_ops, vendor_import
-from lightning_gaudi.audit import process as audit_process
-from lightning_gaudi.cli import (
+from lightning_gaudi.deepspeed.config import load as deepspeed_config
+from lightning_gaudi.distributed import cluster, devices
+from lightning_gaudi.profiler import HPUProfiler
+from lightning_gaudi.reliability import jobs, settings as reliability_settings, trust
+from lightning_gaudi.simulator import settings as simulator_settings
+from lightning_gaudi.simulator.settings import SimulatorError
+from lightning_gaudi.tools.audit import process as audit_process
+from lightning_gaudi.tools.command_line import (
     catalog,
     config_errors,
     environment as cli_environment,
     run as cli_run,
 )
-from lightning_gaudi.deepspeed.config import load as deepspeed_config
-from lightning_gaudi.distributed import cluster, devices
-from lightning_gaudi.doctor import launchers
-from lightning_gaudi.planning import config_program
-from lightning_gaudi.profiler import HPUProfiler
-from lightning_gaudi.reliability import jobs, settings as reliability_settings, trust
-from lightning_gaudi.simulator import settings as simulator_settings
-from lightning_gaudi.simulator.settings import SimulatorError
+from lightning_gaudi.tools.doctor import launchers
+from lightning_gaudi.tools.plan import config_program
 
 from . import wild
 from .target import Parser, environment, target
@@ -154,8 +154,8 @@ def _devices(folder: Path) -> Parser:
 
 @target(
     "audit.environment",
-    f"{_PACKAGE}.audit.process:start",
-    f"{_PACKAGE}.audit.process:_rank",
+    f"{_PACKAGE}.tools.audit.process:start",
+    f"{_PACKAGE}.tools.audit.process:_rank",
     f"{_PACKAGE}.profiler.hpu:HPUProfiler._reset",
 )
 def _audit(folder: Path) -> Parser:
@@ -226,8 +226,8 @@ def _vendor_import(folder: Path) -> Parser:
 
 @target(
     "cli.config_errors",
-    f"{_PACKAGE}.cli.config_errors:syntax_error",
-    f"{_PACKAGE}.cli.config_errors:_keys",
+    f"{_PACKAGE}.tools.command_line.config_errors:syntax_error",
+    f"{_PACKAGE}.tools.command_line.config_errors:_keys",
     errors=(),
 )
 def _config_errors(folder: Path) -> Parser:
@@ -258,7 +258,7 @@ def _instead(folder: Path) -> Parser:
 @target(
     "cli.environment",
     *(
-        f"{_PACKAGE}.cli.environment:{name}"
+        f"{_PACKAGE}.tools.command_line.environment:{name}"
         for name in ("_parsed", "_of_file", "_operators", "_is_own_copy")
     ),
     errors=(catalog.UsageError,),
@@ -296,7 +296,7 @@ def _typed(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("cli.run", f"{_PACKAGE}.cli.run:_trainer_settings", errors=())
+@target("cli.run", f"{_PACKAGE}.tools.command_line.run:_trainer_settings", errors=())
 def _run(folder: Path) -> Parser:
     path = folder / "config.yaml"
 
@@ -317,7 +317,7 @@ def _run(folder: Path) -> Parser:
 
 @target(
     "cli.catalog",
-    f"{_PACKAGE}.cli.catalog:_read_configuration",
+    f"{_PACKAGE}.tools.command_line.catalog:_read_configuration",
     errors=(catalog.UsageError,),
 )
 def _catalog(folder: Path) -> Parser:
@@ -333,8 +333,8 @@ def _catalog(folder: Path) -> Parser:
 
 @target(
     "planning.config_program",
-    f"{_PACKAGE}.planning.config_program:main",
-    f"{_PACKAGE}.planning.config_program:_read",
+    f"{_PACKAGE}.tools.plan.config_program:main",
+    f"{_PACKAGE}.tools.plan.config_program:_read",
     errors=(SystemExit,),
     foreign=(SystemExit,),  # `sys.exit` is noted on its way
 )
@@ -416,7 +416,7 @@ def _deepspeed_keys(folder: Path) -> Parser:
     return Parser(lambda random: wild.document(random, _DEEPSPEED), parse)
 
 
-@target("doctor.launchers", f"{_PACKAGE}.doctor.launchers:_texts", errors=())
+@target("doctor.launchers", f"{_PACKAGE}.tools.doctor.launchers:_texts", errors=())
 def _launchers(folder: Path) -> Parser:
     path = folder / "hosts"
     seeds = (b"gaudi1 slots=8\ngaudi2 # off\n\ngaudi[1-3,5],a:2\n", b"gaudi[01-12,15],a:8,10.0.0.1")
@@ -432,7 +432,7 @@ def _launchers(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("doctor.place", f"{_PACKAGE}.doctor.launchers:place", errors=())
+@target("doctor.place", f"{_PACKAGE}.tools.doctor.launchers:place", errors=())
 def _place(folder: Path) -> Parser:
     seed = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "SLURM_PROCID": "1"}
     return Parser(lambda random: wild.environment(random, seed), launchers.place)

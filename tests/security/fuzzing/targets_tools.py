@@ -17,11 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from lightning_gaudi._core import processes, whereabouts
-from lightning_gaudi.audit import record as audit_record, text as audit_text
-from lightning_gaudi.audit.merging import Audit
 from lightning_gaudi.data import embedded
 from lightning_gaudi.distributed import meeting
-from lightning_gaudi.doctor import (
+from lightning_gaudi.profiler import trace
+from lightning_gaudi.reliability import board, links, stacks, verdict, watcher
+from lightning_gaudi.tools.audit import record as audit_record, text as audit_text
+from lightning_gaudi.tools.audit.merging import Audit
+from lightning_gaudi.tools.doctor import (
     cards,
     comparison,
     files,
@@ -33,11 +35,9 @@ from lightning_gaudi.doctor import (
     network,
     variables,
 )
-from lightning_gaudi.doctor.machine import Answer, Machine
-from lightning_gaudi.doctor.pieces import Joiner, cut
-from lightning_gaudi.planning import case as planning_case, forks
-from lightning_gaudi.profiler import trace
-from lightning_gaudi.reliability import board, links, stacks, verdict, watcher
+from lightning_gaudi.tools.doctor.machine import Answer, Machine
+from lightning_gaudi.tools.doctor.pieces import Joiner, cut
+from lightning_gaudi.tools.plan import case as planning_case, forks
 from tests.helpers import recorded
 
 from . import wild
@@ -170,10 +170,10 @@ def _message() -> dict[str, Any]:
 
 @target(
     "doctor.hosts",
-    f"{_PACKAGE}.doctor.hosts:_ask",
-    f"{_PACKAGE}.doctor.hosts:_lines",
-    f"{_PACKAGE}.doctor.hosts:_Answers.take",
-    f"{_PACKAGE}.doctor.pieces:_message",
+    f"{_PACKAGE}.tools.doctor.hosts:_ask",
+    f"{_PACKAGE}.tools.doctor.hosts:_lines",
+    f"{_PACKAGE}.tools.doctor.hosts:_Answers.take",
+    f"{_PACKAGE}.tools.doctor.pieces:_message",
     errors=(),
 )
 def _hosts(folder: Path) -> Parser:
@@ -206,12 +206,12 @@ def _hosts(folder: Path) -> Parser:
 
 @target(
     "doctor.machine",
-    *(f"{_PACKAGE}.doctor.hl_smi:{name}" for name in ("driver", "status", "on_the_bus")),
-    f"{_PACKAGE}.doctor.files:file_system",
-    f"{_PACKAGE}.doctor.memory:check_huge_pages",
-    f"{_PACKAGE}.doctor.memory:check_locked_memory",
-    f"{_PACKAGE}.doctor.network:check_interfaces",
-    f"{_PACKAGE}.doctor.mode:_probe",
+    *(f"{_PACKAGE}.tools.doctor.hl_smi:{name}" for name in ("driver", "status", "on_the_bus")),
+    f"{_PACKAGE}.tools.doctor.files:file_system",
+    f"{_PACKAGE}.tools.doctor.memory:check_huge_pages",
+    f"{_PACKAGE}.tools.doctor.memory:check_locked_memory",
+    f"{_PACKAGE}.tools.doctor.network:check_interfaces",
+    f"{_PACKAGE}.tools.doctor.mode:_probe",
     errors=(),
 )
 def _machine(folder: Path) -> Parser:
@@ -244,8 +244,8 @@ def _machine(folder: Path) -> Parser:
 
 @target(
     "doctor.environment",
-    f"{_PACKAGE}.doctor.cards:_modules_here",
-    f"{_PACKAGE}.doctor.network:check_port",
+    f"{_PACKAGE}.tools.doctor.cards:_modules_here",
+    f"{_PACKAGE}.tools.doctor.network:check_port",
     errors=(),
 )
 def _doctors_environment(folder: Path) -> Parser:
@@ -270,7 +270,7 @@ def _doctors_environment(folder: Path) -> Parser:
     return Parser(lambda random: wild.environment(random, seed), parse)
 
 
-@target("doctor.machine.read", f"{_PACKAGE}.doctor.machine:Machine.read", errors=())
+@target("doctor.machine.read", f"{_PACKAGE}.tools.doctor.machine:Machine.read", errors=())
 def _read(folder: Path) -> Parser:
     path = folder / "version"
 
@@ -292,7 +292,7 @@ def _record() -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(found)))
 
 
-@target("audit.record", f"{_PACKAGE}.audit.record:_read")
+@target("audit.record", f"{_PACKAGE}.tools.audit.record:_read")
 def _audit(folder: Path) -> Parser:
     path = folder / "record-0-1.json"
 
@@ -307,8 +307,8 @@ def _audit(folder: Path) -> Parser:
 
 @target(
     "planning.case",
-    f"{_PACKAGE}.planning.case:Case.load",
-    f"{_PACKAGE}.planning.case:read_results",
+    f"{_PACKAGE}.tools.plan.case:Case.load",
+    f"{_PACKAGE}.tools.plan.case:read_results",
 )
 def _case(folder: Path) -> Parser:
     fields = dataclasses.fields(planning_case.Case)
@@ -326,7 +326,7 @@ def _case(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("planning.forks", f"{_PACKAGE}.planning.forks:Fork.found", errors=(forks.RehearsalError,))
+@target("planning.forks", f"{_PACKAGE}.tools.plan.forks:Fork.found", errors=(forks.RehearsalError,))
 def _forks(folder: Path) -> Parser:
     """A fork may be killed while it tells."""
 

@@ -54,7 +54,15 @@ def test_the_line_is_an_error_that_says_what_to_write(program: str) -> None:
 
 @pytest.mark.parametrize(("program", "status"), [("masked_loss", 1), ("clean", 0)])
 def test_the_command_line_fails_where_a_gaudi_would_mind(program: str, status: int) -> None:
-    command = [sys.executable, "-m", "lightning_gaudi.cli", "simulate", "--rules", "error", "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "lightning_gaudi.tools.command_line",
+        "simulate",
+        "--rules",
+        "error",
+        "--",
+    ]
     path = FOLDER / f"{program}.py"
     result = run(
         [*command, sys.executable, str(path)], env={"LIGHTNING_GAUDI_SIMULATE": None}, check=False

@@ -1,0 +1,136 @@
+"""`lightning-gaudi plan`: what a program will take of a card, and which cards it fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_gaudi._core.secrets import shown
+from lightning_gaudi.simulator.settings import MAX_CARDS
+from lightning_gaudi.tools.command_line.catalog import UsageError
+from lightning_gaudi.tools.command_line.simulate import prepare
+from lightning_gaudi.tools.command_line.unwinding import unwound_by_sigterm
+
+if TYPE_CHECKING:
+    _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EXAMPLE = (
+    "lightning-gaudi plan --devices 8 --strategy ddp -- python train.py fit --config big.yaml"
+)
+_DESCRIPTION = """\
+Have a program take two steps on a card that computes nothing, and say what they take of its
+memory, which cards they fit, and with how many samples. The program is one that has a Trainer
+run: its own settings hold unless an option says otherwise. Nothing is written, no Gaudi and
+little memory are needed: tensors on such a card have sizes and no values."""
+_EPILOG = f"""\
+examples:
+  {_EXAMPLE}
+  lightning-gaudi plan --cards gaudi2 config.yaml
+  lightning-gaudi plan -- lightning-gaudi run mrpc fit --config simulated
+
+exit status: 0 if one of the cards fits, 1 if none does, 2 if it cannot be planned."""
+
+
+def add_parser(subparsers: _Subparsers) -> None:
+    """Add the `plan` command."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="say what a program will take of a card",
+        usage="lightning-gaudi plan [OPTION ...] (CONFIG.yaml | -- COMMAND [ARGUMENT ...])",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "config",
+        nargs="?",
+        type=Path,
+        metavar="CONFIG.yaml",
+        help="a LightningCLI's that names its classes (class_path), to plan its fit",
+    )
+    parser.add_argument(
+        "--cards", default="", metavar="NAMES", help="gaudi1,gaudi2,gaudi3,a100,h100 (default all)"
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        choices=range(1, MAX_CARDS + 1),
+        default=1,
+        metavar="N",
+        help=f"cards that train together, 1 to {MAX_CARDS} (default 1)",
+    )
+    parser.add_argument("--strategy", help="the Trainer's (default the program's)")
+    parser.add_argument("--precision", help="the Trainer's (default the program's)")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="B", help="of each card (default the program's)"
+    )
+    parser.add_argument(
+        "--checkpointing",
+        action=argparse.BooleanOptionalAction,
+        help="compute activations again in backward, where the model can",
+    )
+    parser.add_argument(
+        "--keep-free",
+        type=float,
+        metavar="GIB",
+        help="of each Gaudi, for what its graphs take beside tensors (default 10 %% of it)",
+    )
+    parser.add_argument(
+        "--changes",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="where it does not fit, look for what would make it fit (default yes)",
+    )
+    parser.add_argument("--json", action="store_true", help="print all as JSON")
+    parser.add_argument("--picture", metavar="FILE", help="draw the memory as bars, as an SVG")
+    parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
+
+
+def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    from lightning_gaudi.tools.plan import picture, plan, report
+    from lightning_gaudi.tools.plan.cards import find_cards, with_kept
+    from lightning_gaudi.tools.plan.case import Case
+    from lightning_gaudi.tools.plan.published_text import published_dict
+
+    if options.config is not None:
+        if command:
+            options.error(f"{options.config} and a command: there is one program to plan")
+        if not options.config.is_file():
+            options.error(f"there is no file {options.config}")
+        command = [sys.executable, "-m", "lightning_gaudi.tools.plan.config_program"]
+        command.append(str(options.config))
+    if not command:
+        options.error(f"no command; write it after --, as in: {_EXAMPLE}")
+    try:
+        cards = with_kept(find_cards(options.cards), options.keep_free)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if (status := prepare("`lightning-gaudi plan`")) is not None:
+        return status
+    case = Case(
+        strategy=options.strategy,
+        devices=options.devices,
+        precision=options.precision,
+        checkpointing=options.checkpointing,
+        batch_size=options.batch_size,
+    )
+    found: list[plan.Planned] = []
+    try:
+        with unwound_by_sigterm():
+            for each in plan.plan(command, case, cards, with_changes=options.changes):
+                found.append(each)
+                if not options.json:
+                    print(shown(report.text(each, cards)), flush=True)
+    except plan.PlanError as error:
+        print(f"lightning-gaudi: cannot plan this: {shown(error)}", file=sys.stderr)
+        return 2
+    if options.json:
+        each_found = [{**each.as_dict(), "published": published_dict(each)} for each in found]
+        print(json.dumps(each_found, indent=2))
+    if options.picture:
+        picture.draw(found, cards, options.picture)
+    return int(not any(size for each in found for size in each.largest.values()))

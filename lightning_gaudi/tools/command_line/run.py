@@ -1,0 +1,136 @@
+"""`lightning-gaudi run`: run a recipe where it is installed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import re
+import reprlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from _lightning_gaudi_autoload import SimulatorDidNotStartError
+from lightning_gaudi.simulator import activation
+from lightning_gaudi.simulator.settings import MAX_CARDS, SIMULATE, SimulatorError, is_requested
+from lightning_gaudi.tools.command_line import catalog
+
+if TYPE_CHECKING:
+    _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+PROGRAM = "lightning-gaudi run"
+_DESCRIPTION = """\
+Run a recipe where it is installed: its commands are fit, validate, test, predict and
+export. `--config NAME` takes one of its configurations, or the path of a YAML file."""
+_EPILOG = f"""\
+examples:
+  {PROGRAM} mrpc --help                      its commands and configurations
+  {PROGRAM} mrpc fit --config simulated      train on a simulated card
+  {PROGRAM} mrpc fit --config published/gaudi_8x
+                                                         a published run, on eight cards
+
+A configuration whose name begins with `simulated` starts the simulated HPU by itself, where
+the vendor's software is not installed."""
+
+
+def add_parser(subparsers: _Subparsers) -> None:
+    """Add the `run` command, for its help: `run` itself reads what follows it."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a recipe",
+        usage=f"{PROGRAM} RECIPE COMMAND [--config NAME] [--SECTION.KEY=VALUE ...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="see `lightning-gaudi recipes`")
+    parser.set_defaults(run=lambda options, _: run(options.recipe, []), error=parser.error)
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run a recipe in this process.
+
+    Args:
+        name: The recipe's.
+        arguments: What follows it on the command line.
+
+    Returns:
+        The exit status; the recipe may exit by itself, too.
+
+    Raises:
+        UsageError: There is no such recipe or configuration, or no simulator for it.
+    """
+    recipe = catalog.find_recipe(name)
+    arguments = catalog.find_configurations(recipe, arguments)
+    _mention_copy(recipe)
+    if num_cards := _num_simulated_cards(arguments):
+        os.environ[SIMULATE] = str(num_cards)
+    # In front, and for this name: modules, pickles and YAML files all say `recipes.`.
+    sys.path.insert(0, str(catalog.find_root()))
+    main = importlib.import_module(f"{catalog.PACKAGE}.{name}.__main__").main
+    try:
+        main(arguments, program=f"{PROGRAM} {name}")
+    except (SimulatorError, SimulatorDidNotStartError) as error:
+        raise catalog.UsageError(str(error)) from error
+    return 0
+
+
+def _mention_copy(recipe: catalog.Recipe) -> None:
+    """Say that a copy of the recipe in the current folder is not what runs."""
+    copied = Path(catalog.PACKAGE, recipe.name)
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"  # of the ranks that Lightning starts
+    if is_first and copied.is_dir() and copied.resolve() != recipe.folder:
+        print(
+            f"lightning-gaudi: runs {recipe.name} as it is installed. For yours in {copied}: "
+            f"python -m {catalog.PACKAGE}.{recipe.name}",
+            file=sys.stderr,
+        )
+
+
+def _num_simulated_cards(arguments: Sequence[str]) -> int:
+    """Cards to simulate, 0 for none: configurations named `simulated...` ask for the simulator.
+
+    Only where the environment does not say what to do, where there is nothing of the vendor's, and
+    where nobody has chosen another accelerator.
+    """
+    files = [
+        Path(value) for name, value in catalog.options(arguments) if name in catalog.CONFIG_OPTIONS
+    ]
+    is_asked = any(file.name.startswith("simulated") for file in files)
+    if not is_asked or catalog.only_shows(arguments) or is_requested():
+        return 0
+    try:
+        activation.refuse_vendor(PROGRAM)
+    except SimulatorError:
+        return 0
+    trainer = _trainer_settings(arguments)
+    if trainer.get("accelerator") not in ("hpu", "auto", None):
+        return 0
+    return min(max(_num_cards(trainer.get("devices")), 1), MAX_CARDS)
+
+
+def _trainer_settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """Accelerator and devices, which later words override; what cannot be read is left out."""
+    import yaml  # type: ignore[import-untyped]
+
+    settings: dict[str, Any] = {}
+    for name, value in catalog.options(arguments):
+        with contextlib.suppress(OSError, yaml.YAMLError, ValueError, RecursionError):
+            if name in catalog.CONFIG_OPTIONS:
+                found = yaml.safe_load(Path(value).read_text("utf-8"))
+                trainer = found.get("trainer") if isinstance(found, dict) else None
+                settings |= trainer if isinstance(trainer, dict) else {}
+            elif name.startswith("--trainer."):
+                settings[name.removeprefix("--trainer.")] = yaml.safe_load(value)
+    return settings
+
+
+def _num_cards(devices: Any) -> int:
+    """Cards that a server has at least, for a value of `trainer.devices`."""
+    text = reprlib.repr(devices) if isinstance(devices, list | dict) else str(devices)
+    numbers = [int(number) for number in re.findall(r"-?[0-9]{1,9}", text[:200])]
+    is_list = isinstance(devices, list) or "," in str(devices)
+    return max(numbers, default=0) + is_list

@@ -1,0 +1,259 @@
+"""The same checks on all servers, over what the user starts ranks with, and what differs there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from lightning_gaudi._core.secrets import hide_secrets, shown_command
+from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.tools.doctor.comparison import Process, merge
+from lightning_gaudi.tools.doctor.diagnosis import Options, diagnose, facts
+from lightning_gaudi.tools.doctor.findings import Finding, Report, error, warning
+from lightning_gaudi.tools.doctor.launchers import named_hosts, parses_again, place
+from lightning_gaudi.tools.doctor.machine import Machine, end, python
+from lightning_gaudi.tools.doctor.pieces import Joiner, cut
+
+PLACEHOLDER = "{}"
+"""Stands in the launcher's words for what each rank is to run; without it that comes last."""
+_ENDING_S = 5
+_MAX_SAID = 100_000
+
+
+@dataclass
+class _Answers:
+    """What has come back."""
+
+    begun: dict[str, Process] = field(default_factory=dict)
+    """Those that have said that they are there, and have not reported yet."""
+    done: dict[str, Process] = field(default_factory=dict)
+    status: int | None = None
+    """The launcher's exit status; None while it runs."""
+    said: str = ""
+    """On its standard error."""
+
+    def is_complete(self) -> bool:
+        sizes = {process.size for process in self.done.values()}
+        return sizes == {len(self.done)} and not self.begun
+
+    def take(self, message: Any) -> None:
+        try:
+            sender, process, has_reported = Process.read(message)
+        except ValueError:
+            return  # whose sender has then not answered
+        if has_reported:
+            self.begun.pop(sender, None)
+            self.done[sender] = process
+        else:
+            self.begun[sender] = process
+
+
+def answer(token: str, options: Options) -> None:
+    """Write this process's report for the one that has started the launcher; its status is 0.
+
+    The first process of each host looks at the machine, the others at versions and settings.
+
+    Args:
+        token: Of the run.
+        options: What to look at.
+    """
+    found = place(os.environ)
+    host = socket.gethostname()
+    # A rank is one of a kind; without ranks, hosts are, or processes.
+    sender = f"{host}-{os.getpid() if found.rank is None else found.rank}"
+    about = {
+        "sender": sender,
+        "host": host,
+        "rank": found.rank,
+        "size": found.size,
+        "is_first": not found.local_rank,
+    }
+    _write(token, f"{sender}-hello", about | {"report": None})
+    machine = Machine()
+    report = Report([], facts(machine)) if found.local_rank else diagnose(options, machine)
+    _write(token, sender, about | {"report": report.as_json()})
+
+
+def _write(token: str, name: str, message: dict[str, Any]) -> None:
+    for line in cut(token, name, message):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+def diagnose_hosts(launcher: Sequence[str], arguments: Sequence[str], timeout_s: float) -> Report:
+    """Look at all machines that a launcher starts processes on.
+
+    Args:
+        launcher: Its words, such as `["mpirun", "-np", "2", "--host", "a,b"]`; `{}` among them
+            stands for what is to be run, which else comes last.
+        arguments: Of `lightning-gaudi doctor`, for each process.
+        timeout_s: How long to wait for all of them.
+
+    Raises:
+        OSError: There is no such launcher, or it does not start.
+    """
+    token = secrets.token_hex(8)
+    command = _command(launcher, token, arguments)
+    answers = _ask(command, token, timeout_s)
+    silent = list(_silent(answers, launcher, timeout_s))
+    if silent and answers.said:
+        said = printable(hide_secrets(answers.said), max_chars=_MAX_SAID, lines=True)
+        print(said, file=sys.stderr)
+    if not answers.done:
+        return Report(silent)
+    report = merge(sorted(answers.done.values(), key=lambda each: (each.rank or 0, each.host)))
+    return Report([*silent, *report.findings], report.facts)
+
+
+def _command(launcher: Sequence[str], token: str, arguments: Sequence[str]) -> list[str]:
+    words = [
+        python(),
+        "-m",
+        "lightning_gaudi.tools.command_line",
+        "doctor",
+        "--answer",
+        token,
+        *arguments,
+    ]
+    again: Callable[[list[str]], list[str]] = (
+        (lambda found: [shlex.quote(each) for each in found]) if parses_again(launcher) else list
+    )
+    if any(PLACEHOLDER in word for word in launcher):
+        # Alone it is the command; within a word it is one of a shell's.
+        whole = {PLACEHOLDER: again(words)}
+        parts = (
+            whole.get(each, [each.replace(PLACEHOLDER, shlex.join(words))]) for each in launcher
+        )
+        return [word for part in parts for word in part]
+    return [*launcher, *again(words)]
+
+
+def _ask(command: Sequence[str], token: str, timeout_s: float) -> _Answers:
+    """Start the launcher and gather what comes, until all have answered or the time is over."""
+    answers, joiner, deadline = _Answers(), Joiner(token), time.monotonic() + timeout_s
+    with tempfile.TemporaryFile("w+", errors="replace") as said, _started(command, said) as process:
+        for line in _lines(process, deadline):
+            message = joiner.add(line)
+            if message is not None:
+                answers.take(message)
+            if answers.is_complete():
+                break
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            answers.status = process.wait(_ENDING_S if answers.is_complete() else 0)
+        said.seek(0)
+        answers.said = said.read().strip()
+    return answers
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], said: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """The launcher, which is asked to end its processes before it is killed."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=said,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        _ask_to_end(process)
+        end(process)
+
+
+def _ask_to_end(process: subprocess.Popen[str]) -> None:
+    """Have the launcher, and all in its session here, end what they have started elsewhere."""
+    deadline = time.monotonic() + _ENDING_S
+    with contextlib.suppress(ProcessLookupError):  # all have ended
+        # A shell passes no signal on.
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            process.poll()  # until then it would count
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+
+
+def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
+    """What it prints, until it has ended or the time is over."""
+    assert process.stdout is not None
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0 and selector.select(left):
+            # Not by the file itself, which may keep lines that select does not see.
+            data = os.read(process.stdout.fileno(), 2**16)
+            if not data:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_ENDING_S)
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+
+
+def _silent(answers: _Answers, launcher: Sequence[str], timeout_s: float) -> Iterator[Finding]:
+    """Who has not answered, and what was tried."""
+    tried = shown_command(launcher)
+    when = f"within {timeout_s:.0f} s of `{tried}`"
+    if answers.status is not None:
+        when = f"before `{tried}` ended with status {answers.status}"
+    said = f" ({_first_words(answers.said)})" if answers.said else ""
+    fix = "Run `lightning-gaudi doctor` there by hand, and `hostname` over the same launcher."
+    for process in answers.begun.values():
+        yield error("hosts", f"{process} began, and did not answer {when}{said}", fix)
+    if missing := _missing(answers, launcher):
+        yield error("hosts", f"{missing} did not answer {when}{said}", fix)
+    elif not answers.begun and not answers.done:
+        yield error("hosts", f"nobody answered {when}{said}", fix)
+    elif answers.status and not answers.begun:
+        failed = f"all answered, but `{tried}` ended with status {answers.status}{said}"
+        yield warning("hosts", failed, fix)
+
+
+def _first_words(said: str) -> str:
+    """The first line that says what is wrong; all of it is on standard error."""
+    lines = (line.strip() for line in said.splitlines() if not line.startswith((" ", "Traceback")))
+    return next((line for line in lines if re.search(r"\w", line)), "no message")
+
+
+_MAX_RANKS = 2**16
+"""Of how many ranks at most it is said which are missing: a host may claim any number."""
+
+
+def _missing(answers: _Answers, launcher: Sequence[str]) -> str:
+    """The hosts that the launcher's options name, and the ranks, of which nothing was heard."""
+    processes = [*answers.begun.values(), *answers.done.values()]
+    known = {_short(process.host) for process in processes}
+    named = named_hosts(launcher)
+    # A launcher may know a host by another name than its own: as many are enough.
+    hosts = [host for host in named if _short(host) not in known and len(known) < len(named)]
+    size = max((process.size or 0 for process in processes), default=0)
+    ranks = {str(rank) for rank in range(min(size, _MAX_RANKS))} - {
+        str(process.rank) for process in processes
+    }
+    words = [_named("host", hosts)] if hosts else []
+    words += [f"{_named('rank', sorted(ranks, key=int))} of {size}"] if ranks else []
+    return " and ".join(words)
+
+
+def _named(kind: str, names: Sequence[str]) -> str:
+    return f"{kind}{'' if len(names) == 1 else 's'} {', '.join(names)}"
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]

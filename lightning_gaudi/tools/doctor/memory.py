@@ -1,0 +1,90 @@
+"""Checks of the host's memory: huge pages, what processes share, and what they may lock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from lightning_gaudi.tools.doctor import hl_smi
+from lightning_gaudi.tools.doctor.findings import Finding, note, ok, warning
+from lightning_gaudi.tools.doctor.machine import Machine
+
+HUGE_MIB_A_CARD = 4400
+"""What optimum-habana's jobs on Kubernetes ask for: 4400 MiB for a card, 35202 MiB for eight.
+
+Source: optimum-habana 1.19, `examples/kubernetes/ci/*-values.yaml`, `hugepages-2Mi`.
+"""
+_SHARED = "/dev/shm"
+_SHARED_MIB = 1024
+_OVER_HOST_NICS = ("HCCL_OVER_OFI", "FI_EFA_USE_DEVICE_RDMA")
+"""Switches that ask for transfers over them."""
+
+
+def check_huge_pages(machine: Machine) -> Iterator[Finding]:
+    """Whether there are about as many huge pages as published jobs ask for."""
+    cards = len(hl_smi.read_cards(machine))
+    text = machine.read("/proc/meminfo") or ""
+    found = {
+        name: int(value) for name, value in re.findall(r"^(Huge\w+):\s+(\d{1,15})\b", text, re.M)
+    }
+    if not cards or "HugePages_Total" not in found:
+        return
+    page_mib = found.get("Hugepagesize", 2048) / 1024
+    total, free = (found.get(f"HugePages_{key}", 0) for key in ("Total", "Free"))
+    needed = -(-HUGE_MIB_A_CARD * cards // max(int(page_mib), 1))
+    text = f"{total} of {page_mib:.0f} MiB, {free} free"
+    if total < needed:
+        yield warning(
+            "hugepages",
+            f"{text}; published jobs on {cards} cards ask for {needed}",
+            f"sudo sysctl -w vm.nr_hugepages={needed}, and the same in /etc/sysctl.d to keep it; "
+            "on Kubernetes ask for hugepages-2Mi.",
+        )
+    else:
+        yield ok("hugepages", text)
+
+
+def check_shared_memory(machine: Machine) -> Iterator[Finding]:
+    """Whether a container shares the host's memory, as HCCL and workers of a DataLoader need.
+
+    Source: Intel Gaudi documentation, "Docker installation": `--ipc=host`; Docker gives 64 MiB.
+    """
+    size = machine.total_bytes(_SHARED)
+    if size is None or not hl_smi.read_cards(machine):
+        return
+    if size < _SHARED_MIB * 2**20:
+        yield warning(
+            "shared memory",
+            f"{_SHARED} has {size / 2**20:.0f} MiB",
+            "Start the container with --ipc=host.",
+        )
+    else:
+        yield ok("shared memory", f"{_SHARED} has {size / 2**30:.0f} GiB")
+
+
+def check_locked_memory(machine: Machine) -> Iterator[Finding]:
+    """Whether memory that the host's network cards read and write can be registered.
+
+    Registering locks it. Cards of one server need none of that, nor do servers whose cards are
+    connected directly, so only who asks for the host's network cards is warned.
+
+    Source: rdma-core, Documentation/libibverbs.md, "Permissions".
+    """
+    text = machine.read("/proc/self/limits") or ""
+    limit = re.search(r"^Max locked memory\s+(\w+)", text, re.M)
+    if limit is None or not hl_smi.read_cards(machine):
+        return
+    if limit[1] == "unlimited":
+        yield ok("locked memory", "unlimited")
+        return
+    asking = [name for name in _OVER_HOST_NICS if machine.environment.get(name) == "1"]
+    found = (
+        f"at most {int(limit[1]) / 2**20:g} MiB, which the host's network cards may find too few"
+    )
+    tell = warning if asking else note
+    yield tell(
+        "locked memory",
+        f"{found}; {asking[0]}=1 asks for them" if asking else f"{found}, where they are used",
+        "ulimit -l unlimited, in /etc/security/limits.conf to keep it; start a container with "
+        "--ulimit memlock=-1; under SLURM see PropagateResourceLimits.",
+    )

@@ -1,0 +1,226 @@
+"""Checks of the Python packages: against the releases, the tested pairs and the security floor."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
+
+from lightning_gaudi._core import deepspeed_versions
+from lightning_gaudi._version import __version__
+from lightning_gaudi.simulator import settings
+from lightning_gaudi.tools.doctor.findings import Finding, error, note, ok, warning
+from lightning_gaudi.tools.doctor.machine import Machine, python
+from lightning_gaudi.tools.doctor.releases import OLDEST, RELEASES, find_release, minor, numbers
+
+PLUGIN = "habana-torch-plugin"
+"""The vendor's package for Python, whose version is that of the Gaudi software."""
+LIGHTNINGS = ("lightning", "pytorch-lightning")
+SAFE_LIGHTNING = "2.6.6"
+"""The first release of Lightning without CVE-2026-58659: in older ones a checkpoint can name a
+function that `load_from_checkpoint` calls."""
+MALWARE = ("2.6.2", "2.6.3")
+"""Releases of Lightning that were malware."""
+TESTED_TRANSFORMERS = ("4.49.0", "5.23.0")
+"""The oldest and the newest that the recipes are tested with."""
+PACKAGES = (
+    *("torch", PLUGIN, *LIGHTNINGS, "lightning-gaudi", "lightning-habana", "deepspeed"),
+    *("transformers", "accelerate", "optimum-habana", "numpy"),
+)
+"""What a report names, and what is compared between servers."""
+_GUIDE = "docs/on-a-gaudi.md, Install beside the vendor's torch"
+
+
+def gaudi_software(machine: Machine) -> str | None:
+    """The release of the Gaudi software, be it simulated; None where there is none."""
+    if machine.environment.get(settings.SIMULATE):
+        key = machine.environment.get(settings.RELEASE) or list(settings.RELEASES)[-1]
+        return settings.RELEASES[key].version if key in settings.RELEASES else None
+    return machine.version(PLUGIN)
+
+
+def is_simulated(machine: Machine) -> bool:
+    """Whether the environment asks for simulated cards."""
+    return bool(machine.environment.get(settings.SIMULATE))
+
+
+def is_upstream(torch: str) -> bool | None:
+    """Whether it is PyTorch's CPU build (True), the vendor's own (False), or another one (None).
+
+    Source: Intel Gaudi PyTorch bridge 1.24.1, `torch/__init__.py`, which asks for one of the two.
+    """
+    local = torch.partition("+")[2]
+    if local.startswith(("git", "hpu")):
+        return False
+    return True if not local or "cpu" in local else None
+
+
+def check_python(machine: Machine) -> Iterator[Finding]:
+    """What runs here: for the reader of a report."""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield ok("python", f"{platform.python_version()} at {python()}, {system}")
+    installed = machine.version("lightning-gaudi")
+    if installed is None:
+        yield note(
+            "lightning-gaudi",
+            f"{__version__}, not installed but found on the path",
+            "Without `pip install .` in its folder, `import torch` does not activate it: "
+            "programs have to import lightning_gaudi.",
+        )
+    elif machine.environment.get("LIGHTNING_GAUDI_AUTOLOAD") == "0":
+        yield warning(
+            "lightning-gaudi",
+            f"{installed} is switched off (LIGHTNING_GAUDI_AUTOLOAD=0)",
+            'Unset it: accelerator="hpu" is not known until a program imports lightning_gaudi.',
+        )
+    else:
+        yield ok("lightning-gaudi", installed)
+
+
+def check_torch(machine: Machine) -> Iterator[Finding]:
+    """Whether torch is one that this package and the Gaudi software take."""
+    torch, software = machine.version("torch"), gaudi_software(machine)
+    if torch is None:
+        yield error(
+            "torch",
+            f"is not installed for {python()}",
+            "Use the Python of the server's container; without a Gaudi: pip install torch "
+            "--index-url https://download.pytorch.org/whl/cpu",
+        )
+        return
+    if problem := _unmet(machine, "torch", torch):
+        yield error("torch", problem, f"Take an image of Gaudi software {OLDEST} or newer.")
+    elif is_simulated(machine) or software is None:
+        yield ok("torch", torch)
+    else:
+        yield from _check_pair(machine, torch, software)
+
+
+def _check_pair(machine: Machine, torch: str, software: str) -> Iterator[Finding]:
+    release = find_release(software)
+    pair = f"torch {torch} with Gaudi software {software}"
+    if release is None:
+        if numbers(software)[:2] < numbers(OLDEST):
+            yield error("torch", f"{pair}, which is older than {OLDEST}", "Take a newer image.")
+        else:
+            newest = RELEASES[-1].software
+            yield note("torch", f"{pair}; {newest} is the newest release that is known here")
+        return
+    if minor(torch) != minor(release.torch):
+        yield error(
+            "torch",
+            f"{pair}, which is built for torch {release.torch} and refuses another",
+            "Take a fresh container, or run the vendor's installer again; then keep pip from "
+            f"replacing torch: {_GUIDE}.",
+        )
+        return
+    upstream = is_upstream(torch)
+    if upstream is None:
+        yield error(
+            "torch",
+            f"{pair}: it is neither the vendor's build nor PyTorch's for the CPU",
+            "Take a fresh container, or: pip install --force-reinstall "
+            f"torch=={release.torch} --index-url https://download.pytorch.org/whl/cpu",
+        )
+    elif upstream and machine.environment.get("PT_HPU_LAZY_MODE") == "1":
+        yield error(
+            "torch",
+            f"{pair} is PyTorch's own build, which lazy mode (PT_HPU_LAZY_MODE=1) refuses",
+            "Set PT_HPU_LAZY_MODE=0, or take an image pytorch-installer-*, with the vendor's.",
+        )
+    else:
+        build = "PyTorch's build for the CPU" if upstream else "the vendor's build"
+        yield ok("torch", f"{pair}, {build}")
+
+
+def check_lightning(machine: Machine) -> Iterator[Finding]:
+    """Whether Lightning is one that is supported, and safe."""
+    versions = {name: machine.version(name) for name in LIGHTNINGS}
+    if not any(versions.values()):
+        yield error("lightning", "is not installed", "pip install 'lightning>=2.6.6,<2.7'")
+    for name, version in versions.items():
+        if version is not None:
+            yield _check_lightning(machine, name, version)
+    if old := machine.version("lightning-habana"):
+        yield warning(
+            "lightning-habana",
+            f"{old} is not needed any more, and stops at Gaudi software 1.18",
+            "pip uninstall lightning-habana; docs/migrating.md says what replaces what.",
+        )
+
+
+def _check_lightning(machine: Machine, name: str, version: str) -> Finding:
+    fix = f"pip install '{name}>={SAFE_LIGHTNING},<2.7'"
+    if version in MALWARE:
+        return error(
+            name,
+            f"{version} was malware",
+            f"{fix}; and replace all passwords and keys that were on this machine.",
+        )
+    if problem := _unmet(machine, "lightning", version):
+        return error(name, problem, fix)
+    if Version(version) < Version(SAFE_LIGHTNING):
+        return warning(
+            name,
+            f"{version} has CVE-2026-58659: a checkpoint can run code when it is loaded. This "
+            "package refuses such checkpoints, under a Trainer and in `load_from_checkpoint`",
+            fix,
+        )
+    return ok(name, version)
+
+
+def check_deepspeed(machine: Machine) -> Iterator[Finding]:
+    """Whether DeepSpeed is one that is supported, and was run with this torch on a Gaudi."""
+    version, torch = machine.version("deepspeed"), machine.version("torch")
+    install = "pip install 'lightning-gaudi[deepspeed]'"
+    if version is None:
+        yield ok("deepspeed", "not installed; no strategy but deepspeed needs it")
+    elif problem := _unmet(machine, "deepspeed", version):
+        yield error("deepspeed", problem, f"{install}, or leave strategy='deepspeed' alone.")
+    elif torch and not deepspeed_versions.is_tested(minor(version), minor(torch)):
+        known = "; ".join(
+            f"{pair.deepspeed} with torch {pair.torch}"
+            for pair in deepspeed_versions.PAIRS
+            if pair.where != "simulated"
+        )
+        yield note(
+            "deepspeed",
+            f"{version} with torch {torch} was run on a Gaudi by nobody that we know of; known: "
+            f"{known}",
+            "Compare the first losses with another strategy's.",
+        )
+    else:
+        yield ok("deepspeed", version)
+
+
+def check_transformers(machine: Machine) -> Iterator[Finding]:
+    """Whether transformers is one that the recipes are tested with, and what it brings is right."""
+    version = machine.version("transformers")
+    if version is None:
+        yield ok("transformers", "not installed; the recipes and text generation need it")
+    elif problem := _unmet(machine, "transformers", version):
+        yield error("transformers", problem, "pip install 'lightning-gaudi[recipes]'")
+    elif numbers(version)[:2] > numbers(TESTED_TRANSFORMERS[1])[:2]:
+        oldest, newest = TESTED_TRANSFORMERS
+        yield note("transformers", f"{version}; {oldest} to {newest} are tested")
+    else:
+        yield ok("transformers", version)
+
+
+def _unmet(machine: Machine, name: str, version: str) -> str:
+    """What a version lacks of what this package declares; nothing if it is fine or not known."""
+    for requirement in map(Requirement, machine.requirements()):
+        if requirement.name == name and not _contains(requirement, version):
+            return f"{version} is not supported: {requirement.specifier}"
+    return ""
+
+
+def _contains(requirement: Requirement, version: str) -> bool:
+    try:
+        # Builds such as 2.11.0a0+git3f8c are of that release.
+        found = Version(Version(version).base_version)
+    except InvalidVersion:
+        return True
+    return requirement.specifier.contains(found, prereleases=True)

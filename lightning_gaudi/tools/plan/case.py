@@ -1,0 +1,119 @@
+"""What is asked of a rehearsal, and what comes of it: plain data, as it goes between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning_gaudi._core.untrusted import parse_json, printable
+from lightning_gaudi.tools.plan.search import Need
+
+MAX_FORKS = min(4, os.cpu_count() or 1)
+"""Of a rehearsal at a time: each is busy, and needs memory for the program's data."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run a program. What is None stays as the program has it."""
+
+    strategy: str | None = None
+    """The Trainer's."""
+    devices: int = 1
+    """Cards, of which this process plays the first."""
+    precision: str | None = None
+    checkpointing: bool | None = None
+    """Whether models that can are to compute activations again in backward."""
+    batch_size: int | None = None
+    """Of each card and step; None for that of the program's loader."""
+    budgets: tuple[int, ...] = ()
+    """Memory in bytes; for each the largest batch is looked for that keeps within it."""
+    result: str = ""
+    """The file that results are written to, one JSON object a line."""
+
+    def save(self, path: Path) -> None:
+        """Write it where `load` finds it."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> Case:
+        """Reads what `save` has written.
+
+        Raises:
+            ValueError: The file holds something else.
+        """
+        try:
+            found = parse_json(path.read_bytes())
+            return cls(**{**found, "budgets": tuple(found["budgets"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} is no case to rehearse ({printable(error, max_chars=200)}). Start the "
+                "rehearsal by `lightning-gaudi plan`, which writes it."
+            ) from error
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a step computes and sends on one card."""
+
+    flops: int = 0
+    """Of the products of matrices, without what is computed again; 0 if not known."""
+    moved_bytes: int = 0
+    """What all operators read and write, if none is fused."""
+    collective_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What this rank gives to each kind of collective."""
+    num_micro_batches: int = 1
+    """Batches of a step of the optimizer."""
+    weight_bytes: int = 0
+    """Of the weights that products of matrices read, each as often as it must be brought."""
+    num_replicas: int = 1
+    """Groups of cards that each take a batch of their own."""
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What one batch size takes of one card."""
+
+    batch_size: int
+    peak_bytes: int
+    """Most in use during a step, and an evaluation behind it."""
+    setup_bytes: int
+    """Most in use before: as it is set up, and in the steps that compile."""
+    growing_bytes: int = 0
+    """Most in use in forward and backward of any step, and in an evaluation: what grows with the
+    batch, beside which setup and the optimizer's part do not."""
+    held_bytes: int = 0
+    """Of weights, gradients, optimizer state and buckets at once, whatever the batch."""
+    categories: Mapping[str, int] = field(default_factory=dict)
+    """What held the peak, in bytes; they sum up to it."""
+    host: Mapping[str, int] = field(default_factory=dict)
+    """What this process takes of the host's memory at one time or another, in bytes."""
+    checkpoint: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of a checkpoint of all ranks, with the optimizer and without; empty if none is asked
+    for, or nothing is trained."""
+    can_checkpoint: bool = False
+    """Whether a module can be told to compute its activations again in backward."""
+    has_fused_attention: bool = False
+    """Whether its attention was the vendor's fused kernel, which a first Gaudi does not have."""
+    is_lazy: bool = False
+    """Whether it ran in lazy mode, where what is between two `mark_step` is one graph."""
+
+    @property
+    def need(self) -> Need:
+        """What a card must have."""
+        return Need(max(self.peak_bytes, self.setup_bytes), self.growing_bytes)
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Returns what a rehearsal has written; it may have been ended in the middle of a line."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(parse_json(line))
+    return [each for each in found if isinstance(each, dict)]

@@ -1,0 +1,58 @@
+"""What a run takes beside its card: memory of the host, and room for checkpoints."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lightning_gaudi._core.rehearsals import Weight, weighing
+from lightning_gaudi.reliability.holders import STAYING, holders, num_fsdp_parts
+from lightning_gaudi.tools.plan.run import Run
+
+MADE = "weights, as they are made"
+SAVED = "a checkpoint, as it is saved"
+
+
+def made_bytes(model: Any) -> int:
+    """What a model's weights take of the host's memory."""
+    return sum(each.untyped_storage().nbytes() for each in holders(model, [], "cpu")["weights"])
+
+
+def offloaded_bytes(model: Any, optimizers: Any) -> dict[str, int]:
+    """What training holds on the host, by category, beside buffers of its own."""
+    found = holders(model, optimizers, "cpu")
+    sizes = {name: sum(each.untyped_storage().nbytes() for each in found[name]) for name in STAYING}
+    return {f"{name}, offloaded": size for name, size in sizes.items()}
+
+
+def checkpoint_sizes(run: Run) -> tuple[dict[str, int], int]:
+    """How large a checkpoint of what is trained would be.
+
+    Returns:
+        Bytes of all its files, with the optimizer and without, as far as it can be saved; and what
+        of it this rank writes.
+    """
+    if (num_parts := num_fsdp_parts(run.model)) > 1:
+        # To name what is in a state, FSDP asks the other ranks, which are not there: by its parts.
+        found = [holders(run.model, run.optimizers, each) for each in ("hpu", "cpu")]
+        sizes = {
+            name: sum(each.nbytes for one in found for each in one[name]) * num_parts
+            for name in STAYING
+        }
+        full = Weight(whole=sizes["weights"] + sizes["optimizer state"])
+        full.of_rank = full.whole // (num_parts if run.strategy.saves_shards else 1)
+        weights = sizes["weights"]
+    else:
+        full = _weigh(run, weights_only=False)
+        weights = _weigh(run, weights_only=True).whole
+    found_sizes = {"with the optimizer": full.whole, "weights alone": weights}
+    return {name: size for name, size in found_sizes.items() if size}, full.of_rank
+
+
+def _weigh(run: Run, *, weights_only: bool) -> Weight:
+    if not run.can_save(weights_only=weights_only):
+        return Weight()
+    with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder, weighing() as found:
+        run.save(Path(folder, "checkpoint"), weights_only=weights_only)
+    return found

@@ -1,0 +1,288 @@
+"""Rehearses a program in several ways, and says which cards each would fit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lightning_gaudi._core.process_groups import end_group
+from lightning_gaudi._core.rehearsals import VARIABLE
+from lightning_gaudi.hardware import GAUDIS
+from lightning_gaudi.simulator.settings import (
+    CARD,
+    DRY,
+    MAX_CARDS,
+    RULES,
+    SIMULATE,
+    path_with_stand_in,
+)
+from lightning_gaudi.tools.plan.cards import Card
+from lightning_gaudi.tools.plan.case import MAX_FORKS, Case, Counted, Rehearsed, read_results
+from lightning_gaudi.tools.plan.published import PublishedRun
+
+
+class PlanError(RuntimeError):
+    """A program could not be rehearsed; the message says why."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A way to run a program, and what it takes."""
+
+    case: Case
+    change: str
+    """What is other than in the program, in words; empty for the program as it is."""
+    rehearsed: Rehearsed | None
+    counted: Counted | None = None
+    largest: Mapping[str, int] = field(default_factory=dict)
+    """The largest batch of each card by the card's key; 0 where one sample does not fit."""
+    is_searched: bool = True
+    """Whether larger ones were looked for to the end; False if that took too long."""
+    on: str = ""
+    """The card by its title where it was rehearsed for that one alone."""
+    error: str = ""
+    """Why it could not be rehearsed."""
+    published: PublishedRun | None = None
+    """The published run that the program says it is; None where it is changed."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found = asdict(self)
+        found["case"] = {
+            name: value
+            for name, value in found["case"].items()
+            if name not in ("budgets", "result")
+        }
+        return found
+
+
+_ENOUGH = 2**10
+"""Seconds after which a rehearsal is given up."""
+
+_NOTHING_RAN = (
+    "no Trainer of Lightning and no Fabric ran in it. For another loop see `lightning-gaudi "
+    "audit`, or plan its module with a batch (lightning_gaudi.tools.plan.plan.plan_module)"
+)
+
+_SHARDED_WEIGHTS = "ZeRO-3 on 8 cards"
+_CHECKPOINTED = ", activation checkpointing"
+
+CHANGES: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("activation checkpointing", {"checkpointing": True}),
+    ("bf16-mixed", {"precision": "bf16-mixed"}),
+    ("ZeRO-1 on 8 cards", {"strategy": "deepspeed_stage_1", "devices": 8}),
+    ("ZeRO-2 on 8 cards", {"strategy": "deepspeed_stage_2", "devices": 8}),
+    (_SHARDED_WEIGHTS, {"strategy": "deepspeed_stage_3", "devices": 8}),
+    (
+        f"{_SHARDED_WEIGHTS}{_CHECKPOINTED}",
+        {"strategy": "deepspeed_stage_3", "devices": 8, "checkpointing": True},
+    ),
+    (
+        f"{_SHARDED_WEIGHTS} with its optimizer on the host{_CHECKPOINTED}",
+        {"strategy": "deepspeed_stage_3_offload", "devices": 8, "checkpointing": True},
+    ),
+)
+"""What may make a program fit, the cheapest first: that costs time, then cards, then the host."""
+
+
+def plan(
+    command: Sequence[str], case: Case, cards: Sequence[Card], *, with_changes: bool = True
+) -> Iterator[Planned]:
+    """Rehearse a program as it is, and where it does not fit a card, with what makes it fit.
+
+    Args:
+        command: A program that has a Trainer run.
+        case: How it is to run.
+        cards: What it might run on.
+        with_changes: Whether to look for changes.
+
+    Raises:
+        PlanError: The program itself cannot be rehearsed.
+    """
+    missing = [*cards]
+    rehearsed: Rehearsed | None = None
+    for found in _rehearse_for_each(command, case, cards, ""):
+        if found.rehearsed is None:
+            raise PlanError(found.error)
+        if case.checkpointing and not found.rehearsed.can_checkpoint:
+            raise PlanError(
+                "--checkpointing has modules of transformers compute activations again, and this "
+                "program has none that can (no `gradient_checkpointing_enable`): it would be "
+                "planned as it is. Leave it out, or have the program checkpoint its activations "
+                "itself."
+            )
+        yield found
+        rehearsed = rehearsed or found.rehearsed
+        missing = [card for card in missing if not found.largest.get(card.key)]
+    assert rehearsed is not None
+    for change, values in _changes(rehearsed) if with_changes else ():
+        changed = replace(case, **values)
+        if not missing or changed == case:
+            continue
+        if error := _too_large_here(changed, rehearsed):
+            yield Planned(changed, change, None, error=error)
+            continue
+        # Only shards make less of what a step holds whatever the batch.
+        held = rehearsed.held_bytes if "strategy" not in values else 0
+        if all(held > card.budget_bytes for card in missing):
+            continue
+        for tried in _rehearse_for_each(command, changed, missing, change):
+            yield tried
+            missing = [card for card in missing if not tried.largest.get(card.key)]
+
+
+def _rehearse_for_each(
+    command: Sequence[str], case: Case, cards: Sequence[Card], change: str
+) -> Iterator[Planned]:
+    """Rehearse a program, and once more for cards on which its attention is not fused."""
+    found = _rehearse(command, case, cards, change)
+    others = [card for card in cards if not card.has_fused_attention]
+    is_fused = found.rehearsed is not None and found.rehearsed.has_fused_attention
+    if not is_fused or not others:
+        yield found
+        return
+    keys = {card.key for card in others}
+    yield replace(found, largest={key: n for key, n in found.largest.items() if key not in keys})
+    yield _rehearse(command, case, others, change)
+
+
+def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """What may make less of a program; where nothing is trained, shards of its weights alone."""
+    if not found.categories["gradients"] and not found.categories["optimizer state"]:
+        return [(change, values) for change, values in CHANGES if change == _SHARDED_WEIGHTS]
+    if found.can_checkpoint:
+        return CHANGES
+    left: dict[str, Mapping[str, Any]] = {}
+    for change, values in CHANGES:
+        name = change.removesuffix(_CHECKPOINTED)
+        left.setdefault(name, {key: each for key, each in values.items() if key != "checkpointing"})
+    return [(change, values) for change, values in left.items() if values]
+
+
+def _too_large_here(case: Case, found: Rehearsed) -> str:
+    """Why a rank that has its part on the host cannot be rehearsed here; that takes real memory."""
+    if "offload" not in (case.strategy or ""):
+        return ""
+    needed, free = found.held_bytes // case.devices * MAX_FORKS, _free_bytes()
+    if free is None or needed <= free:
+        return ""
+    return (
+        f"what each rank would have on the host takes {needed / 2**30:.1f} GiB in the "
+        f"{MAX_FORKS} rehearsals at a time, and {free / 2**30:.1f} GiB are free on this machine."
+    )
+
+
+def _free_bytes() -> int | None:
+    """Of this machine's memory, what can be had; None where the system does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 2**10
+    return None
+
+
+def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change: str) -> Planned:
+    with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
+        result, request = Path(folder, "result"), Path(folder, "case")
+        budgets = tuple(card.budget_bytes for card in cards)
+        asked = replace(case, result=str(result), budgets=budgets)
+        asked.save(request)
+        try:
+            status, output = _run(command, _environment(request, case.devices, cards))
+            reason = f"the program ended with status {status}"
+        except FileNotFoundError:
+            raise PlanError(f"{command[0]}: command not found.") from None
+        except subprocess.TimeoutExpired:
+            output, reason = "", f"it took more than {_ENOUGH} seconds"
+        found = read_results(result)
+    errors = [each["error"] for each in found if "error" in each]
+    first = next((each for each in found if "rehearsed" in each), None)
+    last = next((each for each in found if "largest" in each), None)
+    if errors or first is None or last is None:
+        what = _NOTHING_RAN if first is None else "no largest batch was found"
+        error = errors[0] if errors else f"{reason}, and {what}.\n{output}"
+        return Planned(case, change, None, error=error.strip())
+    largest = dict(zip((card.key for card in cards), last["largest"], strict=True))
+    published = first["published"] if not change else None
+    return Planned(
+        case,
+        change,
+        Rehearsed(**first["rehearsed"]),
+        Counted(**first["counted"]),
+        largest,
+        is_searched=last["is_complete"],
+        on=_alone(cards),
+        published=PublishedRun.of(published) if published else None,
+    )
+
+
+def _run(command: Sequence[str], env: dict[str, str]) -> tuple[int, str]:
+    """The exit status of a program, and the end of what it has said; nothing of it is left."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        list(command), env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    try:
+        said, errors = process.communicate(timeout=_ENOUGH)
+    finally:
+        process.kill()
+        process.wait()
+        end_group(process.pid)  # its forks; usually none is left
+    return process.returncode, f"{said[-2000:]}{errors[-3000:]}"
+
+
+def _alone(cards: Sequence[Card]) -> str:
+    """The title of the cards that have no fused attention if there are no others, else empty."""
+    return "" if any(card.has_fused_attention for card in cards) else cards[0].title
+
+
+def _environment(request: Path, num_cards: int, cards: Sequence[Card]) -> dict[str, str]:
+    """That of a program of which this is the first of its ranks, on a dry card."""
+    # Those that have fused attention plan alike.
+    fused = next(key for key, gaudi in GAUDIS.items() if gaudi.has_fused_attention)
+    key = cards[0].key if _alone(cards) else fused
+    env = os.environ | {
+        VARIABLE: str(request),
+        SIMULATE: str(MAX_CARDS),
+        DRY: "1",
+        RULES: "off",
+        CARD: key,
+        "LIGHTNING_GAUDI_RELIABILITY": "off",
+        "PYTHONPATH": path_with_stand_in(),
+    }
+    if num_cards > 1:
+        # Nobody listens and nobody comes. Port 0 is free, whoever rehearses at the same time.
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        env |= {"WORLD_SIZE": str(num_cards), "RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0"}
+    return env
+
+
+def plan_module(
+    make: Any, batch: Any, case: Case, cards: Sequence[Card], *, with_changes: bool = True
+) -> list[Planned]:
+    """Plan the training of a module on a batch.
+
+    Args:
+        make: A function of a module that makes it, or the module itself, which is pickled: one of
+            torch, which AdamW trains on its loss, or a LightningModule.
+        batch: What the module takes: keyword arguments in a dict, positional ones in a sequence.
+        case: How it is to run.
+        cards: What it might run on.
+        with_changes: Whether to look for what makes it fit.
+
+    Raises:
+        PlanError: It cannot be rehearsed.
+    """
+    with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
+        path = Path(folder, "module")
+        path.write_bytes(pickle.dumps((make, batch)))
+        program = [sys.executable, "-m", "lightning_gaudi.tools.plan.module_program", str(path)]
+        return list(plan(program, case, cards, with_changes=with_changes))

@@ -1,0 +1,177 @@
+"""What was published of a run, beside what its plan says.
+
+A program declares that it is a published run by a callback of its Trainer that has a method
+`published_run`. The figures are the program's; none are known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_gaudi.tools.plan.cards import CARDS, Card
+from lightning_gaudi.tools.plan.case import Case, Counted, Rehearsed
+from lightning_gaudi.tools.plan.roofline import step_seconds
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that was published of a run."""
+
+    name: str
+    """What was measured: train_samples_per_s, train_seconds, latency_seconds, seconds_per_picture;
+    of others a plan has no estimate."""
+    value: float
+    unit: str
+    hardware: str
+    """What it was measured on: Gaudi, Gaudi 2, A100 80GB, ..."""
+    source: str
+    batch_size: int
+    """Of each card."""
+
+
+@dataclass(frozen=True)
+class NoRoom:
+    """That a run did not fit, as published."""
+
+    hardware: str
+    batch_size: int
+    source: str
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A published run."""
+
+    name: str
+    title: str
+    num_cards: int
+    num_steps: int | None
+    """Of the optimizer, where the source says how many."""
+    figures: tuple[Figure, ...]
+    no_room: tuple[NoRoom, ...]
+    differing: tuple[str, ...]
+    """In which settings the program is not that run, in words."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> PublishedRun:
+        """What `dataclasses.asdict` has made of it."""
+        lists: dict[str, Any] = {
+            "figures": tuple(Figure(**each) for each in values["figures"]),
+            "no_room": tuple(NoRoom(**each) for each in values["no_room"]),
+            "differing": tuple(values["differing"]),
+        }
+        return cls(**{**values, **lists})
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A published figure, and what the plan says of it."""
+
+    figure: Figure
+    card: str
+    """The key of the card, or "" where it is none that plans are made for."""
+    least: float | None
+    """The figure as it would be if a step took what it takes at least; None if not estimated."""
+    unfused: float | None
+    """The same by what operators read and write."""
+    why_not: str
+    """Why it is not estimated."""
+
+    @property
+    def errors(self) -> tuple[float, float] | None:
+        """Of both, as shares of the published value: 0.1 is ten percent more."""
+        if self.least is None or self.unfused is None:
+            return None
+        return self.least / self.figure.value - 1, self.unfused / self.figure.value - 1
+
+
+@dataclass(frozen=True)
+class Room:
+    """Whether a batch fits a card, as published and as planned."""
+
+    hardware: str
+    batch_size: int
+    did_fit: bool
+    """As published: it ran, or there was no room."""
+    largest: int | None
+    """The largest batch of the plan; None where that card is not planned for."""
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the plan says the same; None where it says nothing."""
+        return None if self.largest is None else (self.batch_size <= self.largest) == self.did_fit
+
+
+def declared(callbacks: Iterable[Any]) -> PublishedRun | None:
+    """The run that a Trainer's callbacks say it is, if one does."""
+    for each in callbacks:
+        if hasattr(each, "published_run"):
+            run: PublishedRun = each.published_run()
+            return run
+    return None
+
+
+def beside(run: PublishedRun, case: Case, found: Rehearsed, counted: Counted) -> list[Beside]:
+    """Each figure of a run, with its estimate, or with why there is none."""
+    return [_beside(each, run, case, found, counted) for each in run.figures]
+
+
+def rooms(run: PublishedRun, largest: Mapping[str, int]) -> list[Room]:
+    """Each batch that is known to have fitted a card, or not to."""
+    fitted = {(each.hardware, each.batch_size): True for each in run.figures}
+    refused = {(each.hardware, each.batch_size): False for each in run.no_room}
+    found = []
+    for (hardware, batch_size), did_fit in {**refused, **fitted}.items():
+        card = _card(hardware)
+        planned = None if card is None else largest.get(card.key)
+        found.append(Room(hardware, batch_size, did_fit, planned))
+    return found
+
+
+def _beside(
+    figure: Figure, run: PublishedRun, case: Case, found: Rehearsed, counted: Counted
+) -> Beside:
+    card = _card(figure.hardware)
+    key = "" if card is None else card.key
+    if card is None:
+        why_not = "no such card is known"
+    elif found.has_fused_attention and not card.has_fused_attention:
+        why_not = f"its attention is not fused there: plan with --cards {card.key}"
+    elif case.devices != run.num_cards:
+        why_not = f"of {run.num_cards} cards: plan with --devices {run.num_cards}"
+    elif found.batch_size != figure.batch_size:
+        why_not = f"of batch {figure.batch_size}: plan with --batch-size {figure.batch_size}"
+    else:
+        seconds = step_seconds(card, found, counted)
+        least, unfused = (_as_figure(figure.name, each, run, found, counted) for each in seconds)
+        why_not = "" if least is not None else _why_not(figure.name)
+        return Beside(figure, key, least, unfused, why_not)
+    return Beside(figure, key, None, None, why_not)
+
+
+def _as_figure(
+    name: str, seconds: float, run: PublishedRun, found: Rehearsed, counted: Counted
+) -> float | None:
+    """What a figure is if a step takes so long; None where that does not say it."""
+    if name == "train_samples_per_s":
+        batch = found.batch_size * counted.num_micro_batches * counted.num_replicas
+        return batch / seconds if seconds else None
+    if name == "train_seconds":
+        return None if run.num_steps is None else run.num_steps * seconds
+    if name == "latency_seconds":
+        return seconds
+    return seconds / found.batch_size if name == "seconds_per_picture" else None
+
+
+def _why_not(name: str) -> str:
+    if name == "train_seconds":
+        return "the source counts epochs, and not steps"
+    return "it is not the time of a planned step"
+
+
+def _card(hardware: str) -> Card | None:
+    """The card that is published as `hardware`; a Gaudi of the first generation has no number."""
+    title = "Gaudi 1" if hardware == "Gaudi" else hardware
+    return next((card for card in CARDS.values() if card.title == title), None)

@@ -1,0 +1,79 @@
+"""A published run beside its plan, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lightning_gaudi.tools.plan.plan import Planned
+from lightning_gaudi.tools.plan.published import Beside, Room, beside, rooms
+
+_ON, _VALUE = 12, 24
+
+
+def published_text(planned: Planned) -> list[str]:
+    """Lines of a table: each figure and its estimates, then which batches fitted."""
+    run = planned.published
+    if run is None:
+        return []
+    figures, fitted = _found(planned)
+    lines = ["", f"  published/{run.name}: {run.title}"]
+    if figures:
+        lines.append(
+            f"  {'on':{_ON}}{'published':{_VALUE}}{'at least':>22}{'error':>9}"
+            f"{'unfused':>12}{'error':>9}"
+        )
+    lines += [_figure(each) for each in figures]
+    lines += [f"  {_room(each)}" for each in fitted]
+    lines += [f"  planned with other settings: {each}" for each in run.differing]
+    sources = dict.fromkeys([each.source for each in run.figures])
+    sources |= dict.fromkeys([each.source for each in run.no_room])
+    return lines + [f"  source: {each}" for each in sources]
+
+
+def published_dict(planned: Planned) -> dict[str, Any] | None:
+    """The same as plain data; errors are shares of the published value."""
+    if planned.published is None:
+        return None
+    figures, fitted = _found(planned)
+    return {
+        "name": planned.published.name,
+        "title": planned.published.title,
+        "differing": [*planned.published.differing],
+        "figures": [{**asdict(each), "errors": each.errors} for each in figures],
+        "rooms": [{**asdict(each), "agrees": each.agrees} for each in fitted],
+    }
+
+
+def _found(planned: Planned) -> tuple[Sequence[Beside], Sequence[Room]]:
+    run, rehearsed, counted = planned.published, planned.rehearsed, planned.counted
+    assert run is not None
+    assert rehearsed is not None
+    assert counted is not None
+    figures = beside(run, planned.case, rehearsed, counted)
+    fitted = rooms(run, planned.largest)
+    if planned.on:  # what is of other cards stands beside the plan for those
+        figures = [each for each in figures if each.card in planned.largest]
+        fitted = [each for each in fitted if each.largest is not None]
+    return figures, fitted
+
+
+def _figure(each: Beside) -> str:
+    figure = each.figure
+    value = f"{figure.name} {figure.value:g}"
+    start = f"  {figure.hardware:{_ON}}{value:{_VALUE}}"
+    if each.errors is None:
+        return f"{start}  no estimate: {each.why_not}"
+    least, unfused = (f"{error:+.0%}" for error in each.errors)
+    width = max(12, 22 - max(0, len(value) - _VALUE))
+    return f"{start}{each.least:>{width}.5g}{least:>9}{each.unfused:>12.5g}{unfused:>9}"
+
+
+def _room(each: Room) -> str:
+    published = "fitted" if each.did_fit else "did not fit"
+    says = f"batch {each.batch_size} {published} {each.hardware}, as published"
+    if each.largest is None:
+        return f"{says}; not planned for it"
+    planned = f"up to {each.largest}" if each.largest else "none fits"
+    return f"{says}; planned: {planned}, {'which agrees' if each.agrees else 'which DIFFERS'}"

@@ -1,0 +1,125 @@
+"""What a program rehearses: a few steps on a dry card for each batch size, in forks, then it ends.
+
+A fork of the program has a card of its own. `trainer` has a Trainer run in them, and `fabric` the
+loops that a program has written itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lightning_gaudi._core.mirror import Family
+from lightning_gaudi._core.rehearsals import VARIABLE
+from lightning_gaudi.simulator.memory import own_server, unlimited_memory
+from lightning_gaudi.tools.plan.case import MAX_FORKS, Case, Rehearsed
+from lightning_gaudi.tools.plan.empty_weights import EmptyWeights
+from lightning_gaudi.tools.plan.forks import Fork, RehearsalError
+from lightning_gaudi.tools.plan.published import PublishedRun
+from lightning_gaudi.tools.plan.run import Run
+from lightning_gaudi.tools.plan.search import Need, largest_within
+from lightning_gaudi.tools.plan.watch import Counts, MemoryWatch, Watch
+
+_SEARCH_S = 300.0
+"""For how long the largest batch is looked for; what is measured then is measured to its end."""
+
+_empty_weights: EmptyWeights | None = None
+
+
+def leave_weights_empty() -> None:
+    """Have the models that the program makes from now on take no memory; again is harmless."""
+    global _empty_weights
+    if _empty_weights is None:
+        _empty_weights = EmptyWeights()
+        _empty_weights.__enter__()  # type: ignore[no-untyped-call]
+
+
+def fill_weights() -> None:
+    """Have what is made from now on be filled as ever; again is harmless."""
+    global _empty_weights
+    if _empty_weights is not None:
+        _empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        _empty_weights = None
+
+
+def settings(case: Case) -> dict[str, Any]:
+    """The arguments of a Trainer or Fabric that a case asks for."""
+    asked = {"strategy": case.strategy, "precision": case.precision}
+    found = {name: value for name, value in asked.items() if value is not None}
+    return {"devices": case.devices, **found}
+
+
+def measure(
+    case: Case,
+    start: Callable[[Callable[[Run], Watch], int | None], Fork],
+    published: PublishedRun | None,
+) -> NoReturn:
+    """Measure all that a case asks, and end the program.
+
+    Args:
+        case: What to rehearse.
+        start: Begins a fork with a watch, in batches of a size or, if that is None, as they are.
+        published: What the program tells of a published run.
+
+    Raises:
+        SystemExit: When all is measured.
+    """
+
+    def needs(batch_sizes: Collection[int]) -> dict[int, Need]:
+        found, forks = {}, dict[int, Fork]()
+        for size in batch_sizes:
+            if len(forks) >= MAX_FORKS:
+                done = next(iter(forks))
+                found[done] = Rehearsed(**forks.pop(done).found()).need
+            forks[size] = start(MemoryWatch, size)
+        return found | {size: Rehearsed(**fork.found()).need for size, fork in forks.items()}
+
+    try:
+        thorough = partial(MemoryWatch, is_thorough=True)
+        counting, measuring = (start(each, case.batch_size) for each in (Counts, thorough))
+        first = Rehearsed(**measuring.found())
+        _write(
+            case,
+            {
+                "rehearsed": asdict(first),
+                "counted": counting.found(),
+                "published": asdict(published) if published else None,
+            },
+        )
+        end = time.monotonic() + _SEARCH_S
+        found = largest_within(
+            needs,
+            case.budgets,
+            {first.batch_size: first.need},
+            lambda: time.monotonic() > end,
+            held=first.held_bytes,
+        )
+        _write(case, {"largest": found.sizes, "is_complete": found.is_complete})
+    except RehearsalError as error:
+        _write(case, {"error": str(error)})
+        raise SystemExit(1) from None
+    raise SystemExit(0)
+
+
+def read_case() -> Case:
+    """What the environment asks this program to rehearse."""
+    return Case.load(Path(os.environ[VARIABLE]))
+
+
+def _write(case: Case, found: dict[str, Any]) -> None:
+    with Path(case.result).open("a") as file:
+        file.write(json.dumps(found) + "\n")
+
+
+def begin_fork(family: Family) -> None:
+    """Give this process, a fork, a card of its own, beside ranks that are not there."""
+    unlimited_memory()
+    own_server()
+    group = family.find("distributed.process_group")
+    group._check_cards = lambda node_rank: None

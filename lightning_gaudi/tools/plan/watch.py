@@ -1,0 +1,269 @@
+"""Measures the steps of a rehearsal, and the evaluation behind them.
+
+Their memory is told of the third step: the first makes the optimizer's states, and the second is
+the first that is compiled with them. What a step computes and sends is counted in another run: an
+operator is seen as it is called, which keeps torch from compiling it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_gaudi._core import vendor
+from lightning_gaudi.reliability.holders import PRECEDENCE, STAYING, gathers, holders
+from lightning_gaudi.reliability.memory import REST
+from lightning_gaudi.simulator import observer, statistics
+from lightning_gaudi.simulator.memory import MemoryLog
+from lightning_gaudi.simulator.rules import rows_kernels
+from lightning_gaudi.simulator.rules.table import called_kernels
+from lightning_gaudi.tools.plan import host
+from lightning_gaudi.tools.plan.batches import NUM_STEPS, size_of
+from lightning_gaudi.tools.plan.case import Counted, Rehearsed
+from lightning_gaudi.tools.plan.checkpointing import can_checkpoint
+from lightning_gaudi.tools.plan.run import Run
+from lightning_gaudi.tools.plan.work import Work
+
+BESIDE = "beside tensors"
+"""What the card's allocator takes: see `simulator.memory.Peak.beside_tensors`."""
+
+_GROWTH = 1.01
+"""How much more than ever before is in use where it is worth another look: each takes milliseconds,
+and what is new in between is found behind backward, at the end, or by the next collective."""
+
+
+class Watch:
+    """Is told how far a run on a dry card is.
+
+    Args:
+        run: It has not begun yet.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._num_begun = 0
+        self._step = -1
+        self._num_before: int | None = None
+        self._num_others = 0
+
+    def note_made(self, model: Any) -> None:
+        """The strategy is about to set up a module, whose weights are made."""
+
+    def note_loader(self, num_before: int, num_others: int) -> None:
+        """A loader is made ready.
+
+        Args:
+            num_before: Its batches before those that are watched.
+            num_others: These, and those behind.
+        """
+        if self._num_before is None:  # of the first one, where there are several
+            self._num_before, self._num_others = num_before, num_others
+
+    def note_evaluated(self, number: int, batch: Any) -> None:
+        """A batch comes next where nothing is trained, with this number of its loader."""
+        if number >= (self._num_before or 0):
+            self.note_batch(number, batch)
+
+    def note_predicted(self, number: int) -> None:
+        """A batch of a prediction is through; nothing of it is to be written."""
+        if number == self._num_others + NUM_STEPS - 1:
+            self.note_end()
+
+    def note_batch(self, step: int, batch: Any) -> None:
+        """A batch comes next; between two there may be steps of several optimizers, or none."""
+        if step != self._step and self._num_begun < NUM_STEPS:
+            self._step = step
+            self._num_begun += 1
+            self.begin(self._num_begun - 1, batch)
+
+    def begin(self, step: int, batch: Any) -> None:
+        """A step's first batch comes next."""
+
+    def note_backward(self) -> None:
+        """The optimizer is about to step."""
+
+    def note_evaluation(self) -> None:
+        """The evaluation behind the steps is about to begin."""
+
+    def note_end(self) -> None:
+        """All batches are through, and what the program does with that does not matter."""
+        self._run.end()
+
+    def found(self) -> Counted | Rehearsed:
+        """What was measured, when the run has ended.
+
+        Raises:
+            ValueError: It had too few batches.
+        """
+        raise NotImplementedError
+
+    def _need(self, num_steps: int) -> None:
+        if self._num_begun < num_steps:
+            raise ValueError(
+                f"The program took {self._num_begun} steps, and {num_steps} are needed to plan "
+                "it. Give its loader more batches."
+            )
+
+
+class Counts(Watch):
+    """What a step computes and sends: the first that trains, or the second where nothing does.
+
+    The first batch of a prediction may be run several times, to warm up.
+    """
+
+    @override
+    def begin(self, step: int, batch: Any) -> None:
+        if step == 0:
+            statistics.reset_statistics()
+            # A frame that must be compiled whole would refuse to be looked at.
+            torch.compiler.set_stance("force_eager")
+            self._work = Work(holders(self._run.model, [])["weights"])
+            self._work.start()
+            self._warm_up = 0 if self._run.is_trained else 1
+            self._before = self._work.so_far()
+        elif step == self._warm_up:
+            self._before = self._work.so_far()
+        else:
+            self._run.end()
+
+    @override
+    def found(self) -> Counted:
+        self._need(1)
+        self._work.stop()
+        found = self._work.so_far().since(self._before)
+        return Counted(
+            flops=found.flops if self._work.is_complete else 0,
+            moved_bytes=found.moved_bytes,
+            collective_bytes=dict(found.sent),
+            num_micro_batches=self._run.num_micro_batches,
+            weight_bytes=found.weight_bytes,
+            num_replicas=_num_replicas(self._run.strategy),
+        )
+
+
+def _num_replicas(strategy: Any) -> int:
+    found = getattr(strategy, "distributed_sampler_kwargs", None) or {}
+    return int(found.get("num_replicas", 1))
+
+
+class MemoryWatch(Watch):
+    """What the steps take of the card.
+
+    Args:
+        run: It has not begun yet.
+        is_thorough: Whether to tell whose memory is what, and what is taken beside the card; the
+            amounts alone are faster.
+    """
+
+    def __init__(self, run: Run, *, is_thorough: bool = False) -> None:
+        super().__init__(run)
+        self._is_thorough = is_thorough
+        self._can_checkpoint = False
+        self._host: dict[str, int] = {}
+        self._checkpoint: dict[str, int] = {}
+        self._end_mark: int | None = None
+        self._log = MemoryLog()
+        self._marks: list[int] = []
+        self._batch_size = 0
+        self._growing_bytes = 0
+        self._evaluation_mark: int | None = None
+        self._numbers: dict[str, set[int]] = {}
+        self._held_bytes = 0
+        self._most = 0
+        self._gathers = False
+        self._is_behind_collective = False
+
+    @override
+    def note_made(self, model: Any) -> None:
+        if self._is_thorough:
+            self._host[host.MADE] = self._host.get(host.MADE, 0) + host.made_bytes(model)
+            self._can_checkpoint |= can_checkpoint(model)
+
+    @override
+    def begin(self, step: int, batch: Any) -> None:
+        self._batch_size = self._batch_size or size_of(batch)
+        self._marks.append(self._log.mark())
+        if step == NUM_STEPS - 1 and self._is_thorough:
+            self._gathers = gathers(self._run.model)
+            observer.observe(self._look)
+
+    @override
+    def note_backward(self) -> None:
+        self._note_growing(self._marks[-1])
+        # The optimizer's part is looked at anew: what it holds then is not what backward held.
+        self._most = 0
+        self._note_staying()  # of each step: its gradients are there until the next one's backward
+
+    @override
+    def note_evaluation(self) -> None:
+        self._evaluation_mark = self._log.mark()
+
+    @override
+    def note_end(self) -> None:
+        self._note_staying()
+        self._end_mark = self._log.mark()
+        # Where nothing is trained all of it grows, with the capture of a graph in the first step.
+        start = self._evaluation_mark if self._run.is_trained else next(iter(self._marks), None)
+        if start is not None:
+            self._note_growing(start)
+        if self._is_thorough:
+            self._host |= host.offloaded_bytes(self._run.model, self._run.optimizers)
+            if self._run.is_trained:
+                self._checkpoint, self._host[host.SAVED] = host.checkpoint_sizes(self._run)
+        super().note_end()
+
+    def _look(self, kind: str, *event: Any) -> None:
+        """Note who holds what when the card is given something to do and is fuller than ever.
+
+        Gathered weights and buckets come and go within a step, and nobody tells of it. What they
+        come from, ZeRO-3 has in reach just behind a collective, and keeps it for longer.
+        """
+        is_behind, self._is_behind_collective = self._is_behind_collective, kind == "collective"
+        used = vendor.memory_stats()["InUse"]
+        # In shards each layer has about the same peak, with other gathered weights and gradients.
+        is_as_full = self._gathers and self._run.is_trained and _GROWTH * used > self._most
+        if (is_behind and self._gathers) or is_as_full or used > _GROWTH * self._most:
+            self._most = max(used, self._most)
+            self._note_holders()
+
+    def _note_growing(self, start: int) -> None:
+        self._growing_bytes = max(self._growing_bytes, self._log.peak(start).num_bytes)
+
+    def _note_staying(self) -> None:
+        found = self._note_holders()
+        held = sum(each.untyped_storage().nbytes() for name in STAYING for each in found[name])
+        self._held_bytes = max(self._held_bytes, held)
+
+    def _note_holders(self) -> dict[str, list[Tensor]]:
+        """Note which allocations are whose."""
+        found = holders(self._run.model, self._run.optimizers)
+        for name, tensors in found.items():
+            numbers = {self._log.number_of(each) for each in tensors}
+            self._numbers.setdefault(name, set()).update(numbers)
+        return found
+
+    @override
+    def found(self) -> Rehearsed:
+        self._need(NUM_STEPS)
+        peak = self._log.peak(self._marks[-1], self._end_mark)
+        sizes = dict.fromkeys((*self._numbers, REST), 0)
+        for number, num_bytes in peak.live.items():
+            holder = next((name for name in PRECEDENCE if number in self._numbers[name]), REST)
+            sizes[holder] += num_bytes
+        sizes[BESIDE] = peak.beside_tensors
+        return Rehearsed(
+            batch_size=self._batch_size,
+            peak_bytes=peak.num_bytes,
+            setup_bytes=self._log.peak(0, self._marks[-1]).num_bytes,
+            growing_bytes=self._growing_bytes,
+            held_bytes=self._held_bytes,
+            categories=sizes,
+            host=self._host,
+            checkpoint=self._checkpoint,
+            can_checkpoint=self._can_checkpoint,
+            has_fused_attention=not called_kernels().isdisjoint(rows_kernels.ATTENTION),
+            is_lazy=vendor.is_lazy(),
+        )

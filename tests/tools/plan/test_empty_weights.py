@@ -1,0 +1,63 @@
+"""Weights of a plan have no values, wherever the program makes them; its data have."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lightning_gaudi.tools.plan.case import Case
+from tests.tools.plan.rehearsing import rehearse
+
+SCRIPT = """
+import lightning.pytorch as pl, torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def is_filled():
+    return bool(torch.zeros(1024, 1024, device="cpu").fill_(1).any())
+
+
+class Data(pl.LightningDataModule):
+    def setup(self, stage):
+        assert is_filled(), "data"
+
+    def train_dataloader(self):
+        return DataLoader(torch.randn(64, 1024), batch_size=4)
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        assert not is_filled(), "__init__"
+        self.first = nn.Linear(1024, 1024)
+
+    def setup(self, stage):
+        assert not is_filled(), "setup"
+        self.second = nn.Linear(1024, 1024)
+
+    def configure_model(self):
+        assert not is_filled(), "configure_model"
+        with torch.device("cpu"):  # Lightning has the card be torch's device here
+            self.third = nn.Linear(1024, 1024)
+
+    def training_step(self, batch, batch_idx):
+        assert is_filled(), "training_step"
+        return self.third(self.second(self.first(batch))).sum()
+
+    def configure_optimizers(self):
+        assert is_filled(), "configure_optimizers"
+        return torch.optim.AdamW(self.parameters())
+
+
+pl.Trainer().fit(Model(), datamodule=Data())
+"""
+
+
+def test_weights_are_made_without_values_in_the_hooks_of_a_module(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    found = rehearse(tmp_path, (sys.executable, str(script)), Case())
+    num_bytes = 3 * 4 * (1024 * 1024 + 1024)
+    assert found.categories["weights"] == num_bytes
+    assert found.host["weights, as they are made"] == num_bytes
