@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
 SHARED = (
-    *("attention", "compilation", "data", "hardware", "inference", "reliability", "simulator"),
-    "tools",
+    *("attention", "compilation", "config_errors", "data", "hardware", "inference", "published"),
+    *("reliability", "simulator", "tools", "untrusted"),
 )
 """The modules and packages at our top that exist once, beside those that begin with `_`."""
 

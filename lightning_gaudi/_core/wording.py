@@ -1,8 +1,9 @@
-"""Phrases that stand in messages of many parts."""
+"""Phrases that stand in messages of many parts, and the word that was probably meant."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
@@ -14,3 +15,8 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """Returns the one of `names` that was probably meant, if any."""
+    return next(iter(difflib.get_close_matches(word, list(names), n=1)), None)

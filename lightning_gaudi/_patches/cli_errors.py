@@ -9,7 +9,7 @@ from typing import Any
 
 from .apply import wrap
 
-_ERRORS = "lightning_gaudi.tools.command_line.config_errors"
+_ERRORS = "lightning_gaudi.config_errors"
 _MAX_CHARS = 100_000
 
 

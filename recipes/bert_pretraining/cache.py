@@ -17,7 +17,7 @@ from typing import Any
 import filelock
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_gaudi.tools.command_line.others import parse_json, path_inside
+from lightning_gaudi.untrusted import parse_json, path_inside
 
 _LIST = "complete.json"  # written last: sizes of the files, and what they were made from
 _DAYS_UNUSED = 30

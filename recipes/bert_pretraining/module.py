@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import BertConfig, BertForPreTraining
 
 from lightning_gaudi.data import block_diagonal_mask
-from lightning_gaudi.tools.command_line.others import printable
+from lightning_gaudi.untrusted import printable
 from recipes.bert_pretraining.fill_mask import FilledMask, candidates, line, lines
 from recipes.bert_pretraining.initialization import look_at_one_segment
 from recipes.bert_pretraining.phases import PHASE1_KEY, Phase1

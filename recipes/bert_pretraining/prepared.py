@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from lightning_gaudi.tools.command_line.others import parse_json
+from lightning_gaudi.untrusted import parse_json
 from recipes.bert_pretraining.cache import cached_folder
 from recipes.bert_pretraining.corpora import Corpus
 from recipes.bert_pretraining.rows import RowPlan, RowShape, write_plan

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi.callbacks import OnExitCheckpoint
-from lightning_gaudi.tools.command_line.others import shown_command
+from lightning_gaudi.untrusted import shown_command
 from recipes.common.comparison import PublishedComparison
 from recipes.common.errors import UserError, line_of
 from recipes.common.parser import RecipeParser

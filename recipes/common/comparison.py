@@ -11,8 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gaudi import vendor
 from lightning_gaudi.callbacks import TokenThroughput
-from lightning_gaudi.tools.command_line.others import shown
-from lightning_gaudi.tools.plan import published as planning
+from lightning_gaudi.published import Figure, NoRoom, PublishedRun
+from lightning_gaudi.untrusted import shown
 from recipes.common import sections
 from recipes.common.published import Row, Run, compare, differing_settings, render
 from recipes.common.report import RunReport
@@ -72,7 +72,7 @@ class PublishedComparison(Callback):
         if hasattr(pl_module, "figures"):
             self._compare(trainer, pl_module.figures())  # type: ignore[operator]
 
-    def published_run(self) -> planning.PublishedRun:
+    def published_run(self) -> PublishedRun:
         """What `lightning-gaudi plan` is to compare with, which runs nothing."""
         return planned_run(self.run, self.config)
 
@@ -111,7 +111,7 @@ class PublishedComparison(Callback):
         return found
 
 
-def planned_run(run: Run, config: Mapping[str, Any]) -> planning.PublishedRun:
+def planned_run(run: Run, config: Mapping[str, Any]) -> PublishedRun:
     """A published run as a plan takes it.
 
     Args:
@@ -119,7 +119,7 @@ def planned_run(run: Run, config: Mapping[str, Any]) -> planning.PublishedRun:
         config: the settings of what is planned.
     """
     figures = [
-        planning.Figure(
+        Figure(
             name=figure.name,
             value=figure.value,
             unit=figure.unit,
@@ -130,11 +130,11 @@ def planned_run(run: Run, config: Mapping[str, Any]) -> planning.PublishedRun:
         for figure in (*run.figures, *run.elsewhere)
     ]
     no_room = [
-        planning.NoRoom(each.hardware, each.batch_size or run.batch_size, each.source)
+        NoRoom(each.hardware, each.batch_size or run.batch_size, each.source)
         for each in run.no_room
     ]
     num_steps = run.settings.get("trainer.max_steps")
-    return planning.PublishedRun(
+    return PublishedRun(
         name=run.name,
         title=run.title,
         num_cards=run.num_cards,

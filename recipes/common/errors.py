@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_gaudi.tools.command_line.others import printable
+from lightning_gaudi.untrusted import printable
 
 
 class UserError(ValueError):

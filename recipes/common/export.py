@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from lightning_gaudi.tools.command_line.others import parse_json, printable
+from lightning_gaudi.untrusted import parse_json, printable
 from recipes.common.errors import UserError, first_line
 from recipes.common.hub import load_pretrained
 from recipes.common.tokenization import tokenizer_from_state

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
-from lightning_gaudi.tools.command_line.others import parse_json, why_untrusted
+from lightning_gaudi.untrusted import parse_json, why_untrusted
 from recipes.common.errors import UserError, first_line
 
 _CHECKPOINTS = "checkpoints"  # Lightning's name for the folder of them, below that of the run

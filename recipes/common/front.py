@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning_gaudi.tools.command_line import catalog, environment
-from lightning_gaudi.tools.command_line.others import shown
+from lightning_gaudi.untrusted import shown
 from recipes.common.errors import UserError
 
 COMMANDS = {

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_gaudi.tools.command_line import config_errors
-from lightning_gaudi.tools.command_line.others import shown
+from lightning_gaudi import config_errors
+from lightning_gaudi.untrusted import shown
 
 _CLASS = re.compile(r"Problem with given class_path '([^']+)':\s*(.*?)\n\s*- ", re.DOTALL)
 _DEBUG = "JSONARGPARSE_DEBUG"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lightning_gaudi.tools.command_line.others import hide_secrets, printable
+from lightning_gaudi.untrusted import hide_secrets, printable
 
 _MAX_CHARS = 1_000_000
 

@@ -18,7 +18,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from lightning_gaudi.tools.command_line.others import parse_json
+from lightning_gaudi.untrusted import parse_json
 from recipes.common.errors import UserError, first_line
 from recipes.common.hub import load_pretrained
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lightning_gaudi.callbacks import MetricHistory
-from lightning_gaudi.tools.command_line.others import parse_json
+from lightning_gaudi.untrusted import parse_json
 from recipes.common.errors import UserError
 from recipes.common.optimizers import (
     AUTO,

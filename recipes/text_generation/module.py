@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel
 
 from lightning_gaudi.inference import Engine, card_memory_bytes, parallelize
-from lightning_gaudi.tools.command_line.others import printable
+from lightning_gaudi.untrusted import printable
 from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from lightning_gaudi._core.secrets import shown
+from lightning_gaudi._core.wording import nearest
 from lightning_gaudi._version import __version__
 from lightning_gaudi.tools.command_line import (
     audit,
@@ -86,7 +87,7 @@ def _run(words: list[str]) -> int:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         known = subparsers.choices[arguments[0]]._option_string_actions
-        close = catalog.nearest(unknown[0].partition("=")[0], known)
+        close = nearest(unknown[0].partition("=")[0], known)
         hint = f"; did you mean {close}?" if close else getattr(options, "hint", "")
         options.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     status: int = options.run(options, command)

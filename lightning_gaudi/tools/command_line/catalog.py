@@ -7,12 +7,13 @@ YAML files, are read from the sources, so that there is one place to change them
 from __future__ import annotations
 
 import ast
-import difflib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from lightning_gaudi._core.wording import nearest
 
 PACKAGE = "recipes"
 """The name of the folder, and of the package that it is."""
@@ -138,11 +139,6 @@ def choices(word: str, names: Iterable[str]) -> str:
     names = list(names)
     close = nearest(word, names)
     return (f"Did you mean {close}? " if close else "") + f"There are: {', '.join(names)}."
-
-
-def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that was probably meant, if any."""
-    return next(iter(difflib.get_close_matches(word, list(names), n=1)), None)
 
 
 def _has_option(arguments: Iterable[str], options: Iterable[str]) -> bool:

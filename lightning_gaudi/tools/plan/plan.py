@@ -16,6 +16,7 @@ from typing import Any
 from lightning_gaudi._core.process_groups import end_group
 from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.hardware import GAUDIS
+from lightning_gaudi.published import PublishedRun
 from lightning_gaudi.simulator.settings import (
     CARD,
     DRY,
@@ -26,7 +27,6 @@ from lightning_gaudi.simulator.settings import (
 )
 from lightning_gaudi.tools.plan.cards import Card
 from lightning_gaudi.tools.plan.case import MAX_FORKS, Case, Counted, Rehearsed, read_results
-from lightning_gaudi.tools.plan.published import PublishedRun
 
 
 class PlanError(RuntimeError):

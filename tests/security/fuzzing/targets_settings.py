@@ -10,6 +10,7 @@ import yaml
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from lightning_gaudi import config_errors
 from lightning_gaudi._core import autocast_ops, vendor_import
 from lightning_gaudi.deepspeed.config import load as deepspeed_config
 from lightning_gaudi.distributed import cluster, devices
@@ -20,7 +21,6 @@ from lightning_gaudi.simulator.settings import SimulatorError
 from lightning_gaudi.tools.audit import process as audit_process
 from lightning_gaudi.tools.command_line import (
     catalog,
-    config_errors,
     environment as cli_environment,
     run as cli_run,
 )
@@ -225,9 +225,9 @@ def _vendor_import(folder: Path) -> Parser:
 
 
 @target(
-    "cli.config_errors",
-    f"{_PACKAGE}.tools.command_line.config_errors:syntax_error",
-    f"{_PACKAGE}.tools.command_line.config_errors:_keys",
+    "config_errors",
+    f"{_PACKAGE}.config_errors:syntax_error",
+    f"{_PACKAGE}.config_errors:_keys",
     errors=(),
 )
 def _config_errors(folder: Path) -> Parser:
@@ -243,7 +243,7 @@ def _config_errors(folder: Path) -> Parser:
     return Parser(lambda random: wild.damaged_text(random, _YAML.encode()), parse)
 
 
-@target("cli.config_errors.instead", errors=())
+@target("config_errors.instead", errors=())
 def _instead(folder: Path) -> Parser:
     seed = b"'lightning_gaudi.callbacks.RunGuard': 'watchdgo' is not accepted"
 
@@ -256,7 +256,7 @@ def _instead(folder: Path) -> Parser:
 
 
 @target(
-    "cli.environment",
+    "command_line.environment",
     *(
         f"{_PACKAGE}.tools.command_line.environment:{name}"
         for name in ("_parsed", "_of_file", "_operators", "_is_own_copy")
@@ -280,7 +280,7 @@ def _environment(folder: Path) -> Parser:
     return Parser(lambda random: wild.damaged_text(random, seed.encode()), parse)
 
 
-@target("cli.environment.typed", errors=(catalog.UsageError,))
+@target("command_line.environment.typed", errors=(catalog.UsageError,))
 def _typed(folder: Path) -> Parser:
     def damage(random: Any) -> list[str]:
         seed = b'{"PT_HPU_LAZY_MODE": 1, "HABANA_LOGS": "/tmp"}'
@@ -296,7 +296,7 @@ def _typed(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("cli.run", f"{_PACKAGE}.tools.command_line.run:_trainer_settings", errors=())
+@target("command_line.run", f"{_PACKAGE}.tools.command_line.run:_trainer_settings", errors=())
 def _run(folder: Path) -> Parser:
     path = folder / "config.yaml"
 
@@ -316,7 +316,7 @@ def _run(folder: Path) -> Parser:
 
 
 @target(
-    "cli.catalog",
+    "command_line.catalog",
     f"{_PACKAGE}.tools.command_line.catalog:_read_configuration",
     errors=(catalog.UsageError,),
 )
@@ -332,7 +332,7 @@ def _catalog(folder: Path) -> Parser:
 
 
 @target(
-    "planning.config_program",
+    "plan.config_program",
     f"{_PACKAGE}.tools.plan.config_program:main",
     f"{_PACKAGE}.tools.plan.config_program:_read",
     errors=(SystemExit,),

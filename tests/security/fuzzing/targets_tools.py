@@ -306,7 +306,7 @@ def _audit(folder: Path) -> Parser:
 
 
 @target(
-    "planning.case",
+    "plan.case",
     f"{_PACKAGE}.tools.plan.case:Case.load",
     f"{_PACKAGE}.tools.plan.case:read_results",
 )
@@ -326,7 +326,7 @@ def _case(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("planning.forks", f"{_PACKAGE}.tools.plan.forks:Fork.found", errors=(forks.RehearsalError,))
+@target("plan.forks", f"{_PACKAGE}.tools.plan.forks:Fork.found", errors=(forks.RehearsalError,))
 def _forks(folder: Path) -> Parser:
     """A fork may be killed while it tells."""
 

@@ -6,10 +6,11 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from lightning_gaudi.published import Figure, NoRoom, PublishedRun
 from lightning_gaudi.tools.plan.cards import CARDS
 from lightning_gaudi.tools.plan.case import Case, Counted, Rehearsed
 from lightning_gaudi.tools.plan.plan import Planned
-from lightning_gaudi.tools.plan.published import Figure, NoRoom, PublishedRun, beside, rooms
+from lightning_gaudi.tools.plan.published import beside, rooms
 from lightning_gaudi.tools.plan.published_text import published_dict, published_text
 from lightning_gaudi.tools.plan.roofline import step_seconds
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gaudi._core.untrusted import printable
-
-from .catalog import nearest
+from lightning_gaudi._core.wording import nearest
 
 _parsing: ContextVar[tuple[Any, Sequence[str] | None]] = ContextVar(
     "_parsing", default=(None, None)
