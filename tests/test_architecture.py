@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core.mirror import SHARED, is_mirrored
+from lightning_gaudi._core import mirror
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lightning_gaudi"
@@ -49,8 +49,7 @@ ROOMS: dict[str, set[str]] = {
     "compilation": {"_core"},
     "inference": {"_core", "hardware"},
     "reliability": {"_core"},
-    "tools/plan": {"_core", "hardware", "published", "reliability", "simulator"},
-    "_patches": {"_core", "attention", "reliability", "simulator", "tools/plan"},
+    "_patches": {"_core", "attention", "reliability", "simulator"},
     "data": {"_core"},
     "callbacks": {"_core", "compilation", "reliability"},
     "checkpoint": {"_core", "_version", "reliability"},
@@ -82,10 +81,12 @@ ROOMS: dict[str, set[str]] = {
         "precision",
         "reliability",
     },
+    "tools/plan": {"_core", "_patches", "hardware", "published", "reliability", "simulator"},
     "tools/doctor": {"_core", "_version", "simulator"},
     "tools/audit": {"_core", "_patches", "data", "reliability", "simulator"},
     "tools/command_line": {
         "_core",
+        "_patches",
         "_version",
         "checkpoint",
         "deepspeed",
@@ -112,6 +113,10 @@ def _imported_rooms(room: str) -> set[str]:
         if name.startswith("lightning_gaudi.")
     }
     return names - {room}
+
+
+def _is_mirrored(room: str) -> bool:
+    return mirror.is_mirrored(room.partition("/")[0])
 
 
 def _room_of(name: str) -> str:
@@ -156,7 +161,7 @@ def test_data_touches_no_device() -> None:
         assert "hpu" not in path.read_text().split('"'), f"{path} names the device"
 
 
-@pytest.mark.parametrize("room", ["_core", *SHARED])
+@pytest.mark.parametrize("room", ["_core", *mirror.SHARED])
 def test_a_room_that_exists_once_knows_nothing_of_lightning(room: str) -> None:
     path = PACKAGE / room
     sources = _sources(path) if path.is_dir() else [path.with_suffix(".py")]
@@ -214,7 +219,7 @@ def test_mirrored_modules_name_lightning_only_as_what_is_replaced() -> None:
 
 def test_mirrored_modules_import_one_another_relatively() -> None:
     """An absolute import would mix the two families."""
-    mirrored = tuple(f"lightning_gaudi.{room}" for room in ROOMS if is_mirrored(room))
+    mirrored = tuple(f"lightning_gaudi.{room}" for room in ROOMS if _is_mirrored(room))
     for path in _mirrored():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and not node.level and node.module:
@@ -231,7 +236,7 @@ def test_shared_rooms_are_imported_absolutely_by_mirrored_ones() -> None:
             if isinstance(node, ast.ImportFrom) and node.level:
                 base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
                 rooms = [base[1]] if len(base) > 1 and base[1] else [a.name for a in node.names]
-                shared = [room for room in rooms if room in ROOMS and not is_mirrored(room)]
+                shared = [room for room in rooms if room in ROOMS and not _is_mirrored(room)]
                 assert not shared, (path, shared)
 
 
@@ -263,6 +268,6 @@ def test_rooms_that_exist_twice_keep_no_state_of_the_process() -> None:
 
 
 def _mirrored() -> list[Path]:
-    rooms = [PACKAGE / room for room in ROOMS if is_mirrored(room)]
+    rooms = [PACKAGE / room for room in ROOMS if _is_mirrored(room)]
     found = [path for room in rooms for path in _sources(room)]
     return [*found, *(room.with_suffix(".py") for room in rooms if not room.is_dir())]

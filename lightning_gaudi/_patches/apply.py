@@ -47,7 +47,8 @@ def apply(patch: Patch, module: ModuleType, family: Any) -> None:
     steps: list[Callable[[], None]] = []
     _undo = steps
     try:
-        getattr(importlib.import_module(f".{below}", __package__), function)(module, family)
+        home = below if "." in below else f"{__package__}.{below}"
+        getattr(importlib.import_module(home), function)(module, family)
     except Exception as error:
         for take_back in reversed(steps):
             take_back()

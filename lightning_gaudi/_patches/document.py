@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 from .register import REGISTER, Patch
@@ -11,8 +12,9 @@ _HEAD = """\
 
 A few things in other packages are changed while they run, since Lightning asks nobody outside of it
 which accelerator to take, and some of torch, transformers and DeepSpeed is made for other devices.
-This is all of it. It is made of the register (`lightning_gaudi/_patches/register.py`); nothing is
-patched but by an entry there, which tests hold against the sources and against a running process.
+This is all of it. It is made of the register (`lightning_gaudi/_patches/register.py`) and of what
+tools add to it where they look on (`lightning_gaudi/tools/*/patches.py`); nothing is patched but by
+an entry there, which tests hold against the sources and against a running process.
 
 - A patch is applied right after its module has been imported, or by our code where it must. Without
   an HPU asked for, each does what was there before.
@@ -35,12 +37,20 @@ _LIBRARIES = {
 }
 
 
+def every_patch() -> tuple[Patch, ...]:
+    """Returns the register, and what tools add to it."""
+    package = Path(__file__).parents[1]
+    tools = sorted(path.parent.name for path in package.glob("tools/*/patches.py"))
+    names = [f"{package.name}.tools.{tool}.patches" for tool in tools]
+    return (*REGISTER, *(each for name in names for each in importlib.import_module(name).PATCHES))
+
+
 def markdown() -> str:
     """The document's text."""
-    parts = [_HEAD]
+    parts, patches = [_HEAD], every_patch()
     for library, title in _LIBRARIES.items():
         parts.append(f"\n## {title}\n")
-        parts += [_section(patch) for patch in REGISTER if patch.library == library]
+        parts += [_section(patch) for patch in patches if patch.library == library]
     return "".join(parts)
 
 

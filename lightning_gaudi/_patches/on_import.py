@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -19,10 +19,13 @@ from typing import Any
 
 from lightning_gaudi._core import last, mirror  # noqa: F401 - before any device is used
 
-from .register import REGISTER, Patch
+from . import register
+from .register import Patch
 
 _SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
-_AUDIT = "LIGHTNING_GAUDI_AUDIT"  # see `audit.record`
+TOOL = "_LIGHTNING_GAUDI_TOOL"
+"""Names the module of a tool that is to look on, whose `install()` is called."""
+_TOOLS = "lightning_gaudi.tools."
 _PARENT = "_LIGHTNING_GAUDI_PARENT"  # see `_core.processes`
 
 
@@ -47,10 +50,10 @@ def activate() -> None:
             _after_import(sys.modules[name])
 
 
-def _triggers() -> dict[str, list[tuple[Patch, mirror.Family]]]:
+def _triggers(patches: Iterable[Patch]) -> dict[str, list[tuple[Patch, mirror.Family]]]:
     """Names of the modules to patch -> their patches, and the family that each belongs to."""
     found: dict[str, list[tuple[Patch, mirror.Family]]] = {}
-    for patch in REGISTER:
+    for patch in patches:
         if not patch.trigger:
             continue
         names = {
@@ -62,7 +65,7 @@ def _triggers() -> dict[str, list[tuple[Patch, mirror.Family]]]:
     return found
 
 
-_TRIGGERS = _triggers()
+_TRIGGERS = _triggers(register.REGISTER)
 
 
 def _start_simulator_if_asked() -> None:
@@ -70,8 +73,21 @@ def _start_simulator_if_asked() -> None:
         from lightning_gaudi import simulator
 
         simulator.activate()
-        if os.environ.get(_AUDIT):
-            importlib.import_module("lightning_gaudi.tools.audit.process").start()
+        _install_tool_if_asked()
+
+
+def _install_tool_if_asked() -> None:
+    name = os.environ.get(TOOL, "")
+    if name.startswith(_TOOLS):
+        importlib.import_module(name).install()
+
+
+def add(patches: Iterable[Patch]) -> None:
+    """Enter the patches of a tool in the register: each is applied when its module is imported."""
+    register.add(patches)
+    for name, found in _triggers(patches).items():
+        known = _TRIGGERS.setdefault(name, [])
+        known.extend(each for each in found if each not in known)
 
 
 def _is_imported(name: str) -> bool:

@@ -1,6 +1,7 @@
 """The register: what we change in Lightning, torch, transformers and DeepSpeed while they run.
 
-`docs/patches.md` is made of it. Whatever has no entry here cannot be patched: see `apply`.
+`docs/patches.md` is made of it, and of the patches that tools add to it while they look on.
+Whatever has no entry cannot be patched: see `apply`.
 
 In targets and triggers, `{trainer}` and `{fabric}` stand for Lightning's packages of the Trainer
 and of Fabric, in each of the two namespaces that Lightning is published under.
@@ -8,9 +9,10 @@ and of Fabric, in each of the two namespaces that Lightning is published under.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-_LIGHTNING = "2.5.6 to 2.6.6"
+LIGHTNING = "2.5.6 to 2.6.6"
 _DEEPSPEED = "0.19.0 to 0.19.8"
 
 _NEVER = "never"
@@ -34,7 +36,8 @@ class Patch(NamedTuple):
     trigger: str = ""
     """The module after whose import it is applied; empty if our code applies it where it must."""
     apply: str = ""
-    """The function that applies it then: `module:function` of this package, given the module."""
+    """The function that applies it then: `module:function`, given the module. The module is one of
+    this package, or of a tool by its whole name."""
 
 
 _CONNECTOR_METHODS = (
@@ -68,7 +71,7 @@ REGISTER = (
     Patch(
         name="trainer-connector",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=(
             *_connector(
                 "{trainer}.trainer.connectors.accelerator_connector", "_AcceleratorConnector"
@@ -84,7 +87,7 @@ REGISTER = (
     Patch(
         name="fabric-connector",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=(
             *_connector("{fabric}.connector", "_Connector"),
             "{fabric}.accelerators:ACCELERATOR_REGISTRY",
@@ -98,7 +101,7 @@ REGISTER = (
     Patch(
         name="old-names",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=tuple(
             f"{module}:{name}"
             for name, packages in STUBS.items()
@@ -118,7 +121,7 @@ REGISTER = (
     Patch(
         name="resuming",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=(
             "{trainer}.trainer.connectors.checkpoint_connector:_CheckpointConnector._parse_ckpt_path",
             "{trainer}.trainer.connectors.checkpoint_connector:_CheckpointConnector.resume_start",
@@ -135,7 +138,7 @@ REGISTER = (
     Patch(
         name="device-log",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=("{trainer}.trainer.setup:_log_device_info",),
         why="Of the devices in use it has no line for HPUs.",
         without="the Trainer will not log which HPUs it uses",
@@ -145,7 +148,7 @@ REGISTER = (
     Patch(
         name="profiler-by-name",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=("{trainer}.trainer.setup:_init_profiler",),
         why='The names of profilers are a list of its own: `Trainer(profiler="hpu")` joins it.',
         without="Trainer(profiler='hpu') will not work; pass profiler=HPUProfiler()",
@@ -155,7 +158,7 @@ REGISTER = (
     Patch(
         name="fabric-throughput",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=(
             "{fabric}.utilities.throughput:get_available_flops",
             "{fabric}.utilities.throughput:_plugin_to_compute_dtype",
@@ -171,7 +174,7 @@ REGISTER = (
     Patch(
         name="trainer-throughput",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=(
             "{trainer}.callbacks.throughput_monitor:get_available_flops",
             "{trainer}.callbacks.throughput_monitor:_plugin_to_compute_dtype",
@@ -184,7 +187,7 @@ REGISTER = (
     Patch(
         name="trainer-out-of-memory",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=("{trainer}.utilities.memory:is_oom_error",),
         why="It knows the words of CUDA and of the CPU for memory that is used up, and no HPU's.",
         without="BatchSizeFinder and scale_batch_size end with the error of the largest batch",
@@ -195,7 +198,7 @@ REGISTER = (
         Patch(
             name=f"trial-losses-{finder.replace('_', '-')}",
             library="lightning",
-            checked=_LIGHTNING,
+            checked=LIGHTNING,
             targets=(f"{{trainer}}.tuner.{finder}:_try_loop_run",),
             why="The Tuner goes on to losses that are infinite, and has no word for that it tries.",
             without="lr_find and BatchSizeFinder may end with LossNotFiniteError",
@@ -207,7 +210,7 @@ REGISTER = (
     Patch(
         name="fabric-run",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=(
             "{fabric}.cli:_SUPPORTED_ACCELERATORS",
             "{fabric}.cli:_get_num_processes",
@@ -224,7 +227,7 @@ REGISTER = (
     Patch(
         name="checkpoint-loading",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=("{fabric}.plugins.io.torch_io:pl_load",),
         why=(
             "Lightning 2.5 trusts all files, 2.6 those of the web, and in the vendor's lazy mode "
@@ -237,7 +240,7 @@ REGISTER = (
     Patch(
         name="load-from-checkpoint",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=("{trainer}.core.saving:pl_load",),
         why=(
             "As `checkpoint-loading`. And in lazy mode it would fail: the vendor calls the "
@@ -263,7 +266,7 @@ REGISTER = (
     Patch(
         name="shards-to-file",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=("{trainer}.utilities.deepspeed:convert_zero_checkpoint_to_fp32_state_dict",),
         why="It loads DeepSpeed's files with weights_only=False; see `deepspeed-loading`.",
         without="convert_zero_checkpoint_to_fp32_state_dict may run code that is in a checkpoint",
@@ -273,7 +276,7 @@ REGISTER = (
     Patch(
         name="cli-errors",
         library="lightning",
-        checked=f"{_LIGHTNING}, with jsonargparse 4.35 to 4.53",
+        checked=f"{LIGHTNING}, with jsonargparse 4.35 to 4.53",
         targets=(
             "{trainer}.cli:LightningArgumentParser.parse_args",
             "{trainer}.cli:LightningArgumentParser.error",
@@ -289,7 +292,7 @@ REGISTER = (
     Patch(
         name="class-swap",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=("a strategy or precision plugin:__class__",),
         why=(
             "A strategy or plugin that a user has made for any device becomes its form for the "
@@ -310,7 +313,7 @@ REGISTER = (
     Patch(
         name="sigterm",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=(
             "a Trainer's _SignalConnector:_sigterm_notifier_fn",
             "a Trainer's _SignalConnector:_slurm_sigusr_handler_fn",
@@ -327,7 +330,7 @@ REGISTER = (
     Patch(
         name="exact-resume",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=(
             "a Trainer's _FitLoop:reset",
             "a Trainer's _FitLoop:on_advance_start",
@@ -351,7 +354,7 @@ REGISTER = (
     Patch(
         name="auto-resume",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=(
             "{trainer}.trainer.connectors.checkpoint_connector:"
             "_CheckpointConnector._restore_modules_and_callbacks",
@@ -367,7 +370,7 @@ REGISTER = (
     Patch(
         name="auto-resume-saving",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=("{trainer}.trainer.trainer:Trainer.save_checkpoint",),
         why=(
             "What a fit has saved is written down, so that a further start of the same job finds "
@@ -378,57 +381,9 @@ REGISTER = (
         apply="auto_resume:patch_saving",
     ),
     Patch(
-        name="rehearsal",
-        library="lightning",
-        checked=_LIGHTNING,
-        targets=(
-            "{trainer}.trainer.trainer:Trainer.__init__",
-            "{trainer}.trainer.trainer:Trainer.fit",
-            "{trainer}.trainer.trainer:Trainer.validate",
-            "{trainer}.trainer.trainer:Trainer.test",
-            "{trainer}.trainer.trainer:Trainer.predict",
-            "{trainer}.loops.fit_loop:_process_dataloader",
-            "{trainer}.loops.evaluation_loop:_process_dataloader",
-            "{trainer}.loops.prediction_loop:_process_dataloader",
-        ),
-        why=(
-            "A program that `lightning-gaudi plan` has started is to take a few steps on a dry "
-            "card, as many cards and samples as are asked about, and to write nothing. In all "
-            "other programs they stay as they are."
-        ),
-        without="lightning-gaudi plan will not work",
-        trigger="{trainer}.trainer.trainer",
-        apply="rehearsal:patch_trainer",
-    ),
-    Patch(
-        name="fabric-rehearsal",
-        library="lightning",
-        checked=_LIGHTNING,
-        targets=(
-            "{fabric}.fabric:Fabric.__init__",
-            "{fabric}.fabric:Fabric.setup",
-            "{fabric}.fabric:Fabric.setup_module",
-            "{fabric}.fabric:Fabric.save",
-            "{fabric}.fabric:Fabric.load",
-            "{fabric}.fabric:Fabric.load_raw",
-            "{fabric}.wrappers:_FabricModule.__init__",
-            "{fabric}.wrappers:_FabricOptimizer.__init__",
-            "{fabric}.wrappers:_FabricOptimizer.step",
-            "torch.utils.data.dataloader:DataLoader.__iter__",
-        ),
-        why=(
-            "A loop that a program of `lightning-gaudi plan` has written with Fabric is to take a "
-            "few steps on a dry card, of batches as large as are asked about, and to write "
-            "nothing. In all other programs they stay as they are."
-        ),
-        without="lightning-gaudi plan will not work for loops of Fabric",
-        trigger="{fabric}._graveyard",
-        apply="rehearsal:patch_fabric",
-    ),
-    Patch(
         name="shard-clipping",
         library="lightning",
-        checked=_LIGHTNING,
+        checked=LIGHTNING,
         targets=("a Precision:clip_grad_by_norm", "a Precision:clip_grad_by_value"),
         why=(
             "torch clips gradients of one mesh, or plain ones, but not both at once. Only a plugin "
@@ -551,21 +506,6 @@ REGISTER = (
         without="it is not known whether an HPU graph is being captured",
         trigger="habana_frameworks.torch.hpu",
         apply="captures:patch_graphs",
-    ),
-    Patch(
-        name="audited-loaders",
-        library="torch",
-        checked="2.6 to 2.13",
-        targets=(
-            "torch.utils.data.dataloader:DataLoader.__init__",
-            "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
-            "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter.__init__",
-        ),
-        why=(
-            "Under `lightning-gaudi audit` the shapes of batches are noted, and the lines that "
-            "have made the loaders. Nothing else is changed, and elsewhere nothing at all."
-        ),
-        without="an audit knows no shapes of batches",
     ),
     Patch(
         name="linear",
@@ -733,3 +673,8 @@ REGISTER = (
 )
 
 BY_NAME = {patch.name: patch for patch in REGISTER}
+
+
+def add(patches: Iterable[Patch]) -> None:
+    """Enter the patches of a tool that looks on; doing it again is harmless."""
+    BY_NAME.update({patch.name: patch for patch in patches})

@@ -17,7 +17,7 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_fil
 from lightning.fabric.utilities.types import _PATH
 from typing_extensions import override
 
-from lightning_gaudi._core import collectives, rehearsals
+from lightning_gaudi._core import collectives, hooks
 from lightning_gaudi._core.untrusted import printable
 
 from . import restricted
@@ -275,7 +275,7 @@ def save_file(checkpoint: Mapping[str, Any], target: Path, *, with_manifest: boo
     Raises:
         OSError: It cannot be written.
     """
-    rehearsals.weigh(lambda: (file_bytes(checkpoint),) * 2)
+    hooks.before_write(lambda: (file_bytes(checkpoint),) * 2)
     check_replaceable(target)
     make_folder(target.parent)
     check_space(target, needed_bytes(checkpoint))

@@ -18,6 +18,8 @@ In reading order:
 - `denoising`: pictures, from noise, by a UNet and a scheduler of diffusers.
 """
 
+from lightning_gaudi._core.hooks import has_values
+
 from .buckets import DEFAULT_BUCKETS, LeftPadded, pad_left
 from .denoising import SCHEDULERS, Denoiser, denoise, draw_latents, make_scheduler
 from .engine import Engine, Runner, resolve
@@ -45,6 +47,7 @@ __all__ = [
     "denoise",
     "draw_latents",
     "generate",
+    "has_values",
     "load_weights",
     "make_scheduler",
     "memory_table",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from lightning_gaudi._core.rehearsals import is_rehearsal
+from lightning_gaudi._core.hooks import has_values
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._core.wording import listed
 
@@ -72,11 +72,11 @@ def load_weights(model: Any, folder: str | Path, device: torch.device | str) -> 
 
     Raises:
         ValueError: A file is missing, truncated or no safetensors file; or a tensor is missing or
-            has another shape. The message names it. A plan reads no file.
+            has another shape. The message names it. Where nobody will read values, none is read.
     """
     folder, device = Path(folder), torch.device(device)
     model.tie_weights()  # transformers 5.0 has not, on meta
-    if is_rehearsal():
+    if not has_values():
         _leave_empty(model, device)
         return
     stored = read_headers(folder)
@@ -153,7 +153,7 @@ def _load(slots: list[_Slot], stored: Stored, device: torch.device) -> None:
 
 
 def _leave_empty(model: nn.Module, device: torch.device) -> None:
-    """Weights without values, of which a plan has no files."""
+    """Weights without values, for which no file is read."""
     for _, slots in _targets(model):
         target, layout = slots[0].get(), slots[0].layout
         if slots[0].is_buffer:

@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import nn
 
-from lightning_gaudi.tools.plan import is_rehearsal
+from lightning_gaudi.inference import has_values
 from recipes.common.errors import UserError
 
 INDEX = "model_index.json"
@@ -153,12 +153,12 @@ def load(
         for each in names
     ]
     scheduler = read_part(diffusers.DDIMScheduler.load_config, name, "scheduler")
-    if is_rehearsal():
+    if has_values():
+        parts = _with_weights(name, dtype, index)
+    else:
         # A plan wants no values, and may be made where only the configurations are.
         with torch.device("cpu"), default_dtype(dtype):
             parts = without_weights(name, index)
-    else:
-        parts = _with_weights(name, dtype, index)
     return parts.requires_grad_(False).eval(), Loaded(tokenizers, scheduler, index)
 
 

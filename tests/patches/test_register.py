@@ -15,7 +15,7 @@ import pytest
 
 import lightning_gaudi
 from lightning_gaudi._core import mirror
-from lightning_gaudi._patches.document import markdown
+from lightning_gaudi._patches.document import every_patch, markdown
 from lightning_gaudi._patches.register import BY_NAME, REGISTER
 from tests.helpers.forked import fork_python
 
@@ -102,8 +102,6 @@ def test_every_function_that_is_wrapped_has_its_hash() -> None:
         "{trainer}.tuner.batch_size_scaling:_try_loop_run",
         "{trainer}.core.saving:_load_state",
         "{trainer}.utilities.deepspeed:convert_zero_checkpoint_to_fp32_state_dict",
-        *BY_NAME["rehearsal"].targets,
-        *BY_NAME["fabric-rehearsal"].targets,
     }
     wrapped = {
         target
@@ -179,9 +177,6 @@ def test_what_changes_when_we_are_imported_is_what_the_register_says() -> None:
             importlib.import_module(f"{family.trainer}.core.saving"), "_ALLOWED_INSTANTIATORS"
         )
     }
-    # In a program alone that `lightning-gaudi plan` has started.
-    rehearsed = BY_NAME["rehearsal"].targets + BY_NAME["fabric-rehearsal"].targets
-    targets -= {format_target(t, family) for t in rehearsed for family in mirror.FAMILIES}
     # How a module finds what it has no more (PEP 562).
     stubs = {
         format_target(t, family) for t in BY_NAME["old-names"].targets for family in mirror.FAMILIES
@@ -217,7 +212,6 @@ OWN = {
     "_core/lazy.py": {"setattr(sys.modules[package], name, found)"},
     "_core/mirror.py": {"spec.loader"},
     "_core/processes.py": {"self._ranks.is_quiet"},
-    "_core/rehearsals.py": {"_weight.of_rank", "_weight.whole"},
     # As torch marks its own functions whose result a traced program may keep.
     "attention/limits.py": {"_card_without_kernel._dynamo_marked_constant"},
     # The state of an object that this pickle has made.
@@ -412,4 +406,4 @@ def test_nothing_is_patched_but_by_the_register(path: Path) -> None:
 def test_the_document_is_the_registers() -> None:
     document = (PACKAGE.parent / "docs" / "patches.md").read_text()
     assert document == markdown(), "run `python -m lightning_gaudi._patches.document`"
-    assert [patch.name for patch in REGISTER if f"### {patch.name}\n" not in document] == []
+    assert [patch.name for patch in every_patch() if f"### {patch.name}\n" not in document] == []

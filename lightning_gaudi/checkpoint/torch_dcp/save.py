@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from lightning_gaudi._core import rehearsals
+from lightning_gaudi._core import hooks
 from lightning_gaudi._core.collectives import cpu_group, gather_objects, is_connected
 from lightning_gaudi._core.error_sync import on_rank_zero
 
@@ -56,7 +56,7 @@ def save_sharded(
             f"A checkpoint in shards can be saved to a local path only, not to {path}. Save it "
             "locally and copy the folder, or save full checkpoints."
         )
-    rehearsals.weigh(lambda: (whole_bytes(shards, rest), file_bytes(shards, rest)))
+    hooks.before_write(lambda: (whole_bytes(shards, rest), file_bytes(shards, rest)))
     target = Path(path)
     sizes = gather_objects(needed_bytes(shards))
     lock: list[SaveLock] = []

@@ -13,7 +13,7 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_fil
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 
-from lightning_gaudi._core import rehearsals
+from lightning_gaudi._core import hooks
 from lightning_gaudi._core.collectives import gather_objects
 from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
 from lightning_gaudi._patches.apply import replaced, require
@@ -104,7 +104,7 @@ def _claim(folder: Path, claims: contextlib.ExitStack) -> str:
 def _write_together(record: _Record, folder: Path) -> dict[str, FileEntry]:
     """Write all ranks' files if there is room for them; returns what they are."""
     raise_together(record.error)
-    rehearsals.weigh(partial(_weights, record))
+    hooks.before_write(partial(_sizes, record))
     sizes = gather_objects([needed_bytes(state) for state, _ in record.files])
     largest = max((size for each in sizes for size in each), default=0)
     on_rank_zero(lambda: check_space(folder, sum(map(sum, sizes)), largest))
@@ -118,8 +118,8 @@ def _write_together(record: _Record, folder: Path) -> dict[str, FileEntry]:
     return {name: each for found in gather_objects(written) for name, each in found.items()}
 
 
-def _weights(record: _Record) -> tuple[int, int]:
-    """How large all ranks' files will be, and this one's; see `rehearsals.weigh`."""
+def _sizes(record: _Record) -> tuple[int, int]:
+    """Returns the bytes of all ranks' files, and those of this rank's; see `hooks.before_write`."""
     sizes = {path.name: file_bytes(state) for state, path in record.files}
     of_rank = sum(sizes.values())
     of_each = sum(size for name, size in sizes.items() if "zero_pp_rank_" in name)
@@ -183,13 +183,13 @@ class _Record:
         self._writer, self._memory = writer, memory
         self.error: Exception | None = None
         self.files: list[tuple[Any, Path]] = []
-        """Snapshots; what is weighed alone is not copied."""
+        """Snapshots; what may not be written at all is not copied."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        if rehearsals.is_weighing():
-            self.files.append((state_dict, Path(path)))
-        else:
+        if hooks.is_written_at_once():
             self.keep(lambda: self.files.append((Snapshot(state_dict, self._memory), Path(path))))
+        else:
+            self.files.append((state_dict, Path(path)))
 
     def keep(self, do: Callable[[], Any]) -> None:
         try:

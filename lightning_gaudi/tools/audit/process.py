@@ -24,11 +24,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.variables import read_integer
+from lightning_gaudi._patches import register
 from lightning_gaudi.simulator import observer
 from lightning_gaudi.simulator.settings import SERVER, read_card, read_release
 
 from . import places
 from .loaders import LoaderWatch
+from .patches import PATCHES
 from .record import FOLDER, STEPS, WARM_UP, Record
 from .recording import Recorder
 
@@ -38,7 +40,7 @@ _POLL_SECONDS = 0.05
 _audit: _Audit | None = None
 
 
-def start() -> None:
+def install() -> None:
     """Have this process noted, as the environment asks; again is harmless.
 
     The simulator is active.
@@ -48,6 +50,7 @@ def start() -> None:
         return
     _audit = audit = _Audit(Path(os.environ[FOLDER]), read_integer(STEPS))
     observer.observe(audit.recorder.note)
+    register.add(PATCHES)
     audit.watch.install()
     register_optimizer_step_post_hook(lambda optimizer, *_: audit.note_stepped(optimizer))
     atexit.register(audit.write)

@@ -12,7 +12,7 @@ from lightning_gaudi._core.decoding import decode
 from lightning_gaudi._core.untrusted import parse_json, printable
 
 FOLDER = "LIGHTNING_GAUDI_AUDIT"
-"""The variable of the environment that names the folder for the records, and so asks for them."""
+"""The variable of the environment that names the folder for the records."""
 STEPS = "LIGHTNING_GAUDI_AUDIT_STEPS"
 """The variable that says after how many steps the program is ended."""
 WARM_UP = 3

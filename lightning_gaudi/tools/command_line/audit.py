@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from lightning_gaudi._core.process_groups import end_group
+from lightning_gaudi._patches.on_import import TOOL
 from lightning_gaudi.simulator.settings import RULES
 from lightning_gaudi.tools.audit import findings, page, text
 from lightning_gaudi.tools.audit.merging import Audit
@@ -82,6 +83,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         env = simulate.environment(options) | {
             RULES: "warn",
             FOLDER: folder,
+            TOOL: "lightning_gaudi.tools.audit.process",
             STEPS: str(options.steps),
         }
         try:

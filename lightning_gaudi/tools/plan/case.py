@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gaudi._core.untrusted import parse_json, printable
+from lightning_gaudi._patches.on_import import TOOL
 from lightning_gaudi.tools.plan.search import Need
 
 MAX_FORKS = min(4, os.cpu_count() or 1)
 """Of a rehearsal at a time: each is busy, and needs memory for the program's data."""
+VARIABLE = "_LIGHTNING_GAUDI_REHEARSAL"
+"""The file with the case that a process is to rehearse."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Case:
     def save(self, path: Path) -> None:
         """Write it where `load` finds it."""
         path.write_text(json.dumps(asdict(self)))
+
+    def request(self, path: Path) -> dict[str, str]:
+        """Write it to a file; returns the environment in which a program rehearses it."""
+        self.save(path)
+        return {VARIABLE: str(path), TOOL: "lightning_gaudi.tools.plan.patches"}
 
     @classmethod
     def load(cls, path: Path) -> Case:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_gaudi._core.rehearsals import Weight, weighing
+from lightning_gaudi._core import hooks
 from lightning_gaudi.reliability.holders import STAYING, holders, num_fsdp_parts
 from lightning_gaudi.tools.plan.run import Run
+
+
+@dataclass
+class Weight:
+    """How large a checkpoint is, in bytes."""
+
+    whole: int = 0
+    """All files, of all ranks."""
+    of_rank: int = 0
+    """What this rank writes."""
+
+
+class _Weighed(BaseException):
+    """Its size is known: nothing of it is written."""
+
 
 MADE = "weights, as they are made"
 SAVED = "a checkpoint, as it is saved"
@@ -53,6 +70,16 @@ def checkpoint_sizes(run: Run) -> tuple[dict[str, int], int]:
 def _weigh(run: Run, *, weights_only: bool) -> Weight:
     if not run.can_save(weights_only=weights_only):
         return Weight()
-    with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder, weighing() as found:
+    found: list[Weight] = []
+
+    def note(sizes: hooks.Sizes) -> None:
+        found.append(Weight(*sizes()))
+        raise _Weighed
+
+    with (
+        tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder,
+        hooks.listening_before_write(note),
+        contextlib.suppress(_Weighed),
+    ):
         run.save(Path(folder, "checkpoint"), weights_only=weights_only)
-    return found
+    return found[0] if found else Weight()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gaudi._core.process_groups import end_group
-from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.published import PublishedRun
 from lightning_gaudi.simulator.settings import (
@@ -194,9 +193,10 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
         result, request = Path(folder, "result"), Path(folder, "case")
         budgets = tuple(card.budget_bytes for card in cards)
         asked = replace(case, result=str(result), budgets=budgets)
-        asked.save(request)
         try:
-            status, output = _run(command, _environment(request, case.devices, cards))
+            status, output = _run(
+                command, _environment(asked.request(request), case.devices, cards)
+            )
             reason = f"the program ended with status {status}"
         except FileNotFoundError:
             raise PlanError(f"{command[0]}: command not found.") from None
@@ -244,13 +244,15 @@ def _alone(cards: Sequence[Card]) -> str:
     return "" if any(card.has_fused_attention for card in cards) else cards[0].title
 
 
-def _environment(request: Path, num_cards: int, cards: Sequence[Card]) -> dict[str, str]:
+def _environment(
+    request: Mapping[str, str], num_cards: int, cards: Sequence[Card]
+) -> dict[str, str]:
     """That of a program of which this is the first of its ranks, on a dry card."""
     # Those that have fused attention plan alike.
     fused = next(key for key, gaudi in GAUDIS.items() if gaudi.has_fused_attention)
     key = cards[0].key if _alone(cards) else fused
     env = os.environ | {
-        VARIABLE: str(request),
+        **request,
         SIMULATE: str(MAX_CARDS),
         DRY: "1",
         RULES: "off",

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning_gaudi._core.mirror import Family
-from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.published import PublishedRun
 from lightning_gaudi.simulator.memory import own_server, unlimited_memory
-from lightning_gaudi.tools.plan.case import MAX_FORKS, Case, Rehearsed
+from lightning_gaudi.tools.plan.case import MAX_FORKS, VARIABLE, Case, Rehearsed
 from lightning_gaudi.tools.plan.empty_weights import EmptyWeights
 from lightning_gaudi.tools.plan.forks import Fork, RehearsalError
 from lightning_gaudi.tools.plan.run import Run

@@ -154,7 +154,7 @@ def _devices(folder: Path) -> Parser:
 
 @target(
     "audit.environment",
-    f"{_PACKAGE}.tools.audit.process:start",
+    f"{_PACKAGE}.tools.audit.process:install",
     f"{_PACKAGE}.tools.audit.process:_rank",
     f"{_PACKAGE}.profiler.hpu:HPUProfiler._reset",
 )

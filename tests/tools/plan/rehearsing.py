@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.tools.plan.case import Case, Rehearsed, read_results
 from tests.helpers.process import run
 
@@ -18,8 +17,9 @@ MEASURED = (sys.executable, str(Path(__file__).with_name("measured.py")))
 def rehearse(folder: Path, command: Sequence[str], case: Case) -> Rehearsed:
     """What the first of the case's ranks takes on a dry card; the others are not there."""
     result, request = folder / "result", folder / "case"
-    Case(**{**vars(case), "result": str(result)}).save(request)
-    env = {VARIABLE: str(request), "LIGHTNING_GAUDI_RELIABILITY": "off"}
+    env = Case(**{**vars(case), "result": str(result)}).request(request) | {
+        "LIGHTNING_GAUDI_RELIABILITY": "off"
+    }
     env |= {"LIGHTNING_GAUDI_SIMULATE": "8", "LIGHTNING_GAUDI_SIMULATE_DRY": "1"}
     if case.devices > 1:
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "NODE_RANK": "0"}

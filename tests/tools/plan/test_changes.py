@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,7 +109,7 @@ def test_a_card_without_fused_attention_is_planned_for_by_itself(
 
 def test_a_first_gaudi_is_rehearsed_as_one() -> None:
     keys = {
-        names: module._environment(Path("case"), 1, [CARDS[key] for key in names])[CARD]
+        names: module._environment({}, 1, [CARDS[key] for key in names])[CARD]
         for names in (("gaudi1",), ("gaudi1", "gaudi3"), ("a100",))
     }
     assert [*keys.values()] == ["gaudi1", "gaudi2", "gaudi2"]

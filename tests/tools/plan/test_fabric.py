@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.tools.plan.case import Case, Counted, read_results
 from tests.helpers.process import run
 from tests.tools.plan.rehearsing import MEASURED, measured_peak, planned_peak, rehearse
@@ -160,8 +159,7 @@ def test_what_only_predicts_is_planned(tmp_path: Path) -> None:
 def test_what_cannot_be_planned_says_why(text: str, error: str, tmp_path: Path) -> None:
     path, result, request = (tmp_path / name for name in ("train.py", "result", "case"))
     path.write_text(text)
-    Case(result=str(result)).save(request)
-    env = {VARIABLE: str(request), "LIGHTNING_GAUDI_RELIABILITY": "off"}
+    env = Case(result=str(result)).request(request) | {"LIGHTNING_GAUDI_RELIABILITY": "off"}
     env |= {"LIGHTNING_GAUDI_SIMULATE": "1", "LIGHTNING_GAUDI_SIMULATE_DRY": "1"}
     done = run([sys.executable, str(path)], env=env, cwd=tmp_path, check=False)
     assert done.returncode == 1

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_gaudi._core.rehearsals import VARIABLE
 from lightning_gaudi.reliability.holders import holders
 from lightning_gaudi.reliability.memory import REST
 from lightning_gaudi.tools.plan import picture, report
@@ -144,8 +143,9 @@ def test_a_script_is_planned_and_nothing_of_it_is_written(tmp_path: Path) -> Non
 
 def _rehearse(folder: Path, script: Path, *, is_dry: bool) -> dict[str, Any]:
     result, request = folder / f"result{is_dry}", folder / "case"
-    Case(batch_size=24, result=str(result)).save(request)
-    env = {VARIABLE: str(request), "LIGHTNING_GAUDI_RELIABILITY": "off"}
+    env = Case(batch_size=24, result=str(result)).request(request) | {
+        "LIGHTNING_GAUDI_RELIABILITY": "off"
+    }
     env["LIGHTNING_GAUDI_SIMULATE_DRY"] = str(int(is_dry))
     done = subprocess.run(
         [sys.executable, str(script)],

@@ -1,42 +1,99 @@
-"""A Trainer or Fabric that rehearses, in a program that `lightning-gaudi plan` has started."""
+"""A Trainer or Fabric that rehearses, in a program that `lightning-gaudi plan` has started.
+
+What rehearses is imported when it is needed: this module is imported at the end of `import torch`,
+which may be in the middle of an import of ours.
+"""
 
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
 
+from lightning_gaudi._core import hooks
 from lightning_gaudi._core.mirror import Family
-
-from .apply import require, wrap
+from lightning_gaudi._patches import on_import
+from lightning_gaudi._patches.apply import require, wrap
+from lightning_gaudi._patches.register import LIGHTNING, Patch
 
 _TRAINER, _FABRIC = "rehearsal", "fabric-rehearsal"
-_VARIABLE = "_LIGHTNING_GAUDI_REHEARSAL"
-"""`_core.rehearsals.VARIABLE`, which need not be imported to see that it is not set."""
+PATCHES = (
+    Patch(
+        name=_TRAINER,
+        library="lightning",
+        checked=LIGHTNING,
+        targets=(
+            "{trainer}.trainer.trainer:Trainer.__init__",
+            "{trainer}.trainer.trainer:Trainer.fit",
+            "{trainer}.trainer.trainer:Trainer.validate",
+            "{trainer}.trainer.trainer:Trainer.test",
+            "{trainer}.trainer.trainer:Trainer.predict",
+            "{trainer}.loops.fit_loop:_process_dataloader",
+            "{trainer}.loops.evaluation_loop:_process_dataloader",
+            "{trainer}.loops.prediction_loop:_process_dataloader",
+        ),
+        why=(
+            "A program that `lightning-gaudi plan` has started is to take a few steps on a dry "
+            "card, as many cards and samples as are asked about, and to write nothing. In all "
+            "other programs they stay as they are."
+        ),
+        without="lightning-gaudi plan will not work",
+        trigger="{trainer}.trainer.trainer",
+        apply="lightning_gaudi.tools.plan.patches:patch_trainer",
+    ),
+    Patch(
+        name=_FABRIC,
+        library="lightning",
+        checked=LIGHTNING,
+        targets=(
+            "{fabric}.fabric:Fabric.__init__",
+            "{fabric}.fabric:Fabric.setup",
+            "{fabric}.fabric:Fabric.setup_module",
+            "{fabric}.fabric:Fabric.save",
+            "{fabric}.fabric:Fabric.load",
+            "{fabric}.fabric:Fabric.load_raw",
+            "{fabric}.wrappers:_FabricModule.__init__",
+            "{fabric}.wrappers:_FabricOptimizer.__init__",
+            "{fabric}.wrappers:_FabricOptimizer.step",
+            "torch.utils.data.dataloader:DataLoader.__iter__",
+        ),
+        why=(
+            "A loop that a program of `lightning-gaudi plan` has written with Fabric is to take a "
+            "few steps on a dry card, of batches as large as are asked about, and to write "
+            "nothing. In all other programs they stay as they are."
+        ),
+        without="lightning-gaudi plan will not work for loops of Fabric",
+        trigger="{fabric}._graveyard",
+        apply="lightning_gaudi.tools.plan.patches:patch_fabric",
+    ),
+)
+
+
+def install() -> None:
+    """Have this process rehearse what `rehearsal.read_case` gives, whatever program it runs."""
+    hooks.run_without_values()
+    on_import.add(PATCHES)
 
 
 def patch_trainer(module: ModuleType, family: Family) -> None:
     """Have it take a few steps, measure them, and end the program."""
-    require(_TRAINER, module, "Trainer")
-    if not os.environ.get(_VARIABLE):
-        return
-    from lightning_gaudi.tools.plan import rehearsal, trainer as rehearsed
+    from lightning_gaudi.tools.plan import rehearsal, trainer as trainer_run
 
+    require(_TRAINER, module, "Trainer")
     rehearsal.leave_weights_empty()
 
     @wrap(_TRAINER, module.Trainer, "__init__")
     def init(original: Callable[..., None], trainer: Any, *args: Any, **settings: Any) -> None:
-        original(trainer, *args, **rehearsed.settings(settings))
+        original(trainer, *args, **trainer_run.settings(settings))
 
     for name in ("fit", "validate", "test", "predict"):
 
         @wrap(_TRAINER, module.Trainer, name)
         def run(original: Callable[..., Any], trainer: Any, *args: Any, **settings: Any) -> Any:
             whole = partial(original, trainer, *args, **settings)
-            rehearsed.rehearse(whole, trainer, family)
+            trainer_run.rehearse(whole, trainer, family)
 
     for name in ("fit_loop", "evaluation_loop", "prediction_loop"):
         loop = importlib.import_module(f"{family.trainer}.loops.{name}")
@@ -46,7 +103,7 @@ def patch_trainer(module: ModuleType, family: Family) -> None:
             original: Callable[..., Any], trainer: Any, purpose: Any, stage: Any, loader: Any
         ) -> Any:
             found = original(trainer, purpose, stage, loader)
-            return rehearsed.loader_for(found, trainer, stage)
+            return trainer_run.loader_for(found, trainer, stage)
 
 
 def patch_fabric(module: ModuleType, family: Family) -> None:
@@ -57,25 +114,23 @@ def patch_fabric(module: ModuleType, family: Family) -> None:
             then not seen to be imported.
         family: Of the Fabric.
     """
+    from lightning_gaudi.tools.plan import fabric as fabric_loop, rehearsal
+
     module = importlib.import_module(f"{family.fabric}.fabric")
     require(_FABRIC, module, "Fabric")
-    if not os.environ.get(_VARIABLE):
-        return
-    from lightning_gaudi.tools.plan import fabric as rehearsed, rehearsal
-
     rehearsal.leave_weights_empty()
     save = module.Fabric.save
 
     @wrap(_FABRIC, module.Fabric, "__init__")
     def init(original: Callable[..., None], fabric: Any, *args: Any, **settings: Any) -> None:
-        rehearsed.rehearse(settings, save, family)
-        original(fabric, *args, **rehearsed.settings(settings))
+        fabric_loop.rehearse(settings, save, family)
+        original(fabric, *args, **fabric_loop.settings(settings))
 
     for name in ("setup", "setup_module"):
 
         @wrap(_FABRIC, module.Fabric, name)
         def setup(original: Callable[..., Any], fabric: Any, *args: Any, **settings: Any) -> Any:
-            if (run := rehearsed.this_run()) is not None:
+            if (run := fabric_loop.this_run()) is not None:
                 run.note_setup(fabric, args[0] if args else settings.get("module"))
             return original(fabric, *args, **settings)
 
@@ -85,7 +140,7 @@ def patch_fabric(module: ModuleType, family: Family) -> None:
         def skip(original: Callable[..., Any], fabric: Any, *args: Any, **settings: Any) -> Any:
             return {}  # nothing has values
 
-    _patch_wrappers(family, rehearsed.this_run)
+    _patch_wrappers(family, fabric_loop.this_run)
 
 
 def _patch_wrappers(family: Family, this_run: Callable[[], Any]) -> None:
