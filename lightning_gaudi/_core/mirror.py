@@ -26,7 +26,7 @@ _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
 SHARED = (
     *("attention", "compilation", "config_errors", "data", "hardware", "inference", "published"),
-    *("reliability", "simulator", "tools", "untrusted"),
+    *("releases", "reliability", "simulator", "tools", "untrusted"),
 )
 """The modules and packages at our top that exist once, beside those that begin with `_`."""
 

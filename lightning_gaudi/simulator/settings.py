@@ -6,7 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_gaudi import releases
 from lightning_gaudi.hardware import GAUDIS, Gaudi
+from lightning_gaudi.releases import Release
 
 SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
 CARD = "LIGHTNING_GAUDI_SIMULATE_CARD"
@@ -38,33 +40,10 @@ CARDS = GAUDIS
 """The cards by key, which is the value of LIGHTNING_GAUDI_SIMULATE_CARD."""
 
 
-@dataclass(frozen=True)
-class Release:
-    """A release of the Gaudi software whose Python package can stand in."""
-
-    key: str
-    """The value of LIGHTNING_GAUDI_SIMULATE_RELEASE."""
-    version: str
-    """The release that is followed, to the patch."""
-    is_lazy: bool
-    """Whether lazy mode is what it runs in if `PT_HPU_LAZY_MODE` is not set."""
-
-    @property
-    def number(self) -> int:
-        """100 times the major number plus the minor one, to compare."""
-        major, minor = self.key.split(".")
-        return int(major) * 100 + int(minor)
-
-
-RELEASES = {
-    release.key: release
-    for release in (
-        Release("1.20", "1.20.0", is_lazy=True),
-        Release("1.22", "1.22.0", is_lazy=False),
-        Release("1.24", "1.24.1", is_lazy=False),
-    )
-}
-"""The releases by key, the newest last. Eager mode is the default since 1.21."""
+_SIMULATED = ("1.20", "1.22", "1.24.1")
+RELEASES = {each.key: each for each in releases.RELEASES if each.software in _SIMULATED}
+"""The releases whose Python package can stand in, the newest last, each by the value that
+LIGHTNING_GAUDI_SIMULATE_RELEASE has for it."""
 
 
 @dataclass(frozen=True)

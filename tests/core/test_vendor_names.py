@@ -12,8 +12,9 @@ import pytest
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi.distributed import devices, process_group
+from lightning_gaudi.releases import Release
 from lightning_gaudi.simulator import vendor_names as all_names
-from lightning_gaudi.simulator.settings import RELEASES, Release
+from lightning_gaudi.simulator.settings import RELEASES
 from tests.core.vendor_uses import Uses, uses
 from tests.helpers import vendor_names
 

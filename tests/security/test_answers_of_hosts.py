@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lightning_gaudi.releases import numbers
 from lightning_gaudi.tools.doctor import mode
 from lightning_gaudi.tools.doctor.comparison import merge
 from lightning_gaudi.tools.doctor.findings import Report, error, ok, table
@@ -16,7 +17,6 @@ from lightning_gaudi.tools.doctor.hosts import _Answers
 from lightning_gaudi.tools.doctor.launchers import named_hosts, place
 from lightning_gaudi.tools.doctor.machine import Answer
 from lightning_gaudi.tools.doctor.pieces import Joiner, cut
-from lightning_gaudi.tools.doctor.releases import numbers
 
 REPORT = Report([error("port", "taken", "Choose another."), ok("mode", "lazy")], {"torch": "2.11"})
 MESSAGE = {

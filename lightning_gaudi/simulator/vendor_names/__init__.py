@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_gaudi.simulator.settings import RELEASES, Release
+from lightning_gaudi.releases import Release
+from lightning_gaudi.simulator.settings import RELEASES
 
 PACKAGE = "habana_frameworks"
 _FOLDER = Path(__file__).parent

@@ -13,8 +13,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lightning_gaudi.releases import Release
 from lightning_gaudi.simulator import vendor_names
-from lightning_gaudi.simulator.settings import Release, read_release
+from lightning_gaudi.simulator.settings import read_release
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from lightning_gaudi._core import even_cards
 from lightning_gaudi._core.vendor import parse_modules
+from lightning_gaudi.releases import LAST_WITH_FIRST_GAUDI, minor, numbers
 from lightning_gaudi.simulator import settings
 from lightning_gaudi.tools.doctor import hl_smi, software
 from lightning_gaudi.tools.doctor.findings import (
@@ -19,7 +20,6 @@ from lightning_gaudi.tools.doctor.findings import (
     warning,
 )
 from lightning_gaudi.tools.doctor.machine import Machine
-from lightning_gaudi.tools.doctor.releases import LAST_WITH_FIRST_GAUDI, minor, numbers
 
 _VISIBLE = "HABANA_VISIBLE_MODULES"
 _IDLE_MIB = 1536

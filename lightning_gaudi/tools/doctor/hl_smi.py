@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from lightning_gaudi.releases import numbers
 from lightning_gaudi.tools.doctor.machine import Machine
-from lightning_gaudi.tools.doctor.releases import numbers
 
 DRIVER_VERSION = "/sys/module/habanalabs/version"
 _DRIVER = "/sys/module/habanalabs"

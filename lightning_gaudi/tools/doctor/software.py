@@ -10,10 +10,10 @@ from packaging.version import InvalidVersion, Version
 
 from lightning_gaudi._core import deepspeed_versions
 from lightning_gaudi._version import __version__
+from lightning_gaudi.releases import OLDEST, RELEASES, find_release, minor, numbers
 from lightning_gaudi.simulator import settings
 from lightning_gaudi.tools.doctor.findings import Finding, error, note, ok, warning
 from lightning_gaudi.tools.doctor.machine import Machine, python
-from lightning_gaudi.tools.doctor.releases import OLDEST, RELEASES, find_release, minor, numbers
 
 PLUGIN = "habana-torch-plugin"
 """The vendor's package for Python, whose version is that of the Gaudi software."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 
-from lightning_gaudi.simulator.settings import Release, read_release
+from lightning_gaudi.releases import Release
+from lightning_gaudi.simulator.settings import read_release
 
 
 @functools.cache

@@ -1,4 +1,7 @@
-"""Releases of the Gaudi software, the torch that each is built for, and what changed with one."""
+"""Releases of the Gaudi software, the torch that each is built for, and what changed with one.
+
+It imports nothing of ours, so that the plugin, its tools and the simulator share it.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,30 @@ class Release(NamedTuple):
     """A release of the Gaudi software."""
 
     software: str
+    """As the vendor calls it: "1.20", or "1.24.1"."""
     torch: str
+    is_lazy: bool = False
+    """Whether lazy mode is what it runs in if `PT_HPU_LAZY_MODE` is not set; until 1.20."""
+
+    @property
+    def version(self) -> str:
+        """Three numbers: "1.20.0"."""
+        return ".".join([*self.software.split("."), "0"][:3])
+
+    @property
+    def key(self) -> str:
+        """Major and minor: "1.20"."""
+        return minor(self.software)
+
+    @property
+    def number(self) -> int:
+        """100 times the major number plus the minor one, to compare."""
+        major, below = numbers(self.software)[:2]
+        return major * 100 + below
 
 
 RELEASES = (
-    Release("1.20", "2.6.0"),
+    Release("1.20", "2.6.0", is_lazy=True),
     Release("1.21", "2.6.0"),
     Release("1.22", "2.7.1"),
     Release("1.23", "2.9.0"),
