@@ -83,7 +83,7 @@ def leave(group: Any) -> None:
 
 @contextmanager
 def apart(group: Any) -> Iterator[None]:
-    """Have this thread speak over a group of its own while the one that trains uses the others.
+    """Gives this thread a group of its own, while the one that trains uses the others.
 
     The watchdog watches the one that trains: what happens here is not noted.
 

@@ -179,7 +179,7 @@ def _ready() -> Farewell | None:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Have Ctrl-C wait for what is about to end by itself."""
+    """Delays Ctrl-C until what is about to end by itself has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -17,7 +17,7 @@ _functions: list[Callable[[], object]] = []
 
 
 def register(function: Callable[[], object]) -> None:
-    """Have a function called last."""
+    """Calls a function last."""
     _functions.append(function)
 
 

@@ -34,7 +34,7 @@ _LEAVE_S = rank_monitor.GRACE_S + 3.0
 
 @contextlib.contextmanager
 def as_parent() -> Iterator[None]:
-    """Have the processes that are started in this context watch this one."""
+    """Lets the processes that are started in this context watch this one."""
     os.environ[PARENT] = str(os.getpid())
     try:
         yield
@@ -80,7 +80,7 @@ _started: _Started | None = None
 
 
 def start(processes: Sequence[Process]) -> None:
-    """Have the processes, the local ranks from 1 on, end with this one, which is local rank 0."""
+    """Ends the processes, the local ranks from 1 on, with this one, which is local rank 0."""
     global _started
     _started = _Started(RankMonitor(lambda: processes, first_rank=1), processes)
 
@@ -126,7 +126,7 @@ class _Started:
             self._ranks.kill()
 
     def interrupt(self) -> None:
-        """Have them end as Ctrl-C does, soon; how is not reported."""
+        """Ends them soon, as Ctrl-C does; how they ended is not reported."""
         self._ranks.is_quiet = True
         self._ranks.unwatch()
         _send(signal.SIGINT, self._processes)
@@ -150,13 +150,13 @@ def _ends_with_error() -> bool:
 
 
 def before_failing(function: Callable[[], None]) -> None:
-    """Have a function called when a rank's task ends with an error, to say what it knows."""
+    """Calls a function when a rank's task ends with an error, to say what it knows."""
     global _before_failing
     _before_failing = function
 
 
 def before_leaving(function: Callable[[], None]) -> None:
-    """Have a function called when this rank ends by `leave`, to tell the other ranks."""
+    """Calls a function when this rank ends by `leave`, to tell the other ranks."""
     global _before_leaving
     _before_leaving = function
 
@@ -224,7 +224,7 @@ def _end_started() -> None:
 
 @contextlib.contextmanager
 def joined(processes: Callable[[], Sequence[Process]]) -> Iterator[None]:
-    """Have the processes, all local ranks, end together and before this context does.
+    """Ends the processes, all local ranks, together and before this context ends.
 
     Whoever is in it waits for them, and raises and says so when one has failed; the others are
     killed if they do not end then. A SIGTERM and a Ctrl-C are theirs, too, and the exit status is

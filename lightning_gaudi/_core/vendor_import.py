@@ -83,7 +83,7 @@ def explained() -> Iterator[None]:
 
 
 def restore_sigint() -> None:
-    """Have Ctrl-C be what Python takes it for, whatever the vendor's library has put in its place.
+    """Gives Ctrl-C back to Python, whatever the vendor's library has put in its place.
 
     Source: PyTorch bridge 1.19, `pytorch_helpers/habana_helpers/signal_handler.cpp`: as the library
     is loaded it has SIGINT end the process at once, which Python does not hear of.

@@ -216,7 +216,7 @@ def _packet(name: str) -> Any:
 
 @functools.cache
 def _send_if_unknown(name: str) -> None:
-    """Have all of a module pickled by value that was made at run time: no worker can import it."""
+    """Pickles all of a module that was made at run time by value: no worker can import it."""
     module = sys.modules.get(name)
     if module is None or name in PROGRAM:
         return

@@ -53,7 +53,7 @@ _modules: dict[str, None] = {}
 
 
 def start_server(things: Iterable[Any] = ()) -> None:
-    """Have the server start in the background, so that the first workers need not wait.
+    """Starts the server in the background, so that the first workers need not wait.
 
     Args:
         things: What workers will get: data sets and functions. The server imports where they are

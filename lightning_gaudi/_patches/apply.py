@@ -197,7 +197,7 @@ def replaced(name: str, owner: Any, **values: Any) -> Iterator[None]:
 
 
 def find_when_asked(name: str, module: ModuleType, homes: Mapping[str, str]) -> None:
-    """Have names of a module be imported from ours when somebody asks for them, as PEP 562 says.
+    """Imports names of a module from ours when somebody asks for them, as in PEP 562.
 
     Args:
         name: The patch's.

@@ -11,7 +11,7 @@ from .apply import add, enter, replace, require, wrap
 
 
 def patch_sdpa(module: ModuleType, family: Any) -> None:
-    """Have `F.scaled_dot_product_attention` ask the switch on the HPU.
+    """Makes `F.scaled_dot_product_attention` ask the switch on the HPU.
 
     Args:
         module: The vendor's core, just imported: without it there is no HPU.
@@ -67,7 +67,7 @@ def patch_transformers(module: ModuleType, family: Any) -> None:
 
 
 def patch_bloom(module: ModuleType, family: Any) -> None:
-    """Have Bloom's attention ask its configuration for the name.
+    """Makes Bloom's attention ask its configuration for the name.
 
     Args:
         module: `transformers.models.bloom.modeling_bloom`, just imported.
@@ -99,7 +99,7 @@ def patch_bloom(module: ModuleType, family: Any) -> None:
 
 
 def _accept(name: str, model: type) -> None:
-    """Have a class of models take the name, when it is made and later; 4.49 asks nothing."""
+    """Lets a class of models take the name, when it is made and later; 4.49 asks nothing."""
     from lightning_gaudi.attention import models
 
     if hasattr(model, "_can_set_attn_implementation"):

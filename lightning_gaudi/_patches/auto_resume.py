@@ -33,7 +33,7 @@ def patch_loading(module: ModuleType, family: Family) -> None:
 
 
 def patch_saving(module: ModuleType, family: Family) -> None:
-    """Have what a fit saves written down."""
+    """Records what a fit saves."""
     require(_SAVING, module, "Trainer")
 
     @wrap(_SAVING, module.Trainer, "save_checkpoint")

@@ -48,7 +48,7 @@ def patch_graphs(hpu: ModuleType, family: Any) -> None:
 
 
 def patch_transformers(modeling: ModuleType, family: Any) -> None:
-    """Have transformers take a capture on the HPU for what it takes one on a GPU for.
+    """Lets transformers take a capture on the HPU for what it takes one on a GPU for.
 
     Args:
         modeling: `transformers.modeling_utils`, just imported.

@@ -9,7 +9,7 @@ _Object = TypeVar("_Object")
 
 
 def swap_class(instance: _Object, base: type, ours: type) -> _Object:
-    """Have `instance` go on as one of `ours`; its attributes, and whoever holds it, stay.
+    """Turns `instance` into one of `ours`; its attributes, and whoever holds it, stay.
 
     A user's subclass of `base` becomes a class that overrides as it did, with `ours` where `base`
     was: its `super()` calls arrive there.

@@ -29,7 +29,7 @@ _wanted: dict[str, str] = {}
 
 
 def patch_accelerator(module: ModuleType, family: Any) -> None:
-    """Have DeepSpeed's accelerator leave the process as it is.
+    """Keeps DeepSpeed's accelerator from changing the process.
 
     Args:
         module: `deepspeed.accelerator.hpu_accelerator`.

@@ -18,7 +18,7 @@ from .apply import replace, wrap
 
 
 def patch_accelerator_memory(module: ModuleType, family: Any) -> None:
-    """Have `torch.accelerator` tell an HPU's memory, by what the vendor's allocator counts.
+    """Lets `torch.accelerator` tell an HPU's memory, by what the vendor's allocator counts.
 
     Args:
         module: The vendor's core, just imported.
@@ -36,7 +36,7 @@ def patch_accelerator_memory(module: ModuleType, family: Any) -> None:
 
 
 def patch_graph_wrapper(hpu: ModuleType, family: Any) -> None:
-    """Have `wrap_in_hpu_graph` leave a module as it is where there are no HPU graphs.
+    """Makes `wrap_in_hpu_graph` leave a module as it is where there are no HPU graphs.
 
     Args:
         hpu: The vendor's `habana_frameworks.torch.hpu`, just imported.

@@ -26,7 +26,7 @@ _has_warned = False
 
 
 def patch_inductor(module: ModuleType, family: Any) -> None:
-    """Have `torch._inductor.compile_fx` hand graphs on the HPU to the vendor.
+    """Makes `torch._inductor.compile_fx` hand graphs on the HPU to the vendor.
 
     Args:
         module: That, just imported; torch imports it when it compiles.

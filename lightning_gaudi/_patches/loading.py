@@ -37,7 +37,7 @@ def patch_load(module: ModuleType, family: Family) -> None:
 
 
 def patch_instantiator(saving: ModuleType, family: Family) -> None:
-    """Have a checkpoint name no function but that of LightningCLI, as Lightning 2.6.6 does.
+    """Lets a checkpoint name no function but that of LightningCLI, as Lightning 2.6.6 does.
 
     Args:
         saving: Lightning's, of `load_from_checkpoint`.
@@ -95,7 +95,7 @@ def _check(hparams: dict[Any, Any], cls: type, advice: str) -> None:
 
 
 def patch_conversion(module: ModuleType, family: Family) -> None:
-    """Have Lightning's tool for DeepSpeed's checkpoints run nothing, where there is an HPU.
+    """Keeps Lightning's tool for DeepSpeed's checkpoints from running code, if there is an HPU.
 
     Args:
         module: Lightning's with the tool.
@@ -116,7 +116,7 @@ def patch_conversion(module: ModuleType, family: Family) -> None:
 
 
 def patch_lazy_load(module: ModuleType, family: Any) -> None:
-    """Have the vendor's `torch.load` trust a file only if it is told to.
+    """Makes the vendor's `torch.load` trust a file only if it is told to.
 
     Args:
         module: The vendor's, which has put a function of its own in its place in lazy mode.

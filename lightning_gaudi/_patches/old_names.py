@@ -23,7 +23,7 @@ _HOMES = {
 
 
 def patch_stubs(graveyard: ModuleType, family: Family) -> None:
-    """Have our classes be found where Lightning left stubs for them, when somebody asks.
+    """Lets our classes be found where Lightning left stubs for them, when somebody asks.
 
     Args:
         graveyard: The module with the stubs, the last one that Lightning imports.

@@ -15,7 +15,7 @@ from .apply import replace
 
 
 def patch_process_group(module: ModuleType, family: mirror.Family) -> None:
-    """Have process groups begin with `device_id=None`, too, and the ranks end together.
+    """Lets process groups begin with `device_id=None`, too, and lets the ranks end together.
 
     Args:
         module: The vendor's, which has replaced `init_process_group`.

@@ -12,7 +12,7 @@ from .apply import wrap
 
 
 def patch_resuming(module: ModuleType, family: Family) -> None:
-    """Have "last" mean the newest checkpoint, and a damaged one be replaced by one that is not."""
+    """Makes "last" mean the newest checkpoint, and replaces a damaged one by one that is not."""
     connector = module._CheckpointConnector
 
     @wrap("resuming", connector, "_parse_ckpt_path")

@@ -36,7 +36,7 @@ def patch_profiler_names(setup: ModuleType, family: Family) -> None:
 
 
 def patch_trials(module: ModuleType, family: Family) -> None:
-    """Have the steps that a finder of the Tuner takes, and takes back, end no run by their losses.
+    """Lets no loss end the run while a finder of the Tuner takes steps, which it takes back.
 
     Args:
         module: `tuner.lr_finder` or `tuner.batch_size_scaling`.
@@ -54,7 +54,7 @@ def patch_trials(module: ModuleType, family: Family) -> None:
 
 
 def patch_out_of_memory(module: ModuleType, family: Family) -> None:
-    """Have an HPU that is full be what the finder of batch sizes expects: `utilities.memory`."""
+    """Lets the finder of batch sizes recognize an HPU that is full: `utilities.memory`."""
 
     @wrap("trainer-out-of-memory", module, "is_oom_error")
     def is_oom_error(original: Callable[[BaseException], bool], exception: BaseException) -> bool:

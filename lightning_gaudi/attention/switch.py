@@ -70,7 +70,7 @@ def switch_on_by_default() -> None:
 
 @contextmanager
 def fused_attention(enabled: bool = True) -> Iterator[None]:
-    """Have `F.scaled_dot_product_attention` fused on the HPU, or not, in this block.
+    """Fuses `F.scaled_dot_product_attention` on the HPU within this block, or does not.
 
     Put it around the backward pass as well where activations are checkpointed: they are computed
     again there. It holds for all threads of the process.

@@ -46,7 +46,7 @@ class OnExitCheckpoint(Callback):
         self._is_updating = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Have checkpoints followed by one of the last state."""
+        """Saves one more checkpoint, of the last state, after those of the fit."""
         checkpoint = _model_checkpoint(trainer)
         if stage == "fit" and checkpoint is not None and checkpoint.save_last is None:
             checkpoint.save_last = True
@@ -72,7 +72,7 @@ class OnExitCheckpoint(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Have the loop end here if a signal has come, unless gradients would be lost."""
+        """Ends the loop here if a signal has come, unless gradients would be lost."""
         self._is_updating = False
         if self.signal and trainer.world_size == 1:
             is_whole = not trainer.fit_loop._should_accumulate()

@@ -14,7 +14,7 @@ from .space import kept, mib
 
 
 def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Have `write` fill a file beside `target`, bring it to disk, then put it in target's place.
+    """Lets `write` fill a file beside `target`, brings it to disk, and puts it in target's place.
 
     Until the last moment `target` keeps what it had, also through a crash of the machine; after a
     failure nothing is left beside it. What a killed save has left in the folder is removed.

@@ -22,7 +22,7 @@ class BackgroundWriter:
         return all(each.done() for each in self._pending)
 
     def save(self, write: Callable[[], None]) -> None:
-        """Have something written, after what is on its way; see `wait` for the errors of that.
+        """Writes something after what is on its way; `wait` raises the errors of that.
 
         Args:
             write: Writes what nobody changes any more.
@@ -31,7 +31,7 @@ class BackgroundWriter:
         self._pending.append(self._pool.submit(write))
 
     def remove(self, remove: Callable[[], None]) -> None:
-        """Have something removed once all that is on its way is on disk, and not if that fails."""
+        """Removes something once all that is on its way is on disk, and not if that fails."""
         if not self._pending:
             remove()
             return

@@ -183,7 +183,7 @@ def checksum_of(path: Path, entry: FileEntry) -> FileEntry:
 
 
 def _populate(part: memoryview) -> None:
-    """Have fresh memory that is about to be written come at once, and not by a fault a page.
+    """Takes fresh memory that is about to be written at once, and not by a fault a page.
 
     Faults are most of what reading a cached file takes. The memory keeps what it has; a kernel that
     does not know of this refuses it, which changes nothing.

@@ -121,7 +121,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
             _write(checkpoint, file, with_manifest=self.verify)
 
     def write(self, prepare: Callable[[HostMemory | None], Callable[[], None]]) -> None:
-        """Have something written: at once, or in the thread.
+        """Writes something, at once or in the thread.
 
         Args:
             prepare: Returns what writes it. If it gets memory, it copies there what it writes.

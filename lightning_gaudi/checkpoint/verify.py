@@ -171,7 +171,7 @@ def read_checked(path: Path, load: Callable[[IO[bytes]], Any]) -> Any:
 
 @contextmanager
 def damage_on_all_ranks() -> Iterator[None]:
-    """Have a damaged checkpoint that any rank finds in a block be raised on all of them.
+    """Raises the error of a damaged checkpoint, which any rank finds in a block, on all of them.
 
     The devices work on.
     """

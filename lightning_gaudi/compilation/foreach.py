@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 @contextmanager
 def stepping_at_once(optimizer: Any) -> Iterator[None]:
-    """Have an optimizer's groups step at once within this, where their user has not said how.
+    """Lets an optimizer's groups step at once in this block, where their user has not said how.
 
     Args:
         optimizer: Any; only torch's own have the choice. Its groups, and so its checkpoints, are as

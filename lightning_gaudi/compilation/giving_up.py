@@ -83,7 +83,7 @@ class Watch:
         return kind in self._left
 
     def leave(self, module: Module) -> None:
-        """Have modules of this class compute as written without gradients from now on, and warn.
+        """Lets modules of this class compute as written, without gradients, from now on; warns.
 
         Raises:
             RuntimeError: What is not compiled is an error.

@@ -147,7 +147,7 @@ class CompiledMethod:
                 each.remove()
 
     def install(self) -> None:
-        """Have the module's calls come here."""
+        """Directs the module's calls to this object."""
         self.module.__dict__[self._name] = self
 
     def keep(self) -> None:

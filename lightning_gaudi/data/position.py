@@ -117,7 +117,7 @@ class LoaderPosition:
         return {**saved, **own, "generators": [], "generators_now": [], "num_workers": None}
 
     def load_state_dict(self, saved: Mapping[str, Any], *, within_epoch: bool) -> None:
-        """Have the next iterator go on from a `state_dict`.
+        """Lets the next iterator go on from a `state_dict`.
 
         Args:
             saved: What that returned.

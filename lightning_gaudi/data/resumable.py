@@ -73,7 +73,7 @@ class ResumableLoader:
         return {"ranks": self._of_all_ranks(own)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iterator go on where the loader was.
+        """Lets the next iterator go on where the loader was.
 
         Args:
             state: What `state_dict` returned, of as many ranks, or of others that had the same

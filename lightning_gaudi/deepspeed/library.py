@@ -81,7 +81,7 @@ def load() -> Any:
 
 
 def connect(timeout: timedelta | None) -> None:
-    """Have DeepSpeed communicate through the process group that the strategy has initialized.
+    """Lets DeepSpeed communicate through the process group that the strategy has initialized.
 
     Args:
         timeout: How long a collective may take.

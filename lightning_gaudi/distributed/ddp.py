@@ -61,7 +61,7 @@ def sync_buffers(module: Module) -> None:
 
 
 def sync_buffers_before_evaluation(wrapped: DistributedDataParallel) -> None:
-    """Have it `sync_buffers` at its first forward of each evaluation, which all ranks must do."""
+    """Calls its `sync_buffers` at its first forward of each evaluation, as all ranks must."""
     is_stale = True
     sync = torch.compiler.disable(sync_buffers)  # type: ignore[no-untyped-call]
 
@@ -223,7 +223,7 @@ def rebuilds_buckets(wrapped: DistributedDataParallel) -> bool:
 def begin_with_order(
     wrapped: DistributedDataParallel, names: Sequence[str]
 ) -> GradientOrder | None:
-    """Have it begin with the buckets that it would have after its first backward.
+    """Gives it, from the beginning, the buckets that it would have after its first backward.
 
     Args:
         wrapped: It has had none; all ranks do this.
@@ -247,7 +247,7 @@ def begin_with_order(
 
 
 def _set_reducer(ddp: Any, parameters: Any, is_sparse: Any) -> None:
-    """Have it average the gradients of these parameters; it has to be between two backwards."""
+    """Lets it average the gradients of these parameters; to be called between two backwards."""
     ddp.reducer._remove_autograd_hooks()
     shown = ddp._build_debug_param_to_name_mapping(parameters)
     ddp._ddp_init_helper(parameters, is_sparse, shown, ddp.static_graph)

@@ -68,7 +68,7 @@ def check_eager(module: Module) -> None:
 
 
 def sum_and_divide(module: Module) -> None:
-    """Have FSDP2 add gradients up by ReduceOp.SUM, and divide the sums itself.
+    """Makes FSDP2 add gradients up by ReduceOp.SUM, and divide the sums itself.
 
     It would leave the division to the collective, by AVG or, after `set_gradient_divide_factor`,
     by PREMUL_SUM. Release 1.19 of HCCL refuses both, 1.24 the latter. A torch that is too old for
@@ -198,7 +198,7 @@ def start_alike(module: Module, mesh: DeviceMesh) -> None:
 
 
 def draw_alike(mesh: DeviceMesh) -> None:
-    """Have the ranks that share layers draw the same numbers, as for dropout on whole activations.
+    """Lets ranks that share layers draw the same numbers, as for dropout on whole activations.
 
     They do unless the user has seeded them apart; then those of the first of them are taken.
 
@@ -212,7 +212,7 @@ def draw_alike(mesh: DeviceMesh) -> None:
 
 
 def share_overflows(plugin: Any) -> None:
-    """Have all ranks leave out a step for which the gradients of one have overflowed in float16.
+    """Makes all ranks leave out a step if the gradients of one have overflowed in float16.
 
     Args:
         plugin: The strategy's, of its precision.

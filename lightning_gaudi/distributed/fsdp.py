@@ -242,5 +242,5 @@ def was_sharded(model: Module | None) -> bool:
 
 
 def keep_root(model: Module, root: Module, settings: dict[str, Any]) -> None:
-    """Have `earlier_root` find it; neither the model's state dict nor a copy of the model does."""
+    """Keeps it for `earlier_root`; neither a state dict nor a copy of the model holds it."""
     vars(model)[_ROOT] = _Root(root, **settings)

@@ -11,7 +11,7 @@ _SAFE = ("spawn", "forkserver")
 
 
 def start_workers_safely(loader: Any) -> None:
-    """Have a loader start its workers without a fork of this process, which holds a card.
+    """Makes a loader start its workers without a fork of this process, which holds a card.
 
     Nothing is changed where it has none, or the user has chosen "spawn" or "forkserver".
 

@@ -147,7 +147,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Have its workers, if any, start without a fork of this process, which holds a card."""
+        """Makes its workers, if any, start without a fork of this process, which holds a card."""
         start_workers_safely(dataloader)
         return super().process_dataloader(dataloader)
 

@@ -60,7 +60,7 @@ def holds_device_events(trace: Path) -> bool:
 
 
 def _save(export: Callable[[Path], None], target: str, look: Callable[[Path], bool]) -> bool:
-    """Have `export` write a file, bring it to `target`, and return what `look` says of it."""
+    """Lets `export` write a file, moves it to `target`, and returns what `look` says of it."""
     with tempfile.TemporaryDirectory() as folder:
         exported = Path(folder, Path(target).name)
         export(exported)
@@ -74,7 +74,7 @@ def _save(export: Callable[[Path], None], target: str, look: Callable[[Path], bo
 
 
 def _export(profile: Any, target: Path) -> None:
-    """Have torch write the trace, which does not say if it could not."""
+    """Lets torch write the trace; torch does not say if it could not."""
     target.touch()
     try:
         profile.export_chrome_trace(str(target))

@@ -49,7 +49,7 @@ def trusting(is_on: bool, weights_only: bool | None = None) -> Iterator[None]:
 
 
 def as_told(load: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Have a strategy's method trust what it loads as the strategy and its caller say."""
+    """Lets a strategy's method trust what it loads as far as the strategy and its caller say."""
 
     @functools.wraps(load)
     def loading(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:

@@ -147,7 +147,7 @@ def _start(settings: Settings) -> None:
 
 
 def _make_dry(device: ModuleType) -> None:
-    """Have the card compute nothing, and its tensors be shown without values, as on "meta"."""
+    """Stops the card from computing; its tensors are shown without values, as on "meta"."""
     import torch._tensor_str as shown
 
     device.set_dry()
@@ -168,7 +168,7 @@ def _import_stand_in() -> ModuleType:
 
 
 def _keep_backward_on_its_thread(*, has_queue: bool) -> None:
-    """Have this thread run its backwards itself, instead of waking autograd's for the card.
+    """Lets this thread run its backwards itself, instead of waking autograd's for the card.
 
     torch gives every accelerator a thread, which waits for the card while the caller works on. Here
     there is nothing to wait for, and waking it costs a small model half of its step. Backwards of

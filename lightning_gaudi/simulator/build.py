@@ -213,7 +213,7 @@ def _explain(
 
 
 def _sync(path: Path) -> None:
-    """Have the file on the disk before its name is."""
+    """Brings the file to the disk before its name."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

@@ -78,7 +78,7 @@ class MemoryLog:
 
 
 def own_server() -> None:
-    """Have this process, a fork that has used no card, be on a server that no other one uses."""
+    """Moves this process, a fork that has used no card, to a server that no other process uses."""
     device().set_server(f"{os.getpid()}-{os.urandom(4).hex()}")
 
 

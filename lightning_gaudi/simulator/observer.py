@@ -27,7 +27,7 @@ _observer: Observer | None = None
 
 
 def observe(observer: Observer) -> None:
-    """Have a function be told of all events of this process, from now to its end.
+    """Calls a function at each event of this process, from now to its end.
 
     An event costs a call of it, so this is for runs of a few steps. What it raises is printed and
     changes nothing of the event. Rules that are met are told to it instead of warned of.

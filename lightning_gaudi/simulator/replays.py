@@ -31,6 +31,6 @@ follower: Follower | None = None
 
 
 def follow(by: Follower | None) -> None:
-    """Have an object be told from now on; None for nobody."""
+    """Tells an object of what follows from now on; None tells nobody."""
     global follower
     follower = by

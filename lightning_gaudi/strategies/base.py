@@ -100,7 +100,7 @@ class HPUStrategy(AutoResume, HPUMixin):
         self._checkpoint_io = io
 
     def start_async_save(self) -> None:
-        """Have checkpoints be written while training goes on, if that is asked for.
+        """Writes checkpoints while training goes on, if that is asked for.
 
         Raises:
             MisconfigurationException: They cannot be.
@@ -119,7 +119,7 @@ class HPUStrategy(AutoResume, HPUMixin):
         return None
 
     def _write(self, prepare: Callable[[HostMemory | None], Callable[[], None]]) -> None:
-        """Have what all ranks write together be written; see `HPUCheckpointIO.write`."""
+        """Writes what all ranks write together; see `HPUCheckpointIO.write`."""
         if isinstance(self.checkpoint_io, HPUCheckpointIO):
             self.checkpoint_io.write(prepare)
         else:

@@ -255,7 +255,7 @@ def _check_trains(optimizer: Optimizer | None) -> None:
 
 
 def _complete_summary() -> None:
-    """Have Lightning 2.5 summarize a model in shards, for which it asks for FLOPs it never counts.
+    """Lets Lightning 2.5 summarize a model in shards; it asks for FLOPs that it never counts.
 
     Delete with 2.5: 2.6 counts them (`utilities/model_summary/model_summary.py`).
     """

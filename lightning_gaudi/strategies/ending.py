@@ -56,7 +56,7 @@ class Ending:
             replace("sigterm", connector, "_slurm_sigusr_handler_fn", self._note_requeue)
 
     def take_sigint(self) -> None:
-        """Have Ctrl-C take effect between two steps on several cards, unless somebody has taken it.
+        """Delays Ctrl-C on several cards until a step has ended, unless somebody else handles it.
 
         From here on there is something to save.
         """
@@ -67,7 +67,7 @@ class Ending:
             self._interrupts = InterruptWatch(self._announce, self._end_at_once)
 
     def release_sigint(self) -> None:
-        """Have Ctrl-C be Python's again."""
+        """Gives Ctrl-C back to Python."""
         if self._interrupts is not None:
             self._interrupts.close()
             self._interrupts = None
@@ -202,7 +202,7 @@ def _save(trainer: pl.Trainer) -> str | None:
 
 
 def forget_loaders_not_begun(trainer: pl.Trainer) -> None:
-    """Have Lightning not ask loaders for their length that could not start, while it ends.
+    """Keeps Lightning, while it ends, from asking loaders for their length that could not start.
 
     It would raise an error of its own over the one that says why.
 

@@ -166,7 +166,7 @@ class ExactResume:
         self._pending = {**saved[0], "random": None, "loaders": loaders, "gradients": {}}
 
     def on_train_start(self) -> None:
-        """Have the fit begin with what was saved, whatever hooks have drawn and set since."""
+        """Begins the fit with what was saved, whatever hooks have drawn and set since."""
         self._at_start = self._values()
         put, self._pruned = self._pruned, {}
         pruned.put(self.trainer, put)

@@ -59,7 +59,7 @@ def place_of(trainer: pl.Trainer) -> Place:
 
 
 def go_to_next_epoch(trainer: pl.Trainer, place: Place) -> None:
-    """Have the loops begin an epoch as they do in a fit that was not resumed."""
+    """Lets the loops begin an epoch as they do in a fit that was not resumed."""
     loop = trainer.fit_loop
     if place is Place.EPOCH_END:
         if loop.epoch_loop._num_ready_batches_reached():
@@ -74,7 +74,7 @@ def go_to_next_epoch(trainer: pl.Trainer, place: Place) -> None:
 
 
 def go_to_step_end(trainer: pl.Trainer, place: Place) -> Place:
-    """Have the loops go on behind a step.
+    """Lets the loops go on behind a step.
 
     Returns:
         What was still to do after it: `Place.BETWEEN_STEPS` where nothing was.

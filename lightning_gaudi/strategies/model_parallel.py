@@ -90,7 +90,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def on_train_start(self) -> None:
-        """Have ranks that share layers draw the same random numbers."""
+        """Lets ranks that share layers draw the same random numbers."""
         super().on_train_start()
         draw_alike(self.device_mesh)
 
@@ -103,7 +103,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
 
 def _clip_shards(plugin: Precision) -> None:
-    """Have a precision plugin clip DTensors of any meshes, unless the user has a way."""
+    """Lets a precision plugin clip DTensors of any meshes, unless the user's own does."""
     kind, name = type(plugin), "shard-clipping"
     ways = (Precision.clip_grad_by_norm, HPUPrecisionPlugin.clip_grad_by_norm)
     if kind.clip_grad_by_norm in ways:

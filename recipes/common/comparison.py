@@ -85,7 +85,7 @@ class PublishedComparison(Callback):
             self._add_to_report(trainer)
 
     def _add_to_report(self, trainer: Trainer) -> None:
-        """Have the files of the report say it, too; it was made before this."""
+        """Makes the files of the report say it, too; the report was made before this."""
         title = f"Published run {self.run.name}: {self.run.title}"
         reasons = [("not comparable", reason) for reason in self.reasons]
         rows = [_line(row, is_judged=not reasons) for row in self.rows]

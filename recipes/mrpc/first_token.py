@@ -54,6 +54,6 @@ class FirstTokenLayer(BertLayer):
 
 
 def compute_first_token_alone(encoder: BertEncoder) -> None:
-    """Have the encoder return [B, 1, D]: the classifier of a pair reads `[CLS]` alone."""
+    """Makes the encoder return [B, 1, D]: the classifier of a pair reads `[CLS]` alone."""
     # Its weights, their names and its hooks stay.
     encoder.layer[-1].__class__ = FirstTokenLayer

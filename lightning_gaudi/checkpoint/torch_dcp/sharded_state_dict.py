@@ -131,7 +131,7 @@ def _is_wrapped(model: Module) -> bool:
 
 
 def _offloading(model: Module, full: bool) -> AbstractContextManager[None]:
-    """Have FullyShardedDataParallel give tensors on the CPU.
+    """Makes FullyShardedDataParallel give tensors on the CPU.
 
     torch's functions for all kinds of shards fail with it: they ask for a CUDA device on a rank
     that has no part of a small parameter (torch 2.13, `ShardedTensor.to`).

@@ -203,7 +203,7 @@ class _Record:
 
 @contextlib.contextmanager
 def _recording(engine: Any, memory: HostMemory | None) -> Iterator[_Record]:
-    """Have the engine write as `_Record` does."""
+    """Replaces the engine's writer by a `_Record`."""
     record = _Record(engine.checkpoint_engine, memory)
     require("deepspeed-saving", engine, "_copy_recovery_script")
     copy_tool = engine._copy_recovery_script

@@ -143,7 +143,7 @@ def as_damage(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def read_by_deepspeed(states: Mapping[Path, Any] | None = None) -> Iterator[None]:
-    """Have DeepSpeed, which trusts all files, run nothing that they hold.
+    """Keeps DeepSpeed, which trusts all files, from running what they hold.
 
     Args:
         states: What some of them hold, which is not read again, however often DeepSpeed asks.

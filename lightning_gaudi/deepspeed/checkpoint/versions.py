@@ -60,7 +60,7 @@ class Claim:
 
 
 def publish(folder: Path, tag: str, manifest: Manifest | None) -> None:
-    """Have the checkpoint be this version, then remove the others that we wrote.
+    """Makes this version the checkpoint, then removes the others that we wrote.
 
     Args:
         folder: The checkpoint.

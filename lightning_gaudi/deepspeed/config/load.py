@@ -270,7 +270,7 @@ def _other_precision(name: str, *, given: bool) -> str:
 
 
 def _set_timers(config: Config) -> None:
-    """Have DeepSpeed time its steps without waiting for the device twice in each of them.
+    """Keeps DeepSpeed, which times its steps, from waiting for the device twice in each of them.
 
     It does by default, for a throughput that it logs at a level which Lightning turns off.
     """

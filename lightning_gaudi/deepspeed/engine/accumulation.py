@@ -92,7 +92,7 @@ class Accumulation:
         self._has_reduced = self._is_last
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Have DeepSpeed step, or count that it need not yet.
+        """Lets DeepSpeed step, or count that it need not yet.
 
         Raises:
             MisconfigurationException: The last gradients have not been reduced.
@@ -124,7 +124,7 @@ class Accumulation:
 
 
 def _keep_gradients(optimizer: Any) -> None:
-    """Have the optimizer's `zero_grad`, which a loop calls after each step, wait for a real one."""
+    """Delays the optimizer's `zero_grad`, which a loop calls after each step, until a real one."""
     kind: Any = type(optimizer)
 
     # `self` may be Fabric's wrapper, which takes methods from the class of what it wraps.

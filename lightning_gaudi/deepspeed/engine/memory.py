@@ -48,7 +48,7 @@ def with_fitting_buckets(config: dict[str, Any], model: Module, world_size: int)
 
 
 def share_equal_copies(optimizer: Any) -> None:
-    """Have ZeRO-3's master weights be the weights, where both are in fp32 on the card.
+    """Makes ZeRO-3's master weights the weights, where both are in fp32 on the card.
 
     DeepSpeed means to do so, but compares a tensor's device with the device's name, which are never
     equal: each card held its share of the weights twice. Delete once it compares devices

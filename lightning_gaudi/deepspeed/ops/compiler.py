@@ -28,7 +28,7 @@ class CompilerError(Exception):
 
 
 def run(module: str, kind: str, name: str, folder: Path, time_limit_seconds: float) -> Path:
-    """Have one of DeepSpeed's builders compile its operation, and load it to see that it does.
+    """Lets one of DeepSpeed's builders compile its operation, and loads it to see that it works.
 
     Args:
         module: That of the builder.

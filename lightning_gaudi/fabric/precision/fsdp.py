@@ -90,7 +90,7 @@ class HPUShardedPrecision(Precision):
         self.validate_for_hpu()
 
     def validate_for_hpu(self) -> None:
-        """Have it autocast and scale on the HPU, also if Lightning or the user has made it.
+        """Makes the plugin autocast and scale on the HPU, whether Lightning or the user made it.
 
         Raises:
             MisconfigurationException: Its scaler is none for shards.

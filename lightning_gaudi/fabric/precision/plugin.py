@@ -80,7 +80,7 @@ class HPUWholePrecision(Precision):
         self.validate_for_hpu()
 
     def validate_for_hpu(self) -> None:
-        """Have it autocast and scale on the HPU, also if Lightning or the user has made it.
+        """Makes the plugin autocast and scale on the HPU, whether Lightning or the user made it.
 
         Raises:
             ValueError: A file with autocast's operations would silently not be obeyed.
@@ -161,7 +161,7 @@ class HPUPrecision(HPUWholePrecision, MixedPrecision):
 
     @override
     def validate_for_hpu(self) -> None:
-        """Have Fabric demand that losses go through `Fabric.backward` if they are to be scaled."""
+        """Makes Fabric demand that losses that are to be scaled go through `Fabric.backward`."""
         super().validate_for_hpu()
         if self.scaler is not None:
             self.backward = partial(MixedPrecision.backward, self)  # type: ignore[method-assign]

@@ -116,7 +116,7 @@ class HPUStrategy(HPUMixin):
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Have the optimizer step the parameters on the HPU, also if it was made before them."""
+        """Lets the optimizer step the parameters on the HPU, even if it was made before them."""
         self._follow(optimizer)
         found: Optimizer = super().setup_optimizer(optimizer)
         return found
@@ -176,7 +176,7 @@ class HPUStrategy(HPUMixin):
                 self._replaced[before[name]] = parameter
 
     def _follow(self, optimizer: Optimizer) -> None:
-        """Have the optimizer hold the parameters that are in the places of its own."""
+        """Puts the parameters that have replaced the optimizer's own into the optimizer."""
         for group in optimizer.param_groups:
             group["params"] = [self._on_hpu(parameter) for parameter in group["params"]]
         for parameter in [*optimizer.state]:

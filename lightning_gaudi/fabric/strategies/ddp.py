@@ -28,7 +28,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
     @override
     def setup_module(self, module: Module) -> DistributedDataParallel:
-        """Have the module's gradients averaged over the ranks in backward.
+        """Wraps the module, so that its gradients are averaged over the ranks in backward.
 
         Unless the user has a setting for its buffers, they are those of rank 0 in each evaluation
         (`module.eval()`), the first forward of which all ranks must then do.

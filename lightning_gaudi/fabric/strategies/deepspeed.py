@@ -98,7 +98,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     def setup_module_and_optimizers(
         self, module: Module, optimizers: list[Optimizer], scheduler: Any = None
     ) -> tuple[Any, list[Optimizer], Any]:
-        """Have DeepSpeed train the module with its one optimizer.
+        """Sets up DeepSpeed to train the module with its one optimizer.
 
         Returns:
             The engine, its optimizer in a list, and `scheduler`, which the loop goes on stepping.
@@ -126,7 +126,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
     @override
     def setup_module(self, module: Module) -> Any:
-        """Have DeepSpeed evaluate the module, or train it with the configured optimizer.
+        """Sets up DeepSpeed to evaluate the module, or to train it with the configured optimizer.
 
         In the second case `fabric.strategy.model.step()` steps it after `Fabric.backward`.
         """
@@ -158,7 +158,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any] | None = None, **kwargs: Any
     ) -> Any:
-        """Have the optimizer's engine step, then cut the graph.
+        """Lets the optimizer's engine step, then cuts the graph.
 
         Lightning steps the optimizer itself, since the engine lacks what its protocol asks for
         (2.6.6, `fabric/wrappers.py`): stage 0 then clips nothing, and DeepSpeed counts no steps.

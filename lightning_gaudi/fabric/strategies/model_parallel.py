@@ -79,7 +79,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Have the optimizer step the shards, also if it was made before them.
+        """Lets the optimizer step the shards, even if it was made before them.
 
         Raises:
             ValueError: It was, and holds weights that the model has not got any more, or states.

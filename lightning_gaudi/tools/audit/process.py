@@ -41,7 +41,7 @@ _audit: _Audit | None = None
 
 
 def install() -> None:
-    """Have this process noted, as the environment asks; again is harmless.
+    """Begins to record this process, as the environment asks; again is harmless.
 
     The simulator is active.
     """

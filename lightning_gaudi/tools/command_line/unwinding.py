@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def unwound_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM unwind this process as Ctrl-C does, so that nothing it has started is left."""
+    """Lets SIGTERM unwind this process as Ctrl-C does, so that nothing it has started is left."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield

@@ -178,7 +178,7 @@ def _started(command: Sequence[str], said: IO[str]) -> Iterator[subprocess.Popen
 
 
 def _ask_to_end(process: subprocess.Popen[str]) -> None:
-    """Have the launcher, and all in its session here, end what they have started elsewhere."""
+    """Makes the launcher, and all in its session here, end what they have started elsewhere."""
     deadline = time.monotonic() + _ENDING_S
     with contextlib.suppress(ProcessLookupError):  # all have ended
         # A shell passes no signal on.

@@ -10,7 +10,7 @@ _DISABLE = ("activation_checkpointing_disable", "gradient_checkpointing_disable"
 
 
 def set_checkpointing(model: Any, *, is_on: bool) -> None:
-    """Have modules of transformers compute activations again in backward, or not."""
+    """Makes modules of transformers compute activations again in backward, or not."""
     for module in model.modules():
         for name in _ENABLE if is_on else _DISABLE:
             # Of the class: a module's `__getattr__` may raise, or ask the module that it wraps.

@@ -72,13 +72,13 @@ PATCHES = (
 
 
 def install() -> None:
-    """Have this process rehearse what `rehearsal.read_case` gives, whatever program it runs."""
+    """Makes this process rehearse what `rehearsal.read_case` gives, whatever program it runs."""
     hooks.run_without_values()
     on_import.add(PATCHES)
 
 
 def patch_trainer(module: ModuleType, family: Family) -> None:
-    """Have it take a few steps, measure them, and end the program."""
+    """Makes the Trainer take a few steps, measure them, and end the program."""
     from lightning_gaudi.tools.plan import rehearsal, trainer as trainer_run
 
     require(_TRAINER, module, "Trainer")
@@ -107,7 +107,7 @@ def patch_trainer(module: ModuleType, family: Family) -> None:
 
 
 def patch_fabric(module: ModuleType, family: Family) -> None:
-    """Have what follows take a few steps in forks, measure them, and end the program.
+    """Makes the loop that follows take a few steps in forks, measure them, and end the program.
 
     Args:
         module: What Fabric's package imports last: its own module may have brought torch in, and is
@@ -144,7 +144,7 @@ def patch_fabric(module: ModuleType, family: Family) -> None:
 
 
 def _patch_wrappers(family: Family, this_run: Callable[[], Any]) -> None:
-    """Have a run be told what Fabric has set up, and given the batches that it is to take."""
+    """Tells a run what Fabric has set up, and gives it the batches that it is to take."""
     wrappers = importlib.import_module(f"{family.fabric}.wrappers")
     loaders = importlib.import_module("torch.utils.data.dataloader")
 

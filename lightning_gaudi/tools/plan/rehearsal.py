@@ -32,7 +32,7 @@ _empty_weights: EmptyWeights | None = None
 
 
 def leave_weights_empty() -> None:
-    """Have the models that the program makes from now on take no memory; again is harmless."""
+    """Lets models that the program makes from now on take no memory; again is harmless."""
     global _empty_weights
     if _empty_weights is None:
         _empty_weights = EmptyWeights()
@@ -40,7 +40,7 @@ def leave_weights_empty() -> None:
 
 
 def fill_weights() -> None:
-    """Have what is made from now on be filled as ever; again is harmless."""
+    """Fills what is made from now on as usual; again is harmless."""
     global _empty_weights
     if _empty_weights is not None:
         _empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]

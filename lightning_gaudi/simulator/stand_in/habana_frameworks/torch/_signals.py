@@ -9,7 +9,7 @@ from ._binding import C
 
 
 def take_sigint() -> None:
-    """Have SIGINT end the process at once, as releases before 1.24 do.
+    """Lets SIGINT end the process at once, as releases before 1.24 do.
 
     Seen in the source of 1.19, and not in that of 1.24.0; of those between nothing is known, and
     they are taken to be like the older one. `PT_HPU_ERROR_HANDLER=false` leaves it alone.

@@ -55,7 +55,7 @@ def _has_hook(owner: object) -> bool:
 
 
 def overwrite() -> None:
-    """Have modules named from now on when they become part of another one."""
+    """Names modules, from now on, when they become part of another one."""
     nn.Module.add_module = _naming_second(nn.Module.add_module)  # type: ignore[method-assign]
     nn.Module.__setattr__ = _naming_second(nn.Module.__setattr__)  # type: ignore[method-assign]
 

@@ -32,7 +32,7 @@ class LoneRank(C.LoneRank):  # type: ignore[misc]
 
 
 def pretend() -> None:
-    """Have `torch.distributed` connect this process alone, whatever its world size."""
+    """Lets `torch.distributed` connect this process alone, whatever its world size."""
     for module in (dist, distributed_c10d):
         module.ProcessGroupGloo = LoneRank
         module.TCPStore = _LoneStore

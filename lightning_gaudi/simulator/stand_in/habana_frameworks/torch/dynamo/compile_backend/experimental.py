@@ -10,7 +10,7 @@ from ...._missing import missing
 
 
 def enable_compiled_autograd(is_dynamic: bool = False, **kwargs: Any) -> None:
-    """Have every backward pass traced when it runs, and compiled by `hpu_backend`.
+    """Traces every backward pass when it runs, and compiles it by `hpu_backend`.
 
     Call it before the first `torch.compile`.
 

@@ -268,7 +268,7 @@ def metric_debug_atexit() -> None:
 
 
 def metric_debug_enable_saver() -> None:
-    """Have the metrics written at the end even if the device is not used."""
+    """Writes the metrics at the end even if the device is not used."""
     _SAVER.is_enabled = True
 
 
