@@ -37,7 +37,7 @@ _PARAMETER = re.compile(r"'([^']+)' is not (?:accepted|expected)")
 
 @contextmanager
 def parsing(parser: Any, args: Any) -> Iterator[None]:
-    """Note what a parser was given while it parses, unless that is for another one.
+    """Notes what a parser was given while it parses, unless that is for another one.
 
     Args:
         parser: LightningCLI's.
@@ -54,7 +54,7 @@ def parsing(parser: Any, args: Any) -> Iterator[None]:
 
 
 def explain(message: str, parser: Any) -> str:
-    """What an error of jsonargparse does not say: the file and line, and what was meant.
+    """Returns what an error of jsonargparse does not say: the file and line, and what was meant.
 
     Args:
         message: jsonargparse's.
@@ -76,7 +76,7 @@ def explain(message: str, parser: Any) -> str:
 
 
 def syntax_error(files: Iterable[Path] | None = None) -> str:
-    """What is wrong in the first file that is no YAML, and where; nothing if all are."""
+    """Returns what is wrong in the first file that is no YAML, and where; nothing if all are."""
     import yaml  # type: ignore[import-untyped]
 
     for path in _files() if files is None else files:
@@ -148,7 +148,7 @@ def settings(parser: Any) -> list[str]:
 
 
 def _place(message: str, files: Sequence[Path]) -> str:
-    """Where a wrong value, or a parameter of a class, stands in a file."""
+    """Returns where a wrong value, or a parameter of a class, stands in a file."""
     found = _PARAMETER.search(message) or _VALUE.search(message)
     if problem := _CLASS.search(message):
         found = _PARAMETER.search(problem[2]) or found

@@ -52,7 +52,7 @@ class PublishedRun:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> PublishedRun:
-        """What `dataclasses.asdict` has made of it."""
+        """Returns what `dataclasses.asdict` has made of it."""
         lists: dict[str, Any] = {
             "figures": tuple(Figure(**each) for each in values["figures"]),
             "no_room": tuple(NoRoom(**each) for each in values["no_room"]),

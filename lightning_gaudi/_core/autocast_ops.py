@@ -48,7 +48,7 @@ _UNREAD_BELOW = frozenset(
 
 
 def is_read_from(path: Path) -> bool:
-    """Whether the vendor's package reads a file of operations at such a place.
+    """Returns whether the vendor's package reads a file of operations at such a place.
 
     Source: 1.24.0, `autocast_helpers.cpp`, which looks at the first folder of the real path.
     """
@@ -57,7 +57,7 @@ def is_read_from(path: Path) -> bool:
 
 
 def check_op_lists(environment: Mapping[str, str] = os.environ) -> None:
-    """Check the files that the environment names.
+    """Checks the files that the environment names.
 
     Args:
         environment: Where the variables are looked up.

@@ -30,7 +30,7 @@ _apart: ContextVar[Any] = ContextVar("_apart", default=None)
 
 
 def is_connected() -> bool:
-    """Whether there are other ranks to speak with."""
+    """Returns whether there are other ranks to speak with."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -40,7 +40,7 @@ def has_been_connected() -> bool:
 
 
 def note_connected() -> None:
-    """Remember that the ranks have been connected, if they are several."""
+    """Remembers that the ranks have been connected, if they are several."""
     global _has_been_connected
     _has_been_connected |= dist.get_world_size() > 1
 
@@ -61,7 +61,7 @@ def cpu_group(timeout: timedelta | None = None) -> Any:
 
 
 def forget_cpu_group() -> None:
-    """Let go of ranks that are no more: rank 0 listens as long as somebody holds their group."""
+    """Lets go of ranks that are no more: rank 0 listens as long as somebody holds their group."""
     global _cpu_group
     _cpu_group = (None, None)
 
@@ -76,7 +76,7 @@ def group_apart(timeout: timedelta | None = None) -> Any:
 
 
 def leave(group: Any) -> None:
-    """Let go of a group of `group_apart`, in which nobody waits any more."""
+    """Lets go of a group of `group_apart`, in which nobody waits any more."""
     if group is not None and is_connected():
         dist.destroy_process_group(group)
 
@@ -98,7 +98,7 @@ def apart(group: Any) -> Iterator[None]:
 
 
 def waiting(collective: str) -> AbstractContextManager[None]:
-    """Note that a block waits for other ranks, in the thread that trains."""
+    """Notes that a block waits for other ranks, in the thread that trains."""
     return whereabouts.waiting(collective) if _apart.get() is None else nullcontext()
 
 
@@ -160,7 +160,7 @@ class _Vote:
 
 
 def meet_for_validation() -> None:
-    """Wait until all ranks begin a validation.
+    """Waits until all ranks begin a validation.
 
     Raises:
         RuntimeError: A rank does something else, since it has other batches.
@@ -171,7 +171,7 @@ def meet_for_validation() -> None:
 
 
 def barrier() -> None:
-    """Wait until all ranks are here; the devices work on."""
+    """Waits until all ranks are here; the devices work on."""
     if is_connected():
         with waiting("barrier"):
             _Vote(_BARRIER).result()
@@ -200,7 +200,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def decide(decision: bool, *, all_ranks: bool) -> bool:
-    """What all ranks (or any of them) decided; the devices work on."""
+    """Returns what all ranks (or any of them) decided; the devices work on."""
     if not is_connected():
         return decision
     with waiting("all_reduce of a decision"):
@@ -211,7 +211,7 @@ def decide(decision: bool, *, all_ranks: bool) -> bool:
 def reduce(
     tensor: Tensor, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean"
 ) -> Tensor:
-    """Reduce a tensor over the ranks, in place, and without a barrier before it.
+    """Reduces a tensor over the ranks, in place, and without a barrier before it.
 
     Args:
         tensor: Of any shape; one on the CPU is reduced there.
@@ -258,7 +258,7 @@ class StopAgreement:
         return 0
 
     def finish(self) -> int:
-        """Wait for the reduction on its way; the largest reason to stop that a rank had."""
+        """Waits for the reduction on its way; the largest reason to stop that a rank had."""
         vote, self._vote = self._vote, None
         if vote is None:
             return 0

@@ -43,7 +43,7 @@ def table() -> str:
 
 
 def is_tested(deepspeed: str, torch_version: str) -> bool:
-    """Whether somebody has run this pair on a Gaudi.
+    """Returns whether somebody has run this pair on a Gaudi.
 
     Args:
         deepspeed: Major and minor, such as `"0.19"`.
@@ -56,7 +56,7 @@ def is_tested(deepspeed: str, torch_version: str) -> bool:
 
 @functools.cache
 def warn_if_untested() -> None:
-    """Say once, on rank 0, that nobody is known to have run these versions on a Gaudi."""
+    """Says once, on rank 0, that nobody is known to have run these versions on a Gaudi."""
     import torch
     from lightning_utilities.core.rank_zero import rank_zero_warn
 

@@ -11,7 +11,7 @@ _engines: weakref.WeakKeyDictionary[Module, weakref.ref[Any]] = weakref.WeakKeyD
 
 
 def note(model: Module, engine: Any) -> None:
-    """Remember the engine that a model goes through; neither is kept alive."""
+    """Remembers the engine that a model goes through; neither is kept alive."""
     _engines[model] = weakref.ref(engine)
 
 

@@ -13,7 +13,7 @@ _Value = TypeVar("_Value")
 
 
 def on_rank_zero(function: Callable[[], _Value]) -> _Value:
-    """What the function returns on rank 0, which alone calls it; what it raises, all raise.
+    """Returns what the function returns on rank 0, which alone calls it; what it raises, all raise.
 
     The devices work on.
     """
@@ -30,7 +30,7 @@ def on_rank_zero(function: Callable[[], _Value]) -> _Value:
 
 
 def raise_together(error: Exception | None) -> None:
-    """Raise on all ranks if there is an error on any; each its own, or else the first one's.
+    """Raises on all ranks if there is an error on any; each its own, or else the first one's.
 
     The devices work on.
     """

@@ -11,7 +11,7 @@ SINCE = (1, 24)
 
 
 def is_refused(num_cards: int, generation: int | None, release: tuple[int, ...]) -> bool:
-    """Whether so many cards cannot be used together.
+    """Returns whether so many cards cannot be used together.
 
     Args:
         num_cards: How many modules are visible, or ranks are started on a node.

@@ -34,7 +34,7 @@ def noting(function: Callable[..., Any]) -> Any:
 
 
 def note(exit: SystemExit) -> None:
-    """Remember an exception that may end the program."""
+    """Remembers an exception that may end the program."""
     global _noted
     if threading.current_thread() is threading.main_thread():
         _noted = exit if of(exit) else None
@@ -51,7 +51,7 @@ def of_failure() -> int | None:
 
 
 def error() -> BaseException | None:
-    """What ends the program with a status that is not 0; see `of_failure`."""
+    """Returns what ends the program with a status that is not 0; see `of_failure`."""
     if hasattr(sys, "ps1"):
         return None  # an interactive session shows errors, and goes on
     for found in (getattr(sys, "last_value", None), _noted):

@@ -54,7 +54,7 @@ _is_agreed = False
 
 
 def prepare(destroy: Any = None) -> None:
-    """Be ready for the end of this program, if it is one of several ranks that HCCL has connected.
+    """Is ready for the end of this program, if it is one of several ranks that HCCL has connected.
 
     Args:
         destroy: What destroys all process groups; by default torch's.
@@ -91,13 +91,13 @@ def why_another_failed() -> str | None:
 
 
 def note_agreement() -> None:
-    """Note that all ranks are about to end in good order, if with a status that is not 0."""
+    """Notes that all ranks are about to end in good order, if with a status that is not 0."""
     global _is_agreed
     _is_agreed = True
 
 
 def destroy_all(destroy: Any) -> None:
-    """Destroy all process groups, as a program asks for.
+    """Destroys all process groups, as a program asks for.
 
     Args:
         destroy: Torch's function that does it.
@@ -146,7 +146,7 @@ def _at_end_of_child() -> None:
 
 
 def _tell_unless_agreed(farewell: Farewell, error: BaseException, status: int) -> bool:
-    """Tell the others that this rank fails, unless nobody needs it, and all come to their ends.
+    """Tells the others that this rank fails, unless nobody needs it, and all come to their ends.
 
     So it is where all have agreed to end, or have destroyed their groups: they share nothing then.
 
@@ -214,7 +214,7 @@ class Farewell:
         self.is_destroyed = True
 
     def listen(self) -> None:
-        """End this process, from a thread, some seconds after another rank has failed.
+        """Ends this process, from a thread, some seconds after another rank has failed.
 
         It may be in a collective then, in which it would wait for ever.
         """
@@ -227,7 +227,7 @@ class Farewell:
             self._thread.start()
 
     def close(self) -> None:
-        """Listen no longer.
+        """Listens no longer.
 
         A thread that is in torch's code in C++ when the interpreter ends would abort the process.
         """
@@ -254,14 +254,14 @@ class Farewell:
             processes.end_now()
 
     def tell(self, outcome: str) -> None:
-        """Tell the others how it ends; the first rank stays for a moment to be heard."""
+        """Tells the others how it ends; the first rank stays for a moment to be heard."""
         with contextlib.suppress(Exception):  # its store may be gone with another rank
             self._settle(outcome)
             if self.rank == 0:
                 self._stay_until_heard()
 
     def _stay_until_heard(self) -> None:
-        """Keep the store for the others, of which some may not listen."""
+        """Keeps the store for the others, of which some may not listen."""
         others = range(1, self._world_size)
         end = time.monotonic() + _HEARD_S
         while time.monotonic() < end and not all(map(self._is_told, others)):
@@ -271,7 +271,7 @@ class Farewell:
         return self._has(f"heard/{rank}") or proc.has_died(self._process(rank))
 
     def wait(self, within_s: float = math.inf, otherwise: str = "") -> str | None:
-        """Wait until all ranks have come to their ends.
+        """Waits until all ranks have come to their ends.
 
         Args:
             within_s: Seconds, after which those who did not come are given up, by all ranks.
@@ -302,18 +302,18 @@ class Farewell:
         return None if outcome == _ALL else outcome
 
     def _settle(self, outcome: str) -> None:
-        """Say how it ends, for all ranks alike, unless somebody has: then that holds."""
+        """Says how it ends, for all ranks alike, unless somebody has: then that holds."""
         self._store.compare_set(_OUTCOME, "", outcome)
 
     def _who_has_died(self) -> str | None:
-        """Which rank has died on this machine without a word."""
+        """Returns which rank has died on this machine without a word."""
         for rank in self._missing:
             if proc.has_died(self._process(rank)) and not self._has(f"come/{rank}"):
                 return f"rank {rank} has died"
         return None
 
     def _process(self, rank: int) -> str:
-        """How a rank has described its process; "" if it has not yet."""
+        """Returns how a rank has described its process; "" if it has not yet."""
         return self._get(f"process/{rank}") if self._has(f"process/{rank}") else ""
 
     def _has(self, key: str) -> bool:
@@ -324,5 +324,5 @@ class Farewell:
 
 
 def _shown(value: bytes) -> str:
-    """What another process has written, for a terminal."""
+    """Returns what another process has written, for a terminal."""
     return printable(value.decode(errors="replace"), max_chars=600)

@@ -39,11 +39,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.num_flops = 0
 
     def start(self) -> None:
-        """Count from here on, as the start of a `with` block does."""
+        """Counts from here on, as the start of a `with` block does."""
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Count no more."""
+        """Counts no more."""
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
@@ -53,7 +53,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operator, and count it."""
+        """Runs an operator, and counts it."""
         kwargs = kwargs or {}
         count = _formula(func)
         # Those of "prim" compute nothing, and torch knows no parts of them.

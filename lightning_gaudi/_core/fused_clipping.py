@@ -30,7 +30,7 @@ def clip_norm(
     *,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Scale gradients down so that their norm is at most `max_norm`, as torch's `clip_grad_norm_`.
+    """Scales gradients down so that their norm is at most `max_norm`, as torch's `clip_grad_norm_`.
 
     Args:
         parameters: Those whose gradients are meant.

@@ -38,7 +38,7 @@ class CardScaler(GradScaler):
 
     @override
     def scale(self, outputs: Any) -> Any:
-        """Multiply a loss, or several, by the scale.
+        """Multiplies a loss, or several, by the scale.
 
         Args:
             outputs: A tensor, or an iterable of tensors.
@@ -50,7 +50,7 @@ class CardScaler(GradScaler):
             return super().scale(outputs)
 
     def unscale_to_clip(self, optimizer: Optimizer) -> None:
-        """Divide gradients by the scale before they are clipped, unless that has been done.
+        """Divides gradients by the scale before they are clipped, unless that has been done.
 
         The step of this optimizer leaves them as they are, whatever is stepped before it.
 
@@ -67,7 +67,7 @@ class CardScaler(GradScaler):
 
     @override
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients of an optimizer by the scale; waits for nothing."""
+        """Divides the gradients of an optimizer by the scale; waits for nothing."""
         if not self.is_enabled():
             return
         scale, _ = self._check_scale_growth_tracker("unscale_")
@@ -111,7 +111,7 @@ class CardScaler(GradScaler):
 
     @override
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Halve the scale after an overflow, double it after `growth_interval` steps without one.
+        """Halves the scale after an overflow, doubles it after `growth_interval` steps without one.
 
         Args:
             new_scale: What to set it to instead.
@@ -142,7 +142,7 @@ class HPUGradScaler(CardScaler):
     """Scales the losses of a model on an HPU, as torch's `GradScaler("hpu")`."""
 
     def __init__(self, device: str = "hpu", **settings: Any) -> None:
-        """Create one.
+        """Creates one.
 
         Args:
             device: `"hpu"`, as torch's has it.
@@ -171,7 +171,7 @@ def _snapshot(optimizer: Optimizer) -> dict[Tensor, tuple[Callable[[], Tensor | 
 
 
 def _are_unscaled(before: dict[Tensor, tuple[Callable[[], Tensor | None], int]]) -> bool:
-    """Whether gradients that were unscaled are so still; not where all of them are new.
+    """Returns whether gradients that were unscaled are so still; not where all of them are new.
 
     Raises:
         RuntimeError: Some have changed: a scaled gradient has been added to them.
@@ -201,7 +201,7 @@ def _without_autocast() -> AbstractContextManager[Any]:
 
 
 def _total(found: Iterable[Tensor], device: torch.device) -> Tensor:
-    """How many overflows were found, of shape ()."""
+    """Returns how many overflows were found, of shape ()."""
     first, *others = (each.to(device, non_blocking=True).reshape(()) for each in found)
     return sum(others, first)
 

@@ -52,7 +52,7 @@ def clip_fsdp_norm(
 
 @contextmanager
 def _without_gradients(model: Module, mine: set[Tensor]) -> Iterator[None]:
-    """Hide the gradients of all but `mine`: FullyShardedDataParallel clips all that it finds."""
+    """Hides the gradients of all but `mine`: FullyShardedDataParallel clips all that it finds."""
     others = [parameter for parameter in model.parameters() if parameter not in mine]
     gradients = [parameter.grad for parameter in others]
     for parameter in others:
@@ -72,7 +72,7 @@ def clip_dtensor_norm(
     *,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Scale gradients down so that their norm is at most `max_norm`; all ranks call it.
+    """Scales gradients down so that their norm is at most `max_norm`; all ranks call it.
 
     Args:
         parameters: Those whose gradients are meant, of any meshes and placements.
@@ -105,7 +105,7 @@ def clip_dtensor_norm(
 
 @torch.no_grad()
 def clip_dtensor_value(parameters: Iterable[Tensor], max_value: float) -> None:
-    """Bring each element of the gradients to between `-max_value` and `max_value`."""
+    """Brings each element of the gradients to between `-max_value` and `max_value`."""
     for gradient in _gradients(parameters):
         _local(gradient).clamp_(-max_value, max_value)
 

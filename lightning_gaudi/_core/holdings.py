@@ -10,7 +10,7 @@ _held: WeakKeyDictionary[Any, tuple[str, Callable[[Any], Any]]] = WeakKeyDiction
 
 
 def declare(owner: Any, category: str, tensors: Callable[[Any], Any]) -> None:
-    """Say what an object's tensors are for, as long as it is there.
+    """Says what an object's tensors are for, as long as it is there.
 
     Args:
         owner: The object; it is not kept.

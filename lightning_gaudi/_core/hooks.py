@@ -16,7 +16,7 @@ _has_values = True
 
 
 def before_write(sizes: Sizes) -> None:
-    """Tell who listens that a checkpoint is complete in memory, and will be written now.
+    """Tells who listens that a checkpoint is complete in memory, and will be written now.
 
     Args:
         sizes: How large it is. It is called by who wants to know, before anything is written.
@@ -29,7 +29,7 @@ def before_write(sizes: Sizes) -> None:
 
 
 def is_written_at_once() -> bool:
-    """Whether nobody listens who may keep a checkpoint from being written.
+    """Returns whether nobody listens who may keep a checkpoint from being written.
 
     Otherwise what is saved need not be copied first.
     """
@@ -38,7 +38,7 @@ def is_written_at_once() -> bool:
 
 @contextmanager
 def listening_before_write(listener: Callable[[Sizes], None]) -> Iterator[None]:
-    """Call `listener` before each checkpoint that is written within this block."""
+    """Calls `listener` before each checkpoint that is written within this block."""
     _before_write.append(listener)
     try:
         yield
@@ -52,6 +52,6 @@ def has_values() -> bool:
 
 
 def run_without_values() -> None:
-    """Say that this process computes shapes and sizes alone, from now on."""
+    """Says that this process computes shapes and sizes alone, from now on."""
     global _has_values
     _has_values = False

@@ -60,7 +60,7 @@ def _put(states: HostRandom) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Undo what a block draws from the generators."""
+    """Undoes what a block draws from the generators."""
     before = take()
     try:
         yield
@@ -74,7 +74,7 @@ def to_tensors(states: HostRandom) -> dict[str, Tensor]:
 
 
 def from_tensors(saved: Mapping[str, Tensor]) -> HostRandom:
-    """What `to_tensors` was given.
+    """Returns what `to_tensors` was given.
 
     Raises:
         ValueError: A state is missing, or is no tensor of bytes.

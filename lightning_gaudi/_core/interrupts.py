@@ -36,7 +36,7 @@ class InterruptWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Watches no longer."""
         signal.set_wakeup_fd(self._before)
         os.close(self._write_end)
         if os.getpid() == self._pid:

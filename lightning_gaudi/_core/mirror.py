@@ -42,7 +42,7 @@ class Family(NamedTuple):
     """Lightning's package that holds Fabric."""
 
     def find(self, below: str) -> Any:
-        """Import one of our mirrored modules, such as `"strategies.ddp"`, for this family."""
+        """Imports one of our mirrored modules, such as `"strategies.ddp"`, for this family."""
         return importlib.import_module(f"{self.ours}.{below}")
 
     def loaded(self, below: str, name: str) -> Any:
@@ -71,12 +71,12 @@ def family_of(module: object) -> Family | None:
 
 
 def is_mirrored(room: str) -> bool:
-    """Whether a module or package at our top exists once for each family."""
+    """Returns whether a module or package at our top exists once for each family."""
     return not room.startswith("_") and room not in SHARED
 
 
 def install() -> None:
-    """Make the mirror importable; doing it again is harmless."""
+    """Makes the mirror importable; doing it again is harmless."""
     if not any(isinstance(finder, _MirrorFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _MirrorFinder())
 

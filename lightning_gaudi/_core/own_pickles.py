@@ -15,12 +15,12 @@ _told: set[str] = set()
 
 
 def note(data: bytes) -> None:
-    """Remember a pickle that is about to be written."""
+    """Remembers a pickle that is about to be written."""
     _digests.add(hashlib.sha256(data).digest())
 
 
 def is_own(data: bytes) -> bool:
-    """Whether this process has written exactly this pickle."""
+    """Returns whether this process has written exactly this pickle."""
     return hashlib.sha256(data).digest() in _digests
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def make_folder(folder: Path) -> Path:
-    """Make a folder and those above it, to which no other user may write, whatever the umask.
+    """Makes a folder and those above it, to which no other user may write, whatever the umask.
 
     Raises:
         OSError: It cannot be made; NotADirectoryError where a file is above it.
@@ -87,7 +87,7 @@ def _why(path: Path, found: os.stat_result, *, is_above: bool) -> str | None:
 
 
 def _may_be_root(uid: int) -> bool:
-    """Whether an owner may be root, whom this process's user namespace has no number for.
+    """Returns whether an owner may be root, whom this process's user namespace has no number for.
 
     In a container that runs without root's help the folders above a home look like that.
     """

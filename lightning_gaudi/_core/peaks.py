@@ -18,7 +18,7 @@ def available_flops(dtype: torch.dtype | str) -> int | None:
 
 
 def why_no_peak(dtype: torch.dtype | str) -> str | None:
-    """Why there is no peak to compare this process's card with; None where there is one."""
+    """Returns why there is no peak to compare this process's card with; None where there is one."""
     simulation = vendor.metric("simulation")
     if simulation is not None:
         return (

@@ -7,7 +7,7 @@ import socket
 
 
 def why_not_listen(port: int) -> str | None:
-    """Why this process cannot listen at a port of all its interfaces, or None if it can.
+    """Returns why this process cannot listen at a port of all its interfaces, or None if it can.
 
     Args:
         port: The number of the port.

@@ -12,7 +12,7 @@ _DYING_S = 5.0
 
 
 def end_group(group: int, patience_s: float = 0.0) -> None:
-    """End all processes of a group, and return when they are gone.
+    """Ends all processes of a group, and returns when they are gone.
 
     A driver that hangs keeps a process in the kernel, whom no signal ends: nobody waits for it for
     longer than some seconds.
@@ -30,7 +30,7 @@ def end_group(group: int, patience_s: float = 0.0) -> None:
 
 
 def _wait(group: int, seconds: float) -> None:
-    """Wait for the end of the last one, which raises ProcessLookupError, or of the time."""
+    """Waits for the end of the last one, which raises ProcessLookupError, or of the time."""
     give_up_at = time.monotonic() + seconds
     while time.monotonic() < give_up_at:
         os.killpg(group, 0)

@@ -43,7 +43,7 @@ def as_parent() -> Iterator[None]:
 
 
 def watch_parent(parent: int | None = None) -> None:
-    """End this process soon after the one that has started it, if that is a rank of ours.
+    """Ends this process soon after the one that has started it, if that is a rank of ours.
 
     Args:
         parent: The process to watch; by default what the environment says, where it does.
@@ -86,7 +86,7 @@ def start(processes: Sequence[Process]) -> None:
 
 
 def interrupt_started() -> None:
-    """End what this process has started as Ctrl-C does; this one was ended by it."""
+    """Ends what this process has started as Ctrl-C does; this one was ended by it."""
     if _started is not None:
         _started.interrupt()
 
@@ -102,11 +102,11 @@ class _Started:
         last.register(self.end)
 
     def kill(self) -> None:
-        """End what this process has started."""
+        """Ends what this process has started."""
         self._ranks.kill()
 
     def end(self, *, within_s: float | None = None) -> None:
-        """Wait until what this process has started has ended, and end what has not.
+        """Waits until what this process has started has ended, and ends what has not.
 
         Args:
             within_s: How long they may take; by default as long as they want, unless an error ends
@@ -140,7 +140,7 @@ _before_leaving: Callable[[], None] = lambda: None  # noqa: E731 - there is noth
 
 
 def has_failed() -> bool:
-    """Whether this rank's last task, or the program, ended with an error."""
+    """Returns whether this rank's last task, or the program, ended with an error."""
     return _has_failed or _ends_with_error()
 
 
@@ -163,7 +163,7 @@ def before_leaving(function: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def rank(number: int) -> Iterator[None]:
-    """Say of an error which rank it is on.
+    """Says of an error which rank it is on.
 
     A caller may still catch the error, on all ranks alike. If none does, the ranks that this
     process has started end when it does.
@@ -190,7 +190,7 @@ def _is_normal_exit(error: BaseException) -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process and the ranks that it has started, without waiting for others.
+    """Ends this process and the ranks that it has started, without waiting for others.
 
     What is not lost: what was printed and logged, temporary files of `multiprocessing`. No other
     handlers of `atexit` run, since the vendor's is among them.
@@ -208,7 +208,7 @@ def leave(status: int) -> NoReturn:
 
 
 def is_leaving() -> bool:
-    """Whether this process is in `leave`."""
+    """Returns whether this process is in `leave`."""
     return _is_leaving
 
 
@@ -264,7 +264,7 @@ def _passing_on(
     processes: Callable[[], Sequence[Process]],
     at_second: Callable[[], None] | None = None,
 ) -> Iterator[list[float]]:
-    """Send a signal on to processes, which decide; the list has the times at which it came.
+    """Sends a signal on to processes, which decide; the list has the times at which it came.
 
     Args:
         signum: The signal; one that is ignored is not passed on.
@@ -299,14 +299,14 @@ def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
 
 
 def end_now(status: int = 1) -> NoReturn:
-    """End this process and the ranks that it has started, at once."""
+    """Ends this process and the ranks that it has started, at once."""
     if _started is not None:
         _started.kill()
     _exit_now(status)
 
 
 def _exit_now(status: int = 1) -> NoReturn:
-    """End this process, whatever its main thread waits for."""
+    """Ends this process, whatever its main thread waits for."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -49,7 +49,7 @@ class RankMonitor:
     def __init__(
         self, processes: Callable[[], Sequence[Process]], first_rank: int, *, is_quiet: bool = False
     ) -> None:
-        """Take note of the ranks.
+        """Takes note of the ranks.
 
         Args:
             processes: Those that have been started so far.
@@ -65,7 +65,7 @@ class RankMonitor:
         self._reported: set[int] = set()
 
     def watch(self, on_failure: Callable[[], None]) -> None:
-        """Call `on_failure` in a thread when a rank has failed and all had their time to end."""
+        """Calls `on_failure` in a thread when a rank has failed and all had their time to end."""
         self._watch = threading.Thread(
             target=self._run, args=(on_failure,), name="rank-watch", daemon=True
         )
@@ -84,13 +84,13 @@ class RankMonitor:
             on_failure()
 
     def unwatch(self) -> None:
-        """Watch no longer."""
+        """Watches no longer."""
         self._is_over.set()
         if self._watch is not None:
             self._watch.join()
 
     def wait(self, within_s: float | None = None) -> None:
-        """Wait for the ranks to end.
+        """Waits for the ranks to end.
 
         Args:
             within_s: Seconds, after which they are left to others.
@@ -107,14 +107,14 @@ class RankMonitor:
             time.sleep(POLL_S / 5)
 
     def kill(self) -> None:
-        """End those that still run, at once."""
+        """Ends those that still run, at once."""
         for process in self._processes():
             if _status(process) is None and process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
 
     def report(self) -> None:
-        """Say which ranks failed, once."""
+        """Says which ranks failed, once."""
         with self._lock:
             failed = {} if self.is_quiet else self._failed()
             new = failed.keys() - self._reported
@@ -139,7 +139,7 @@ class RankMonitor:
 
 
 def _status(process: Process) -> int | None:
-    """How it ended (the exit status, or minus the signal), or None while it runs.
+    """Returns how it ended (the exit status, or minus the signal), or None while it runs.
 
     It stays for others to wait for: torch does, and would be told of no such child.
     """
@@ -170,7 +170,7 @@ def killed_by(number: int) -> str:
 
 
 def say(message: str) -> None:
-    """Tell the user, whatever the level of logging; some of it may come from another process."""
+    """Tells the user, whatever the level of logging; some of it may come from another process."""
     end = "" if "\n" in message else "."
     text = printable(message.rstrip(".\n"), max_chars=_MAX_SAID, lines=True)
     with contextlib.suppress(OSError, ValueError):

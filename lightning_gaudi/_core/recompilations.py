@@ -25,7 +25,7 @@ class Recompilations:
         self._num_seen = None if stats is None else int(stats["TotalNumber"])
 
     def new(self) -> list[str]:
-        """What differed, as "input 0: [8, 113] was [8, 128]"; the latest of very many.
+        """Returns what differed, as "input 0: [8, 113] was [8, 128]"; the latest of very many.
 
         Empty, too, where the device does not tell: no Gaudi does.
         """

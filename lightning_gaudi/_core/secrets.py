@@ -77,7 +77,7 @@ def shown(message: object) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether what has such a name is not to be shown."""
+    """Returns whether what has such a name is not to be shown."""
     return _SECRET_NAME.search(name) is not None
 
 

@@ -10,7 +10,7 @@ from torch.nn import Module, Parameter
 
 @contextmanager
 def kept_tied(module: Module | None) -> Iterator[None]:
-    """Tie again afterwards what was tied before: a move may have made copies.
+    """Ties again afterwards what was tied before: a move may have made copies.
 
     A move to an HPU may give each name of one parameter a copy of its own. Untied they would be
     trained apart, and their gradients reduced twice.

@@ -83,7 +83,7 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def check_depth(value: object) -> None:
-    """Refuse what is nested so deeply that a function which calls itself for each level may fail.
+    """Refuses what is nested so deeply that a function which calls itself for each level may fail.
 
     Since Python 3.12 `json` reads more levels than a function may call itself.
 

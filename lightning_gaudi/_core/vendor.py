@@ -61,14 +61,14 @@ def package() -> Any:
 
 
 def is_installed() -> bool:
-    """Whether the vendor's package is there; nothing is imported."""
+    """Returns whether the vendor's package is there; nothing is imported."""
     if "habana_frameworks" in sys.modules:
         return True
     return importlib.util.find_spec("habana_frameworks") is not None
 
 
 def is_available() -> bool:
-    """Whether this machine has a card; never throws and acquires nothing."""
+    """Returns whether this machine has a card; never throws and acquires nothing."""
     return device_count() > 0
 
 
@@ -85,7 +85,7 @@ def device_count() -> int:
 
 
 def unavailable_reason() -> str:
-    """Why `is_available` is false: what was looked for, and what was found instead."""
+    """Returns why `is_available` is false: what was looked for, and what was found instead."""
     if not is_installed():
         return f"the vendor's package {_NAME} is not installed"
     if _import_error is not None:
@@ -111,7 +111,7 @@ def module_id(index: int) -> str:
 
 
 def _visible_modules() -> list[str] | None:
-    """What the variable names, None where it is not set."""
+    """Returns what the variable names, None where it is not set."""
     value = os.environ.get(_VISIBLE_MODULES)
     return None if value is None else parse_modules(value)
 
@@ -167,14 +167,14 @@ def selected_position() -> int:
 
 
 def select_module(module: str) -> None:
-    """Tell the driver which module to drive; it reads that once, when the device starts."""
+    """Tells the driver which module to drive; it reads that once, when the device starts."""
     global _guessed_module, _bound_module
     os.environ["HLS_MODULE_ID"] = _bound_module = module
     _guessed_module = None
 
 
 def init() -> None:
-    """Start the device of this process.
+    """Starts the device of this process.
 
     Operations do that too, but without telling torch: activation checkpointing would then not keep
     the device's random state, and repeat other dropout (torch 2.13, `torch/utils/checkpoint.py`).
@@ -183,7 +183,7 @@ def init() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process has called `init`, or one of the vendor's functions that do.
+    """Returns whether this process has called `init`, or one of the vendor's functions that do.
 
     A card may be in use all the same: an operation on a tensor acquires it without a call.
     """
@@ -191,7 +191,7 @@ def is_initialized() -> bool:
 
 
 def init_hccl(world_size: int, rank: int, local_rank: int) -> None:
-    """Tell the vendor's communication library the ranks; its backend is then known to torch.
+    """Tells the vendor's communication library the ranks; its backend is then known to torch.
 
     It sets HLS_MODULE_ID where that is missing, so the card must be chosen by now.
     """
@@ -206,7 +206,7 @@ def is_lazy() -> bool:
 
 
 def has_lazy_collectives() -> bool:
-    """Whether collectives are part of the graphs of lazy mode; by default each ends one.
+    """Returns whether collectives are part of the graphs of lazy mode; by default each ends one.
 
     Source: Intel Gaudi documentation, "Run Inference Using HPU Graphs"; PyTorch bridge 1.24.0,
     distributed/hccl/process_group_lazy_hccl.cpp: waiting for one ends the graph so far.
@@ -216,12 +216,12 @@ def has_lazy_collectives() -> bool:
 
 
 def mark_step() -> None:
-    """Compile and launch the graph gathered since the last call; nothing in eager mode."""
+    """Compiles and launches the graph gathered since the last call; nothing in eager mode."""
     package().core.mark_step()
 
 
 def synchronize() -> None:
-    """Wait until the device has done all the work it was given."""
+    """Waits until the device has done all the work it was given."""
     package().hpu.synchronize()
 
 
@@ -247,7 +247,7 @@ def refuses_together(num_cards: int) -> bool:
 
 
 def is_fp16_supported() -> bool:
-    """Whether the card computes in float16, as all but the first do; acquires it."""
+    """Returns whether the card computes in float16, as all but the first do; acquires it."""
     from habana_frameworks.torch.utils.experimental import _is_fp16_supported  # noqa: TID251
 
     return bool(_is_fp16_supported())
@@ -263,17 +263,17 @@ def memory_stats() -> dict[str, int]:
 
 
 def reset_peak_memory_stats() -> None:
-    """Start `MaxInUse` of `memory_stats` anew from what is in use."""
+    """Starts `MaxInUse` of `memory_stats` anew from what is in use."""
     package().hpu.reset_peak_memory_stats()
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the device's generator; the vendor's `torch.manual_seed` does so too."""
+    """Seeds the device's generator; the vendor's `torch.manual_seed` does so too."""
     package().hpu.random.manual_seed_all(seed)
 
 
 def seed_if_due() -> None:
-    """Give the device the CPU's seed, if it was set before the vendor's package was there.
+    """Gives the device the CPU's seed, if it was set before the vendor's package was there.
 
     `torch.manual_seed` reaches the device only once the vendor has wrapped it; a script that seeds
     first and lets Lightning find the card later would start from an unseeded device.
@@ -294,7 +294,7 @@ def get_rng_state() -> torch.Tensor:
 
 
 def set_rng_state(state: torch.Tensor) -> None:
-    """Set the state of the device's generator to one that `get_rng_state` gave."""
+    """Sets the state of the device's generator to one that `get_rng_state` gave."""
     package().hpu.random.set_rng_state(state)
 
 
@@ -334,7 +334,7 @@ def fused_sdpa() -> Any:
 
 
 def fused_clip_norm(gradients: list[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Scale gradients down in place so that their 2-norm is at most `max_norm`; eager mode alone.
+    """Scales gradients down in place so that their 2-norm is at most `max_norm`; eager mode alone.
 
     What the vendor's `FusedClipNorm` launches, which copies two numbers from the host to the card
     for it in each step.

@@ -31,7 +31,7 @@ def given_variables(*, is_new: bool) -> Set[str]:
 
 
 def forget_defaults(given: Set[str], visible_modules: Sequence[str] | None) -> str | None:
-    """Unset what the vendor's package sets when it is imported without ranks.
+    """Unsets what the vendor's package sets when it is imported without ranks.
 
     It has rank 0 wait at localhost:12345 then, which on several nodes, or beside another job, is
     wrong.

@@ -120,7 +120,7 @@ def _made_of(values: tuple[Any, ...]) -> Whereabouts | None:
 def enter(
     place: str, step: int | None = None, *, is_training: bool, new_batch: bool = False
 ) -> None:
-    """Note a place.
+    """Notes a place.
 
     Args:
         place: In a word or two.
@@ -156,7 +156,7 @@ def here() -> str:
 
 @contextlib.contextmanager
 def elsewhere(place: str) -> Iterator[None]:
-    """Note that a block does what may take long, such as to save a checkpoint."""
+    """Notes that a block does what may take long, such as to save a checkpoint."""
     before = _now
     enter(place, is_training=False)
     try:
@@ -167,7 +167,7 @@ def elsewhere(place: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def waiting(collective: str) -> Iterator[None]:
-    """Note that a block waits for other ranks.
+    """Notes that a block waits for other ranks.
 
     Args:
         collective: Its name.

@@ -110,7 +110,7 @@ def _is_program_s(value: Any) -> bool:
 
 
 def values() -> dict[str, dict[str, Any]]:
-    """What is plain of the globals of modules: of the user's own all, of others constants.
+    """Returns what is plain of the globals of modules: of the user's own all, of others constants.
 
     Returns:
         By module, then by name; "Class.name" for an attribute of a class in it.
@@ -142,7 +142,7 @@ def _is_sent(name: str, value: Any, is_own: bool) -> bool:
 
 
 def put(changed: list[tuple[str, str, str, Any]], plain: dict[str, dict[str, Any]]) -> None:
-    """Change the modules of this process so.
+    """Changes the modules of this process so.
 
     Args:
         changed: What `patches` returned.
@@ -189,7 +189,7 @@ def _modules() -> Iterator[tuple[str, types.ModuleType]]:
 
 @functools.cache
 def _is_own(file: str | None) -> bool:
-    """Whether a module is neither installed nor Python's."""
+    """Returns whether a module is neither installed nor Python's."""
     return file is not None and not file.startswith(_installed())
 
 

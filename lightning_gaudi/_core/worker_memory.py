@@ -78,7 +78,7 @@ def memory_of(owner: object) -> Memory:
 
 
 def forget(owner: object) -> None:
-    """Free what is kept for workers that have all started."""
+    """Frees what is kept for workers that have all started."""
     if (memory := _memories.pop(owner, None)) is not None:
         memory.close()
 
@@ -98,7 +98,7 @@ def take_over(descriptor: Any, places: list[Place]) -> list[memoryview]:
 
 
 def reduce(obj: Any) -> Reduced | None:
-    """How the storage of a tensor or a mapped array pickles; None for the usual way."""
+    """Returns how the storage of a tensor or a mapped array pickles; None for the usual way."""
     if isinstance(obj, torch.UntypedStorage):
         # What the program has shared by itself stays so.
         if obj.device.type != "cpu" or obj.size() == 0 or obj.is_shared():

@@ -45,7 +45,7 @@ _TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.tra
 
 
 def dumps(process: BaseProcess) -> tuple[bytes, bytes, Any, list[worker_memory.Place]]:
-    """Pickle a process that is about to start, to what `loads` takes.
+    """Pickles a process that is about to start, to what `loads` takes.
 
     Args:
         process: Its target's arguments are what a DataLoader gives its workers.
@@ -86,7 +86,7 @@ def _bare(process: BaseProcess) -> bytes:
 
 
 def has_started(process: BaseProcess) -> None:
-    """Free what `dumps` keeps for the workers of a loader, after the last."""
+    """Frees what `dumps` keeps for the workers of a loader, after the last."""
     arguments = _arguments(process)
     if arguments.get("worker_id", 0) + 1 == arguments.get("num_workers", 1):
         worker_memory.forget(_owner(process))
@@ -173,7 +173,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return is_small
 
     def reducer_override(self, obj: Any) -> Any:
-        """How to pickle an object; NotImplemented for the usual way."""
+        """Returns how to pickle an object; NotImplemented for the usual way."""
         if isinstance(obj, torch.Tensor) and obj.device.type == "hpu":
             raise ValueError("it is, or holds, a tensor on the HPU")
         if isinstance(obj, io.TextIOWrapper):
@@ -232,7 +232,7 @@ def _is_trainer(obj: Any) -> bool:
 
 
 def given(process: Any) -> dict[str, Any]:
-    """What a process for a worker is given by the program, by the names of a DataLoader."""
+    """Returns what a process for a worker is given by the program, by the names of a DataLoader."""
     arguments = _arguments(process)
     names = {"dataset": "dataset", "collate_fn": "collate_fn", "worker_init_fn": "init_fn"}
     return {name: arguments[theirs] for name, theirs in names.items() if theirs in arguments}
@@ -244,7 +244,7 @@ def _arguments(process: Any) -> dict[str, Any]:
 
 
 def _explain(process: Any, error: Exception) -> str:
-    """What does not pickle, and what to do."""
+    """Returns what does not pickle, and what to do."""
     path, reason = "what it gives its workers", error
     for name, thing in given(process).items():
         if (found := _fails(thing)) is not None:

@@ -28,7 +28,7 @@ class Reporting:
     """A collate function that returns a report with each batch."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
-        """Report beside a loader's own function."""
+        """Reports beside a loader's own function."""
         self.collate = collate
         self._last: host_random.HostRandom | None = None
 
@@ -47,7 +47,7 @@ class Beginning:
     """A loader's `worker_init_fn`, after which a worker goes on from the reports of another."""
 
     def __init__(self, func: Callable[[int], None] | None, reports: Mapping[int, Report]) -> None:
-        """Go on from reports, by worker; one that has none begins anew."""
+        """Goes on from reports, by worker; one that has none begins anew."""
         self.func = func
         self._reports = reports
 

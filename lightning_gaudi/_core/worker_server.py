@@ -33,7 +33,7 @@ def list_file(folder: Path, pid: int) -> Path:
 
 
 def survive() -> None:
-    """Go on whatever is sent to all processes of a program."""
+    """Goes on whatever is sent to all processes of a program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in SURVIVED[1:]:
         # Not ignored: programs that a worker starts would inherit that, and not end when told to.
@@ -41,7 +41,7 @@ def survive() -> None:
 
 
 def _serve(path: Path) -> None:
-    """Import the modules that the file names, and those that it will name before a fork."""
+    """Imports the modules that the file names, and those that it will name before a fork."""
     # Blocked until now, so that they end no import. Workers inherit it.
     survive()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SURVIVED)
@@ -52,7 +52,7 @@ def _serve(path: Path) -> None:
 
 
 def _tidy(path: Path, server: int) -> None:
-    """Remove what the process that had started the server would, had it not been killed."""
+    """Removes what the process that had started the server would, had it not been killed."""
     if os.getpid() != server:
         return
     address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ def _tidy(path: Path, server: int) -> None:
 
 
 def remove_empty(path: Path) -> None:
-    """Remove a folder in which nothing is left but the link of its owner.
+    """Removes a folder in which nothing is left but the link of its owner.
 
     Server and workers each call this as they end, so that the last of them does it.
 

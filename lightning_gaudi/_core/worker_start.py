@@ -77,7 +77,7 @@ def start_server(things: Iterable[Any] = ()) -> None:
 
 
 def _remove_left(temporary: Path) -> None:
-    """Remove the folders for sockets of this user's processes that were killed.
+    """Removes the folders for sockets of this user's processes that were killed.
 
     One in which a server or a worker still has a socket is left to them. Source:
     proc_pid_net(5), on /proc/net/unix.
@@ -90,7 +90,7 @@ def _remove_left(temporary: Path) -> None:
 
 
 def _is_left(folder: Path) -> bool:
-    """Whether a folder is this user's, and all processes that it belongs to have ended."""
+    """Returns whether a folder is this user's, and all processes that it belongs to have ended."""
     try:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -172,7 +172,7 @@ class _Start(popen_forkserver.Popen):
     """How a worker is started; its base pickles, and does not know of another server."""
 
     def terminate(self) -> None:
-        """End a worker that does not end by itself: SIGTERM is for the program, see `survive`."""
+        """Ends a worker that does not end by itself: SIGTERM is for the program, see `survive`."""
         self.kill()
 
     def _launch(self, process: Any) -> None:
@@ -221,7 +221,7 @@ def _arrive(
     numpy_errors: dict[str, Any],
     *pickled: Any,
 ) -> Any:
-    """Become a process that works for another one."""
+    """Becomes a process that works for another one."""
     os.environ.clear()
     os.environ.update(environ)
     torch.set_default_dtype(dtype)

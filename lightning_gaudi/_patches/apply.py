@@ -33,7 +33,7 @@ class MissingNameError(AttributeError):
 
 
 def apply(patch: Patch, module: ModuleType, family: Any) -> None:
-    """Apply a patch to the module that has just been imported; doing it again is harmless.
+    """Applies a patch to the module that has just been imported; doing it again is harmless.
 
     Args:
         patch: One with a trigger.
@@ -89,7 +89,7 @@ def _version(library: str) -> str:
 
 
 def require_applied(name: str) -> None:
-    """Refuse to go on without a patch that was to be applied after an import.
+    """Refuses to go on without a patch that was to be applied after an import.
 
     Raises:
         RuntimeError: It failed; a warning has said why.
@@ -99,7 +99,7 @@ def require_applied(name: str) -> None:
 
 
 def require(name: str, owner: Any, *attributes: str) -> None:
-    """Make sure that what a patch relies on is there.
+    """Makes sure that what a patch relies on is there.
 
     Args:
         name: The patch's.
@@ -114,7 +114,7 @@ def require(name: str, owner: Any, *attributes: str) -> None:
 
 
 def raise_missing(name: str, owner: Any, missing: list[str]) -> None:
-    """Say that names which a patch relies on are gone.
+    """Says that names which a patch relies on are gone.
 
     Raises:
         MissingNameError: Always.
@@ -125,7 +125,7 @@ def raise_missing(name: str, owner: Any, missing: list[str]) -> None:
 
 
 def replace(name: str, owner: Any, attribute: str, value: Any) -> None:
-    """Put a value in the place of what a module, class or object has.
+    """Puts a value in the place of what a module, class or object has.
 
     What we have put into a module or a class before stays.
 
@@ -148,7 +148,7 @@ def replace(name: str, owner: Any, attribute: str, value: Any) -> None:
 
 
 def wrap(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace a function or method by the decorated one, which gets it as its first argument.
+    """Replaces a function or method by the decorated one, which gets it as its first argument.
 
     Args:
         name: The patch's.
@@ -225,7 +225,7 @@ def find_when_asked(name: str, module: ModuleType, homes: Mapping[str, str]) -> 
 
 
 def add(name: str, owner: Any, attribute: str, value: Any) -> None:
-    """Give a module, class or object what it lacks; what is there stays."""
+    """Gives a module, class or object what it lacks; what is there stays."""
     _check(name)
     if attribute not in vars(owner):
         _note_undo(lambda: delattr(owner, attribute))
@@ -233,7 +233,7 @@ def add(name: str, owner: Any, attribute: str, value: Any) -> None:
 
 
 def enter(name: str, table: dict[str, Any], key: str, value: Any) -> None:
-    """Put an entry into a dict of another's, such as a registry of Lightning's."""
+    """Puts an entry into a dict of another's, such as a registry of Lightning's."""
     _check(name)
     before = dict.get(table, key, _ABSENT)  # a registry's own `get` makes an instance
     _note_undo(lambda: _restore_entry(table, key, before))
@@ -241,7 +241,7 @@ def enter(name: str, table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def is_ours(owner: Any, attribute: str) -> bool:
-    """Whether an attribute is what `replace` has put there."""
+    """Returns whether an attribute is what `replace` has put there."""
     return hasattr(getattr(owner, attribute), _MARK)
 
 

@@ -30,7 +30,7 @@ def patch_sdpa(module: ModuleType, family: Any) -> None:
 
 
 def patch_transformers(module: ModuleType, family: Any) -> None:
-    """Give transformers' registries the name, and have models that ignore them refuse it.
+    """Gives transformers' registries the name, and lets models that ignore them refuse it.
 
     Args:
         module: `transformers.modeling_utils`, just imported.
@@ -112,7 +112,7 @@ def _accept(name: str, model: type) -> None:
 
 
 def _enter(name: str, registry: Any, function: Callable[..., Any]) -> None:
-    """Enter a function for all models; before 4.51 the registry is a plain dict."""
+    """Enters a function for all models; before 4.51 the registry is a plain dict."""
     from lightning_gaudi.attention import models
 
     enter(name, getattr(registry, "_global_mapping", registry), models.NAME, function)

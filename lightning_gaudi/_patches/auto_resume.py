@@ -14,7 +14,7 @@ _LOADING, _SAVING = "auto-resume", "auto-resume-saving"
 
 
 def patch_loading(module: ModuleType, family: Family) -> None:
-    """Ask which checkpoint a fit begins with, now that its ranks are connected."""
+    """Asks which checkpoint a fit begins with, now that its ranks are connected."""
     require(_LOADING, module, "_CheckpointConnector")
     require(_LOADING, module._CheckpointConnector, "_hpc_resume_path")
 

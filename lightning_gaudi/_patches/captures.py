@@ -19,7 +19,7 @@ _captured: weakref.ref[Any] | None = None
 
 
 def patch_graphs(hpu: ModuleType, family: Any) -> None:
-    """Note when a graph of the vendor's begins to be captured, and when that ends.
+    """Notes when a graph of the vendor's begins to be captured, and when that ends.
 
     Args:
         hpu: The vendor's `habana_frameworks.torch.hpu`, just imported.
@@ -65,5 +65,5 @@ def patch_transformers(modeling: ModuleType, family: Any) -> None:
 
 
 def is_capturing() -> bool:
-    """Whether an HPU graph is being captured, by whatever of the vendor's captures it."""
+    """Returns whether an HPU graph is being captured, by whatever of the vendor's captures it."""
     return _captured is not None and _captured() is not None

@@ -14,7 +14,7 @@ _MAX_CHARS = 100_000
 
 
 def patch_parser(module: ModuleType, family: Any) -> None:
-    """Add them to the errors of LightningCLI's parser, where there is an HPU.
+    """Adds them to the errors of LightningCLI's parser, where there is an HPU.
 
     Args:
         module: Lightning's, with the parser.

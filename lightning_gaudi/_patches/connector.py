@@ -84,12 +84,12 @@ _FABRIC = ConnectorSpec(
 
 
 def patch_trainer(module: ModuleType, family: Family) -> None:
-    """Wrap the methods of the Trainer's connector and register our names."""
+    """Wraps the methods of the Trainer's connector and register our names."""
     _Hooks(module, family, _TRAINER).install()
 
 
 def patch_fabric(module: ModuleType, family: Family) -> None:
-    """Wrap the methods of Fabric's connector and register our names."""
+    """Wraps the methods of Fabric's connector and register our names."""
     _Hooks(module, family, _FABRIC).install()
 
 

@@ -46,7 +46,7 @@ def patch_accelerator(module: ModuleType, family: Any) -> None:
 
 @functools.cache
 def check_names() -> None:
-    """Make sure that the installed DeepSpeed has all that our patches of it change.
+    """Makes sure that the installed DeepSpeed has all that our patches of it change.
 
     Raises:
         MissingNameError: It lacks something; the message names the versions that have it.
@@ -63,7 +63,7 @@ def check_names() -> None:
 
 @contextmanager
 def unchanged() -> Iterator[dict[str, str]]:
-    """Undo what the block does to torch's determinism and to the environment.
+    """Undoes what the block does to torch's determinism and to the environment.
 
     Yields:
         A dict, filled at the end, with the variables that the block set or changed.
@@ -85,7 +85,7 @@ def unchanged() -> Iterator[dict[str, str]]:
 
 
 def set_variables() -> list[str]:
-    """Set the variables of the vendor's bridge that DeepSpeed asks for, where the user has not.
+    """Sets the variables of the vendor's bridge that DeepSpeed asks for, where the user has not.
 
     Returns:
         The names of those set, for `unset_variables`.
@@ -96,6 +96,6 @@ def set_variables() -> list[str]:
 
 
 def unset_variables(names: list[str]) -> None:
-    """Undo `set_variables`."""
+    """Undoes `set_variables`."""
     for name in names:
         os.environ.pop(name, None)

@@ -58,7 +58,7 @@ def patch_graph_wrapper(hpu: ModuleType, family: Any) -> None:
 
 
 def has_graphs() -> bool:
-    """Whether the vendor's bridge captures graphs, which it does in lazy mode."""
+    """Returns whether the vendor's bridge captures graphs, which it does in lazy mode."""
     return vendor.is_lazy()
 
 
@@ -88,7 +88,7 @@ def _memory_functions() -> list[Callable[..., Any]]:
         return found["Limit"] - found["InUse"], found["Limit"]
 
     def reset_peak_memory_stats(device_index: Any = None, /) -> None:
-        """Count the peak anew."""
+        """Counts the peak anew."""
         vendor.reset_peak_memory_stats()
 
     def reset_accumulated_memory_stats(device_index: Any = None, /) -> None:

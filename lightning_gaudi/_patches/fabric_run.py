@@ -18,7 +18,7 @@ _NAME = "fabric-run"
 
 
 def patch_cli(module: ModuleType, family: Family) -> None:
-    """Add the HPU to the choices, and count its processes."""
+    """Adds the HPU to the choices, and counts its processes."""
     require(
         _NAME,
         module,

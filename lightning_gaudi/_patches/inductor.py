@@ -52,7 +52,7 @@ def patch_inductor(module: ModuleType, family: Any) -> None:
 
 
 def _is_on_hpu(graph_module: Any, example_inputs: Iterable[Any]) -> bool:
-    """Whether the graph takes a tensor on the HPU, holds one, or makes one."""
+    """Returns whether the graph takes a tensor on the HPU, holds one, or makes one."""
     graph = getattr(graph_module, "graph", None)
     values: list[Any] = [list(example_inputs)]
     for node in getattr(graph, "nodes", ()):
@@ -71,7 +71,7 @@ def _is_left_to_inductor() -> bool:
 
 
 def _warn_of(settings: Mapping[str, Any]) -> None:
-    """Say once, on the first rank, that settings of inductor have no effect here."""
+    """Says once, on the first rank, that settings of inductor have no effect here."""
     global _has_warned
     if not settings or _has_warned or os.environ.get("RANK", "0") != "0":
         return

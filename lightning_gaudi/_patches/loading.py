@@ -19,7 +19,7 @@ _OLD_KEYS = ("hparams", "module_arguments")
 
 
 def patch_load(module: ModuleType, family: Family) -> None:
-    """Load tensors and plain data alone, where there is an HPU.
+    """Loads tensors and plain data alone, where there is an HPU.
 
     Args:
         module: Lightning's, of `load_from_checkpoint` or of its `TorchCheckpointIO`.
@@ -67,7 +67,7 @@ def _as_dict(hparams: Any) -> dict[Any, Any]:
 
 
 def _check(hparams: dict[Any, Any], cls: type, advice: str) -> None:
-    """Refuse hyperparameters that have something else called than LightningCLI's, for `cls`."""
+    """Refuses hyperparameters that have something else called than LightningCLI's, for `cls`."""
     from lightning_gaudi._core.untrusted import printable
 
     name = hparams.get("_instantiator")

@@ -30,7 +30,7 @@ _PARENT = "_LIGHTNING_GAUDI_PARENT"  # see `_core.processes`
 
 
 def activate() -> None:
-    """Patch Lightning now or when it is imported, and start the simulator if it is asked for.
+    """Patches Lightning now or when it is imported, and starts the simulator if it is asked for.
 
     Doing it again is harmless.
 
@@ -83,7 +83,7 @@ def _install_tool_if_asked() -> None:
 
 
 def add(patches: Iterable[Patch]) -> None:
-    """Enter the patches of a tool in the register: each is applied when its module is imported."""
+    """Enters the patches of a tool in the register: each is applied when its module is imported."""
     register.add(patches)
     for name, found in _triggers(patches).items():
         known = _TRIGGERS.setdefault(name, [])

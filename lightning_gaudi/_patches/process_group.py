@@ -31,7 +31,7 @@ def patch_process_group(module: ModuleType, family: mirror.Family) -> None:
 
 
 def watch_exits() -> None:
-    """Note from now on with which status `sys.exit`, `exit` and `quit` end the program."""
+    """Notes from now on with which status `sys.exit`, `exit` and `quit` end the program."""
     quitter = _sitebuiltins.Quitter
     replace("process-group", sys, "exit", exit_status.noting(sys.exit))
     replace("process-group", quitter, "__call__", exit_status.noting(vars(quitter)["__call__"]))

@@ -676,5 +676,5 @@ BY_NAME = {patch.name: patch for patch in REGISTER}
 
 
 def add(patches: Iterable[Patch]) -> None:
-    """Enter the patches of a tool that looks on; doing it again is harmless."""
+    """Enters the patches of a tool that looks on; doing it again is harmless."""
     BY_NAME.update({patch.name: patch for patch in patches})

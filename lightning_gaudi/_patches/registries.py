@@ -25,7 +25,7 @@ class LazyEntry(dict[str, Any]):
     """What a registry of Lightning's has under a name, with a class that is not imported yet."""
 
     def __init__(self, key: str, module: str, kind: str, **values: Any) -> None:
-        """Describe an entry.
+        """Describes an entry.
 
         Args:
             key: The key under which the registry's entries have the class.
@@ -50,7 +50,7 @@ class LazyEntry(dict[str, Any]):
 
 
 def register_accelerator(patch: str, registry: Any, module: str) -> None:
-    """Make "hpu" a name for `accelerator`.
+    """Makes "hpu" a name for `accelerator`.
 
     Args:
         patch: The name in the register.
@@ -66,7 +66,7 @@ def register_accelerator(patch: str, registry: Any, module: str) -> None:
 
 
 def register_strategies(patch: str, registry: Any, selection: str) -> None:
-    """Make our names for `strategy` known.
+    """Makes our names for `strategy` known.
 
     Args:
         patch: The name in the register.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def patch_throughput(module: ModuleType, family: Family) -> None:
-    """Add ours to a module of Lightning's that asks.
+    """Adds ours to a module of Lightning's that asks.
 
     Args:
         module: `fabric.utilities.throughput`, or the Trainer's `callbacks.throughput_monitor`.

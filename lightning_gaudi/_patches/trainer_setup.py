@@ -13,7 +13,7 @@ from .apply import wrap
 
 
 def patch_device_log(setup: ModuleType, family: Family) -> None:
-    """Log which HPUs are in use, after Lightning's own lines."""
+    """Logs which HPUs are in use, after Lightning's own lines."""
 
     @wrap("device-log", setup, "_log_device_info")
     def log_device_info(original: Callable[[Any], None], trainer: Any) -> None:
@@ -26,7 +26,7 @@ def patch_device_log(setup: ModuleType, family: Family) -> None:
 
 
 def patch_profiler_names(setup: ModuleType, family: Family) -> None:
-    """Let the name "hpu" mean `HPUProfiler()`."""
+    """Lets the name "hpu" mean `HPUProfiler()`."""
 
     @wrap("profiler-by-name", setup, "_init_profiler")
     def init_profiler(original: Callable[[Any, Any], None], trainer: Any, profiler: Any) -> None:

@@ -21,7 +21,7 @@ _MEMO = "_gaudi_mask"
 
 
 def is_asked_for(attention: nn.Module) -> bool:
-    """Whether a `BloomAttention` of a model whose configuration names the kernel."""
+    """Returns whether a `BloomAttention` of a model whose configuration names the kernel."""
     config = getattr(attention, "config", None)
     return getattr(config, "_attn_implementation", None) == NAME
 

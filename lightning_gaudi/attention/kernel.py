@@ -37,7 +37,7 @@ def fused_sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attend by the fused kernel, whatever the switch says; `F.scaled_dot_product_attention`'s.
+    """Attends by the fused kernel, whatever the switch says; `F.scaled_dot_product_attention`'s.
 
     Args:
         query: (B, H, T, D) or (B, T, D), on the HPU, which is no first Gaudi; float32 or bfloat16.
@@ -103,14 +103,14 @@ def attend(
 
 
 def dtype_for(query: Tensor) -> torch.dtype:
-    """What the kernel computes in: autocast's dtype, or the queries'."""
+    """Returns what the kernel computes in: autocast's dtype, or the queries'."""
     if query.device.type == "hpu" and torch.is_autocast_enabled("hpu") and _IS_AUTOCAST:
         return torch.get_autocast_dtype("hpu")
     return query.dtype
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """What hides a key: finite, also when a score is added to it."""
+    """Returns what hides a key: finite, also when a score is added to it."""
     return torch.finfo(dtype).min / 2
 
 

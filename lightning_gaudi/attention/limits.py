@@ -21,7 +21,7 @@ def is_torchs_to_answer(
     dropout_p: float,
     is_causal: bool,
 ) -> bool:
-    """Whether the arguments are torch's to refuse, or leave nothing to compute."""
+    """Returns whether the arguments are torch's to refuse, or leave nothing to compute."""
     query = tensors[0]
     if any(t.is_nested for t in tensors):
         return True
@@ -38,7 +38,7 @@ def why_not_fused(
     enable_gqa: bool,
     dtype: torch.dtype,
 ) -> str | None:
-    """What keeps the kernel from computing this, or None.
+    """Returns what keeps the kernel from computing this, or None.
 
     Args:
         tensors: Queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, D), or all without

@@ -134,7 +134,7 @@ def make_mask(
 
 
 def check(model: type) -> None:
-    """Make sure that a model looks up its attention by name.
+    """Makes sure that a model looks up its attention by name.
 
     Raises:
         ValueError: It does not, and would compute it in its own way.
@@ -167,7 +167,7 @@ def _has_attention(module: Any) -> bool:
 
 
 def refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Make sure that a layer wants nothing that the kernel does not do.
+    """Makes sure that a layer wants nothing that the kernel does not do.
 
     Raises:
         ValueError: It does.
@@ -181,7 +181,7 @@ def refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
 
 
 def with_bias(bias: Tensor, mask: Tensor | None, query: Tensor, is_causal: bool) -> Tensor:
-    """What is added to the scores: a bias, and what the mask or causality hides.
+    """Returns what is added to the scores: a bias, and what the mask or causality hides.
 
     Args:
         bias: (1 or B, H, 1 or T, S).

@@ -40,7 +40,7 @@ _torchs = torch._C._nn.scaled_dot_product_attention
 
 
 def is_fused() -> bool:
-    """Whether attention on the HPU is to be fused, here and now.
+    """Returns whether attention on the HPU is to be fused, here and now.
 
     Raises:
         ValueError: LIGHTNING_GAUDI_FUSED_ATTENTION is neither 1 nor 0.
@@ -58,7 +58,7 @@ def is_fused() -> bool:
 
 
 def switch_on_by_default() -> None:
-    """Fuse attention in this process from now on, unless the user says otherwise.
+    """Fuses attention in this process from now on, unless the user says otherwise.
 
     Raises:
         ValueError: LIGHTNING_GAUDI_FUSED_ATTENTION is neither 1 nor 0.
@@ -138,7 +138,7 @@ def torchs(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """What torch has had there itself."""
+    """Returns what torch has had there itself."""
     result: Tensor = _torchs(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )

@@ -45,7 +45,7 @@ class TrainingClock:
         return self._busy_s + counted + num_replaced * mean
 
     def note(self, between: Between) -> None:
-        """Say what happens until the next step."""
+        """Says what happens until the next step."""
         self._between = max(self._between, between)
 
     def start_step(self, now: float) -> None:

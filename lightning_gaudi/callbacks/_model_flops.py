@@ -59,7 +59,7 @@ class ModelFlops:
         return self._given is not None or hasattr(module, "flops_per_batch")
 
     def start_step(self, batch: Any) -> None:
-        """Count this step if it is the first of its shape."""
+        """Counts this step if it is the first of its shape."""
         if not self._measures or len(self._measured) > _MAX_SHAPES:
             return
         self._shapes = shapes_of(batch)
@@ -86,7 +86,7 @@ class ModelFlops:
         return True
 
     def of(self, batch: Any) -> int | None:
-        """What a batch costs; None where it cannot be known any more."""
+        """Returns what a batch costs; None where it cannot be known any more."""
         if self._measures:
             return None if len(self._measured) > _MAX_SHAPES else self._measured[self._shapes]
         if callable(self._given):
@@ -95,7 +95,7 @@ class ModelFlops:
 
 
 def num_replicas(trainer: Trainer) -> int:
-    """How many different batches all ranks together compute on in a step."""
+    """Returns how many different batches all ranks together compute on in a step."""
     strategy: Any = trainer.strategy
     sampling = getattr(strategy, "distributed_sampler_kwargs", None) or {}
     return int(sampling.get("num_replicas", trainer.world_size))

@@ -68,7 +68,7 @@ class CompilationAlarm(Callback):
         self._has_logged = self._is_interrupted = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew: a resumed run compiles again."""
+        """Begins anew: a resumed run compiles again."""
         is_hpu = trainer.strategy.root_device.type == "hpu"
         self.num_late = 0 if is_hpu and _num_compiled() is not None else None
         self._recompilations = Recompilations() if is_hpu else None
@@ -94,7 +94,7 @@ class CompilationAlarm(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Say so if this step has compiled."""
+        """Says so if this step has compiled."""
         step, shapes = self._last
         is_log = is_log_step(trainer, step)
         if is_log and not self._has_logged:
@@ -120,7 +120,7 @@ class CompilationAlarm(Callback):
         return step > self._first_step + self.num_warmup_steps
 
     def _skip(self) -> None:
-        """Leave out what was compiled until now."""
+        """Leaves out what was compiled until now."""
         self._is_interrupted = False
         if self.num_late is None:
             return
@@ -130,7 +130,7 @@ class CompilationAlarm(Callback):
         self._num_before = num_compiled
 
     def _check(self, trainer: Trainer) -> None:
-        """Say so if anything was compiled since the last time."""
+        """Says so if anything was compiled since the last time."""
         if self.num_late is None or self._num_before is None:
             return
         num_new = (_num_compiled() or 0) - self._num_before
@@ -196,7 +196,7 @@ _SAME_SHAPES = (
 
 
 def _is_part(shape: tuple[int, ...], usual: tuple[int, ...] | None) -> bool:
-    """Whether a tensor has fewer rows than usual, and is the same otherwise."""
+    """Returns whether a tensor has fewer rows than usual, and is the same otherwise."""
     return bool(shape and usual and shape[1:] == usual[1:] and shape[0] < usual[0])
 
 

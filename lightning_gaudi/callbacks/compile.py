@@ -44,7 +44,7 @@ class Compile(Callback):
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tell the strategy, before it sets up the model."""
+        """Tells the strategy, before it sets up the model."""
         strategy: Any = trainer.strategy
         if hasattr(strategy, "compile_callback"):
             strategy.compile_callback = self.compilation
@@ -55,7 +55,7 @@ class Compile(Callback):
             )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the strategy as it was."""
+        """Leaves the strategy as it was."""
         strategy: Any = trainer.strategy
         if hasattr(strategy, "compile_callback"):
             strategy.compile_callback = None

@@ -79,14 +79,14 @@ class OnExitCheckpoint(Callback):
             trainer._signal_connector.received_sigterm = is_whole
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save what was trained since the last checkpoint."""
+        """Saves what was trained since the last checkpoint."""
         self._restore_handlers()
         self._save(trainer)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Save what can be saved, and say where it is; the error stays the one that is raised."""
+        """Saves what can be saved, and says where it is; the error stays the one that is raised."""
         if trainer.state.fn != "fit" or not self._handlers:
             return
         if self.signal is None and isinstance(exception, SIGTERMException):
@@ -104,7 +104,7 @@ class OnExitCheckpoint(Callback):
             print(self._summary(trainer), flush=True)
 
     def _is_consistent(self, trainer: Trainer, exception: BaseException) -> bool:
-        """Whether all ranks are here, between the same two steps."""
+        """Returns whether all ranks are here, between the same two steps."""
         if isinstance(exception, SIGTERMException):  # which the ranks have agreed on
             return True
         return trainer.world_size == 1 and not self._is_updating

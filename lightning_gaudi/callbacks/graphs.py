@@ -116,7 +116,7 @@ class GraphMonitor(Callback):
         self._cause = _OTHER
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start counting."""
+        """Starts counting."""
         self.report = GraphReport()
         self._cause = _OTHER
         is_hpu = trainer.strategy.root_device.type == "hpu"
@@ -152,18 +152,18 @@ class GraphMonitor(Callback):
         self._switch(_OTHER)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close the last step."""
+        """Closes the last step."""
         self._switch(_OTHER)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Close the last step: a checkpoint may be saved now."""
+        """Closes the last step: a checkpoint may be saved now."""
         if trainer.state.fn == "fit":
             self._switch(_OTHER)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the totals to the loggers."""
+        """Gives the totals to the loggers."""
         self._switch(_OTHER)
         report = self.report
         values = {
@@ -177,7 +177,7 @@ class GraphMonitor(Callback):
             logger.log_metrics(measured, trainer.global_step)
 
     def _switch(self, cause: str) -> None:
-        """Charge what happened since the last switch to the current cause."""
+        """Charges what happened since the last switch to the current cause."""
         report = self.report
         num_compiled = report.graph_compilations and sum(report.graph_compilations.values())
         for counter in self._counters:

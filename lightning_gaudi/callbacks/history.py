@@ -48,7 +48,7 @@ class MetricHistory(Callback):
         self._logged_step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget an earlier fit of the same process; a resumed one keeps what was loaded."""
+        """Forgets an earlier fit of the same process; a resumed one keeps what was loaded."""
         if trainer.global_step == 0:
             self.training, self.validation, self._interval = {}, {}, _Interval()
         self._logged_step = trainer.global_step
@@ -56,7 +56,7 @@ class MetricHistory(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the losses; read them in log steps only."""
+        """Keeps the losses; reads them in log steps only."""
         if not trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return
         self._interval.add(_losses(outputs))
@@ -75,7 +75,7 @@ class MetricHistory(Callback):
             trainer.progress_bar_metrics[self.progress_loss] = values[shown]
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep what was logged, of the validations of a fit."""
+        """Keeps what was logged, of the validations of a fit."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
             _extend(self.validation, trainer.global_step, metrics)
@@ -89,7 +89,7 @@ class MetricHistory(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the curves of the run that is resumed."""
+        """Goes on with the curves of the run that is resumed."""
         self.training, self.validation = state_dict["training"], state_dict["validation"]
         self._interval = _Interval(state_dict["interval"])
 
@@ -112,7 +112,7 @@ class _Interval:
             self._join()
 
     def _join(self) -> None:
-        """Make one tensor of many: a graph's inputs are not without a limit."""
+        """Makes one tensor of many: a graph's inputs are not without a limit."""
         if self._loose:
             self._rows.append(torch.stack(self._loose).float().view(-1, len(self._names)))
             self._loose = []
@@ -120,7 +120,7 @@ class _Interval:
                 vendor.mark_step()  # a graph of its own: that of the next step stays the same
 
     def values(self) -> dict[str, list[float]]:
-        """Read what is on the device; the losses of each step since the last `take`, by name."""
+        """Reads what is on the device; the losses of each step since the last `take`, by name."""
         self._join()
         if self._rows:
             rows = torch.cat(self._rows) if len(self._rows) > 1 else self._rows[0]

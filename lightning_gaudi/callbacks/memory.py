@@ -31,7 +31,7 @@ class MemoryMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log in log steps, after the last batch that is accumulated."""
+        """Logs in log steps, after the last batch that is accumulated."""
         strategy: Any = trainer.strategy
         is_due = is_log_step(trainer, trainer.global_step)
         if not is_due or strategy.root_device.type != "hpu" or not trainer.loggers:

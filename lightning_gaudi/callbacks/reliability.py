@@ -57,7 +57,7 @@ class Reliability(Callback):
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tell the strategy, before it sets up the model."""
+        """Tells the strategy, before it sets up the model."""
         strategy: Any = trainer.strategy
         if hasattr(strategy, "reliability_callback"):
             strategy.reliability_callback = self.settings
@@ -68,7 +68,7 @@ class Reliability(Callback):
             )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the strategy as it was."""
+        """Leaves the strategy as it was."""
         strategy: Any = trainer.strategy
         if hasattr(strategy, "reliability_callback"):
             strategy.reliability_callback = None

@@ -116,7 +116,7 @@ class TokenThroughput(Callback):
         self._is_warm = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew: a resumed run warms up again."""
+        """Begins anew: a resumed run warms up again."""
         self.report, self._clock = ThroughputReport(), TrainingClock()
         self._first_step = self._logged_step = trainer.global_step
         if self._flops.start(trainer, pl_module):
@@ -128,7 +128,7 @@ class TokenThroughput(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Start the clock again after something that is not training."""
+        """Starts the clock again after something that is not training."""
         self._is_warm = trainer.global_step >= self._first_step + self.num_warmup_steps
         self._clock.start_step(time.perf_counter())
         self._flops.start_step(batch)
@@ -136,7 +136,7 @@ class TokenThroughput(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the batch and its time; log in log steps."""
+        """Counts the batch and its time; logs in log steps."""
         counts = not self._flops.end_step() and self._is_warm
         self._clock.end_step(time.perf_counter(), counts=counts)
         if counts:
@@ -153,23 +153,23 @@ class TokenThroughput(Callback):
         self._clock.note(Between.MORE)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock."""
+        """Stops the clock."""
         self._clock.note(Between.STANDSTILL)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Stop the clock."""
+        """Stops the clock."""
         self._clock.note(Between.STANDSTILL)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count nothing of a step that was cut short."""
+        """Counts nothing of a step that was cut short."""
         self._flops.end_step(is_whole=False)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Count nothing of a step that has failed."""
+        """Counts nothing of a step that has failed."""
         self._flops.end_step(is_whole=False)
 
     def _log(self, trainer: Trainer) -> None:
@@ -199,7 +199,7 @@ class TokenThroughput(Callback):
 
 
 def _has_caught_up(trainer: Trainer) -> bool:
-    """Whether the device has done what it was given when a log step ends."""
+    """Returns whether the device has done what it was given when a log step ends."""
     strategy: Any = trainer.strategy
     settings = getattr(strategy, "reliability", None)
     return strategy.root_device.type == "cpu" or bool(getattr(settings, "stop_on_nan", False))

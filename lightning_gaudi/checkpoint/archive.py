@@ -106,7 +106,7 @@ def check_reader(reader: Any, sizes: dict[str, int]) -> None:
 
 
 def _find(file: IO[bytes], start: int, size: int) -> tuple[int, int, int]:
-    """Where the directory begins, its length, and how many entries it has."""
+    """Returns where the directory begins, its length, and how many entries it has."""
     file.seek(start + max(0, size - _END_BYTES - _MAX_COMMENT_BYTES))
     tail = file.read(_END_BYTES + _MAX_COMMENT_BYTES)
     at = tail.rfind(_END)
@@ -131,7 +131,7 @@ def _find(file: IO[bytes], start: int, size: int) -> tuple[int, int, int]:
 
 
 def _find64(file: IO[bytes], start: int, end: int) -> tuple[int, tuple[int, int, int]] | None:
-    """Where the end of a long archive is, and its count, length and begin."""
+    """Returns where the end of a long archive is, and its count, length and begin."""
     if end < _LOCATOR_BYTES:
         return None
     file.seek(start + end - _LOCATOR_BYTES)

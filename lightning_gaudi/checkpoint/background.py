@@ -38,17 +38,17 @@ class BackgroundWriter:
         self._pending.append(self._pool.submit(self._remove_if_saved, [*self._pending], remove))
 
     def check(self) -> None:
-        """Raise the error of what is done, if there was one."""
+        """Raises the error of what is done, if there was one."""
         while self._pending and self._pending[0].done():
             self._pop()
 
     def wait(self) -> None:
-        """Wait until all is done, and raise the first error."""
+        """Waits until all is done, and raises the first error."""
         while self._pending:
             self._pop()
 
     def close(self) -> None:
-        """Wait until all is done, and raise the first error; nothing can be written any more."""
+        """Waits until all is done, and raises the first error; nothing can be written any more."""
         try:
             self.wait()
         finally:

@@ -339,7 +339,7 @@ def _sparse(budget: Budget, function: Any, arguments: tuple[Any, ...]) -> None:
 
 
 def is_rebuilding(function: Any) -> bool:
-    """Whether it is one of torch's functions that make a tensor of what was saved."""
+    """Returns whether it is one of torch's functions that make a tensor of what was saved."""
     return _rule(function) in (_tensor, _quantized, _parameter, _from_cpu, _sparse) or (
         function in (_utils._rebuild_meta_tensor_no_storage, _utils._rebuild_wrapper_subclass)
     )

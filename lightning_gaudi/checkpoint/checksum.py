@@ -43,7 +43,7 @@ class Checksum:
         self.num_bytes = 0
 
     def update(self, data: Any) -> None:
-        """Take more bytes, of anything that has some."""
+        """Takes more bytes, of anything that has some."""
         view = memoryview(data).cast("B")
         self.num_bytes += len(view)
         while len(view) >= self._room:
@@ -56,7 +56,7 @@ class Checksum:
             self._room -= len(view)
 
     def entry(self) -> FileEntry:
-        """What has come."""
+        """Returns what has come."""
         chunks = self._chunks.copy()
         if self._room < self._chunk_bytes:
             chunks.update(self._chunk.digest())
@@ -146,7 +146,7 @@ class ReadingChecksum(io.FileIO):
             future.result()
 
     def _read(self, view: memoryview, start: int, chunks: range) -> None:
-        """Read some chunks of what begins at `start`, and hash those that are there whole."""
+        """Reads some chunks of what begins at `start`, and hashes those that are there whole."""
         for chunk in chunks:
             begin = chunk * self._chunk_bytes
             end = begin + self._chunk_bytes
@@ -216,7 +216,7 @@ class ChecksumFile:
         self._checksum = Checksum()
 
     def write(self, data: Any) -> int:
-        """Write all of it."""
+        """Writes all of it."""
         self._checksum.update(data)
         return self._file.write(data)
 
@@ -229,7 +229,7 @@ class ChecksumFile:
         return self._file.fileno()
 
     def entry(self) -> FileEntry:
-        """What has been written."""
+        """Returns what has been written."""
         return self._checksum.entry()
 
     def __getattr__(self, name: str) -> Any:

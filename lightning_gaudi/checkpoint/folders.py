@@ -18,7 +18,7 @@ _NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 def temporary_for(target: Path) -> Path:
-    """Where to build what shall become `target`: beside it, the same path each time.
+    """Returns where to build what shall become `target`: beside it, the same path each time.
 
     So the next save clears what a killed one left. The name is not the target's, so that nobody
     who looks for checkpoints by name finds it.
@@ -28,12 +28,12 @@ def temporary_for(target: Path) -> Path:
 
 
 def removed_for(target: Path) -> Path:
-    """Where to put what is being removed, so that a part of it is not taken for all."""
+    """Returns where to put what is being removed, so that a part of it is not taken for all."""
     return target.with_name(f".saving-removed-{uuid.uuid4().hex}.tmp")
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, and bring their names to disk.
+    """Makes a folder and those above it, and brings their names to disk.
 
     Those that are there already are synced, too, for Lightning and its loggers make folders and do
     not sync them: what is saved there would be lost with the name of a folder above it.
@@ -44,7 +44,7 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_at_once(path: Path) -> None:
-    """Remove a file or a folder; a folder that is there is whole until it is there no more."""
+    """Removes a file or a folder; a folder that is there is whole until it is there no more."""
     if path.is_dir() and not path.is_symlink():
         aside = removed_for(path)
         path.rename(aside)
@@ -55,7 +55,7 @@ def remove_at_once(path: Path) -> None:
 
 
 def prepare(target: Path) -> Path:
-    """Make an empty folder to build `target` in; clear or complete what a killed save left."""
+    """Makes an empty folder to build `target` in; clears or completes what a killed save left."""
     make_folder(target.parent)
     recover(target)
     temporary = temporary_for(target)
@@ -65,7 +65,7 @@ def prepare(target: Path) -> Path:
 
 
 def put_in_place(temporary: Path, target: Path) -> None:
-    """Make `temporary` the target; until then, and after a failure, the target is what it was.
+    """Makes `temporary` the target; until then, and after a failure, the target is what it was.
 
     Args:
         temporary: A file or folder on the same file system, complete and on disk.
@@ -85,7 +85,7 @@ def put_in_place(temporary: Path, target: Path) -> None:
 
 
 def recover(target: Path) -> None:
-    """Put back what was at `target` if a save was killed between the two steps of replacing it.
+    """Puts back what was at `target` if a save was killed between the two steps of replacing it.
 
     That can only happen where the file system cannot exchange two names.
     """
@@ -99,7 +99,7 @@ def recover(target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder and all that is in it, or nothing."""
+    """Removes a file, or a folder and all that is in it, or nothing."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -107,7 +107,7 @@ def remove(path: Path) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether something is there that this user owns; a symbolic link is not followed.
+    """Returns whether something is there that this user owns; a symbolic link is not followed.
 
     A server of files may give all that root, or anybody, makes to a user such as "nobody".
     """
@@ -119,7 +119,7 @@ def is_own(path: Path) -> bool:
 
 
 def _owner_in(folder: Path, user: int) -> int:
-    """Whose a file is that this user makes in a folder; his own where he cannot."""
+    """Returns whose a file is that this user makes in a folder; his own where he cannot."""
     try:
         with tempfile.NamedTemporaryFile(
             dir=folder, prefix=".saving-file-", suffix=".tmp"
@@ -156,7 +156,7 @@ def _aside(target: Path) -> Path:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two names at once; False where the system or the file system cannot."""
+    """Exchanges two names at once; False where the system or the file system cannot."""
     # Python has no function for it.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:

@@ -69,12 +69,12 @@ class HPUCheckpointIO(TorchCheckpointIO):
             self._background, self._group = BackgroundWriter(), group
 
     def check_background(self) -> None:
-        """Raise what has gone wrong in the thread, if anything."""
+        """Raises what has gone wrong in the thread, if anything."""
         if self._background is not None:
             self._background.check()
 
     def stop_background(self) -> None:
-        """Wait for what is being written; what is saved from now on is on disk at once.
+        """Waits for what is being written; what is saved from now on is on disk at once.
 
         Raises:
             OSError: It could not be written.
@@ -89,14 +89,14 @@ class HPUCheckpointIO(TorchCheckpointIO):
                 collectives.leave(group)
 
     def switch_verify(self, is_on: bool) -> None:
-        """Verify from now on, or no more."""
+        """Verifies from now on, or no more."""
         self.verify = is_on
 
     @override
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Save `checkpoint`; until it is complete, `path` keeps what it had, be it in shards.
+        """Saves `checkpoint`; until it is complete, `path` keeps what it had, in shards or not.
 
         Args:
             checkpoint: The state of the model and the Trainer; tensors on any device.
@@ -158,7 +158,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
         map_location: Callable[..., Any] | Any | None = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Load a checkpoint, onto the CPU unless told otherwise.
+        """Loads a checkpoint, onto the CPU unless told otherwise.
 
         Args:
             path: A local path, or a URL that fsspec knows; also a folder of shards, which is then
@@ -192,7 +192,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
 
     @override
     def remove_checkpoint(self, path: _PATH) -> None:
-        """Remove a checkpoint, at once: if this is killed, nothing half is left by its name."""
+        """Removes a checkpoint, at once: if this is killed, nothing half is left by its name."""
         if _is_local_file_protocol(path):
             remove = partial(remove_at_once, local_path(path))
             if self._background is None:
@@ -210,7 +210,7 @@ def load_file(
     *,
     name: _PATH | None = None,
 ) -> Any:
-    """Load a file as Lightning does, without running what it holds; see `restricted`.
+    """Loads a file as Lightning does, without running what it holds; see `restricted`.
 
     Args:
         path: A path, a URL that fsspec knows or one of the web, or an open file.
@@ -265,7 +265,7 @@ def _downloaded(url: str) -> Path:
 
 
 def save_file(checkpoint: Mapping[str, Any], target: Path, *, with_manifest: bool = True) -> None:
-    """Save a checkpoint to a local file, once there is room for it; until then nothing changes.
+    """Saves a checkpoint to a local file, once there is room for it; until then nothing changes.
 
     Args:
         checkpoint: The state of the model and the Trainer; tensors on any device.
@@ -297,7 +297,7 @@ def _write(checkpoint: Mapping[str, Any], file: IO[bytes], *, with_manifest: boo
 
 
 def open_mapped(path: _PATH, *, weights_only: bool | None, verify: bool = True) -> dict[str, Any]:
-    """Load a checkpoint whose tensors stay in their file until they are used, if it is local.
+    """Loads a checkpoint whose tensors stay in their file until they are used, if it is local.
 
     So the processes of a machine have one copy of it in memory together.
 

@@ -31,7 +31,7 @@ class JobRecord:
     """What is written down of one fit of a job; only rank 0 has it."""
 
     def __init__(self, root: str | Path, job: str, agent: str, fit: Sequence[str]) -> None:
-        """Take note of the fit; nothing is read or written yet.
+        """Takes note of the fit; nothing is read or written yet.
 
         Args:
             root: A folder that the job has at each start.
@@ -51,7 +51,7 @@ class JobRecord:
         """Those that a thread may still be writing: they are not there yet, and not removed."""
 
     def read(self) -> str | None:
-        """Go on with what an earlier start has written down.
+        """Goes on with what an earlier start has written down.
 
         Returns:
             What had started it; None if nothing is written down.
@@ -71,7 +71,7 @@ class JobRecord:
         return str(found["agent"])
 
     def begin(self, path: str | None) -> None:
-        """Forget what is written down of an earlier job of this name.
+        """Forgets what is written down of an earlier job of this name.
 
         Args:
             path: The checkpoint that the fit begins with.
@@ -83,7 +83,7 @@ class JobRecord:
             sync(self.path.parent)
 
     def is_about_to_save(self, path: str) -> None:
-        """Note a path before a checkpoint is there: it counts once there is another than now.
+        """Notes a path before a checkpoint is there: it counts once there is another than now.
 
         Raises:
             OSError: It cannot be written down.
@@ -94,7 +94,7 @@ class JobRecord:
             self._write(path)
 
     def has_saved(self, path: str, *, is_written: bool) -> None:
-        """Note that the newest checkpoint is there, or about to be written by another thread.
+        """Notes that the newest checkpoint is there, or about to be written by another thread.
 
         Raises:
             OSError: It cannot be written down.
@@ -175,13 +175,13 @@ def _is_path(value: object) -> bool:
 
 
 def _is_state(value: object) -> bool:
-    """Whether it is what `_state` gives."""
+    """Returns whether it is what `_state` gives."""
     is_three = isinstance(value, list) and [type(each) for each in value] == [int, int, int]
     return value is None or is_three
 
 
 def _state(path: str) -> list[int] | None:
-    """What tells a file or folder from another of that name; None if there is none."""
+    """Returns what tells a file or folder from another of that name; None if there is none."""
     try:
         found = Path(path).stat()
     except OSError:

@@ -50,12 +50,12 @@ _UNFOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def file_for(target: Path) -> Path:
-    """Where to write what shall become `target`: not by a name that is looked for."""
+    """Returns where to write what shall become `target`: not by a name that is looked for."""
     return target.with_name(f"{_FILE}{_boot()}-{uuid.uuid4().hex}.tmp")
 
 
 def create_locked(path: Path) -> IO[bytes]:
-    """Make a file, and hold it locked until it is closed or this process ends.
+    """Makes a file, and holds it locked until it is closed or this process ends.
 
     Raises:
         OSError: It is there, or cannot be made.
@@ -109,7 +109,7 @@ class SaveLock:
             sync(self._path.parent)
 
     def make_version(self) -> None:
-        """Make the folder of the version, and bring its name to disk.
+        """Makes the folder of the version, and brings its name to disk.
 
         It gets its name when the lock says which folder it is: whoever is killed before has made
         nothing but a temporary folder.
@@ -136,7 +136,7 @@ class SaveLock:
         sync(target.parent)
 
     def release(self) -> None:
-        """Tell that the save has ended; what it has not completed is removed."""
+        """Tells that the save has ended; what it has not completed is removed."""
         with contextlib.suppress(OSError, RecursionError):
             _clear(self._path, self._said, follow_target=True)
         if self._descriptor is not None:
@@ -175,7 +175,7 @@ class SaveLock:
 
 
 def sweep(folder: Path) -> None:
-    """Remove from a folder what killed saves have left there; what is being saved stays."""
+    """Removes from a folder what killed saves have left there; what is being saved stays."""
     # Another process may sweep too, and the folder may be read-only or gone.
     with contextlib.suppress(OSError):
         for path in sorted(folder.glob(".saving-*")):
@@ -261,7 +261,7 @@ def _is_old(*paths: Path) -> bool:
 
 
 def _boot() -> str:
-    """What tells this run of this machine's kernel, which sees all locks taken here."""
+    """Returns what tells this run of this machine's kernel, which sees all locks taken here."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
@@ -269,7 +269,7 @@ def _boot() -> str:
 
 
 def _clear(lock: Path, said: _Said, *, follow_target: bool = False) -> None:
-    """Remove what a killed save has built, and put back what it had set aside.
+    """Removes what a killed save has built, and put back what it had set aside.
 
     Args:
         lock: Where it lies beside the target.
@@ -295,7 +295,7 @@ def _clear(lock: Path, said: _Said, *, follow_target: bool = False) -> None:
 
 
 def _clear_version(folder: int, said: _Said) -> bool:
-    """Remove the folder of a version if the lock's save has made it and it is not the latest.
+    """Removes the folder of a version if the lock's save has made it and it is not the latest.
 
     Args:
         folder: The target, opened: nobody puts another in its place meanwhile.
@@ -323,7 +323,7 @@ def _clear_version(folder: int, said: _Said) -> bool:
 
 
 def _is_beside(name: str) -> bool:
-    """Whether a save puts it beside its versions, and nothing of it would be loaded."""
+    """Returns whether a save puts it beside its versions, and nothing of it would be loaded."""
     return name in TOOLS or name.startswith(_FILE)
 
 
@@ -390,7 +390,7 @@ def _is_usable(descriptor: int) -> bool:
 
 
 def _lock(file: IO[bytes] | int) -> bool | None:
-    """Lock a file until it is closed, or its process ends.
+    """Locks a file until it is closed, or its process ends.
 
     Returns:
         False where another has, None where the file system cannot.

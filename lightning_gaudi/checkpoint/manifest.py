@@ -154,7 +154,7 @@ def decode(data: bytes, origin: Path) -> Manifest | None:
 
 
 def _manifest(values: Any) -> Manifest:
-    """What JSON says, if it says what a manifest does.
+    """Returns what JSON says, if it says what a manifest does.
 
     Raises:
         ValueError: It does not.
@@ -226,7 +226,7 @@ def read_folder_manifest(folder: Path) -> Manifest | None:
 
 
 def write_folder_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write that of a folder in which all else is on disk.
+    """Writes that of a folder in which all else is on disk.
 
     Raises:
         OSError: It cannot be written.

@@ -51,7 +51,7 @@ def whole(checkpoints: Sequence[Path]) -> list[Path]:
 
 
 def candidates(folders: Iterable[Path], damaged: list[str] | None = None) -> list[Candidate]:
-    """What is in folders that a fit may go on from, the newest first.
+    """Returns what is in folders that a fit may go on from, the newest first.
 
     Args:
         folders: Local ones; those that are not there have none.
@@ -94,7 +94,7 @@ def fallbacks(damaged: Path) -> list[Path]:
 
 
 def read_manifest_if_any(path: Path) -> Manifest | None:
-    """What a checkpoint says of itself, if it can be read; nothing is compared."""
+    """Returns what a checkpoint says of itself, if it can be read; nothing is compared."""
     try:
         if not path.is_dir():
             return zip_file.inspect(path).manifest
@@ -144,7 +144,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _candidate(path: Path) -> Candidate | None:
-    """What a path is, if a fit may go on from it."""
+    """Returns what a path is, if a fit may go on from it."""
     if path.is_dir():
         is_checkpoint = is_sharded_folder(path) or (path / LATEST).is_file()
         manifest = read_manifest_if_any(path) if is_checkpoint else None
@@ -163,7 +163,7 @@ def _candidate(path: Path) -> Candidate | None:
 
 
 def _age(manifest: Manifest, written: float) -> _Age:
-    """What a manifest says of its age, unless it says that it comes from the future.
+    """Returns what a manifest says of its age, unless it says that it comes from the future.
 
     Such a one would be the newest for ever; it counts as one that says nothing.
     """

@@ -61,7 +61,7 @@ def empty_array(*options: Any) -> np.ndarray[Any, Any]:
 
 
 def build(target: Any, state: Any) -> None:
-    """Give an array what it holds; a dtype stays as it is.
+    """Gives an array what it holds; a dtype stays as it is.
 
     Args:
         target: Of `empty_array` or `dtype`.

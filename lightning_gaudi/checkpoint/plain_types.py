@@ -110,7 +110,7 @@ _STATEFUL = frozenset(("argparse.Namespace", "uuid.UUID", *_LIGHTNING, *_DEEPSPE
 
 
 def find(name: str) -> tuple[Any, bool]:
-    """What a name of a pickle stands for.
+    """Returns what a name of a pickle stands for.
 
     Args:
         name: With its module, as in `collections.OrderedDict`.
@@ -141,7 +141,7 @@ def find(name: str) -> tuple[Any, bool]:
 
 
 def _named(allowed: Iterable[Any]) -> dict[str, Any]:
-    """What the user has given to `torch.serialization.add_safe_globals`, by name."""
+    """Returns what the user has given to `torch.serialization.add_safe_globals`, by name."""
     return {
         each[1] if isinstance(each, tuple) else f"{each.__module__}.{each.__qualname__}": (
             each[0] if isinstance(each, tuple) else each

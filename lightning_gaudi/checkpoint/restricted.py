@@ -103,7 +103,7 @@ def instead_of(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Say of a refusal, and of whatever else goes wrong, which file it was, and what to do.
+    """Says of a refusal, and of whatever else goes wrong, which file it was, and what to do.
 
     Args:
         name: The file's.
@@ -173,7 +173,7 @@ class _PlacingError(Exception):
 
 
 def _load_plainly(file: IO[bytes], map_location: Any, *, mmap: bool, takes_own: bool) -> Any:
-    """Load an archive, or a file as torch wrote them before 1.6."""
+    """Loads an archive, or a file as torch wrote them before 1.6."""
     is_lazy = hasattr(torch.load, "__wrapped__") and not callable(map_location)
     location = "cpu" if is_lazy and map_location is not None else map_location
     found = _read(file, _marking(location), mmap=mmap, takes_own=takes_own)
@@ -230,7 +230,7 @@ def _read_old(file: IO[bytes], location: Any) -> Any:
 
 
 def _load_safetensors(file: IO[bytes], map_location: Any) -> Any:
-    """What `torch.load` does of a path that ends so."""
+    """Returns what `torch.load` does of a path that ends so."""
     from safetensors.torch import load_file
 
     is_named = isinstance(map_location, (str, torch.device))
@@ -238,13 +238,13 @@ def _load_safetensors(file: IO[bytes], map_location: Any) -> Any:
 
 
 def _is_forced() -> bool:
-    """Whether torch takes no unpickler but its own, since this variable says so."""
+    """Returns whether torch takes no unpickler but its own, since this variable says so."""
     variable = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower()
     return variable in ("1", "y", "yes", "true")
 
 
 def _load_by_torchs(source: Any, location: Any, *, mmap: bool) -> Any:
-    """Load by torch's own unpickler, which refuses programs of TorchScript as well."""
+    """Loads by torch's own unpickler, which refuses programs of TorchScript as well."""
     try:
         return torch.load(source, map_location=location, weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:

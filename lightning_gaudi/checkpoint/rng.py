@@ -15,7 +15,7 @@ A list of them by rank where several ranks trained.
 
 
 def restore_rng_state(saved: Tensor | list[Tensor], *, rank: int, world_size: int) -> None:
-    """Set the device's generator to what was saved by this rank, or warn why it goes on as it is.
+    """Sets the device's generator to what was saved by this rank, or warn why it goes on as it is.
 
     Args:
         saved: What a checkpoint has under `KEY`.

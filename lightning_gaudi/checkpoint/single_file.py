@@ -24,7 +24,7 @@ SUFFIXES = (".safetensors", ".ckpt", ".pt")
 
 
 def check_output(output: Path) -> None:
-    """Refuse a name that does not say which kind of file it shall be.
+    """Refuses a name that does not say which kind of file it shall be.
 
     Raises:
         ValueError: It ends with no suffix of `SUFFIXES`.
@@ -38,7 +38,7 @@ def check_output(output: Path) -> None:
 
 
 def write_single_file(checkpoint: Mapping[str, Any], weights: str, output: Path) -> None:
-    """Write a checkpoint; until it is complete, `output` keeps what it had.
+    """Writes a checkpoint; until it is complete, `output` keeps what it had.
 
     Args:
         checkpoint: All of it, with tensors on the CPU.

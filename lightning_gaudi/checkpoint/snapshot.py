@@ -149,7 +149,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _key(tensor: Tensor) -> Any:
-    """What tells tensors of the same values apart from others; see `cpu_tensors`."""
+    """Returns what tells tensors of the same values apart from others; see `cpu_tensors`."""
     if tensor.layout != torch.strided:
         return id(tensor)
     storage = tensor.untyped_storage()._cdata

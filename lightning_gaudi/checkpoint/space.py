@@ -53,7 +53,7 @@ def whole_bytes(*states: Any) -> int:
 
 
 def check_space(target: Path, num_bytes: int, largest_file_bytes: int | None = None) -> None:
-    """Raise if what is to be written has no room where it is to be.
+    """Raises if what is to be written has no room where it is to be.
 
     Args:
         target: What is to be written; its folder is there.

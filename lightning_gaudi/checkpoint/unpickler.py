@@ -94,7 +94,7 @@ class Unpickler(_Base):  # type: ignore[misc]
         return found
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name stands for, if it may be asked for."""
+        """Returns what a name stands for, if it may be asked for."""
         if self.proto < 3:  # as Python 2 names it
             module, name = _new_name(module, name)
         try:
@@ -244,7 +244,7 @@ class Unpickler(_Base):  # type: ignore[misc]
 
 
 def _new_name(module: str, name: str) -> tuple[str, str]:
-    """What Python 3 calls it."""
+    """Returns what Python 3 calls it."""
     module_now = _compat_pickle.IMPORT_MAPPING.get(module, module)
     return _compat_pickle.NAME_MAPPING.get((module, name), (module_now, name))
 

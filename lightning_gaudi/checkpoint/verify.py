@@ -27,7 +27,7 @@ from .opening import open_regular
 
 
 def check_file(path: Path, *, with_checksum: bool = True) -> None:
-    """Compare a whole file with its manifest; one that has none with what a zip file must have.
+    """Compares a whole file with its manifest; one that has none with what a zip file must have.
 
     Args:
         path: A local file.
@@ -43,7 +43,7 @@ def check_file(path: Path, *, with_checksum: bool = True) -> None:
 
 @contextmanager
 def checking(path: Path, *, with_checksum: bool = True) -> Iterator[IO[bytes]]:
-    """Do as `check_file` of a file that a block loads; its error comes before the block's.
+    """Does as `check_file` of a file that a block loads; its error comes before the block's.
 
     Yields:
         The file, open. If it is compared, what is read from it is not read again for that; where
@@ -90,7 +90,7 @@ def check_folder(
     part: int = 0,
     num_parts: int = 1,
 ) -> None:
-    """Compare the files of a folder with its manifest, if it has one.
+    """Compares the files of a folder with its manifest, if it has one.
 
     Args:
         folder: The one that the manifest is in.
@@ -140,7 +140,7 @@ def check_folder_together(
 
 
 def read_checked(path: Path, load: Callable[[IO[bytes]], Any]) -> Any:
-    """Load a file of a folder that has a manifest, and compare it as it is read.
+    """Loads a file of a folder that has a manifest, and compares it as it is read.
 
     Args:
         path: One that the manifest tells of.

@@ -57,7 +57,7 @@ class SealingFile:
         self._head = b""
 
     def write(self, data: Any) -> int:
-        """Write what comes, but for what may be the end of the zip file."""
+        """Writes what comes, but for what may be the end of the zip file."""
         view = memoryview(data).cast("B")
         if len(self._head) < _SLOT.stop + 6:
             self._head += bytes(view[: _PADDING + len(_PADDING_START) - len(self._head)])
@@ -75,7 +75,7 @@ class SealingFile:
         """Nothing: the end is not known yet."""
 
     def seal(self, manifest: Manifest) -> None:
-        """Write the end, with the manifest.
+        """Writes the end, with the manifest.
 
         Args:
             manifest: Of the checkpoint, without files.
@@ -114,7 +114,7 @@ class Inspected:
 
 
 def inspect(path: Path) -> Inspected:
-    """Look at both ends of a file that should be a checkpoint.
+    """Looks at both ends of a file that should be a checkpoint.
 
     Raises:
         DamagedCheckpointError: It is a zip file of which a part is missing.
@@ -185,7 +185,7 @@ def checksum_in_memory(data: bytes, expected: FileEntry) -> FileEntry:
 
 
 def compare(path: Path, actual: FileEntry, expected: FileEntry) -> None:
-    """Compare all of a file with its manifest.
+    """Compares all of a file with its manifest.
 
     Raises:
         DamagedCheckpointError: They differ.
@@ -198,13 +198,13 @@ def compare(path: Path, actual: FileEntry, expected: FileEntry) -> None:
 
 
 def _empty_slot(start: memoryview) -> None:
-    """Put back what was where the length is now, for the checksum."""
+    """Puts back what was where the length is now, for the checksum."""
     if _length(start[: _SLOT.stop].tobytes()) is not None:
         start[_SLOT] = _EMPTY_SLOT
 
 
 def _length(head: bytes) -> int | None:
-    """What a file says at its start of its length, if it does."""
+    """Returns what a file says at its start of its length, if it does."""
     padding = head[_PADDING : _PADDING + 4]
     is_ours = len(head) >= _SLOT.stop and padding == _PADDING_START[:4]
     if not is_ours or head[_SLOT] == _EMPTY_SLOT:

@@ -29,7 +29,7 @@ class Classes:
         self._before: list[Any] = [*chain.from_iterable(self._members)]
 
     def have_changed(self) -> bool:
-        """Whether one has another method than when this was last asked."""
+        """Returns whether one has another method than when this was last asked."""
         # In each call of a compiled module: some 30 ns a method, in one go.
         if sum(map(len, self._members)) == len(self._before) and all(
             map(is_, chain.from_iterable(self._members), self._before)

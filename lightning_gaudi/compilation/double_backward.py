@@ -34,7 +34,7 @@ def mentions_double_backward(root: Module) -> str | None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Say what to set where torch refuses to differentiate what it has compiled twice.
+    """Says what to set where torch refuses to differentiate what it has compiled twice.
 
     Raises:
         RuntimeError: It does.

@@ -44,17 +44,17 @@ class Watch:
         logging.getLogger("torch._dynamo.convert_frame").addFilter(self._note_limit)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stops watching."""
         logging.getLogger("torch._dynamo.convert_frame").removeFilter(self._note_limit)
 
     def count(self) -> tuple[int, int, int]:
-        """What the compiler has given up and made so far, for `tell_since`."""
+        """Returns what the compiler has given up and made so far, for `tell_since`."""
         counters = self._utils.counters
         num_graphs = counters["stats"]["unique_graphs"]
         return len(self._utils.graph_break_reasons), len(counters["unimplemented"]), num_graphs
 
     def tell_since(self, before: tuple[int, int, int], module: Module) -> bool:
-        """Tell what was given up in a call of `module`.
+        """Tells what was given up in a call of `module`.
 
         Args:
             before: What `count` was before it.
@@ -101,7 +101,7 @@ class Watch:
         )
 
     def refuse(self, module: Module, error: Exception) -> None:
-        """Raise for what cannot be compiled.
+        """Raises for what cannot be compiled.
 
         Raises:
             RuntimeError: Always.
@@ -112,7 +112,7 @@ class Watch:
         ) from error
 
     def tell_failure(self, module: Module, error: Exception) -> None:
-        """Warn of a module that goes on without being compiled."""
+        """Warns of a module that goes on without being compiled."""
         self._tell(
             (type(module), type(error)),
             f"torch.compile fails at {_name(module)}, which goes on operator by operator. "
@@ -120,7 +120,7 @@ class Watch:
         )
 
     def tell_changed(self, module: Module) -> None:
-        """Warn of a module that goes on as written since its class, or one in it, is another."""
+        """Warns of a module that goes on as written since its class, or one in it, is another."""
         self._tell(
             (type(module), "class"),
             f"{_name(module)} was compiled, and its class, or a method of a class of modules in "
@@ -129,7 +129,7 @@ class Watch:
         )
 
     def tell_global_hook(self, module: Module) -> None:
-        """Warn of hooks on all modules, with which modules compute as written."""
+        """Warns of hooks on all modules, with which modules compute as written."""
         self._tell(
             "hook",
             f"A hook is on all modules (register_module_forward_hook or the like): {_name(module)} "

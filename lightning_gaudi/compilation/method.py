@@ -81,7 +81,7 @@ class CompiledMethod:
         self._compiled: Any = torch.compile(_traceable(method), **settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module's own method returns."""
+        """Returns what the module's own method returns."""
         if self._compiled is None or torch.compiler.is_compiling() or _is_traced():
             return self._call_as_written(*args, **kwargs)
         if type(self.module) is not self._kind or self._classes.have_changed():
@@ -116,7 +116,7 @@ class CompiledMethod:
         return result
 
     def __getattr__(self, name: str) -> Any:
-        """What tools read of a method: its code, its globals, whose it is."""
+        """Returns what tools read of a method: its code, its globals, whose it is."""
         if name in ("module", "_name", "_own"):  # not yet there, in a copy
             raise AttributeError(name)
         return getattr(self._method(), name)
@@ -127,7 +127,7 @@ class CompiledMethod:
         return types.MethodType
 
     def _call_as_written(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module's own method, as its class has it now."""
+        """Calls the module's own method, as its class has it now."""
         if self._own is not None:
             return self._own(*args, **kwargs)
         return getattr(type(self.module), self._name)(self.module, *args, **kwargs)
@@ -155,7 +155,7 @@ class CompiledMethod:
         self._inner = ()
 
     def remove(self) -> None:
-        """Give the module its own method back."""
+        """Gives the module its own method back."""
         if self.module.__dict__.get(self._name) is not self:
             return
         del self.module.__dict__[self._name]
@@ -172,7 +172,7 @@ class CompiledMethod:
 
 
 def is_compiled(module: Module) -> bool:
-    """Whether a `CompiledMethod` stands as the module's `forward`."""
+    """Returns whether a `CompiledMethod` stands as the module's `forward`."""
     return isinstance(module.__dict__.get("forward"), CompiledMethod)
 
 

@@ -21,7 +21,7 @@ _has_told_lazy = False
 
 
 def is_wanted(choice: Choice, module: Module) -> bool:
-    """Whether anything of the module is to be compiled.
+    """Returns whether anything of the module is to be compiled.
 
     Not in lazy mode, where the vendor's bridge compiles; not if its user has compiled it; not by
     default if it takes gradients of gradients, which torch's compiler cannot.
@@ -82,7 +82,7 @@ class CompiledRegions:
             forward.install()
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Leaves the model as it was."""
         for forward in self._forwards.values():
             forward.remove()
         self.watch.close()
@@ -97,13 +97,13 @@ class CompiledWhole:
         self._forward.install()
 
     def remove(self) -> None:
-        """Leave the module as it was."""
+        """Leaves the module as it was."""
         self._forward.remove()
         self.watch.close()
 
 
 def arguments(compilation: Compilation) -> dict[str, Any]:
-    """What `torch.compile` is called with.
+    """Returns what `torch.compile` is called with.
 
     Raises:
         ValueError: The vendor's compiler has no such option.
@@ -121,7 +121,7 @@ def arguments(compilation: Compilation) -> dict[str, Any]:
 
 
 def check_options(options: Mapping[str, Any] | None) -> None:
-    """Raise for an option that the installed vendor's compiler does not have.
+    """Raises for an option that the installed vendor's compiler does not have.
 
     Raises:
         ValueError: There is one.
@@ -139,7 +139,7 @@ def check_options(options: Mapping[str, Any] | None) -> None:
 
 
 def _set_up_compiler(limit: int) -> None:
-    """Set what torch's compiler has for the process.
+    """Sets what torch's compiler has for the process.
 
     Args:
         limit: For how many shapes a function is compiled, unless the user has more.

@@ -71,12 +71,12 @@ def find_parts(region: Module) -> list[Module]:
 
 
 def has_blocks(region: Module) -> bool:
-    """Whether it is a whole model: blocks repeat in it."""
+    """Returns whether it is a whole model: blocks repeat in it."""
     return bool(_repeated(region))
 
 
 def has_compiled_parts(root: Module) -> bool:
-    """Whether its user has compiled the model, or a part of it, already."""
+    """Returns whether its user has compiled the model, or a part of it, already."""
     from torch._dynamo import OptimizedModule
 
     return getattr(root, "_compiler_ctx", None) is not None or any(
@@ -130,7 +130,7 @@ def _are_alike(one: Module, other: Module) -> bool:
 
 
 def _is_block(module: Module) -> bool:
-    """Whether it is more than one operator, and no mere container."""
+    """Returns whether it is more than one operator, and no mere container."""
     if isinstance(module, _CONTAINERS) and type(module).forward in {
         kind.forward for kind in _CONTAINERS
     }:
@@ -157,7 +157,7 @@ def _parts(module: Module, blocks: set[int], *, with_root: bool) -> Iterator[Mod
 
 
 def _is_worth_it(module: Module) -> bool:
-    """Whether it is called, computes with weights, and is more than an operator or two."""
+    """Returns whether it is called, computes with weights, and is more than an operator or two."""
     is_called = type(module).forward not in {Module.forward, ModuleList.forward, ModuleDict.forward}
     has_weights = any(True for _ in module.parameters())
     return is_called and has_weights and bool(module._modules or not _is_of_torch(module))
@@ -171,5 +171,5 @@ def _is_traceable(module: Module) -> bool:
 
 
 def _is_wrapper(module: Module) -> bool:
-    """Whether hooks of it gather and release weights, which no graph must hold."""
+    """Returns whether hooks of it gather and release weights, which no graph must hold."""
     return "_fsdp_wrapped_module" in module._modules

@@ -39,7 +39,7 @@ class Compilation:
     """Whether torch's own optimizers step all weights of a group at once, where they may choose."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Checks the values."""
         _check_choice("mode", self.mode, MODES)
         _check_choice("on_give_up", self.on_give_up, ("warn", "error"))
         if isinstance(self.regions, str) or not all(
@@ -69,7 +69,7 @@ class Choice(NamedTuple):
 
 
 def parse(value: Any, origin: str) -> Compilation | None:
-    """What a user wrote.
+    """Returns what a user wrote.
 
     Args:
         value: One of `MODES`, `"regions:"` and names of classes, a mapping of the fields of
@@ -100,7 +100,7 @@ def parse(value: Any, origin: str) -> Compilation | None:
 
 
 def from_environment() -> Compilation | None:
-    """What `LIGHTNING_GAUDI_COMPILE` says, None if it is not set.
+    """Returns what `LIGHTNING_GAUDI_COMPILE` says, None if it is not set.
 
     Raises:
         ValueError: It says nothing that we know.

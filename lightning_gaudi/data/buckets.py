@@ -60,7 +60,7 @@ def optimal_buckets(
 
 
 def _fewest_padded_tokens(candidates: IntArray, num_up_to: IntArray, num_buckets: int) -> list[int]:
-    """Choose at most `num_buckets` of the n candidates, the last among them.
+    """Chooses at most `num_buckets` of the n candidates, the last among them.
 
     Args:
         candidates: [n], ascending.
@@ -129,7 +129,7 @@ def checked_lengths(lengths: Lengths) -> IntArray:
 
 
 def check_positive(**settings: int) -> None:
-    """Refuse settings below one, by name."""
+    """Refuses settings below one, by name."""
     for name, value in settings.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, but is {value}.")

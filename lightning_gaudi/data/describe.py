@@ -98,7 +98,7 @@ def describe(
     pad_ids: Mapping[str, int] | None = None,
     max_batches: int | None = None,
 ) -> ShapeReport:
-    """Go through the batches of a loader and report their shapes and their padding.
+    """Goes through the batches of a loader and reports their shapes and their padding.
 
     The loader is left as it was: a copy of it loads the batches of the coming epoch in this
     process, and the state of the random number generators is restored. On several ranks these are
@@ -171,7 +171,7 @@ def _random_state_restored() -> Iterator[None]:
 
 
 def _add(report: ShapeReport, batch: dict[str, Any], pad_ids: Mapping[str, int]) -> None:
-    """Count the shapes and the padding of one more batch."""
+    """Counts the shapes and the padding of one more batch."""
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
     report.num_batches += 1
     report.signatures[

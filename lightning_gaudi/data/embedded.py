@@ -79,7 +79,7 @@ def embedded_documents(
 def embedded_fingerprint(
     packages: Sequence[str] = ("torch",), *, standard_library: bool = True
 ) -> str:
-    """What stands for the text of `embedded_documents`, without reading it.
+    """Returns what stands for the text of `embedded_documents`, without reading it.
 
     Args:
         packages: as there.
@@ -128,7 +128,7 @@ def _is_document(value: object) -> bool:
 
 
 def _write(path: Path, documents: list[list[str]]) -> None:
-    """Write beside the target and move: another process sees the whole file or none."""
+    """Writes beside the target and move: another process sees the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False
@@ -138,7 +138,7 @@ def _write(path: Path, documents: list[list[str]]) -> None:
 
 
 def _build(roots: dict[str, Path], standard_library: bool) -> list[list[str]]:
-    """Group the sentences of all entries by what they document; drop what was seen before."""
+    """Groups the sentences of all entries by what they document; drops what was seen before."""
     seen: set[bytes] = set()
     documents: dict[tuple[str, str], list[str]] = {}
     for module, name, text in _entries(roots, standard_library):

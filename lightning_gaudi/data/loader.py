@@ -95,7 +95,7 @@ class BucketDataLoader(DataLoader[Any]):
         return _CountedBatches(self)
 
     def _start(self) -> Iterator[Any]:
-        """Start the workers of an epoch."""
+        """Starts the workers of an epoch."""
         if self._owns_generator and isinstance(self.sampler, BucketBatchSampler):
             seed, epoch = self.sampler.seed, self.sampler.progress.epoch
             self.generator.manual_seed((seed * 1_000_003 + epoch) % 2**63)
@@ -106,7 +106,7 @@ class BucketDataLoader(DataLoader[Any]):
         return self._bucket_sampler().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the last batch that was taken before the state was saved.
+        """Goes on after the last batch that was taken before the state was saved.
 
         Raises:
             ValueError: if the state was saved within an epoch whose batches would be others here.
@@ -114,7 +114,7 @@ class BucketDataLoader(DataLoader[Any]):
         self._bucket_sampler().load_state_dict(state_dict)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the coming epoch; Lightning and Fabric call this on the sampler."""
+        """Chooses the order of the coming epoch; Lightning and Fabric call this on the sampler."""
         self._bucket_sampler().set_epoch(epoch)
 
     def _bucket_sampler(self) -> BucketBatchSampler:
@@ -188,7 +188,7 @@ def _check_length(dataset: Any, batches: BucketBatchSampler) -> None:
 
 
 def _mark(batch: Any, is_real: Tensor, label_names: tuple[str, ...]) -> Any:
-    """Add `is_real` [B] to a batch and take the labels from rows that are not."""
+    """Adds `is_real` [B] to a batch and takes the labels from rows that are not."""
     if not isinstance(batch, MutableMapping):
         return (*batch, is_real) if isinstance(batch, (tuple, list)) else (batch, is_real)
     for name in label_names:

@@ -9,19 +9,19 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 
 def is_ordinary(loader: Any) -> bool:
-    """Whether it is a DataLoader that iterates as torch's, and has no state of its own."""
+    """Returns whether it is a DataLoader that iterates as torch's, and has no state of its own."""
     if not isinstance(loader, DataLoader) or hasattr(loader, "state_dict"):
         return False
     return type(loader)._get_iterator is DataLoader._get_iterator
 
 
 def has_order(loader: DataLoader[Any]) -> bool:
-    """Whether what comes next is known without loading it; an iterable has no indices."""
+    """Returns whether what comes next is known without loading it; an iterable has no indices."""
     return not isinstance(loader.dataset, IterableDataset)
 
 
 def reason_against(loader: DataLoader[Any]) -> str | None:
-    """Why a loader cannot go on exactly, in words for a user; None if it can."""
+    """Returns why a loader cannot go on exactly, in words for a user; None if it can."""
     has_state = hasattr(loader.dataset, "load_state_dict")
     if not has_order(loader) and not has_state:
         return (
@@ -39,7 +39,7 @@ def reason_against(loader: DataLoader[Any]) -> str | None:
 
 
 def samplers(loader: DataLoader[Any]) -> list[Any]:
-    """What gives the indices of its batches, and of the samples in them."""
+    """Returns what gives the indices of its batches, and of the samples in them."""
     found: dict[int, Any] = {}
     for each in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
         found[id(each)] = each

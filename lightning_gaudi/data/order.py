@@ -11,7 +11,7 @@ _ORDERED = ("distributed", "sequential")
 
 
 def describe(loader: Any) -> dict[str, Any]:
-    """What the order of a loader's samples depends on beside random states: plain data.
+    """Returns what the order of a loader's samples depends on beside random states: plain data.
 
     Args:
         loader: What is iterated on this rank.
@@ -37,7 +37,7 @@ def check_order(
     ranks: tuple[int, int],
     advice: str,
 ) -> None:
-    """Refuse to go on within an epoch where its other batches would be other ones.
+    """Refuses to go on within an epoch where its other batches would be other ones.
 
     Args:
         saved: What `describe` said of each loader when the checkpoint was saved.

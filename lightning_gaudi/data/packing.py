@@ -25,7 +25,7 @@ def pack(
     max_sequences: int | None = None,
     window: int = 1024,
 ) -> Iterator[list[int]]:
-    """Group sequences into packs of at most `capacity` tokens, in one pass and bounded memory.
+    """Groups sequences into packs of at most `capacity` tokens, in one pass and bounded memory.
 
     Best fit over a window of waiting sequences: a pack starts with the longest one waiting and
     takes, again and again, the longest that still fits. `lengths` may be endless: no more than
@@ -63,7 +63,7 @@ def pack(
 
 
 def _take_pack(waiting: list[tuple[int, int]], capacity: int, max_sequences: int) -> list[int]:
-    """Remove one pack from `waiting`, which is sorted by length."""
+    """Removes one pack from `waiting`, which is sorted by length."""
     chosen: list[int] = []
     free = capacity
     while waiting and len(chosen) < max_sequences:

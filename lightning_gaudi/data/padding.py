@@ -24,7 +24,7 @@ def pad_batch(
     pad_values: Mapping[str, float] | None = None,
     lengths: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Stack samples, each a mapping of names to values, padding sequences at their end.
+    """Stacks samples, each a mapping of names to values, padding sequences at their end.
 
     Where samples have `input_ids` but no `attention_mask`, one is made. Use it as `collate_fn` of
     a `BucketDataLoader`, with `functools.partial` where settings are needed.

@@ -104,7 +104,7 @@ class LoaderPosition:
 
     @staticmethod
     def of_any_rank(saved: Mapping[str, Any]) -> dict[str, Any]:
-        """What of a `state_dict` holds for ranks that are not those that saved it."""
+        """Returns what of a `state_dict` holds for ranks that are not those that saved it."""
         if "created" not in saved:
             return dict(saved)
         own: dict[str, Any] = {
@@ -161,7 +161,7 @@ class LoaderPosition:
         return iterator
 
     def note(self, report: Report | None, before: HostRandom | None = None) -> None:
-        """Count a batch that is being taken.
+        """Counts a batch that is being taken.
 
         Args:
             report: Of the worker that made it, if one did.
@@ -178,11 +178,11 @@ class LoaderPosition:
         self.taken += 1
 
     def end(self) -> None:
-        """Note that the iterator has no more."""
+        """Notes that the iterator has no more."""
         self.is_over = True
 
     def renew(self) -> None:
-        """Note that workers that stay begin another epoch."""
+        """Notes that workers that stay begin another epoch."""
         self._is_renewed = True
         self._begin_epoch()
 
@@ -218,7 +218,7 @@ class LoaderPosition:
             }
 
     def _rewind(self, saved: Mapping[str, Any]) -> None:
-        """Go back to when the iterator was made, for as long as it is made again."""
+        """Goes back to when the iterator was made, for as long as it is made again."""
         if self.created is not None:
             host_random.put(self.created)
         self._set_generators(self._generators)
@@ -227,7 +227,7 @@ class LoaderPosition:
         self._load_own(self._sampler_states, data)
 
     def _load_own(self, samplers: list[Any], data: Any) -> None:
-        """Load what samplers and data set have saved of themselves, where they do that."""
+        """Loads what samplers and data set have saved of themselves, where they do that."""
         loader = self.loader
         for thing, state in zip(
             (*parts.samplers(loader), loader.dataset), (*samplers, data), strict=False

@@ -53,7 +53,7 @@ class _Drawn(Iterator[Any]):
         return next(self._iterator)
 
     def begin(self) -> None:
-        """Draw the order, and pass over what was taken before."""
+        """Draws the order, and pass over what was taken before."""
         self._has_begun = True
         position = self._sampler.position
         num_passed, self._sampler.num_passed = self._sampler.num_passed, None
@@ -74,7 +74,7 @@ class Single(_SingleProcessDataLoaderIter):
         super().__init__(loader)
 
     def begin(self) -> None:
-        """Draw the order now."""
+        """Draws the order now."""
         self._sampler_iter.begin()
 
     def _next_data(self) -> Any:

@@ -24,7 +24,7 @@ class EpochProgress:
         self._may_be_cut = False
 
     def load(self, epoch: int, position: int, num_batches: int) -> None:
-        """Go on with batch `position` of an epoch of `num_batches`."""
+        """Goes on with batch `position` of an epoch of `num_batches`."""
         self.epoch, self.start, self.position = epoch, position, position
         self._num_batches, self._offset = num_batches, 0
         self._is_resuming, self._is_bound, self._may_be_cut = True, False, False

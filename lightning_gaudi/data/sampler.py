@@ -141,7 +141,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
             )
 
     def _plan(self, epoch: int, num_ranks: int) -> tuple[IntArray, IntArray]:
-        """What all ranks do in an epoch.
+        """Returns what all ranks do in an epoch.
 
         Returns:
             [steps, B * num_ranks], the indices of the samples, real ones first and then -1; and
@@ -164,7 +164,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         return order, self._bucket_of[order[:, 0]]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the coming epoch; Lightning calls this.
+        """Chooses the order of the coming epoch; Lightning calls this.
 
         After `load_state_dict` what is left of the loaded epoch comes first, whatever its number.
         """
@@ -180,7 +180,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         }
 
     def _order(self) -> dict[str, Any]:
-        """What the batches of an epoch depend on, the same on all ranks."""
+        """Returns what the batches of an epoch depend on, the same on all ranks."""
         counts = np.bincount(self._bucket_of, minlength=len(self.boundaries))
         return {
             "samples in each bucket": dict(zip(self.boundaries, counts.tolist(), strict=True)),
@@ -194,7 +194,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the last batch that was handed out before the state was saved.
+        """Goes on after the last batch that was handed out before the state was saved.
 
         Raises:
             ValueError: if the state was saved within an epoch whose batches would be others here.

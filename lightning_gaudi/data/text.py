@@ -69,7 +69,7 @@ def _prose(text: str) -> str:
 
 
 def sentences(paragraph: str) -> list[str]:
-    """Split a paragraph into sentences, at stops that do not end an abbreviation."""
+    """Splits a paragraph into sentences, at stops that do not end an abbreviation."""
     parts: list[str] = []
     for part in _SENTENCE_END.split(paragraph):
         if parts and _ABBREVIATION.search(parts[-1]):

@@ -22,7 +22,7 @@ _SELECTOR = "DS_ACCELERATOR"
 
 
 def check_installed(typed: str = "DeepSpeed") -> None:
-    """Raise if DeepSpeed is absent, or too old for us and for this torch; nothing is imported.
+    """Raises if DeepSpeed is absent, or too old for us and for this torch; nothing is imported.
 
     Args:
         typed: What needs it, as the user typed it.

@@ -14,7 +14,7 @@ _MICRO_BATCH = "train_micro_batch_size_per_gpu"
 
 @contextmanager
 def loads_into_shards(config: Mapping[str, Any]) -> Iterator[None]:
-    """Tell transformers of DeepSpeed's stage 3 for the time of a `with` block.
+    """Tells transformers of DeepSpeed's stage 3 for the time of a `with` block.
 
     It fills whole weights otherwise, and the ones of stage 3 are empty. Outside of the block models
     load as always.
@@ -42,7 +42,7 @@ def loads_into_shards(config: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _explained(why: str = "") -> Iterator[None]:
-    """Say what is missing where a model of transformers cannot be loaded."""
+    """Says what is missing where a model of transformers cannot be loaded."""
     try:
         yield
     except Exception as error:

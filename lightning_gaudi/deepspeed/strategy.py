@@ -41,14 +41,14 @@ class DeepSpeedMixin(RankedMixin):
     """The variables of the vendor's bridge that this strategy has set."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Make one; see Lightning's `DeepSpeedStrategy` for the arguments."""
+        """Makes one; see Lightning's `DeepSpeedStrategy` for the arguments."""
         self.check_installed()
         library.load()
         super().__init__(*args, **kwargs)
 
     @classmethod
     def check_installed(cls) -> None:
-        """Raise if DeepSpeed is absent or too old."""
+        """Raises if DeepSpeed is absent or too old."""
         library.check_installed("strategy='deepspeed'")
 
     def _choice(self) -> Choice:
@@ -74,7 +74,7 @@ class DeepSpeedMixin(RankedMixin):
         return Choice(Compilation("none"), None)
 
     def _advise(self, module: Module, choice: Choice) -> None:
-        """Advise to compile, but not under stage 3, which refuses it."""
+        """Advises to compile, but not under stage 3, which refuses it."""
         if not is_stage_3(self.deepspeed_config):
             super()._advise(module, choice)
 
@@ -91,7 +91,7 @@ class DeepSpeedMixin(RankedMixin):
         return loads_into_shards(self.deepspeed_config) if is_sharded else nullcontext()
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Check what the user passed, and that DeepSpeed computes on the HPU."""
+        """Checks what the user passed, and that DeepSpeed computes on the HPU."""
         super().validate_for_hpu(typed)
         library.load()
         check_keys(self.deepspeed_config)
@@ -108,7 +108,7 @@ class DeepSpeedMixin(RankedMixin):
 
     @override
     def setup_environment(self) -> None:
-        """Choose this rank's card, prepare it, then connect all ranks."""
+        """Chooses this rank's card, prepares it, then connects all ranks."""
         warn_if_untested()
         self._select_card()
         self._variables = (*self._variables, *set_variables())
@@ -117,7 +117,7 @@ class DeepSpeedMixin(RankedMixin):
         super(self.lightning_strategy, self).setup_environment()
 
     def _connect(self) -> None:
-        """Connect all ranks over HCCL, and DeepSpeed with them."""
+        """Connects all ranks over HCCL, and DeepSpeed with them."""
         super()._connect()
         self._set_node_environment_variables()
         library.connect(self._timeout)

@@ -39,7 +39,7 @@ class OpenMPIEnvironment(ClusterEnvironment):
     """
 
     def __init__(self) -> None:
-        """Read the variables.
+        """Reads the variables.
 
         Raises:
             MisconfigurationException: The ranks of a node do not follow one another.
@@ -55,7 +55,7 @@ class OpenMPIEnvironment(ClusterEnvironment):
     @staticmethod
     @override
     def detect() -> bool:
-        """Whether `mpirun` has started this process and others."""
+        """Returns whether `mpirun` has started this process and others."""
         names = (_SIZE, _RANK, _LOCAL_SIZE, _LOCAL_RANK)
         return all(name in os.environ for name in names) and read_integer(_SIZE, at_least=1) > 1
 
@@ -136,7 +136,7 @@ _LAUNCHERS: Mapping[type[ClusterEnvironment], tuple[str, str]] = {
 
 
 def mpi_environment() -> ClusterEnvironment | None:
-    """What Open MPI has started, or None if that is not what started this process.
+    """Returns what Open MPI has started, or None if that is not what started this process.
 
     Within an allocation of SLURM `mpirun` sees SLURM's variables, but it has numbered the ranks.
     """
@@ -155,7 +155,7 @@ def _started(environment: ClusterEnvironment) -> tuple[str, str, int] | None:
 
 
 def check_world_size(environment: ClusterEnvironment, num_devices: int, num_nodes: int) -> None:
-    """Refuse to wait for processes that nobody has started, or to leave some out.
+    """Refuses to wait for processes that nobody has started, or to leave some out.
 
     Args:
         environment: Tells what has been started.
@@ -208,7 +208,7 @@ def _check_meeting_point(num_devices: int, num_nodes: int) -> None:
 
 
 def check_not_alone(environment: ClusterEnvironment | None) -> None:
-    """Refuse to train alone in each of several processes that were started as one job.
+    """Refuses to train alone in each of several processes that were started as one job.
 
     Args:
         environment: Tells what has been started; None if nobody looked.
@@ -229,7 +229,7 @@ def check_not_alone(environment: ClusterEnvironment | None) -> None:
 
 
 def check_port(environment: ClusterEnvironment) -> None:
-    """Make sure that rank 0, this process, can listen where the others will look for it.
+    """Makes sure that rank 0, this process, can listen where the others will look for it.
 
     Raises:
         MisconfigurationException: Another program listens there, or nobody may.

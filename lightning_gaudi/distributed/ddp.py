@@ -55,7 +55,7 @@ def wrap(module: Module, settings: dict[str, Any]) -> DistributedDataParallel:
 
 
 def sync_buffers(module: Module) -> None:
-    """Give all ranks the buffers of rank 0, such as the running statistics of a batch norm."""
+    """Gives all ranks the buffers of rank 0, such as the running statistics of a batch norm."""
     for buffer in module.buffers():
         dist.broadcast(buffer, 0)
 
@@ -117,13 +117,13 @@ class Unfrozen:
         self._note(wrapped)
 
     def _note(self, wrapped: DistributedDataParallel) -> None:
-        """Note what is averaged, and what is frozen."""
+        """Notes what is averaged, and what is frozen."""
         self._frozen, self._averaged = _frozen(wrapped), _trained(wrapped)
         frozen = {id(each) for each in self._frozen.values()}
         self._known = {id(each) for each in wrapped.module.parameters()} - frozen
 
     def check(self, wrapped: DistributedDataParallel, optimizer: Any) -> None:
-        """Refuse gradients that have not been averaged.
+        """Refuses gradients that have not been averaged.
 
         Args:
             wrapped: The module.
@@ -155,7 +155,7 @@ class Unfrozen:
 
 
 def check_averaged(wrapped: Any, optimizers: Iterable[Any]) -> None:
-    """Refuse what optimizers would step without its gradient having been averaged.
+    """Refuses what optimizers would step without its gradient having been averaged.
 
     Args:
         wrapped: A module; nothing is looked at where it was not wrapped here.
@@ -198,7 +198,7 @@ class GradientOrder:
         ]
 
     def end_of_backward(self) -> None:
-        """Note that a backward has ended."""
+        """Notes that a backward has ended."""
         if self._wrapped.require_backward_grad_sync and self._handles:
             is_whole = sorted(self._seen) == sorted(_trained(self._wrapped))
             self.names = self._seen if is_whole else None
@@ -206,7 +206,7 @@ class GradientOrder:
         self._seen = []
 
     def release(self) -> None:
-        """Note nothing any more."""
+        """Notes nothing any more."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -216,7 +216,7 @@ class GradientOrder:
 
 
 def rebuilds_buckets(wrapped: DistributedDataParallel) -> bool:
-    """Whether it makes other buckets after its first backward."""
+    """Returns whether it makes other buckets after its first backward."""
     return not wrapped.find_unused_parameters and not wrapped.static_graph
 
 

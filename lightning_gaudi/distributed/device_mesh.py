@@ -23,7 +23,7 @@ from lightning_gaudi._core.wording import listed
 
 
 def check_sizes(strategy: Any) -> None:
-    """Refuse a mesh that needs another number of cards, before any rank waits for another.
+    """Refuses a mesh that needs another number of cards, before any rank waits for another.
 
     Args:
         strategy: A `ModelParallelStrategy` of ours that knows its devices and nodes.
@@ -52,7 +52,7 @@ def check_sizes(strategy: Any) -> None:
 
 
 def check_eager(module: Module) -> None:
-    """Refuse FSDP2 in the vendor's lazy mode; tensor parallelism alone goes in either.
+    """Refuses FSDP2 in the vendor's lazy mode; tensor parallelism alone goes in either.
 
     Source: Intel Gaudi documentation, "Using Fully Sharded Data Parallel (FSDP)": eager mode, with
     or without torch.compile. FSDP2 frees and refills the storage of weights as FSDP does.
@@ -115,7 +115,7 @@ class FollowsFreezing:
 
 
 def check_parallelized(module: Module, mesh: DeviceMesh, where: str) -> None:
-    """Refuse a model that has been left as it is, and name the weights that would drift apart.
+    """Refuses a model that has been left as it is, and names the weights that would drift apart.
 
     Args:
         module: After the user's code has parallelized it.
@@ -156,7 +156,7 @@ def _warn_of_drift(module: Module, parameters: Mapping[str, Tensor], mesh: Devic
 
 
 def _spans(parameter: Tensor, group: DeviceMesh) -> bool:
-    """Whether the parameter is distributed over all ranks of `group`."""
+    """Returns whether the parameter is distributed over all ranks of `group`."""
     if not isinstance(parameter, DTensor):
         return False
     ranks = set(parameter.device_mesh.mesh.flatten().tolist())
@@ -164,7 +164,7 @@ def _spans(parameter: Tensor, group: DeviceMesh) -> bool:
 
 
 def move_whole(module: Module, device: torch.device) -> None:
-    """Move to the card what is not distributed, with its tied weights tied.
+    """Moves to the card what is not distributed, with its tied weights tied.
 
     Shards stay where FSDP2 has them, which is the CPU with a `CPUOffloadPolicy`.
     """
@@ -176,7 +176,7 @@ def move_whole(module: Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def start_alike(module: Module, mesh: DeviceMesh) -> None:
-    """Give all copies of a weight or buffer the values of the first: ranks may have drawn others.
+    """Gives all copies of a weight or buffer the values of the first: ranks may have drawn others.
 
     torch has that done by DistributedDataParallel alone: with parallelize_module a norm that stays
     whole would be another on each card.

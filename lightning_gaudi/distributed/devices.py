@@ -97,7 +97,7 @@ def _instead(num_cards: int) -> str:
 
 
 def check_number(num_devices: int) -> None:
-    """Refuse an odd number of cards of a kind that is used in pairs.
+    """Refuses an odd number of cards of a kind that is used in pairs.
 
     Args:
         num_devices: The ranks of a node.
@@ -142,7 +142,7 @@ def to_hpu_device(device: Any) -> torch.device:
 
 
 def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
-    """Bind this process to its card.
+    """Binds this process to its card.
 
     The driver reads the card from HLS_MODULE_ID when it starts the device. Where a launcher has set
     that, one value for each rank, it is kept. A process that has used its HPU before is bound by
@@ -175,7 +175,7 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
 
 
 def check_float16(setting: str, instead: str) -> None:
-    """Refuse half precision where the card has none; acquires the card.
+    """Refuses half precision where the card has none; acquires the card.
 
     Args:
         setting: What asks for it, as the user typed it.
@@ -192,7 +192,7 @@ def check_float16(setting: str, instead: str) -> None:
 
 
 def _check_bound(bound: str, module: str, local_rank: int) -> None:
-    """Refuse another module than the one that an HPU in use is bound to."""
+    """Refuses another module than the one that an HPU in use is bound to."""
     if bound != module and vendor.is_initialized():
         raise MisconfigurationException(
             f"Local rank {local_rank} is to drive module {module}, but has used its HPU before "

@@ -23,7 +23,7 @@ from .devices import check_float16
 def check_arguments(
     typed: str, arguments: dict[str, Any], sharding: ShardingStrategy, state_dict_type: str
 ) -> None:
-    """Check what the user passed, as soon as it is known that it is for HPUs.
+    """Checks what the user passed, as soon as it is known that it is for HPUs.
 
     Args:
         typed: The strategy as the user typed it.
@@ -58,7 +58,7 @@ def check_arguments(
 def complete(
     arguments: dict[str, Any], sharding: ShardingStrategy, *, num_nodes: int, num_cards: int
 ) -> None:
-    """Make the mesh, now that all ranks are connected, and have copies of shards start alike.
+    """Makes the mesh, now that all ranks are connected, and has copies of shards start alike.
 
     Args:
         arguments: The keyword arguments of FullyShardedDataParallel; changed in place.
@@ -85,7 +85,7 @@ def complete(
 
 
 def check_fp16(precision: str, config: MixedPrecision | None) -> None:
-    """Refuse half precision where the card has none; acquires the card if it is asked for.
+    """Refuses half precision where the card has none; acquires the card if it is asked for.
 
     Args:
         precision: The name that was passed, such as `"16-mixed"`.
@@ -104,7 +104,7 @@ def check_fp16(precision: str, config: MixedPrecision | None) -> None:
 
 
 def check_wrapped(model: Module) -> None:
-    """Refuse a model that its user has wrapped in parts, and has left a part out of.
+    """Refuses a model that its user has wrapped in parts, and has left a part out of.
 
     Args:
         model: One with FullyShardedDataParallel in it.
@@ -131,7 +131,7 @@ def check_wrapped(model: Module) -> None:
 
 
 def check_optimization(is_automatic: bool) -> None:
-    """Refuse to step optimizers by hand where the whole LightningModule is in shards.
+    """Refuses to step optimizers by hand where the whole LightningModule is in shards.
 
     Args:
         is_automatic: `automatic_optimization` of the module.
@@ -210,7 +210,7 @@ class _Root:
 
 
 def earlier_root(model: Module, settings: dict[str, Any]) -> Module | None:
-    """What an earlier run of this process has wrapped `model` in, or None if it is whole.
+    """Returns what an earlier run of this process has wrapped `model` in, or None if it is whole.
 
     A model stays in shards after a run. Lightning would take what is wrapped in it for the user's
     own, and leave out the layers that were sharded with the whole (2.6.6, `strategies/fsdp.py`).
@@ -236,7 +236,7 @@ def earlier_root(model: Module, settings: dict[str, Any]) -> Module | None:
 
 
 def was_sharded(model: Module | None) -> bool:
-    """Whether an earlier run of this process has put the model into shards."""
+    """Returns whether an earlier run of this process has put the model into shards."""
     root = None if model is None else vars(model).get(_ROOT)
     return root is not None and root.module is not None
 

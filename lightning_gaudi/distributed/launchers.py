@@ -29,7 +29,7 @@ _Base: Any = object
 
 
 def launch_script(launcher: Any, function: Callable[[], Any]) -> Any:
-    """Start the other ranks by running the script again, if need be, and call the function here.
+    """Starts the other ranks by running the script again, if need be, and calls the function here.
 
     Args:
         launcher: A `_SubprocessScriptLauncher` of Lightning's.
@@ -64,7 +64,7 @@ class ScriptMixin(_Base):  # type: ignore[misc]
 
     @override
     def kill(self, signum: Any) -> None:
-        """Send a signal to the other ranks; SIGKILL is how Lightning ends them after a Ctrl-C.
+        """Sends a signal to the other ranks; SIGKILL is how Lightning ends them after a Ctrl-C.
 
         Raises:
             SystemExit: It is SIGKILL: with the exit status of a program that Ctrl-C has ended,
@@ -91,7 +91,7 @@ class SpawnMixin(_Base):  # type: ignore[misc]
 
 
 def check_spawn(strategy: Any) -> None:
-    """Refuse to start processes where that has been done.
+    """Refuses to start processes where that has been done.
 
     Args:
         strategy: One of ours for several cards, which is about to start them.
@@ -116,7 +116,7 @@ def check_spawn(strategy: Any) -> None:
 
 
 def check_start_method(start_method: str, typed: str) -> None:
-    """Refuse to fork: a card does not survive it.
+    """Refuses to fork: a card does not survive it.
 
     Args:
         start_method: `"popen"`, `"spawn"`, `"fork"` or `"forkserver"`.

@@ -34,7 +34,7 @@ _POLL_S = 0.02
 
 
 def uses_agent_store() -> bool:
-    """Whether torchrun holds the store, for this attempt and those before."""
+    """Returns whether torchrun holds the store, for this attempt and those before."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 

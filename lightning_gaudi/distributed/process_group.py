@@ -41,7 +41,7 @@ def checked_backend(backend: str | None) -> str:
 def init_process_group(
     environment: ClusterEnvironment, backend: str, timeout: timedelta | None
 ) -> None:
-    """Connect all ranks over HCCL, now that each has its card.
+    """Connects all ranks over HCCL, now that each has its card.
 
     Args:
         environment: Tells ranks, world size and the address of rank 0.
@@ -88,7 +88,7 @@ def _check_group(world_size: int) -> None:
 
 
 def _check_cards(node_rank: int) -> None:
-    """Refuse two processes on one card; whoever started them may have told both to drive it."""
+    """Refuses two processes on one card; whoever started them may have told both to drive it."""
     cards = collectives.gather_objects((socket.gethostname(), node_rank, vendor.selected_module()))
     for card in dict.fromkeys(cards):
         ranks = [str(rank) for rank, other in enumerate(cards) if other == card]
@@ -101,7 +101,7 @@ def _check_cards(node_rank: int) -> None:
 
 
 def check_alone(environment: ClusterEnvironment | None) -> None:
-    """Refuse to train alone in each of several processes; see `cluster.check_not_alone`.
+    """Refuses to train alone in each of several processes; see `cluster.check_not_alone`.
 
     Once they have been connected, each may do something alone, such as a test on one card.
     """

@@ -47,14 +47,14 @@ class FSDPMixin(ShardedMixin):
         raise NotImplementedError
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Check what the user passed: how it is sharded, and how checkpoints are saved."""
+        """Checks what the user passed: how it is sharded, and how checkpoints are saved."""
         super().validate_for_hpu(typed)
         fsdp.check_arguments(
             typed, self.fsdp_arguments, self.sharding_strategy, self._state_dict_type
         )
 
     def _make_mesh(self) -> None:
-        """Complete the arguments, now that all ranks are connected."""
+        """Completes the arguments, now that all ranks are connected."""
         fsdp.complete(
             self.fsdp_arguments,
             self.sharding_strategy,

@@ -91,7 +91,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
     def __init__(
         self, *args: Any, compile: Any = None, reliability: Any = None, **kwargs: Any
     ) -> None:
-        """Make one; see Lightning's strategy for the other arguments.
+        """Makes one; see Lightning's strategy for the other arguments.
 
         Args:
             args: Lightning's.
@@ -113,10 +113,10 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     @classmethod
     def check_installed(cls) -> None:
-        """Raise if a library is absent or too old; called before one is made for a name."""
+        """Raises if a library is absent or too old; called before one is made for a name."""
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Check the arguments of what Lightning or the user has made, before it is used on an HPU.
+        """Checks the arguments of what Lightning or the user has made, before it is used on an HPU.
 
         Args:
             typed: The strategy as the user typed it.
@@ -132,7 +132,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     @override
     def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Step the optimizer, then cut the graph."""
+        """Steps the optimizer, then cuts the graph."""
         with self._stepping(optimizer):
             result = super().optimizer_step(optimizer, *args, **kwargs)
         self._end_of_graph()
@@ -142,7 +142,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
     @override
     @as_told
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a checkpoint, of which nothing runs unless this strategy trusts it."""
+        """Loads a checkpoint, of which nothing runs unless this strategy trusts it."""
         return super().load_checkpoint(*args, **kwargs)
 
     @override
@@ -154,7 +154,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
     @classmethod
     @override
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Make the names known to a registry; Lightning's own have them, and keep them."""
+        """Makes the names known to a registry; Lightning's own have them, and keep them."""
         for name in (cls.strategy_name, *vars(cls).get("old_names", ())):
             if name not in strategy_registry or strategy_registry[name]["strategy"] is not cls:
                 strategy_registry.register(name, cls, description=cls.__name__)
@@ -169,11 +169,11 @@ class HPUMixin(_Base):  # type: ignore[misc]
         return reliability_settings.choose(self._reliability_argument, self.reliability_callback)
 
     def _choice(self) -> settings.Choice:
-        """What is to be compiled, and who says so."""
+        """Returns what is to be compiled, and who says so."""
         return settings.choose(self._compile_argument, self.compile_callback)
 
     def _compile(self, module: Module, *, with_root: bool) -> None:
-        """Compile what the user, or nobody, has asked to be compiled of a module.
+        """Compiles what the user, or nobody, has asked to be compiled of a module.
 
         Args:
             module: The model, before or after it has been wrapped.
@@ -212,11 +212,11 @@ class HPUMixin(_Base):  # type: ignore[misc]
                 self._advice = LaunchAdvice(rank_zero_warn)
 
     def _compile_whole(self, module: Module, compilation: Compilation) -> Any:
-        """Compile all of a module; the result has a `remove`."""
+        """Compiles all of a module; the result has a `remove`."""
         return compiled_model.CompiledWhole(module, compilation)
 
     def _uncompile(self) -> None:
-        """Leave the models as they were."""
+        """Leaves the models as they were."""
         compiled, self._compiled = self._compiled, ()
         for each in compiled:
             each.remove()
@@ -228,7 +228,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
             self._advice = LaunchAdvice(rank_zero_info)
 
     def _note_place(self, place: str, step: int | None = None, *, new_batch: bool = False) -> None:
-        """Note for the watchdog where this rank is; its first step may compile for long."""
+        """Notes for the watchdog where this rank is; its first step may compile for long."""
         is_training = self._num_steps > self._first_step
         whereabouts.enter(place, step, is_training=is_training, new_batch=new_batch)
 
@@ -241,7 +241,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
             self._check_losses(ends_interval=True)
 
     def _note_loss(self, loss: Tensor) -> None:
-        """Remember a loss, before backward, to be looked at later."""
+        """Remembers a loss, before backward, to be looked at later."""
         if self._losses is None:
             self._losses = FiniteLosses(NUM_LEFT_OUT if self._leaves_steps_out() else 0)
             self._watches_losses = self.reliability.stop_on_nan
@@ -264,11 +264,11 @@ class HPUMixin(_Base):  # type: ignore[misc]
         return scaler is not None and scaler.is_enabled()
 
     def _reads_losses(self) -> bool:
-        """Whether the step that ends is one after which losses are looked at."""
+        """Returns whether the step that ends is one after which losses are looked at."""
         return self._num_steps % _STEPS_PER_LOOK == 0
 
     def _check_losses(self, *, ends_interval: bool = False) -> None:
-        """Raise on all ranks if a loss of any was not finite; waits for the device.
+        """Raises on all ranks if a loss of any was not finite; waits for the device.
 
         Args:
             ends_interval: Whether this is where they are always looked at.
@@ -288,7 +288,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
             say(f"[rank: {getattr(self, 'global_rank', 0)}] {left_out(losses.left_out)}")
 
     def _of_all(self, bad: BadLoss | None) -> list[BadLoss | None]:
-        """What each rank has found."""
+        """Returns what each rank has found."""
         return [bad]
 
     def _stepping(self, optimizer: Any) -> AbstractContextManager[None]:
@@ -316,12 +316,12 @@ class SingleMixin(HPUMixin):
     cluster_environment: Any = None
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Put it on the HPU: Lightning's may be on the CPU by default."""
+        """Puts it on the HPU: Lightning's may be on the CPU by default."""
         super().validate_for_hpu(typed)
         self._root_device = DEVICE
 
     def choose_card(self, card: torch.device) -> None:
-        """Say which of the machine's cards this process is to drive."""
+        """Says which of the machine's cards this process is to drive."""
         self.card = card
 
 
@@ -349,7 +349,7 @@ class RankedMixin(HPUMixin):
         return self._process_group_backend or BACKEND
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Check what the user passed: the backend, and how processes are started."""
+        """Checks what the user passed: the backend, and how processes are started."""
         super().validate_for_hpu(typed)
         self._process_group_backend = checked_backend(self._process_group_backend)
         check_start_method(self._start_method, typed)
@@ -372,7 +372,7 @@ class RankedMixin(HPUMixin):
 
     @override
     def setup_environment(self) -> None:
-        """Choose this rank's card, prepare it, then connect all ranks."""
+        """Chooses this rank's card, prepares it, then connects all ranks."""
         self._select_card()
         super().setup_environment()
 
@@ -381,7 +381,7 @@ class RankedMixin(HPUMixin):
         select_card(self.parallel_devices, self.local_rank)
 
     def _connect(self) -> None:
-        """Connect all ranks over HCCL, now that they are numbered."""
+        """Connects all ranks over HCCL, now that they are numbered."""
         assert self.cluster_environment is not None
         # As a user may have made it, and used it without the Trainer's checks.
         self._process_group_backend = checked_backend(self._process_group_backend)
@@ -390,18 +390,18 @@ class RankedMixin(HPUMixin):
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait until all ranks are here; the devices work on."""
+        """Waits until all ranks are here; the devices work on."""
         collectives.barrier()
 
     @override
     def broadcast(self, obj: _Value, src: int = 0) -> _Value:
-        """What rank `src` has; the devices work on."""
+        """Returns what rank `src` has; the devices work on."""
         value: _Value = collectives.broadcast_object(obj, src)
         return value
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """What all ranks (or any of them) decided; the devices work on."""
+        """Returns what all ranks (or any of them) decided; the devices work on."""
         return collectives.decide(decision, all_ranks=all)
 
     @override
@@ -412,7 +412,7 @@ class RankedMixin(HPUMixin):
 
     @staticmethod
     def _reduce(tensor: Any, group: Any, reduce_op: dist.ReduceOp | str | None) -> Any:
-        """Reduce a tensor over the ranks; see `collectives.reduce`. Anything else stays."""
+        """Reduces a tensor over the ranks; see `collectives.reduce`. Anything else stays."""
         if not isinstance(tensor, Tensor):
             return tensor
         return collectives.reduce(tensor, group, reduce_op)

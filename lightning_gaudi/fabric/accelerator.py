@@ -17,7 +17,7 @@ from ..distributed.devices import parse_devices
 
 
 def require_card(accelerator: Any) -> None:
-    """Say what was looked for where there is no card.
+    """Says what was looked for where there is no card.
 
     Args:
         accelerator: As the user passed it.
@@ -42,7 +42,7 @@ class HPUAccelerator(Accelerator):
 
     @override
     def setup_device(self, device: torch.device) -> None:
-        """Start the device of this process, seed it, and fuse attention on it.
+        """Starts the device of this process, seeds it, and fuses attention on it.
 
         Raises:
             MisconfigurationException: It is not an HPU.
@@ -82,7 +82,7 @@ class HPUAccelerator(Accelerator):
     @staticmethod
     @override
     def is_available() -> bool:
-        """Whether this machine has a card, real or simulated."""
+        """Returns whether this machine has a card, real or simulated."""
         return vendor.is_available()
 
     @staticmethod
@@ -98,11 +98,11 @@ class HPUAccelerator(Accelerator):
 
     @staticmethod
     def is_lazy() -> bool:
-        """Whether ops gather in a graph (PT_HPU_LAZY_MODE=1), or run eagerly."""
+        """Returns whether ops gather in a graph (PT_HPU_LAZY_MODE=1), or run eagerly."""
         return vendor.is_lazy()
 
     @classmethod
     @override
     def register_accelerators(cls, accelerator_registry: _AcceleratorRegistry) -> None:
-        """Make the name known to Lightning."""
+        """Makes the name known to Lightning."""
         accelerator_registry.register(cls.name(), cls, description="Intel Gaudi (HPU)")

@@ -23,7 +23,7 @@ class ResumableLoaders:
         self._has_warned = False
 
     def add(self, loader: Any, rank: int, of_all_ranks: Callable[[Any], list[Any]]) -> None:
-        """Give an ordinary DataLoader a `state_dict`; see `ResumableLoader`.
+        """Gives an ordinary DataLoader a `state_dict`; see `ResumableLoader`.
 
         Args:
             loader: What Fabric is about to wrap. One that has a state, or iterates in a way of its
@@ -40,7 +40,7 @@ class ResumableLoaders:
         add(_PATCH, loader, "load_state_dict", found.load_state_dict)
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Say once that a checkpoint is without the position of a loader that is in use.
+        """Says once that a checkpoint is without the position of a loader that is in use.
 
         Args:
             state: What is to be saved.

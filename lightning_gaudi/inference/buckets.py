@@ -30,7 +30,7 @@ class LeftPadded(NamedTuple):
 def pad_left(
     prompts: Sequence[Sequence[int]], buckets: Sequence[int], pad_token_id: int
 ) -> LeftPadded:
-    """Pad prompts on the left, to the smallest bucket that holds all of them.
+    """Pads prompts on the left, to the smallest bucket that holds all of them.
 
     Args:
         prompts: The tokens of each.

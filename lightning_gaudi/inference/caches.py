@@ -45,12 +45,12 @@ def _tensors(cache: Any) -> list[Any]:
 
 
 def has_tensors(cache: Any) -> bool:
-    """Whether the cache has the tensors that a model writes to."""
+    """Returns whether the cache has the tensors that a model writes to."""
     return all(layer.is_initialized for layer in getattr(cache, "layers", ()))
 
 
 def make_tensors(cache: Any, run: Callable[[], object], device: torch.device) -> None:
-    """Give a cache the tensors that a model will write to, and launch nothing for it.
+    """Gives a cache the tensors that a model will write to, and launches nothing for it.
 
     What a model writes only a run tells: where its weights are cut up, heads and sizes are not
     those of its configuration, and autocast has a say in the dtype.

@@ -32,7 +32,7 @@ class Stored(NamedTuple):
 
 
 def read_headers(folder: Path) -> dict[str, Stored]:
-    """What the files of a folder hold, by name; the tensors are not read.
+    """Returns what the files of a folder hold, by name; the tensors are not read.
 
     Raises:
         ValueError: There are no safetensors files, one of the index is missing, or one cannot be

@@ -50,7 +50,7 @@ _EXPERTS_BY_THE_HOST = {"graph": ("eager", "grouped_mm"), "compile": ("eager",)}
 
 
 def check_experts(model: Any, engine: str) -> None:
-    """Refuse experts that look at the routing on the host, where a step is a graph.
+    """Refuses experts that look at the routing on the host, where a step is a graph.
 
     Raises:
         ValueError: The model has such ones.
@@ -66,7 +66,7 @@ def check_experts(model: Any, engine: str) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Refuse what cannot generate here.
+    """Refuses what cannot generate here.
 
     Raises:
         ValueError: The model has no static cache of its whole text, or is in training mode.
@@ -144,7 +144,7 @@ def token_ids(
 
 
 def refuse_unknown(unknown: Mapping[str, Any], of: Callable[..., Any]) -> None:
-    """Refuse arguments that there are not.
+    """Refuses arguments that there are not.
 
     Raises:
         ValueError: There is one; with what is meant, or instead.
@@ -169,7 +169,7 @@ def check_call(
     max_new_tokens: int,
     check_end_every: int | None,
 ) -> None:
-    """Refuse arguments of wrong shape, dtype or value.
+    """Refuses arguments of wrong shape, dtype or value.
 
     Raises:
         ValueError: One is.
@@ -203,7 +203,7 @@ def check_call(
 def check_prompts(
     model: Any, input_ids: Tensor, attention_mask: Tensor, max_new_tokens: int
 ) -> None:
-    """Look at the values of a batch; the host waits once if they are on the device.
+    """Looks at the values of a batch; the host waits once if they are on the device.
 
     Raises:
         ValueError: A prompt is empty, padded on the right, too long for the model, or has a token
@@ -266,7 +266,7 @@ def one_seed_a_row(
 
 
 def warn_of_settings(model: Any) -> None:
-    """Say what a model's generation_config asks for, and is not done here."""
+    """Says what a model's generation_config asks for, and is not done here."""
     config = getattr(model, "generation_config", None)
     left_out = [
         f"{name}={getattr(config, name)!r}"

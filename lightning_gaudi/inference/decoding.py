@@ -143,7 +143,7 @@ class Decoder:
     def begin(
         self, input_ids: Tensor, seen: Tensor, sampling: Sampling | None, noise: Tensor | None
     ) -> None:
-        """Take the prompts of a batch.
+        """Takes the prompts of a batch.
 
         Args:
             input_ids: [B, T] integers, on any device.
@@ -169,11 +169,11 @@ class Decoder:
         return self._run("prefill")
 
     def step(self) -> Tensor:
-        """Choose one more token of each row; the logits [B, V] that it is chosen from."""
+        """Chooses one more token of each row; the logits [B, V] that it is chosen from."""
         return self._run("step")
 
     def have_all_ended(self) -> bool:
-        """Whether no row goes on: the host waits for the device."""
+        """Returns whether no row goes on: the host waits for the device."""
         return bool(self._all_ended.item())
 
     def tokens(self, num_tokens: int) -> Tensor:
@@ -192,7 +192,7 @@ class Decoder:
         return sum(runner.num_captures for runner in self._runners.values())
 
     def release(self) -> None:
-        """Let go of graphs and cache at once, and not when the garbage is collected."""
+        """Lets go of graphs and cache at once, and not when the garbage is collected."""
         self._runners.clear()
         del self._cache
 

@@ -26,7 +26,7 @@ _numbers = itertools.count()
 def resolve(
     engine: Engine, device: torch.device | str, model: torch.nn.Module | None = None
 ) -> Engine:
-    """What `engine` means on a device: "graph", "compile" or "none".
+    """Returns what `engine` means on a device: "graph", "compile" or "none".
 
     Args:
         engine: See `Engine`.
@@ -113,7 +113,7 @@ class Runner:
         self._result: Any = None
 
     def __call__(self, *tensors: Tensor) -> Any:
-        """Run the step.
+        """Runs the step.
 
         Args:
             tensors: Its arguments. A capture copies them into tensors of its own.

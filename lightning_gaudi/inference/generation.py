@@ -96,7 +96,7 @@ class TextGenerator:
         stopwatch: Stopwatch | None = None,
         **unknown: Any,
     ) -> Tensor:
-        """Generate.
+        """Generates.
 
         Args:
             input_ids: [B, T] integers, padded on the left, on any device.
@@ -162,7 +162,7 @@ class TextGenerator:
         return self._decoders[key]
 
     def _forget_other_weights(self) -> None:
-        """Drop graphs and caches of weights that were replaced: a graph would go on with them.
+        """Drops graphs and caches of weights that were replaced: a graph would go on with them.
 
         Moving a model to another device and back replaces them, as a Trainer does at its end.
         """
@@ -185,7 +185,7 @@ class TextGenerator:
         on_logits: Callable[[Tensor], None] | None,
         stopwatch: Stopwatch | None,
     ) -> int:
-        """Run the steps; how many there were."""
+        """Runs the steps; how many there were."""
         for count in range(num_tokens):
             is_due = count and check_end_every and count % check_end_every == 0
             if is_due and decoder.have_all_ended():
@@ -210,7 +210,7 @@ def generate(
     eos_token_id: int | Sequence[int] | None = None,
     **settings: Any,
 ) -> Tensor:
-    """Generate as a `TextGenerator` does, which stays with the model for the next call.
+    """Generates as a `TextGenerator` does, which stays with the model for the next call.
 
     Args:
         model: See `TextGenerator`.

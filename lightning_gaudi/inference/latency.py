@@ -107,7 +107,7 @@ class Stopwatch:
 
     @contextmanager
     def call(self, num_items: int) -> Iterator[None]:
-        """Measure a block; one that fails does not count.
+        """Measures a block; one that fails does not count.
 
         Args:
             num_items: The prompts or pictures that it makes, without any that fill up a batch.
@@ -139,7 +139,7 @@ class Stopwatch:
             self._current.first_token_seconds = self._now() - self._began
 
     def tokens(self, num_tokens: int | Tensor, num_steps: int) -> None:
-        """Count what a call generates.
+        """Counts what a call generates.
 
         Args:
             num_tokens: Tokens of all rows, none after a row's end; an integer of shape () on the
@@ -151,7 +151,7 @@ class Stopwatch:
             self._current.num_steps += num_steps
 
     def report(self) -> LatencyReport:
-        """What the calls after the warm-up took.
+        """Returns what the calls after the warm-up took.
 
         Raises:
             ValueError: There were none.

@@ -59,7 +59,7 @@ class _Slot(NamedTuple):
 
 @torch.no_grad()
 def load_weights(model: Any, folder: str | Path, device: torch.device | str) -> None:
-    """Put a model's weights and buffers on a card, whole or in the parts that `parallelize` made.
+    """Puts a model's weights and buffers on a card, whole or in the parts that `parallelize` made.
 
     Each is converted to the dtype that it has in the model. Buffers that are in no file are
     computed as the model computes them. All that can be wrong with the files is looked at before
@@ -92,7 +92,7 @@ def load_weights(model: Any, folder: str | Path, device: torch.device | str) -> 
 def _match(
     model: nn.Module, stored: Mapping[str, Stored], folder: Path
 ) -> tuple[list[tuple[list[_Slot], Stored]], set[str]]:
-    """What is stored for which weights, and the names of what is left."""
+    """Returns what is stored for which weights, and the names of what is left."""
     found, missing, unused = [], [], set(stored)
     for names, slots in _targets(model):
         spellings = list(_spellings(names, model))
@@ -141,7 +141,7 @@ def _check_shape(slot: _Slot, stored: Stored) -> None:
 
 
 def _load(slots: list[_Slot], stored: Stored, device: torch.device) -> None:
-    """Put a tensor, or this card's part of it, on the card and in its places."""
+    """Puts a tensor, or this card's part of it, on the card and in its places."""
     target, layout = slots[0].get(), slots[0].layout
     part = read_tensor(stored)
     if layout is not None:
@@ -168,7 +168,7 @@ def _leave_empty(model: nn.Module, device: torch.device) -> None:
 
 
 def _place(slots: list[_Slot], loaded: Tensor) -> None:
-    """Put what is on the card, a weight or this card's part of it, in its places."""
+    """Puts what is on the card, a weight or this card's part of it, in its places."""
     target, layout = slots[0].get(), slots[0].layout
     if layout is not None:
         assert isinstance(target, DTensor)
@@ -180,7 +180,7 @@ def _place(slots: list[_Slot], loaded: Tensor) -> None:
 
 
 def _make_buffers(model: nn.Module, device: torch.device) -> None:
-    """Compute what is still on meta, and move what is elsewhere."""
+    """Computes what is still on meta, and moves what is elsewhere."""
     like = None
     for prefix, module in model.named_modules():
         kept = {name: each for name, each in vars(module).items() if isinstance(each, Tensor)}

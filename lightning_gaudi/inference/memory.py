@@ -48,7 +48,7 @@ def memory_table(
     num_tokens: int,
     dtype: torch.dtype = torch.bfloat16,
 ) -> MemoryTable:
-    """What a decoder-only model needs on each card to generate.
+    """Returns what a decoder-only model needs on each card to generate.
 
     Not in it is what a step computes with: activations, logits, and the workspace of graphs.
 
@@ -105,7 +105,7 @@ def card_memory_bytes(card: str | None = None) -> int:
 
 
 def check_fits(table: MemoryTable, capacity_bytes: int | None = None) -> None:
-    """Refuse what a card cannot hold, before anything is loaded.
+    """Refuses what a card cannot hold, before anything is loaded.
 
     Args:
         table: What it is to hold.

@@ -31,7 +31,7 @@ class Part(nn.Module):
         mesh: DeviceMesh,
         made: dict[nn.Parameter, nn.Parameter],
     ) -> None:
-        """Take over a layer's weights.
+        """Takes over a layer's weights.
 
         Args:
             layer: The whole layer.
@@ -62,7 +62,7 @@ class Part(nn.Module):
         return partial
 
     def extra_repr(self) -> str:
-        """What `print(model)` tells."""
+        """Returns what `print(model)` tells."""
         shapes = {name: tuple(each.shape) for name, each in self.named_parameters()}
         return f"{shapes}, of {self.mesh.size()} cards"
 

@@ -72,7 +72,7 @@ class Layout:
     """That dim of `shape`."""
 
     def span(self, num_cards: int, rank: int) -> tuple[int, int]:
-        """Where the part of a card begins, and its length; the last ones may have less."""
+        """Returns where the part of a card begins, and its length; the last ones may have less."""
         whole = self.shape[self.dim]
         most = math.ceil(whole / num_cards)
         start = min(rank * most, whole)
@@ -206,7 +206,7 @@ def _check_words(name: str, layout: Layout, num_cards: int) -> None:
 
 
 def _layouts(layer: nn.Module, style: Style, name: str) -> dict[str, Layout]:
-    """How the weights of a layer are cut; those that stay whole are not in it."""
+    """Returns how the weights of a layer are cut; those that stay whole are not in it."""
     if style in ("vocabulary", "head"):
         _check_kind(layer, nn.Embedding if style == "vocabulary" else nn.Linear, name)
         is_transposed = False

@@ -32,7 +32,7 @@ class Sampling:
     the last of them; more than 0 and at most 1, None for all. After `top_k`."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Checks the values."""
         if not 0 < self.temperature < float("inf"):
             raise ValueError(
                 f"temperature={self.temperature!r} must be more than 0. For the likeliest token "
@@ -68,7 +68,7 @@ def greedy(logits: Tensor) -> Tensor:
 def sample(
     logits: Tensor, noise: Tensor, temperature: Tensor, top_p: Tensor | None, top_k: int | None
 ) -> Tensor:
-    """Draw a token of each row.
+    """Draws a token of each row.
 
     Args:
         logits: [B, V] float32.

@@ -24,7 +24,7 @@ from .plans import plan
 
 
 def parallelize(model: Any, mesh: DeviceMesh) -> None:
-    """Cut a model up for the cards of a mesh, in place; its weights no longer want gradients.
+    """Cuts a model up for the cards of a mesh, in place; its weights no longer want gradients.
 
     Every rank gets the whole logits. A token costs 2 x layers + 1 all-reduces and 1 all-gather.
 
@@ -74,7 +74,7 @@ def cache_config(model: nn.Module) -> Any:
 
 
 def check_capture(model: nn.Module) -> None:
-    """Make sure that a graph can be captured of a model, which may be in parts.
+    """Makes sure that a graph can be captured of a model, which may be in parts.
 
     Call it in lazy mode, before the first capture: on a card the variable must be there when the
     vendor's package is loaded.

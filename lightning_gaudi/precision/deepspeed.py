@@ -30,7 +30,7 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
     """The norm that DeepSpeed clips gradients to, or 0; the strategy sets it."""
 
     def __init__(self, precision: str = "32-true", device: str = "hpu") -> None:
-        """Choose the precision.
+        """Chooses the precision.
 
         Args:
             precision: One of those of Fabric's plugin of this name; `"32"` is short for
@@ -47,13 +47,13 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
         super().__init__(name)
 
     def validate_for_hpu(self) -> None:
-        """Check what the user passed, before it is used on an HPU."""
+        """Checks what the user passed, before it is used on an HPU."""
 
     @override
     def backward(  # type: ignore[override]
         self, tensor: Tensor, model: pl.LightningModule, optimizer: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Compute the gradients of a loss that Lightning has divided by the accumulated steps.
+        """Computes the gradients of a loss that Lightning has divided by the accumulated steps.
 
         DeepSpeed would divide it once more.
         """
@@ -67,7 +67,7 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
         clip_val: int | float = 0.0,
         gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
     ) -> None:
-        """Leave it to DeepSpeed, which clips when it steps.
+        """Leaves it to DeepSpeed, which clips when it steps.
 
         Raises:
             MisconfigurationException: It has not been told to, or to another norm.
@@ -86,7 +86,7 @@ HPUDeepSpeedPrecisionPlugin = HPUDeepSpeedPrecision
 
 
 def check_precision(plugin: Precision) -> None:
-    """Refuse a precision that DeepSpeed cannot compute in on this card; acquires the card.
+    """Refuses a precision that DeepSpeed cannot compute in on this card; acquires the card.
 
     Raises:
         MisconfigurationException: The plugin would bypass DeepSpeed, or the card knows no fp16.

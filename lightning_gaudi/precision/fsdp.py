@@ -25,22 +25,22 @@ class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
 
     @override
     def convert_module(self, module: Module) -> Module:
-        """Bring the weights into the precision they are held in, unless they are in shards."""
+        """Brings the weights into the precision they are held in, unless they are in shards."""
         return module if was_sharded(module) else super().convert_module(module)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on with the scale of a run on other devices, or with another strategy."""
+        """Goes on with the scale of a run on other devices, or with another strategy."""
         restore_scale(self, checkpoint)
 
     @override
     def clip_gradients(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Clip gradients as they are without the scale of `"16-mixed"`, also if called by hand."""
+        """Clips gradients as they are without the scale of `"16-mixed"`, also if called by hand."""
         unscale_to_clip(self, optimizer)
         super().clip_gradients(optimizer, *args, **kwargs)
 
     @override
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
-        """Clip by the norm of the optimizer's gradients over the shards of all ranks."""
+        """Clips by the norm of the optimizer's gradients over the shards of all ranks."""
         assert self.model is not None
         clip_fsdp_norm(self.model, optimizer, clip_val)

@@ -29,18 +29,18 @@ class HPUPrecisionPlugin(HPUWholePrecision, MixedPrecision):  # type: ignore[mis
 
     @override
     def clip_gradients(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Clip gradients as they are without the scale of `"16-mixed"`, also if called by hand."""
+        """Clips gradients as they are without the scale of `"16-mixed"`, also if called by hand."""
         unscale_to_clip(self, optimizer)
         super().clip_gradients(optimizer, *args, **kwargs)
 
     @override
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
-        """Clip by the norm of the optimizer's gradients, by the vendor's kernel where it can."""
+        """Clips by the norm of the optimizer's gradients, by the vendor's kernel where it can."""
         clip_norm(self.main_params(optimizer), clip_val)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on with the scale of a run on other devices, or with another strategy."""
+        """Goes on with the scale of a run on other devices, or with another strategy."""
         restore_scale(self, checkpoint)
 
 
@@ -52,7 +52,7 @@ _SCALED = ("HPUPrecisionPlugin", "HPUFSDPPrecision", "MixedPrecision", "FSDPPrec
 
 
 def unscale_to_clip(plugin: Any, optimizer: Any) -> None:
-    """Unscale gradients before they are clipped, where nobody has.
+    """Unscales gradients before they are clipped, where nobody has.
 
     In manual optimization Lightning clips what is still scaled, by some 65536 times too much.
 
@@ -69,7 +69,7 @@ def unscale_to_clip(plugin: Any, optimizer: Any) -> None:
 
 
 def restore_scale(plugin: Any, checkpoint: dict[str, Any]) -> None:
-    """Take the scale of another plugin, where the checkpoint has none of this one.
+    """Takes the scale of another plugin, where the checkpoint has none of this one.
 
     Args:
         plugin: One of ours, about to be restored.

@@ -60,7 +60,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
         schedule: AskedSchedule = "default",
         **profiler_kwargs: Any,
     ) -> None:
-        """Choose what to record, and where to.
+        """Chooses what to record, and where to.
 
         Args:
             dirpath: Folder for traces and reports; by default the logger's folder, or
@@ -120,7 +120,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
 
     @override
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Begin anew, for `stage`."""
+        """Begins anew, for `stage`."""
         if self._stage is None and self._recorder is not None:
             self._recorder.discard()
         self._stop()
@@ -133,7 +133,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
     @override
     @contextmanager
     def profile(self, action_name: str) -> Generator[str, None, None]:
-        """Measure what is done in the `with` block; the trace shows it under this name."""
+        """Measures what is done in the `with` block; the trace shows it under this name."""
         with super().profile(action_name):
             try:
                 yield action_name
@@ -145,7 +145,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
 
     @override
     def start(self, action_name: str) -> None:
-        """Begin an action, Lightning's or the user's."""
+        """Begins an action, Lightning's or the user's."""
         if self._recorder is None and self._records_around_steps(action_name):
             self._start_recorder()
         names = self._names
@@ -162,7 +162,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
 
     @override
     def stop(self, action_name: str) -> None:
-        """End the action."""
+        """Ends the action."""
         names = self._names
         if self._recorder is not None:
             self._recorder.exit(action_name)
@@ -186,7 +186,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
 
     @override
     def teardown(self, stage: str | None) -> None:
-        """Record no more."""
+        """Records no more."""
         self._stop()
         if self._stage is None:
             self._recorder = None

@@ -33,7 +33,7 @@ class ModuleRanges:
         return {"_model": nn.Module(), "_handles": []}
 
     def show(self, is_shown: bool) -> None:
-        """Put the hooks onto the modules, or take them off again."""
+        """Puts the hooks onto the modules, or takes them off again."""
         if is_shown and not self._handles:
             compiled = _compiled_modules(self._model)
             for name, module in self._model.named_modules():

@@ -116,7 +116,7 @@ class Recorder:
             self._show_modules()
 
     def stop(self) -> None:
-        """Record no more; what has been recorded of an unfinished trace goes to `on_ready`."""
+        """Records no more; what has been recorded of an unfinished trace goes to `on_ready`."""
         profile, self.profile = self.profile, None
         self._show_modules()
         self._ranges.clear()
@@ -125,18 +125,18 @@ class Recorder:
             profile.stop()
 
     def discard(self) -> None:
-        """Record no more, and forget what has been recorded."""
+        """Records no more, and forgets what has been recorded."""
         self._on_ready = lambda profile, recorded: None
         self.stop()
 
     def enter(self, name: str) -> None:
-        """Begin a range, if the step is recorded."""
+        """Begins a range, if the step is recorded."""
         if self.is_recording:
             # The prefix by which TensorBoard's plugin knows Lightning's ranges.
             self._ranges.setdefault(name, []).append(_range(f"[pl][profile]{name}"))
 
     def exit(self, name: str) -> None:
-        """End the range."""
+        """Ends the range."""
         if self._ranges.get(name):
             self._ranges[name].pop().__exit__(None, None, None)
 

@@ -40,7 +40,7 @@ class TraceReport:
     """How many values the last trace shows to be read, in words."""
 
     def describe(self, profile: Any, recorded: Recorded) -> EventList | None:
-        """Keep the operators of a trace, before it is gone.
+        """Keeps the operators of a trace, before it is gone.
 
         Returns:
             The trace's events, or None if torch's profiler was told not to make them.
@@ -61,7 +61,7 @@ class TraceReport:
         return events
 
     def save(self, profile: Any, recorded: Recorded, target: str, has_hpu: bool) -> None:
-        """Write a trace; where that fails there is one trace less, not a failed run."""
+        """Writes a trace; where that fails there is one trace less, not a failed run."""
         has_events = self._save("trace", recorded, lambda: save_trace(profile, target))
         if has_events is None:
             return
@@ -70,7 +70,7 @@ class TraceReport:
             self.note("The trace shows the host only: the device reported nothing to torch.")
 
     def save_stacks(self, profile: Any, recorded: Recorded, target: str, key: str) -> None:
-        """Write the stacks of a trace for a flame graph; where that fails there are none."""
+        """Writes the stacks of a trace for a flame graph; where that fails there are none."""
         has_stacks = self._save("stacks", recorded, lambda: save_stacks(profile, target, key))
         if has_stacks is None:
             return
@@ -79,7 +79,7 @@ class TraceReport:
             self.note(f"The stacks are empty: torch's profiler has none with {key} above 0.")
 
     def note(self, text: str) -> None:
-        """Say once what is missing."""
+        """Says once what is missing."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -114,7 +114,7 @@ class TraceReport:
             self.note(f"This device does not count host syncs.{reads}")
 
     def _save(self, what: str, recorded: Recorded, save: Callable[[], bool]) -> bool | None:
-        """Return what `save` found in the file, or None if there is no file."""
+        """Returns what `save` found in the file, or None if there is no file."""
         try:
             return save()
         except OSError as error:

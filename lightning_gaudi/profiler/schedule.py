@@ -38,7 +38,7 @@ def schedule_for(asked: AskedSchedule, trainer: pl.Trainer | None, stage: str) -
 
 
 def planned_steps(trainer: pl.Trainer, stage: str) -> float:
-    """How many steps a run is to have, infinity included.
+    """Returns how many steps a run is to have, infinity included.
 
     Args:
         trainer: Has its data loaders already.
@@ -54,7 +54,7 @@ def planned_steps(trainer: pl.Trainer, stage: str) -> float:
 
 
 def check_schedule(asked: Any) -> None:
-    """Refuse a schedule that torch's profiler would stumble over in the middle of a run.
+    """Refuses a schedule that torch's profiler would stumble over in the middle of a run.
 
     Raises:
         MisconfigurationException: It is none.

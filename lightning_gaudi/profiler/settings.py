@@ -52,7 +52,7 @@ class TraceSettings:
 def trace_settings(
     arguments: dict[str, Any], *, by_shape: bool, exports_trace: bool
 ) -> TraceSettings:
-    """Check what `HPUProfiler` was given for torch's profiler.
+    """Checks what `HPUProfiler` was given for torch's profiler.
 
     Args:
         arguments: By name; those of Lightning's `PyTorchProfiler` included.
@@ -80,7 +80,7 @@ def trace_settings(
 
 
 def check_sort_key(key: str) -> None:
-    """Refuse an unknown key for the table of operators.
+    """Refuses an unknown key for the table of operators.
 
     Raises:
         MisconfigurationException: It is none of `SORT_KEYS`.

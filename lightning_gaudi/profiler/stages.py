@@ -24,7 +24,7 @@ class Stage(NamedTuple):
     """An exception that leaves this ends the stage."""
 
     def is_between_steps(self, action_name: str) -> bool:
-        """Whether what Lightning does now is no part of a step, and ends one."""
+        """Returns whether what Lightning does now is no part of a step, and ends one."""
         if self.name == _FIT and ".on_validation_" in action_name:
             return True
         return action_name.endswith("_epoch_end") or action_name == "save_checkpoint"

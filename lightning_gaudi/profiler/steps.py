@@ -23,7 +23,7 @@ Totals = dict[str, float]
 
 
 def device_totals() -> Totals:
-    """What the device counts; it is asked without waiting for it."""
+    """Returns what the device counts; it is asked without waiting for it."""
     totals: Totals = {}
     for row, name in _COUNTS.items():
         if (metric := vendor.metric(name)) is not None:

@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 22
 
 
 def save_trace(profile: Any, target: str) -> bool:
-    """Write the trace that torch's profiler holds to `target`; return whether a device is in it.
+    """Writes the trace that torch's profiler holds to `target`; return whether a device is in it.
 
     Raises:
         OSError: It cannot be written.
@@ -30,7 +30,7 @@ def save_trace(profile: Any, target: str) -> bool:
 
 
 def save_stacks(profile: Any, target: str, key: str) -> bool:
-    """Write stacks for a flame graph, a line each; return whether there are any.
+    """Writes stacks for a flame graph, a line each; returns whether there are any.
 
     Args:
         profile: Torch's profiler.
@@ -49,7 +49,7 @@ def save_stacks(profile: Any, target: str, key: str) -> bool:
 
 
 def holds_device_events(trace: Path) -> bool:
-    """Whether a Chrome trace has events of a device; it is searched, not parsed."""
+    """Returns whether a Chrome trace has events of a device; it is searched, not parsed."""
     rest = b""
     with trace.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

@@ -33,7 +33,7 @@ class FiniteLosses:
     """The losses of an interval of steps, on the device, for which nobody waits."""
 
     def __init__(self, num_left_out: int = 0) -> None:
-        """Know none yet.
+        """Knows none yet.
 
         Args:
             num_left_out: How many steps in a row may have a loss that is not finite.
@@ -47,7 +47,7 @@ class FiniteLosses:
         self._usual_num: int | None = None
 
     def note(self, loss: Tensor, step: int) -> None:
-        """Remember a loss; it stays where it is, and nothing is computed.
+        """Remembers a loss; it stays where it is, and nothing is computed.
 
         Args:
             loss: Of any shape, on any device; more than one element are summed up.
@@ -125,7 +125,7 @@ def not_finite(found: Sequence[BadLoss | None], ended_after: int) -> LossNotFini
 
 
 def left_out(bad: BadLoss) -> str:
-    """What is said once of a loss whose step changes no weights."""
+    """Returns what is said once of a loss whose step changes no weights."""
     return (
         f"the loss of step {bad.step} is {bad.value}. Where losses are scaled, in float16, its "
         f"step is left out and the run goes on; {NUM_LEFT_OUT + 1} such steps in a row end it"

@@ -74,7 +74,7 @@ def num_fsdp_parts(module: Any) -> int:
 
 
 def gathers(module: Any) -> bool:
-    """Whether a model has its weights in shards, and gathers them for a while."""
+    """Returns whether a model has its weights in shards, and gathers them for a while."""
     return any(True for _ in _sharded(module)) or any(
         hasattr(each, "ds_tensor") for each in module.parameters()
     )

@@ -31,7 +31,7 @@ class Job:
     """How often it has started this process before; on another node it may be another number."""
 
     def is_restart_of(self, agent: str, *, is_restarted: bool) -> bool:
-        """Whether this is a further start of what had the same name.
+        """Returns whether this is a further start of what had the same name.
 
         Args:
             agent: Of the start before.
@@ -65,7 +65,7 @@ def find_job(environ: Mapping[str, str] = os.environ) -> Job | None:
 
 
 def count_fit(model: str) -> int:
-    """How many fits of this process came before this one.
+    """Returns how many fits of this process came before this one.
 
     Args:
         model: The name of the model's class, which has a count of its own.

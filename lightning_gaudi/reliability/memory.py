@@ -25,14 +25,14 @@ _MESSAGES = re.compile(r"out of memory|allocation failed|cannot allocate|OUT_OF_
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device has no memory left."""
+    """Returns whether an error says that the device has no memory left."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _MESSAGES.search(str(error)) is not None
 
 
 def by_category(module: Any, optimizers: Sequence[Any]) -> dict[str, int]:
-    """What is on the card now, in bytes; arguments and categories as of `holders`."""
+    """Returns what is on the card now, in bytes; arguments and categories as of `holders`."""
     return {
         name: sum(each.untyped_storage().nbytes() for each in tensors)
         for name, tensors in holders(module, optimizers).items()
@@ -45,7 +45,7 @@ def with_rest(sizes: Mapping[str, int], used: int) -> dict[str, int]:
 
 
 def report(module: Any, optimizers: Sequence[Any]) -> str:
-    """What is on the card now, in words, with the rest; arguments as of `holders`."""
+    """Returns what is on the card now, in words, with the rest; arguments as of `holders`."""
     stats = vendor.memory_stats()
     used, limit = stats["InUse"], stats["Limit"]
     sizes = with_rest(by_category(module, optimizers), used)

@@ -22,7 +22,7 @@ Source: torch 2.13, `torch/cuda/__init__.py` and `c10/cuda/CUDAFunctions.cpp`.
 
 
 def explain(error: BaseException, *, holds_card: bool) -> str | None:
-    """What an error means for the run; None of one that says so itself.
+    """Returns what an error means for the run; None of one that says so itself.
 
     Args:
         error: What ended the run.
@@ -40,7 +40,7 @@ def explain(error: BaseException, *, holds_card: bool) -> str | None:
 
 
 def _of_missing_data(error: FileNotFoundError, holds_card: bool) -> str | None:
-    """Which hook looked for data that are not there."""
+    """Returns which hook looked for data that are not there."""
     hook = _hook(error.__traceback__)
     if hook is None:
         return None

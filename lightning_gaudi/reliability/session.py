@@ -19,13 +19,13 @@ _current: Session | None = None
 
 
 def begin_session() -> None:
-    """Note that a fit begins, of a new run as far as is known yet."""
+    """Notes that a fit begins, of a new run as far as is known yet."""
     global _current
     _current = Session(uuid.uuid4().hex, time.time())
 
 
 def continue_run(run: str) -> None:
-    """Note that the fit goes on with an earlier run."""
+    """Notes that the fit goes on with an earlier run."""
     global _current
     _current = current_session()._replace(run=run)
 

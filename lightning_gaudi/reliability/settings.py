@@ -45,7 +45,7 @@ class ReliabilitySettings:
     """Whether loading a checkpoint may run code that is in it. Only for files of your own."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Checks the values."""
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name != "watchdog_timeout_s" and not isinstance(value, bool):
@@ -61,7 +61,7 @@ NAMES = tuple(each.name for each in fields(ReliabilitySettings))
 
 
 def parse(value: Any, origin: str) -> ReliabilitySettings | None:
-    """What a user wrote.
+    """Returns what a user wrote.
 
     Args:
         value: `"on"`, `"off"`, names and values with commas (`"watchdog=off,async_save=on"`), a
@@ -89,7 +89,7 @@ def parse(value: Any, origin: str) -> ReliabilitySettings | None:
 
 
 def from_environment() -> ReliabilitySettings | None:
-    """What `LIGHTNING_GAUDI_RELIABILITY` says, None if it is not set.
+    """Returns what `LIGHTNING_GAUDI_RELIABILITY` says, None if it is not set.
 
     Raises:
         ValueError: It says nothing that we know.

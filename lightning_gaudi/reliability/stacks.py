@@ -71,7 +71,7 @@ def prepare(board: str = "") -> Process:
 
 
 def close() -> None:
-    """Be asked no more."""
+    """Is asked no more."""
     global _file
     if _file is not None:
         faulthandler.unregister(_SIGNAL)
@@ -124,7 +124,7 @@ def _path(file: IO[str]) -> str:
 
 
 def _signal_main_thread(pid: int) -> None:
-    """Ask the thread that trains, which writes its stack before it does anything else.
+    """Asks the thread that trains, which writes its stack before it does anything else.
 
     Of a process that was stopped any thread might take the signal otherwise, while that one runs
     on. Source: tgkill(2); glibc has it since 2.30.
@@ -137,7 +137,7 @@ def _signal_main_thread(pid: int) -> None:
 
 
 def kill(process: Process) -> None:
-    """End another process on this host, whatever it does."""
+    """Ends another process on this host, whatever it does."""
     if how(process) is None or how(process) == "is stopped":
         with contextlib.suppress(OSError):
             os.kill(process.pid, signal.SIGKILL)

@@ -34,7 +34,7 @@ ADVICE = (
 
 @contextmanager
 def trusting(is_on: bool, weights_only: bool | None = None) -> Iterator[None]:
-    """Trust checkpoints, or do not, while the block runs.
+    """Trusts checkpoints, or does not, while the block runs.
 
     Args:
         is_on: `ReliabilitySettings.trust_checkpoints` of a strategy.
@@ -81,7 +81,7 @@ def trusted_by(weights_only: bool | None = None) -> str | None:
 
 
 def torch_trusts_all() -> bool:
-    """Whether torch was told so for the whole program, by its own variable."""
+    """Returns whether torch was told so for the whole program, by its own variable."""
     return os.environ.get(_TORCHS, "0").lower() in ("1", "y", "yes", "true")
 
 

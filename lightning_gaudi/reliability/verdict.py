@@ -121,7 +121,7 @@ class Verdict(NamedTuple):
 def judge(
     beats: Mapping[int, Beat], silent_s: Mapping[int, float], limits: Limits
 ) -> Verdict | None:
-    """Whether ranks have died or hang, and which.
+    """Returns whether ranks have died or hang, and which.
 
     Args:
         beats: What was last heard of each rank, or of those that are known.
@@ -217,7 +217,7 @@ class _Scene:
         return all(self._is_late(rank) or rank in self._notes for rank in self._running)
 
     def _is_behind_all(self, rank: int) -> bool:
-        """Whether all others have come further than this rank, which waits for its card."""
+        """Returns whether all others have come further than this rank, which waits for its card."""
         position = self._running[rank].position
         others = [other for other in self._running if other != rank]
         return bool(others) and all(
@@ -239,7 +239,7 @@ class _Scene:
         return sorted(hung)
 
     def is_stuck(self) -> bool:
-        """Whether no rank goes on, though none is behind the others."""
+        """Returns whether no rank goes on, though none is behind the others."""
         are_late = all(self._still[rank] > self._limit(rank) for rank in self._running)
         return len(self._running) > 1 and are_late and bool(self._notes or self._is_training)
 
@@ -262,7 +262,7 @@ def _left(
     still: Mapping[int, float],
     limits: Limits,
 ) -> Verdict | None:
-    """Whether a rank's program has ended while others go on waiting for it."""
+    """Returns whether a rank's program has ended while others go on waiting for it."""
     stuck = [rank for rank in running if running[rank].collective or running[rank].is_training]
     if not stuck:
         return None

@@ -55,7 +55,7 @@ _group: object = None
 
 
 def limits(timeout: timedelta, wanted_s: float | None) -> Limits:
-    """How long a rank may stand still.
+    """Returns how long a rank may stand still.
 
     The process group's own timeout raises in those that wait, and knows no names: the watchdog
     comes a moment before it.
@@ -70,7 +70,7 @@ def limits(timeout: timedelta, wanted_s: float | None) -> Limits:
 
 
 def knows(group: object) -> bool:
-    """Whether this process group was the last whose ranks were watched."""
+    """Returns whether this process group was the last whose ranks were watched."""
     return _group is group
 
 

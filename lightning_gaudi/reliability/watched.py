@@ -115,7 +115,7 @@ class WatchedRank:
             self.read_answer()
 
     def is_there(self, beat: Beat) -> bool:
-        """Whether it can be asked, and need not be woken for that."""
+        """Returns whether it can be asked, and need not be woken for that."""
         return beat.state == RUNS and beat.ended is None
 
     def ask(self, *, wakes: bool = False) -> None:
@@ -155,7 +155,7 @@ class WatchedRank:
         self._question = self._number = None
 
     def has_ended(self) -> bool:
-        """Whether its process is no more."""
+        """Returns whether its process is no more."""
         return stacks.how(self.process) not in (None, STOPPED)
 
     def kill(self) -> None:

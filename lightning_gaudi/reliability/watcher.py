@@ -272,7 +272,7 @@ def _wait(within_s: float, is_done: Any) -> None:
 
 
 def _are_asked(beats: dict[int, Beat], silent_s: dict[int, float], limits: Limits) -> bool:
-    """Whether each rank that stands still has been asked in which call, if it could be."""
+    """Returns whether each rank that stands still has been asked in which call, if it could be."""
     return all(
         beat.call is not None
         or beat.collective
@@ -326,7 +326,7 @@ def main() -> None:
 
 
 def _gone(process: Process) -> Beat:
-    """What is known of a rank that has ended before anybody has read its board."""
+    """Returns what is known of a rank that has ended before anybody has read its board."""
     how = f"(process {process.pid}) {stacks.how(process) or 'let nobody read its board, and is'}"
     place = whereabouts.untold().place
     return Beat(1, RUNS, 0, place, False, (0, 0), None, None, 0.0, ended=how)

@@ -41,12 +41,12 @@ _status = "off"
 
 
 def is_active() -> bool:
-    """Whether this process has a simulated HPU."""
+    """Returns whether this process has a simulated HPU."""
     return _status == "on"
 
 
 def activate() -> None:
-    """Give this process the simulated HPU that the environment describes; again is harmless.
+    """Gives this process the simulated HPU that the environment describes; again is harmless.
 
     Raises:
         SimulatorError: The simulator was not asked for, or cannot be had.
@@ -68,7 +68,7 @@ def activate() -> None:
 
 
 def set_memory_limit(limit_bytes: int) -> None:
-    """Change the memory of the simulated card, to see what a model needs or how it fails.
+    """Changes the memory of the simulated card, to see what a model needs or how it fails.
 
     Args:
         limit_bytes: What may be in use at a time; at first the card's memory.
@@ -88,7 +88,7 @@ def set_memory_limit(limit_bytes: int) -> None:
 
 
 def refuse_vendor(asking: str) -> None:
-    """Check that the vendor's own package is not installed beside the simulator.
+    """Checks that the vendor's own package is not installed beside the simulator.
 
     Args:
         asking: What asks for the simulator, as the user typed it.
@@ -161,7 +161,7 @@ def _make_dry(device: ModuleType) -> None:
 
 
 def _import_stand_in() -> ModuleType:
-    """Import `habana_frameworks.torch.core`, which registers `torch.hpu`."""
+    """Imports `habana_frameworks.torch.core`, which registers `torch.hpu`."""
     if str(STAND_IN) not in sys.path:
         sys.path.append(str(STAND_IN))
     return importlib.import_module(f"{_VENDOR}.torch.core")
@@ -198,7 +198,7 @@ def _has_queue() -> bool:
 
 
 def _end_cleanly(device: ModuleType, pid: int) -> None:
-    """Keep other threads from needing the interpreter when it has ended: that would abort.
+    """Keeps other threads from needing the interpreter when it has ended: that would abort.
 
     Autograd's lets go of what it holds, and is not woken to end itself (the limit is read at exit).
     gloo's may end collectives that nobody waited for: their tensors are never freed.
@@ -214,7 +214,7 @@ def _end_cleanly(device: ModuleType, pid: int) -> None:
 
 
 def _announce(settings: Settings) -> None:
-    """Say once a run that nothing here is a Gaudi: in its first process, not in its children."""
+    """Says once a run that nothing here is a Gaudi: in its first process, not in its children."""
     if os.environ.get(_ANNOUNCED):
         return
     os.environ[_ANNOUNCED] = "1"

@@ -34,7 +34,7 @@ _CPU_TORCH = "a CPU build of torch, versions 2.9 to 2.15, is known to work"
 
 
 def load(sources: Path = SOURCES, name: str = MODULE) -> ModuleType:
-    """Load the extension `name`, after building it if need be, into `sys.modules`.
+    """Loads the extension `name`, after building it if need be, into `sys.modules`.
 
     Args:
         sources: The folder with its C++ files, and folders of them.
@@ -94,7 +94,7 @@ def find_built(sources: Path = SOURCES, name: str = MODULE) -> Path | None:
 
 
 def _prefix(torch: toolchain.Torch, flags: Sequence[str], sources: Path) -> str:
-    """What the folder of a build begins with, whichever compiler made it."""
+    """Returns what the folder of a build begins with, whichever compiler made it."""
     return f"torch-{torch.version}-{_key(torch, flags, sources)}-"
 
 
@@ -114,7 +114,7 @@ def _build(
     torch: toolchain.Torch,
     compiler: toolchain.Compiler,
 ) -> None:
-    """Build `target`; the caller holds its lock, so what others left unfinished is dead."""
+    """Builds `target`; the caller holds its lock, so what others left unfinished is dead."""
     folder = target.parent
     for stale in folder.parent.glob(f"{folder.name}.building-*"):
         shutil.rmtree(stale, ignore_errors=True)
@@ -164,7 +164,7 @@ def _beside(folder: Path, suffix: str) -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock on `path`; say so when another process has it."""
+    """Holds the lock on `path`; says so when another process has it."""
     import filelock
 
     lock = filelock.FileLock(path)
@@ -198,7 +198,7 @@ def _explain_os_errors() -> Iterator[None]:
 def _explain(
     output: str, torch: toolchain.Torch, folder: Path, compiler: toolchain.Compiler
 ) -> str:
-    """Say in one line why a compiler failed, and keep all it said."""
+    """Says in one line why a compiler failed, and keeps all it said."""
     if os.strerror(errno.ENOSPC) in output:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     log = _beside(folder, ".log")

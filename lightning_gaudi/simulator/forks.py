@@ -16,7 +16,7 @@ from lightning_gaudi.simulator.rules.rows_processes import FORK
 
 
 def watch(device: ModuleType) -> None:
-    """Report forks of this process from now on.
+    """Reports forks of this process from now on.
 
     Not by `os.register_at_fork`: an error raised there is lost.
 

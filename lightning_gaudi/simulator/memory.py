@@ -73,7 +73,7 @@ class MemoryLog:
         return Peak(most, live)
 
     def close(self) -> None:
-        """Keep no log any more."""
+        """Keeps no log any more."""
         self._device.log_memory(False)
 
 
@@ -83,7 +83,7 @@ def own_server() -> None:
 
 
 def unlimited_memory() -> None:
-    """Let the card have more than any, to see what a program would take.
+    """Lets the card have more than any, to see what a program would take.
 
     It says so, too: DeepSpeed lays weights out on a card that has room for it, else on the host.
     """

@@ -41,11 +41,11 @@ def observe(observer: Observer) -> None:
 
 
 def is_observed() -> bool:
-    """Whether there is an observer."""
+    """Returns whether there is an observer."""
     return _observer is not None
 
 
 def tell(kind: str, what: str, amount: int = 1, detail: str = "") -> None:
-    """Tell the observer, if there is one, of an event that the device itself does not see."""
+    """Tells the observer, if there is one, of an event that the device itself does not see."""
     if _observer is not None:
         _observer(kind, what, amount, detail)

@@ -73,12 +73,12 @@ def path_with_stand_in() -> str:
 
 
 def is_requested() -> bool:
-    """Whether the environment asks for the simulator; an empty value does not."""
+    """Returns whether the environment asks for the simulator; an empty value does not."""
     return bool(os.environ.get(SIMULATE))
 
 
 def read_settings() -> Settings:
-    """Read the simulated server from the environment.
+    """Reads the simulated server from the environment.
 
     Raises:
         SimulatorError: A value is missing or out of range.
@@ -126,7 +126,7 @@ def read_release() -> Release:
 
 
 def read_rule_mode() -> str:
-    """How rules of the card's are taken: "warn" (the default), "error" or "off".
+    """Returns how rules of the card's are taken: "warn" (the default), "error" or "off".
 
     Raises:
         SimulatorError: LIGHTNING_GAUDI_SIMULATE_RULES is none of these.
@@ -140,7 +140,7 @@ def read_rule_mode() -> str:
 
 
 def read_workspace_bytes() -> int:
-    """What the workspace that all graphs share has at first.
+    """Returns what the workspace that all graphs share has at first.
 
     The vendor's variable PT_HPU_INITIAL_WORKSPACE_SIZE gives it in GiB: with it a program is tried
     beside graphs that take so much, as on a card. Without it, or with 0, it is 4 MiB.
@@ -159,7 +159,7 @@ def read_workspace_bytes() -> int:
 
 
 def is_switched_on(value: str) -> bool:
-    """Whether the value of one of the vendor's switches means yes."""
+    """Returns whether the value of one of the vendor's switches means yes."""
     return value.lower() in ("1", "true", "yes", "on", "y", "t")
 
 

@@ -24,7 +24,7 @@ class CollectiveStats(TypedDict):
 
 
 def collective_stats() -> dict[str, CollectiveStats]:
-    """Count the collectives of HCCL by kind.
+    """Counts the collectives of HCCL by kind.
 
     Kinds are torch's functions: "all_reduce", "broadcast", "reduce", "all_gather", "gather",
     "scatter", "reduce_scatter", "all_to_all", "send", "recv" and "barrier". Each covers its forms
@@ -38,7 +38,7 @@ def collective_stats() -> dict[str, CollectiveStats]:
 
 
 def host_syncs() -> dict[str, int]:
-    """Count how often the host waited for the device, by reason: an operator or "synchronize".
+    """Counts how often the host waited for the device, by reason: an operator or "synchronize".
 
     Raises:
         SimulatorError: The simulator is not active.
@@ -48,7 +48,7 @@ def host_syncs() -> dict[str, int]:
 
 
 def launches() -> int:
-    """Count how often the card was told to run something.
+    """Counts how often the card was told to run something.
 
     In eager mode each operator that computes is one; views and new memory are none, neither are
     copies between host and card, nor collectives. `F.scaled_dot_product_attention` is as many as
@@ -63,7 +63,7 @@ def launches() -> int:
 
 
 def reset_statistics() -> None:
-    """Begin all counts of this module anew.
+    """Begins all counts of this module anew.
 
     Raises:
         SimulatorError: The simulator is not active.

@@ -53,7 +53,7 @@ class Compiler:
 
 
 def find_torch() -> Torch:
-    """Find the installed torch without importing it.
+    """Finds the installed torch without importing it.
 
     Raises:
         SimulatorError: There is none, or it is older than the simulator can serve.
@@ -121,7 +121,7 @@ def source_files(sources: Path) -> list[Path]:
 def compile_library(
     sources: Path, output: Path, flags: Sequence[str], torch: Torch, compiler: Compiler
 ) -> None:
-    """Compile and link the C++ files of `sources` into the Python extension `output`.
+    """Compiles and links the C++ files of `sources` into the Python extension `output`.
 
     They are compiled as one: torch's headers take most of the time, and so are read once.
 

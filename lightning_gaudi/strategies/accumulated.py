@@ -17,7 +17,7 @@ _TAKEN = "_lightning_gaudi_taken"
 
 
 def watch_steps(optimizers: list[Any]) -> list[Any]:
-    """Mark the gradients that optimizers step with: where users step by hand, nobody else knows.
+    """Marks the gradients that optimizers step with: where users step by hand, nobody else knows.
 
     Returns:
         What to call `remove()` of as the fit ends.

@@ -47,7 +47,7 @@ class AutoResume(_Base):  # type: ignore[misc]
     """What the fit may begin with where rank 0's choice is damaged, the best first."""
 
     def choose_checkpoint(self, trainer: pl.Trainer, given: Any) -> Any:
-        """What the Trainer begins with; all ranks call this when they are connected.
+        """Returns what the Trainer begins with; all ranks call this when they are connected.
 
         Args:
             trainer: The one of this strategy, about to load a checkpoint.
@@ -94,7 +94,7 @@ class AutoResume(_Base):  # type: ignore[misc]
 
     @contextmanager
     def noting(self, path: Any, *, weights_only: bool) -> Iterator[None]:
-        """Write down what is saved in this context, if the fit may have to find it again.
+        """Writes down what is saved in this context, if the fit may have to find it again.
 
         Args:
             path: Where to.

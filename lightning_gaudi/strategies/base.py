@@ -66,7 +66,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Set up the model, compile what is to be compiled of it, and be ready for signals."""
+        """Sets up the model, compiles what is to be compiled of it, and is ready for signals."""
         assert self.lightning_module is not None
         self._uncompile()
         self._to_resume()  # before the loops run
@@ -138,7 +138,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Run backward."""
+        """Runs backward."""
         self._note_loss(args[0] if args else kwargs["closure_loss"])
         self._note_place("backward")
         with explained():
@@ -147,7 +147,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def post_backward(self, closure_loss: Tensor) -> None:
-        """Cut the graph after backward."""
+        """Cuts the graph after backward."""
         self._end_of_graph()
         self._note_place("optimizer step")
 
@@ -188,14 +188,14 @@ class HPUStrategy(AutoResume, HPUMixin):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Save the checkpoint, with what an exact resume needs, unless a loss is not finite."""
+        """Saves the checkpoint, with what an exact resume needs, unless a loss is not finite."""
         self._check_losses()
         self._add_resume_state(checkpoint)
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:
-        """Remove a checkpoint that a callback has no more use for, in the folder that it has."""
+        """Removes a checkpoint that a callback has no more use for, in the folder that it has."""
         reason = why_not_remove(self.lightning_module.trainer, filepath)
         if reason is None:
             super().remove_checkpoint(filepath)
@@ -207,7 +207,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restore the optimizers; this happens only where fitting resumes."""
+        """Restores the optimizers; this happens only where fitting resumes."""
         super().load_optimizer_state_dict(checkpoint)
         self._load_resume_state(checkpoint)
 
@@ -222,7 +222,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def on_validation_start(self) -> None:
-        """Keep the random state: as on other devices, the sanity check leaves no trace in it."""
+        """Keeps the random state: as on other devices, the sanity check leaves no trace in it."""
         whereabouts.enter("validation", is_training=False)
         super().on_validation_start()
         module = self.lightning_module
@@ -242,7 +242,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Cut off what an epoch or a validation left: the step is the graph that it always is."""
+        """Cuts off what an epoch or a validation left: the step is the graph that it always is."""
         super().on_train_batch_start(batch, batch_idx)
         if isinstance(self._checkpoint_io, HPUCheckpointIO):
             self._checkpoint_io.check_background()
@@ -256,7 +256,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def on_train_start(self) -> None:
-        """Go on with the random numbers that a checkpoint interrupted."""
+        """Goes on with the random numbers that a checkpoint interrupted."""
         super().on_train_start()
         if self._ending is not None:
             self._ending.take_sigint()
@@ -281,7 +281,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        """Save a fit that a signal ends; say what an error means, such as what fills a card."""
+        """Saves a fit that a signal ends; says what an error means, such as what fills a card."""
         super().on_exception(exception)
         # The process that waits for spawned ranks has none.
         if (trainer := getattr(self.lightning_module, "_trainer", None)) is not None:
@@ -297,7 +297,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
     @override
     def teardown(self) -> None:
-        """Move the model to the CPU, with its tied weights tied, and as it was written."""
+        """Moves the model to the CPU, with its tied weights tied, and as it was written."""
         self._uncompile()
         if self._exact_resume is not None:
             self._exact_resume.release()
@@ -320,7 +320,7 @@ class HPUStrategy(AutoResume, HPUMixin):
         return self._exact_resume
 
     def _add_resume_state(self, checkpoint: dict[str, Any]) -> None:
-        """Put the random states, and where the data are, of all ranks into a checkpoint."""
+        """Puts the random states, and where the data are, of all ranks into a checkpoint."""
         checkpoint[RNG_STATE] = self._rng_state()
         resume = self._to_resume()
         if resume is None and self._exact_resume is not None and self._exact_resume.has_ended:
@@ -329,7 +329,7 @@ class HPUStrategy(AutoResume, HPUMixin):
             checkpoint[EXACT_RESUME] = {"ranks": self._of_all_ranks(resume.state())}
 
     def _load_resume_state(self, checkpoint: Mapping[str, Any]) -> None:
-        """Keep what `_add_resume_state` has saved until the fit begins."""
+        """Keeps what `_add_resume_state` has saved until the fit begins."""
         self._rng_state_at_start = checkpoint.get(RNG_STATE)
         resume, saved = self._to_resume(), checkpoint.get(EXACT_RESUME)
         if saved is None:
@@ -352,7 +352,7 @@ class HPUStrategy(AutoResume, HPUMixin):
 
 
 def _check_averages(trainer: pl.Trainer) -> None:
-    """Refuse callbacks that average whole weights where a rank holds parts of them.
+    """Refuses callbacks that average whole weights where a rank holds parts of them.
 
     Those of Lightning copy the module before it is sharded; the first average would end in an error
     of sizes, or take parts for whole weights.

@@ -42,7 +42,7 @@ class CompiledSteps:
             setattr(module, name, untraced)
 
     def remove(self) -> None:
-        """Leave the module as it was."""
+        """Leaves the module as it was."""
         self.watch.close()
         for method in self._methods:
             method.remove()

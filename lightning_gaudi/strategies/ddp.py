@@ -37,7 +37,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
     @override
     def setup_distributed(self) -> None:
-        """Connect all ranks over HCCL."""
+        """Connects all ranks over HCCL."""
         self._connect()
 
     @override
@@ -63,7 +63,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
     @override
     def on_train_start(self) -> None:
-        """Note in which order gradients come, for who goes on from a checkpoint of this fit."""
+        """Notes in which order gradients come, for who goes on from a checkpoint of this fit."""
         super().on_train_start()
         model = self.model
         if not isinstance(model, DistributedDataParallel) or self._gradient_order is not None:
@@ -73,7 +73,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
     @override
     def post_backward(self, closure_loss: Tensor) -> None:
-        """Cut the graph after backward."""
+        """Cuts the graph after backward."""
         super().post_backward(closure_loss)
         ddp.check_averaged(self.model, self.optimizers)
         if self._gradient_order is not None:
@@ -97,7 +97,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
     @override
     def teardown(self) -> None:
-        """Forget the order of the gradients; the model may be another in the next fit."""
+        """Forgets the order of the gradients; the model may be another in the next fit."""
         order, self._gradient_order = self._gradient_order, None
         if order is not None:
             order.release()
@@ -105,13 +105,13 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
     @override
     def model_to_device(self) -> None:
-        """Move the model, and tie again the weights that were tied before."""
+        """Moves the model, and ties again the weights that were tied before."""
         with kept_tied(self.model):
             super().model_to_device()
 
     @override
     def on_validation_start(self) -> None:
-        """Evaluate the same model on all ranks: with the buffers of rank 0."""
+        """Evaluates the same model on all ranks: with the buffers of rank 0."""
         super().on_validation_start()
         model = self.model
         if isinstance(model, DistributedDataParallel) and not model.broadcast_buffers:

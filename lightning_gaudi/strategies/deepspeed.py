@@ -59,7 +59,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     _configured_for: tuple[Any, ...] | None = None
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Check what the user passed, and that DeepSpeed computes on the HPU."""
+        """Checks what the user passed, and that DeepSpeed computes on the HPU."""
         super().validate_for_hpu(typed)
         _complete_summary()
 
@@ -109,7 +109,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
     @override
     def setup_distributed(self) -> None:
-        """Connect all ranks over HCCL, and DeepSpeed with them."""
+        """Connects all ranks over HCCL, and DeepSpeed with them."""
         self._connect()
 
     @property
@@ -130,7 +130,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     @override
     @contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """Make weights in shards under stage 3, those of `from_pretrained` too."""
+        """Makes weights in shards under stage 3, those of `from_pretrained` too."""
         with super().model_sharded_context(), self._loads_into_shards():
             yield
 
@@ -166,7 +166,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Save a checkpoint in shards, a folder; see `deepspeed.checkpoint`."""
+        """Saves a checkpoint in shards, a folder; see `deepspeed.checkpoint`."""
         if storage_options is not None:
             raise TypeError(
                 f"DeepSpeed has no use for storage_options={storage_options!r}. Leave them out."
@@ -194,7 +194,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a checkpoint in shards, or one of any other strategy, whose weights come next."""
+        """Loads a checkpoint in shards, or one of any other strategy, whose weights come next."""
         assert self.lightning_module is not None
         path = self.broadcast(checkpoint_path)
         is_fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
@@ -216,7 +216,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load whole weights; those in shards have been loaded with their checkpoint."""
+        """Loads whole weights; those in shards have been loaded with their checkpoint."""
         if "state_dict" in checkpoint:
             load_weights(self.deepspeed_engine, checkpoint["state_dict"], strict=strict)
 
@@ -228,7 +228,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
     @override
     def teardown(self) -> None:
-        """Move the model to the CPU, and take back what concerns the whole process."""
+        """Moves the model to the CPU, and take back what concerns the whole process."""
         super().teardown()
         restore_linear()
         unset_variables(list(self._variables))
@@ -236,7 +236,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
 
 def _check_trains(optimizer: Optimizer | None) -> None:
-    """Refuse an optimizer of nothing: Lightning makes one if `configure_optimizers` gives none.
+    """Refuses an optimizer of nothing: Lightning makes one if `configure_optimizers` gives none.
 
     Args:
         optimizer: None where DeepSpeed's settings name one.

@@ -86,18 +86,18 @@ class Ending:
         processes.end_now(INTERRUPTED)
 
     def before_step(self) -> None:
-        """End after the step to come, on one card, unless that would lose gradients."""
+        """Ends after the step to come, on one card, unless that would lose gradients."""
         if self._trainer.world_size > 1 or not self._asked:
             return
         if not self._trainer.fit_loop._should_accumulate():
             self._stop(self._asked)
 
     def finish(self) -> None:
-        """Wait for the agreement on its way."""
+        """Waits for the agreement on its way."""
         self._agreement.finish()
 
     def end(self, exception: SIGTERMException) -> None:
-        """Save the state, and give the program its exit status, which a callback may have done.
+        """Saves the state, and gives the program its exit status, which a callback may have done.
 
         Args:
             exception: What ends the fit.
@@ -148,7 +148,7 @@ class Ending:
         self._trainer._signal_connector.received_sigterm = True
 
     def _requeue(self) -> None:
-        """Save where Lightning's next run of the job looks, and have SLURM run it again."""
+        """Saves where Lightning's next run of the job looks, and have SLURM run it again."""
         self._let_lightning_requeue(signal.SIGUSR1, None)
         if self._trainer.is_global_zero:
             say(
@@ -174,7 +174,7 @@ class Ending:
 
 
 def _save(trainer: pl.Trainer) -> str | None:
-    """Save the state as the last of the Trainer's `ModelCheckpoint`; all ranks do this.
+    """Saves the state as the last of the Trainer's `ModelCheckpoint`; all ranks do this.
 
     Where that saves weights alone, or another kind of callback is there, a whole state is saved as
     `last.ckpt`, in its folder or in `default_root_dir`.

@@ -25,7 +25,7 @@ HOOK = "on_train_epoch_start"
 
 
 def call_again(trainer: pl.Trainer) -> None:
-    """Call the hook of the callbacks and the module.
+    """Calls the hook of the callbacks and the module.
 
     Args:
         trainer: Of a fit whose states are loaded, within an epoch.
@@ -37,7 +37,7 @@ def call_again(trainer: pl.Trainer) -> None:
 
 @contextmanager
 def _kept(trainer: pl.Trainer) -> Iterator[None]:
-    """Leave behind the `with` block what a checkpoint keeps as it was before it."""
+    """Leaves behind the `with` block what a checkpoint keeps as it was before it."""
     if not _may_change(trainer):
         yield
         return

@@ -47,7 +47,7 @@ _ADVICE = (
 
 
 def warn_of_ranks(ranks: tuple[int, int], what: str) -> None:
-    """Say that a fit goes on with another number of ranks."""
+    """Says that a fit goes on with another number of ranks."""
     rank_zero_warn(
         f"The checkpoint was saved by {ranks[0]} ranks, and this fit has {ranks[1]}: {what}"
     )
@@ -96,7 +96,7 @@ class ExactResume:
             replace(_PATCH, owner, name, partial(ours, getattr(owner, name)))
 
     def watch(self, loader: Any) -> None:
-        """Count what is taken from a loader, unless it has a state of its own or is no DataLoader.
+        """Counts what is taken from a loader, unless it has a state of its own or is no DataLoader.
 
         Args:
             loader: What the Trainer is about to iterate.
@@ -112,7 +112,7 @@ class ExactResume:
         return self._ended is not None
 
     def release(self) -> None:
-        """Leave the loaders and the optimizers as they were."""
+        """Leaves the loaders and the optimizers as they were."""
         for mark in self._marks:
             mark.remove()
         self._marks = []
@@ -122,7 +122,7 @@ class ExactResume:
         self._pending = None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this rank; after a fit, where that ended."""
+        """Returns what a checkpoint keeps of this rank; after a fit, where that ended."""
         place = place_of(self.trainer)
         self._check_place(place)
         return self._take(place) if self._ended is None else self._ended
@@ -150,7 +150,7 @@ class ExactResume:
         }
 
     def load(self, saved: list[Mapping[str, Any]]) -> None:
-        """Go on from a checkpoint as the fit begins.
+        """Goes on from a checkpoint as the fit begins.
 
         Args:
             saved: What `state` returned on each rank, by rank.
@@ -207,7 +207,7 @@ class ExactResume:
         return {}
 
     def _changes(self) -> fit_changes.Values:
-        """What is no more as it was when training began."""
+        """Returns what is no more as it was when training began."""
         start = self._at_start
         if start is None:
             return {}
@@ -244,7 +244,7 @@ class ExactResume:
         return {**self._values(), **{name: each._version for name, each in tensors}}
 
     def _differences(self, then: Mapping[str, Any]) -> str:
-        """What has changed since a fingerprint, in words."""
+        """Returns what has changed since a fingerprint, in words."""
         now = self._fingerprint()
         names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         return printable(", ".join(names), max_chars=200)
@@ -371,7 +371,7 @@ class ExactResume:
             position.load_state_dict(state, within_epoch=within_epoch)
 
     def _iterate_again(self) -> None:
-        """Make the iterators of the epoch that goes on."""
+        """Makes the iterators of the epoch that goes on."""
         loop = self.trainer.fit_loop
         loop._load_combined_loader_states()  # late, where configure_optimizers asked for loaders
         combined = loop._combined_loader
@@ -395,7 +395,7 @@ class ExactResume:
         self._changed_at_end = self._differences(then) if is_cut_short else ""
 
     def _end(self, original: Any) -> None:
-        """Keep where the fit has ended: callbacks make pruning permanent, and loaders go."""
+        """Keeps where the fit has ended: callbacks make pruning permanent, and loaders go."""
         self._check_hooks()
         # Of shards none could be kept, which is said to who saves.
         with_gradients = self._has_whole_gradients
@@ -435,7 +435,7 @@ class ExactResume:
         self._check_hooks()
 
     def _note_end(self) -> None:
-        """Note for the watchdog that this rank has no more batches: others may have."""
+        """Notes for the watchdog that this rank has no more batches: others may have."""
         count, epoch = self.trainer.fit_loop.epoch_loop.batch_idx, self.trainer.current_epoch
         whereabouts.enter(f"out of batches in epoch {epoch} after {count + 1}", is_training=True)
 

@@ -66,7 +66,7 @@ def take(trainer: pl.Trainer, *, has_engine: bool) -> Values:
 
 
 def put(trainer: pl.Trainer, changed: Mapping[str, Any]) -> list[str]:
-    """Change what another process has changed.
+    """Changes what another process has changed.
 
     Args:
         trainer: Of the fit that resumes.
@@ -95,7 +95,7 @@ def put(trainer: pl.Trainer, changed: Mapping[str, Any]) -> list[str]:
 
 
 def _may_set(owner: object, attribute: str) -> bool:
-    """Whether an attribute is one of those that `take` looks at: a file has named it."""
+    """Returns whether an attribute is one of those that `take` looks at: a file has named it."""
     if isinstance(owner, pl.Trainer):
         return attribute in _TRAINER_SETTINGS
     if isinstance(owner, nn.Parameter):

@@ -37,7 +37,7 @@ class Place(Enum):
 
 
 def place_of(trainer: pl.Trainer) -> Place:
-    """Where a Trainer is in its fit."""
+    """Returns where a Trainer is in its fit."""
     loop = trainer.fit_loop
     epochs: Any = loop.epoch_progress.total
     batches: Any = loop.epoch_loop.batch_progress

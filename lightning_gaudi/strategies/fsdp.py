@@ -40,7 +40,7 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
 
     @override
     def setup_environment(self) -> None:
-        """Choose this rank's card, prepare it, then connect all ranks over HCCL."""
+        """Chooses this rank's card, prepares it, then connects all ranks over HCCL."""
         assert self.accelerator is not None
         # Not Lightning's, which gives the process group a device and makes meshes of CUDA devices.
         self._select_card()
@@ -51,7 +51,7 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Put the model into shards, unless it is, and have its gradients clipped there."""
+        """Puts the model into shards, unless it is, and has its gradients clipped there."""
         with self._keeping_batch_norms(fsdp.was_sharded(self.model)):
             super().setup(trainer)
         plugin = self.precision_plugin
@@ -79,13 +79,13 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
 
     @override
     def teardown(self) -> None:
-        """Leave the model in its shards, synchronized batch norms included."""
+        """Leaves the model in its shards, synchronized batch norms included."""
         with self._keeping_batch_norms(True):
             super().teardown()
 
     @contextmanager
     def _keeping_batch_norms(self, is_kept: bool) -> Iterator[None]:
-        """Keep Lightning from exchanging layers whose weights are in shards by then."""
+        """Keeps Lightning from exchanging layers whose weights are in shards by then."""
         exchange = self._layer_sync
         if is_kept:
             self._layer_sync = None

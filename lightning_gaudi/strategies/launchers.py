@@ -30,7 +30,7 @@ class HPUScriptLauncher(ScriptMixin, _SubprocessScriptLauncher):
         trainer: pl.Trainer | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Start the other ranks, if need be, and call the function in this one."""
+        """Starts the other ranks, if need be, and calls the function in this one."""
         return launch_script(self, functools.partial(function, *args, **kwargs))
 
 
@@ -45,7 +45,7 @@ class HPUSpawnLauncher(SpawnMixin, _MultiProcessingLauncher):
         trainer: pl.Trainer | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call the function in all ranks; returns what rank 0 does."""
+        """Calls the function in all ranks; returns what rank 0 does."""
         check_spawn(self._strategy)
         with processes.joined(lambda: self.procs):
             return super().launch(function, *args, trainer=trainer, **kwargs)

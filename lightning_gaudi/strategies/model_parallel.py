@@ -52,7 +52,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def setup_environment(self) -> None:
-        """Connect all ranks and make their mesh, if the module is one that can use it."""
+        """Connects all ranks and makes their mesh, if the module is one that can use it."""
         if not is_overridden("configure_model", self.lightning_module):
             raise MisconfigurationException(
                 f"ModelParallelStrategy parallelizes what {type(self.lightning_module).__name__}."
@@ -68,7 +68,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Set up the model, and have gradients clipped by the norm over all shards."""
+        """Sets up the model, and has gradients clipped by the norm over all shards."""
         assert self.model is not None
         check_eager(self.model)
         sum_and_divide(self.model)
@@ -82,7 +82,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def model_to_device(self) -> None:
-        """Move what is not sharded, and have all copies of it start alike."""
+        """Moves what is not sharded, and lets all copies of it start alike."""
         assert self.model is not None
         move_whole(self.model, self.root_device)
         _update_properties(self.model, device=self.root_device)

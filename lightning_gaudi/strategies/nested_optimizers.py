@@ -54,7 +54,7 @@ def take(optimizers: Iterable[Any]) -> States:
 
 
 def put(optimizers: Iterable[Any], states: Mapping[str, Any]) -> list[str]:
-    """Give inner optimizers what `take` returned in another process.
+    """Gives inner optimizers what `take` returned in another process.
 
     Returns:
         Where those are held that these optimizers do not hold.

@@ -38,14 +38,14 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Set up the model, and have the watchdog do what a callback asks for."""
+        """Sets up the model, and lets the watchdog do what a callback asks for."""
         watching.adapt(self.reliability, self._timeout)
         super().setup(trainer)
 
     @override
     @damage_on_all_ranks()
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read a checkpoint; all ranks refuse a damaged one."""
+        """Reads a checkpoint; all ranks refuse a damaged one."""
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
         return checkpoint
 
@@ -53,20 +53,20 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
     def reduce(
         self, tensor: Tensor, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean"
     ) -> Tensor:
-        """Reduce a tensor over the ranks; see `collectives.reduce`. Anything else stays."""
+        """Reduces a tensor over the ranks; see `collectives.reduce`. Anything else stays."""
         reduced: Tensor = self._reduce(tensor, group, reduce_op)
         return reduced
 
     @override
     def on_validation_start(self) -> None:
-        """Meet the other ranks, of which one may have more batches left to train on."""
+        """Meets the other ranks, of which one may have more batches left to train on."""
         super().on_validation_start()
         if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
             collectives.meet_for_validation()
 
     @override
     def on_train_end(self) -> None:
-        """Wait for the last agreement on its way, so that none is left at the end."""
+        """Waits for the last agreement on its way, so that none is left at the end."""
         super().on_train_end()
         if self._ending is not None:
             self._ending.finish()

@@ -35,7 +35,7 @@ def take(trainer: pl.Trainer) -> dict[str, dict[str, Tensor]]:
 
 
 def put(trainer: pl.Trainer, saved: Pruned) -> None:
-    """Prune as another process has pruned.
+    """Prunes as another process has pruned.
 
     Args:
         trainer: Of a fit; its module's weights are loaded.

@@ -35,7 +35,7 @@ def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
 
 
 def why_not_remove(trainer: pl.Trainer, path: _PATH) -> str | None:
-    """Why a checkpoint that a callback wants to be removed stays; None if it may go.
+    """Returns why a checkpoint that a callback wants to be removed stays; None if it may go.
 
     What `ModelCheckpoint` removes was read from the checkpoint that the fit went on from, which may
     be somebody else's. Lightning compares names alone: `folder/../other` begins as `folder` does,
@@ -58,7 +58,7 @@ def why_not_remove(trainer: pl.Trainer, path: _PATH) -> str | None:
 
 
 def newest_checkpoint(trainer: pl.Trainer) -> Path | None:
-    """What `ckpt_path="last"` means: the newest checkpoint by what they say of themselves.
+    """Returns what `ckpt_path="last"` means: the newest checkpoint by what they say of themselves.
 
     Its checksums are compared when it is loaded; see `begin`. What is damaged as far as the ends of
     the files tell is warned of here.
@@ -80,7 +80,7 @@ def newest_checkpoint(trainer: pl.Trainer) -> Path | None:
 def begin(
     trainer: pl.Trainer, load: Callable[[Any], None], path: _PATH | None, *, is_newest: bool
 ) -> None:
-    """Begin a fit: sweep what a killed one has left, then load what it goes on from, if anything.
+    """Begins a fit: removes what a killed one has left, then loads what it goes on from.
 
     Args:
         trainer: Whose ranks are connected.
@@ -111,7 +111,7 @@ def begin(
 def _load_valid(
     trainer: pl.Trainer, load: Callable[[Any], None], path: _PATH, *, is_newest: bool
 ) -> Path | None:
-    """Load a checkpoint or one that takes its place; returns which, if it is local."""
+    """Loads a checkpoint or one that takes its place; returns which, if it is local."""
     if not _is_local_file_protocol(path):
         load(path)
         return None

@@ -77,7 +77,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Save a folder of shards, or a single file; until it is complete, the old one stays.
+        """Saves a folder of shards, or a single file; until it is complete, the old one stays.
 
         Args:
             checkpoint: What the Trainer has gathered.
@@ -112,7 +112,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load the model, and the optimizers where fitting resumes, from any kind of checkpoint.
+        """Loads the model, and the optimizers where fitting resumes, from any kind of checkpoint.
 
         Args:
             checkpoint_path: A folder of shards or a single file, from whichever strategy.

@@ -38,7 +38,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
         compile: Any = None,
         reliability: Any = None,
     ) -> None:
-        """Create the strategy; the Trainer sets what is left out.
+        """Creates the strategy; the Trainer sets what is left out.
 
         Args:
             device: The HPU of this process; there is one, `hpu:0`.
@@ -62,7 +62,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
 
     @override
     def setup_environment(self) -> None:
-        """Choose the card. It is acquired after the hooks that look for data, which may not be."""
+        """Chooses the card. It is acquired after the hooks that look for data, which may not be."""
         check_alone(self.cluster_environment)
         select_card([self.card], local_rank=0)
         self._is_card_due = True
@@ -78,7 +78,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Start the card, and set up the model on it."""
+        """Starts the card, and sets up the model on it."""
         self._start_card()
         super().setup(trainer)
 
@@ -89,6 +89,6 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
 
     @override
     def model_to_device(self) -> None:
-        """Move the model, and tie again the weights that were tied before."""
+        """Moves the model, and ties again the weights that were tied before."""
         with kept_tied(self.model):
             super().model_to_device()

@@ -63,7 +63,7 @@ def _slug(name: str) -> str:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether all files are there, in the sizes that they were written with."""
+    """Returns whether all files are there, in the sizes that they were written with."""
     try:
         sizes = _about(folder)["sizes"]
         return bool(sizes) and all(
@@ -74,7 +74,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """What the list of a folder says of it.
+    """Returns what the list of a folder says of it.
 
     Raises:
         OSError: There is none.
@@ -87,7 +87,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether its name ends with the digest of what it was made from, as it says itself."""
+    """Returns whether its name ends with the digest of what it was made from, as it says itself."""
     try:
         key = json.dumps(_about(folder)["made_from"], sort_keys=True)
     except (OSError, ValueError, KeyError):
@@ -96,7 +96,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _make(folder: Path, key: str, make: Callable[[Path], None]) -> None:
-    """Fill a folder beside `folder` and rename it; the caller holds the lock."""
+    """Fills a folder beside `folder` and renames it; the caller holds the lock."""
     # Of this machine only: locks of some network file systems do not reach others.
     prefix = f"{folder.name}.{_slug(socket.gethostname())}."
     for stale in folder.parent.glob(f"{prefix}*.tmp"):
@@ -145,7 +145,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(root: Path) -> Iterator[None]:
-    """Say which folder could not be written."""
+    """Says which folder could not be written."""
     try:
         yield
     except OSError as error:
@@ -161,7 +161,7 @@ def _explained(root: Path) -> Iterator[None]:
 
 
 def _prune(root: Path) -> None:
-    """Remove what nobody asked for in a long time."""
+    """Removes what nobody asked for in a long time."""
     oldest = time.time() - _DAYS_UNUSED * 24 * 3600
     for path in root.glob(f"*/{_LIST}"):
         with contextlib.suppress(OSError):

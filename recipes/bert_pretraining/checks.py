@@ -16,7 +16,7 @@ _MIN_VOCAB_SIZE = 8  # five special tokens, and letters
 def check_sizes(
     max_seq_length: int, max_predictions: int, validation_share: float, next_sentence: bool
 ) -> None:
-    """Refuse sizes of a row that do not fit together.
+    """Refuses sizes of a row that do not fit together.
 
     Raises:
         UserError: naming the setting as it is typed.
@@ -36,7 +36,7 @@ def check_sizes(
 def check_documents(
     documents: str, truncate_documents: bool, next_sentence: bool, max_sequences: int
 ) -> None:
-    """Refuse what rows of concatenated documents, or of separate ones, cannot have.
+    """Refuses what rows of concatenated documents, or of separate ones, cannot have.
 
     Raises:
         UserError: naming the setting as it is typed.
@@ -60,7 +60,7 @@ def check_documents(
 
 
 def check_counts(vocab_size: int, batch_size: int, max_sequences: int, num_workers: int) -> None:
-    """Refuse numbers that are too small.
+    """Refuses numbers that are too small.
 
     Raises:
         UserError: naming the setting as it is typed.
@@ -77,7 +77,7 @@ def check_counts(vocab_size: int, batch_size: int, max_sequences: int, num_worke
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """Refuse a tokenizer with more tokens than the model has embeddings.
+    """Refuses a tokenizer with more tokens than the model has embeddings.
 
     Raises:
         UserError: saying how many it needs.

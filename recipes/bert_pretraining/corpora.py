@@ -46,7 +46,7 @@ def check_source(
     columns: Mapping[str, str] | None = None,
     max_documents: int | None = None,
 ) -> None:
-    """Refuse a corpus that cannot exist, before anything expensive is started.
+    """Refuses a corpus that cannot exist, before anything expensive is started.
 
     Raises:
         UserError: naming the setting as it is typed.
@@ -71,7 +71,7 @@ def open_corpus(
     columns: Mapping[str, str] | None = None,
     max_documents: int | None = None,
 ) -> Corpus:
-    """Find the corpus; read nothing of it yet.
+    """Finds the corpus; reads nothing of it yet.
 
     Args:
         source: "embedded" (documentation of Python and of `packages`), "path" (files) or "hub" (a

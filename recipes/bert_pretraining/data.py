@@ -119,11 +119,11 @@ class BertData(RecipeData):
             check_tokenizer(load_tokenizer(tokenizer), vocab_size)
 
     def prepare_data(self) -> None:
-        """Fill the caches, once a machine: downloads, token ids, planned rows."""
+        """Fills the caches, once a machine: downloads, token ids, planned rows."""
         self._prepare()
 
     def setup(self, stage: str) -> None:
-        """Map what `prepare_data` made; the same on every rank."""
+        """Maps what `prepare_data` made; the same on every rank."""
         if not self.datasets:
             self._make_datasets()
 
@@ -198,7 +198,7 @@ class BertData(RecipeData):
         return super().state_dict() | (tokenizer_state(self.tokenizer) if is_fast else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the tokenizer that the checkpoint was trained with.
+        """Goes on with the tokenizer that the checkpoint was trained with.
 
         Lightning calls this after `setup`: the text is tokenized again if it has to be.
 
@@ -258,7 +258,7 @@ class BertData(RecipeData):
 
 
 def _is_folder(tokenizer: str) -> bool:
-    """Whether it names a folder rather than a tokenizer of the hub."""
+    """Returns whether it names a folder rather than a tokenizer of the hub."""
     return tokenizer.startswith(("/", ".", "~")) or Path(tokenizer).is_dir()
 
 

@@ -23,7 +23,7 @@ _MAX_DOCUMENT_CHARACTERS = 16 * 2**20
 
 
 def check(path: str, columns: Mapping[str, str]) -> None:
-    """Look at names, sizes and beginnings, but read no whole file.
+    """Looks at names, sizes and beginnings, but read no whole file.
 
     Raises:
         UserError: for files that are not there, empty, or cannot be read as `read` would.

@@ -11,7 +11,7 @@ _POSITION_SCALE, _SEGMENT_SCALE, _VALUE_SCALE, _SHARPNESS = 0.2, 0.3, 3.0, 4.0
 
 
 def look_at_one_segment(bert: BertModel) -> None:
-    """Let one head of the first layer begin by looking at the first segment, one at the second.
+    """Lets one head of the first layer begin by looking at the first segment, one at the second.
 
     To say whether two segments belong together, a model must compare what is in one with what is in
     the other. BERT begins by mixing all tokens, in which both are lost, and the gradient says

@@ -139,7 +139,7 @@ class BertPretraining(RecipeModule):
         self._phase1 = Phase1.of(phase1_checkpoint, self)
 
     def setup(self, stage: str) -> None:
-        """Begin phase 2 with the weights of phase 1."""
+        """Begins phase 2 with the weights of phase 1."""
         if stage == "fit" and self._phase1 is not None:
             self._phase1.load_weights(self)
 
@@ -151,12 +151,12 @@ class BertPretraining(RecipeModule):
         return configured
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what phase it is."""
+        """Keeps what phase it is."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[PHASE1_KEY] = None if self._phase1 is None else self._phase1.path
 
     def logits(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Predict the masked tokens, and whether the segments of each sequence belong together.
+        """Predicts the masked tokens, and whether the segments of each sequence belong together.
 
         Returns:
             [B, P, V] logits, and [B, K, 2] logits or None without next-sentence prediction.
@@ -195,7 +195,7 @@ class BertPretraining(RecipeModule):
     def _losses(
         self, batch: Mapping[str, Tensor], token_logits: Tensor, pair_logits: Tensor | None
     ) -> dict[str, Tensor]:
-        """Sum the losses and divide by how many a batch has on average, which is a constant.
+        """Sums the losses and divides by how many a batch has on average, which is a constant.
 
         So every prediction weighs the same, in whatever micro-batch or on whatever card it is, and
         gradient accumulation gives the gradient of the whole batch. (The mean over each batch would
@@ -219,7 +219,7 @@ class BertPretraining(RecipeModule):
         self._totals = torch.zeros(len(self._names_of_totals()), device=self.device)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Add up sums, not means: the last batch may hold fewer predictions."""
+        """Adds up sums, not means: the last batch may hold fewer predictions."""
         assert self._totals is not None
         self._totals += self(batch, scores=True)
 
@@ -243,7 +243,7 @@ class BertPretraining(RecipeModule):
         return candidates(batch, best.values, best.indices, tokenizer)
 
     def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Print them; `trainer.predict` returns them too."""
+        """Prints them; `trainer.predict` returns them too."""
         print(
             f"\n{printable(lines(outputs), lines=True)}", flush=True
         )  # not behind the progress bar
@@ -257,7 +257,7 @@ class BertPretraining(RecipeModule):
         self._filled = []
 
     def on_predict_epoch_end(self) -> None:
-        """Write what was printed to one file, in the order of the text."""
+        """Writes what was printed to one file, in the order of the text."""
         path = prediction_path(self.trainer, "filled_masks.txt")
         write_predictions(self.trainer, path, self._filled)
 
@@ -289,7 +289,7 @@ class BertPretraining(RecipeModule):
         return _MLM_TOTALS + (_NSP_TOTALS if self.hparams["next_sentence"] else ())
 
     def _log_totals(self, stage: str) -> None:
-        """Read the sums of all processes at once, and log means that live on the host."""
+        """Reads the sums of all processes at once, and logs means that live on the host."""
         assert self._totals is not None
         sums = dict(zip(self._names_of_totals(), self.sum_over_ranks(self._totals), strict=True))
         self._totals = None
@@ -307,12 +307,12 @@ class BertPretraining(RecipeModule):
 
 
 def _gather(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Select tokens: [B, T, D] at [B, N] gives [B, N, D]."""
+    """Selects tokens: [B, T, D] at [B, N] gives [B, N, D]."""
     return hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
 
 
 def _sum_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropies over the labels that are not -100, and their number."""
+    """Sums of the cross-entropies over the labels that are not -100, and their number."""
     loss = F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=_IGNORED, reduction="sum"
     )
@@ -320,6 +320,6 @@ def _sum_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of losses, number of right predictions, number of predictions; all float32."""
+    """Sums of losses, number of right predictions, number of predictions; all float32."""
     loss, count = _sum_loss(logits, labels)
     return loss, (logits.argmax(-1) == labels).sum().float(), count.float()

@@ -143,7 +143,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
         return row
 
     def _mask(self, row: dict[str, Any], rng: np.random.Generator) -> None:
-        """Choose at most P tokens to predict and hide them, in place."""
+        """Chooses at most P tokens to predict and hides them, in place."""
         limit, ids = self.shape.max_predictions_per_seq, row["input_ids"]
         candidates = np.flatnonzero(~np.isin(ids, self.vocabulary.special))
         wanted = self.shape.num_predictions(len(candidates))
@@ -159,7 +159,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
 
 
 def collate(rows: Sequence[dict[str, Any]], length: int | None = None) -> dict[str, Any]:
-    """Stack rows: tensors [B, ...], and the counts as sums on the host, never on the device.
+    """Stacks rows: tensors [B, ...], and the counts as sums on the host, never on the device.
 
     Args:
         rows: items of a `PackedDataset`.

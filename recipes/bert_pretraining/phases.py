@@ -49,7 +49,7 @@ class Phase1:
         return phase1
 
     def load_weights(self, module: RecipeModule) -> None:
-        """Give the module, still on the CPU, the weights, and its data the vocabulary.
+        """Gives the module, still on the CPU, the weights, and its data the vocabulary.
 
         Raises:
             UserError: if the data have another vocabulary, or no checkpoint was named.
@@ -64,7 +64,7 @@ class Phase1:
         module.load_state_dict(self.checkpoint["state_dict"])
 
     def load_moments(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give an optimizer that has not made a step the averages, and no more.
+        """Gives an optimizer that has not made a step the averages, and no more.
 
         Raises:
             UserError: if it is of another kind, or trains other parameters.
@@ -109,7 +109,7 @@ class Phase1:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """Map a checkpoint into memory: what is not used is not read."""
+    """Maps a checkpoint into memory: what is not used is not read."""
     if not Path(path).is_file():
         raise UserError(
             f"model.phase1_checkpoint={path} does not exist. Name the last .ckpt file of phase 1; "

@@ -57,7 +57,7 @@ class Prepared:
 def prepare(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase | None, settings: Settings, root: Path
 ) -> Prepared:
-    """Open what an earlier call left in the cache, or do the work: safe in many processes at once.
+    """Opens what an earlier call left in the cache, or does the work; many processes may do so.
 
     Args:
         corpus: the text.

@@ -25,7 +25,7 @@ class RowShape:
     mlm_probability: float = 0.15
 
     def num_predictions(self, num_tokens: int) -> int:
-        """How many of the tokens of a row, special ones not counted, are predicted."""
+        """Returns how many of the tokens of a row, special ones not counted, are predicted."""
         wanted = max(1, round(self.mlm_probability * num_tokens))
         return min(self.max_predictions_per_seq, wanted)
 
@@ -55,7 +55,7 @@ class RowPlan:
 
     @classmethod
     def open(cls, folder: Path, split: str) -> RowPlan:
-        """Map what `write_plan` wrote.
+        """Maps what `write_plan` wrote.
 
         Raises:
             UserError: The arrays are no indices, or do not belong together.
@@ -93,7 +93,7 @@ class RowPlan:
         return self.source[0] if self.source is not None else None
 
     def text_ranges(self) -> Iterator[tuple[int, int]]:
-        """Start and stop of the segments of all sequences, in the corpus's tokens."""
+        """Starts and stops of the segments of all sequences, in the corpus's tokens."""
         return ((start, stop) for row in self.sequences for start, stop in (row[0:2], row[2:4]))
 
     def expected_targets(self, shape: RowShape) -> tuple[float, float]:
@@ -123,7 +123,7 @@ _ARRAYS = ("sequences", "packed", "row_starts", "by_length", "sorted_lengths")
 def write_plan(
     sequences: np.ndarray, shape: RowShape, next_sentence: bool, folder: Path, split: str
 ) -> None:
-    """Pack sequences into rows and write the plan into files of `folder`.
+    """Packs sequences into rows and writes the plan into files of `folder`.
 
     Args:
         sequences: [number of sequences, 5].

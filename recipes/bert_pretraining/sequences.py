@@ -38,7 +38,7 @@ def sequence_lengths(sequences: np.ndarray) -> np.ndarray:
 def single_sequences(
     corpus: TokenizedCorpus, documents: np.ndarray, max_seq_length: int
 ) -> np.ndarray:
-    """Cut each document into pieces that fill a row, and one shorter remainder.
+    """Cuts each document into pieces that fill a row, and one shorter remainder.
 
     Args:
         corpus: the tokenized documents.

@@ -14,7 +14,7 @@ Subsets = list[str | None] | str | None
 
 
 def check_sources(source: Source, path: Names, subset: Subsets, **settings: Any) -> None:
-    """Refuse corpora that cannot exist; see `check_source`.
+    """Refuses corpora that cannot exist; see `check_source`.
 
     Raises:
         UserError: for one of them, or for lists of different lengths.
@@ -31,7 +31,7 @@ def open_corpora(
     max_documents: int | None = None,
     **settings: Any,
 ) -> Corpus:
-    """Find the corpora; read nothing of them yet.
+    """Finds the corpora; reads nothing of them yet.
 
     Args:
         source: of all of them.

@@ -43,7 +43,7 @@ class StreamPlan:
     def open(
         cls, corpus: TokenizedCorpus, folder: Path, split: str, max_seq_length: int
     ) -> StreamPlan:
-        """Map what `write_stream` wrote.
+        """Maps what `write_stream` wrote.
 
         Raises:
             UserError: The arrays are no indices, or do not belong together.
@@ -82,7 +82,7 @@ class StreamPlan:
         return self.source[0] if self.source is not None else None
 
     def text_ranges(self) -> Iterator[tuple[int, int]]:
-        """Start and stop of the text of each document, in the corpus's tokens."""
+        """Starts and stops of the text of each document, in the corpus's tokens."""
         return map(self._range, range(len(self.documents)))
 
     def _range(self, index: int) -> tuple[int, int]:
@@ -115,7 +115,7 @@ def write_stream(
     folder: Path,
     split: str,
 ) -> None:
-    """Write the plan into files of `folder`.
+    """Writes the plan into files of `folder`.
 
     Args:
         corpus: the tokenized documents.

@@ -33,7 +33,7 @@ class TokenizedCorpus:
 
     @classmethod
     def open(cls, folder: Path) -> TokenizedCorpus:
-        """Map what `write_tokens` wrote; of the arrays only the ends are read yet.
+        """Maps what `write_tokens` wrote; of the arrays only the ends are read yet.
 
         Raises:
             UserError: The arrays are no token ids, or do not belong together.
@@ -83,7 +83,7 @@ _STARTS = ("int64",)
 def write_tokens(
     documents: Iterable[Sequence[str]], tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    """Tokenize on all cores, a million characters at a time, into files of `folder`."""
+    """Tokenizes on all cores, a million characters at a time, into files of `folder`."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns in DataLoader workers
     encode = _encoder(tokenizer)
     dtype = np.uint16 if len(tokenizer) <= np.iinfo(np.uint16).max + 1 else np.uint32
@@ -147,7 +147,7 @@ class ArrayWriter:
         self._file = (folder / f"{name}.{self._dtype.name}").open("wb")
 
     def append(self, values: Any) -> None:
-        """Write these after what was written before."""
+        """Writes these after what was written before."""
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
 
     def __enter__(self) -> ArrayWriter:
@@ -160,7 +160,7 @@ class ArrayWriter:
 def open_array(
     folder: Path, name: str, dtypes: Sequence[str] = ("uint16", "uint32", "int64")
 ) -> np.ndarray:
-    """Map the array that an `ArrayWriter` wrote: read-only, [number of elements].
+    """Maps the array that an `ArrayWriter` wrote: read-only, [number of elements].
 
     Args:
         folder: where.
@@ -182,7 +182,7 @@ def open_array(
 
 
 def check_starts(starts: np.ndarray, end: int, folder: Path | None, name: str) -> None:
-    """Check that starts begin with 0 and end where the array ends that they lead into.
+    """Checks that starts begin with 0 and end where the array ends that they lead into.
 
     Raises:
         UserError: They do not.

@@ -27,7 +27,7 @@ class UnigramReference:
 
 
 def unigram_reference(text: np.ndarray, targets: np.ndarray) -> UnigramReference:
-    """Measure the reference.
+    """Measures the reference.
 
     Args:
         text: [number of tokens], the tokens that can be chosen for prediction.

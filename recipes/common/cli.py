@@ -64,7 +64,7 @@ class RecipeCLI(LightningCLI):
         )
 
     def _parse_ckpt_path(self) -> None:
-        """Refuse a model by name beside the checkpoint of another, whose settings come first."""
+        """Refuses a model by name beside the checkpoint of another, whose settings come first."""
         name = f"{self.config.get('subcommand')}.model.name"
         asked = self.config.get(name)
         super()._parse_ckpt_path()
@@ -114,7 +114,7 @@ class RecipeCLI(LightningCLI):
         return PublishedComparison(find_run(folder, name), config)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run it; what Lightning or the strategy finds wrong with the settings is the user's."""
+        """Runs it; what Lightning or the strategy finds wrong with the settings is the user's."""
         if subcommand in _SCORES and not self._get(self.config, "ckpt_path"):
             self._warn_of_untrained(subcommand)
         try:
@@ -137,7 +137,7 @@ class RecipeCLI(LightningCLI):
             )
 
     def _exit_as_told(self) -> None:
-        """End with the status of the signal, as a shell expects it: Lightning ends with 0 or 1.
+        """Ends with the status of the signal, as a shell expects it: Lightning ends with 0 or 1.
 
         On the first rank only. The others end well: they did what they were told, and a status
         would have the first one take them for failed.
@@ -170,7 +170,7 @@ def run(
     program: str | None = None,
     **options: Any,
 ) -> RecipeCLI:
-    """Parse the arguments (the command line's by default) and run the subcommand.
+    """Parses the arguments (the command line's by default) and runs the subcommand.
 
     Args:
         module_class: the recipe's model.
@@ -203,7 +203,7 @@ def run(
 
 
 def _check_checkpoint(path: str | None) -> None:
-    """Refuse a file that is not there; words such as `last`, and URLs, are Lightning's to read."""
+    """Refuses a file that is not there; words such as `last`, and URLs, are Lightning's to read."""
     if path is None or path in _FOUND_BY_LIGHTNING or ":" in path or Path(path).exists():
         return
     raise UserError(
@@ -213,7 +213,7 @@ def _check_checkpoint(path: str | None) -> None:
 
 
 def _check_environment(wanted: Mapping[str, Any] | None) -> None:
-    """Refuse variables that nobody has set: `front.main` does, before torch is imported."""
+    """Refuses variables that nobody has set: `front.main` does, before torch is imported."""
     for name, value in (wanted or {}).items():
         if name not in os.environ:
             raise UserError(

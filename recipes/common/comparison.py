@@ -41,7 +41,7 @@ class PublishedComparison(Callback):
         self._clock = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock, and see on which card; at the end of `fit` the model has left it."""
+        """Starts the clock, and see on which card; at the end of `fit` the model has left it."""
         self._hardware = _hardware(pl_module)
         self._seconds = {"train": 0.0, "val": 0.0}
         self._clock = time.perf_counter()
@@ -56,7 +56,7 @@ class PublishedComparison(Callback):
         self._read_clock("val")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock."""
+        """Stops the clock."""
         self._read_clock("train")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -68,12 +68,12 @@ class PublishedComparison(Callback):
         self._hardware = _hardware(pl_module)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare what the model has measured, if anything (`figures`), and print it once."""
+        """Compares what the model has measured, if anything (`figures`), and prints it once."""
         if hasattr(pl_module, "figures"):
             self._compare(trainer, pl_module.figures())  # type: ignore[operator]
 
     def published_run(self) -> PublishedRun:
-        """What `lightning-gaudi plan` is to compare with, which runs nothing."""
+        """Returns what `lightning-gaudi plan` is to compare with, which runs nothing."""
         return planned_run(self.run, self.config)
 
     def _compare(self, trainer: Trainer, measured: Mapping[str, float]) -> None:

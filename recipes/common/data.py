@@ -78,5 +78,5 @@ class RecipeData(LightningDataModule):
         return {} if self._train_loader is None else {_POSITION: self._train_loader.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember the place for the training loader, which is made after this."""
+        """Remembers the place for the training loader, which is made after this."""
         self._position = state_dict.get(_POSITION)

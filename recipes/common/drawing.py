@@ -33,7 +33,7 @@ class Panel:
 
 
 def save_png(title: str, panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels side by side, on axes of the same steps."""
+    """Draws panels side by side, on axes of the same steps."""
     figure = _figure(len(panels))
     figure.suptitle(title)
     for number, panel in enumerate(panels, start=1):

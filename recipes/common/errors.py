@@ -10,7 +10,7 @@ class UserError(ValueError):
 
 
 def line_of(error: BaseException) -> str:
-    """What an error says, without the frames that a DataLoader's worker puts around it.
+    """Returns what an error says, without the frames that a DataLoader's worker puts around it.
 
     torch raises the error of a worker anew, as the same type, with the worker's traceback for a
     message (torch/_utils.py, ExceptionWrapper).

@@ -28,7 +28,7 @@ _FROM_ELSEWHERE = {
 
 
 def export(checkpoint: Path, output: Path) -> str:
-    """Write model.safetensors, config.json and the tokenizer; no card and no network is needed.
+    """Writes model.safetensors, config.json and the tokenizer; no card and no network is needed.
 
     Args:
         checkpoint: what a fit wrote, on any device.
@@ -48,7 +48,7 @@ def export(checkpoint: Path, output: Path) -> str:
 
 
 def read_checkpoint(checkpoint: Path, keys: Sequence[str]) -> dict[str, Any]:
-    """What a recipe's fit wrote.
+    """Returns what a recipe's fit wrote.
 
     Args:
         checkpoint: the file.

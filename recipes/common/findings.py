@@ -20,12 +20,12 @@ MAX_CAUSES = 4
 
 
 def is_hpu(trainer: Trainer) -> bool:
-    """Whether the Trainer's device is a Gaudi, simulated or not."""
+    """Returns whether the Trainer's device is a Gaudi, simulated or not."""
     return trainer.strategy.root_device.type == "hpu"
 
 
 def settings(trainer: Trainer, module: Any) -> list[Line]:
-    """What a figure of this run depends on."""
+    """Returns what a figure of this run depends on."""
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     device = vendor.device_name() if is_hpu(trainer) else "CPU"
     accumulated = trainer.accumulate_grad_batches
@@ -68,7 +68,7 @@ def scores(trainer: Trainer) -> Iterator[Line]:
 
 
 def weights(trainer: Trainer, module: Any) -> str:
-    """Which weights a score is of."""
+    """Returns which weights a score is of."""
     if trainer.ckpt_path:
         return f"those of {trainer.ckpt_path}"
     if trainer.global_step:
@@ -97,7 +97,7 @@ def speed(throughput: TokenThroughput | None, samples: str = "samples") -> list[
 
 
 def device(trainer: Trainer, monitor: GraphMonitor | None, num_shapes: int) -> list[Line]:
-    """What the first card did."""
+    """Returns what the first card did."""
     report = None if monitor is None else monitor.report
     lines: list[Line] = [("shapes of training batches", f"{num_shapes}")]
     if report is not None:
@@ -126,7 +126,7 @@ def device(trainer: Trainer, monitor: GraphMonitor | None, num_shapes: int) -> l
 
 
 def files(trainer: Trainer, folder: Path, *, has_picture: bool) -> list[Line | Row]:
-    """What the run leaves, of what is there.
+    """Returns what the run leaves, of what is there.
 
     Args:
         trainer: Of the run.

@@ -43,7 +43,7 @@ def prediction_path(trainer: Trainer, name: str) -> Path:
 
 
 def write_new(path: Path, content: str | bytes) -> None:
-    """Write a file in the place of what has the name; a symbolic link there is not followed."""
+    """Writes a file in the place of what has the name; a symbolic link there is not followed."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -58,7 +58,7 @@ def write_new(path: Path, content: str | bytes) -> None:
 def write_predictions(
     trainer: Trainer, path: Path, rows: Iterable[tuple[int, str]], header: str = ""
 ) -> None:
-    """Write the lines of all ranks to one file, in the order of their numbers; say where.
+    """Writes the lines of all ranks to one file, in the order of their numbers; says where.
 
     Each rank writes its part; the first puts them together, so all must see the same folder.
 

@@ -104,7 +104,7 @@ def _export(program: str, export: Export | None, arguments: Sequence[str]) -> No
 
 
 def _check(recipe: catalog.Recipe, arguments: Sequence[str]) -> None:
-    """Refuse what is no command, and a run of settings that nobody has chosen.
+    """Refuses what is no command, and a run of settings that nobody has chosen.
 
     Options before the command are for LightningCLI to read. The classes' own defaults are small and
     without an end: who wants them, and to set the rest, asks for them with `--config={}`.

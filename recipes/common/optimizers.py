@@ -59,7 +59,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
-        """Clip the gradients and update the parameters that have them."""
+        """Clips the gradients and updates the parameters that have them."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -146,7 +146,7 @@ def make_optimizer(
 
 
 def kind(name: str) -> str:
-    """Which averages it has, those of adamw or of lamb, whoever computes them."""
+    """Returns which averages it has, those of adamw or of lamb, whoever computes them."""
     return "adamw" if name == AUTO else name.removeprefix("fused_")
 
 
@@ -187,13 +187,13 @@ def _translated(
 
 
 def _num_steps(group: dict[str, Any], state: dict[Any, dict[str, Any]]) -> int:
-    """How many a group has done, as the vendor's AdamW counts them, or torch's."""
+    """Returns how many a group has done, as the vendor's AdamW counts them, or torch's."""
     counts = [state[index].get("step", 0) for index in group["params"] if index in state]
     return int(max([group.get("step", 0), *counts]))
 
 
 def _allocate_averages(optimizer: torch.optim.Optimizer) -> None:
-    """Make the averages that the vendor's kernels make in their first step.
+    """Makes the averages that the vendor's kernels make in their first step.
 
     In lazy mode that step would be another graph for each group of parameters: twice as many
     compilations.

@@ -45,7 +45,7 @@ def page(
     sections: Iterable[Section],
     footer: str,
 ) -> str:
-    """Write the report.
+    """Writes the report.
 
     Args:
         title: of the run.

@@ -21,7 +21,7 @@ class RecipeParser(LightningArgumentParser):
     """LightningCLI's parser, without its list of all settings in front of each error."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong, and exit with 2."""
+        """Says what is wrong, and exit with 2."""
         if not self.exit_on_error or os.environ.get(_DEBUG):  # a parser within this one asks
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self

@@ -60,7 +60,7 @@ def line_of(file: Path, number: int) -> str:
 
 
 def check_widths(file: Path) -> None:
-    """Refuse rows with more or fewer fields than the header.
+    """Refuses rows with more or fewer fields than the header.
 
     Raises:
         UserError: with the line.
@@ -95,7 +95,7 @@ def check_rows(file: Path) -> None:
 
 
 def explain(file: Path, error: Exception, is_text: bool = False) -> UserError:
-    """What is wrong with a file that could not be read.
+    """Returns what is wrong with a file that could not be read.
 
     Args:
         file: which.
@@ -123,7 +123,7 @@ def explain(file: Path, error: Exception, is_text: bool = False) -> UserError:
 
 
 def _check_text(file: Path, suffix: str) -> None:
-    """Find the first line that is not what the suffix says."""
+    """Finds the first line that is not what the suffix says."""
     if suffix in (".csv", ".tsv", ".txt"):
         try:
             check_widths(file)
@@ -138,7 +138,7 @@ def _check_text(file: Path, suffix: str) -> None:
 def _check_kinds(
     file: Path, place: str, row: dict[str, Any], kinds: dict[str, tuple[type, str]]
 ) -> None:
-    """Refuse a row with a value of another kind than its column had before; notes new ones."""
+    """Refuses a row with a value of another kind than its column had before; notes new ones."""
     for name, value in row.items():
         # A column of whole numbers and others is one of numbers.
         kind = float if type(value) is int else type(value)

@@ -127,7 +127,7 @@ class Table:
                 number += size
 
     def check(self) -> None:
-        """Look at the columns and the first rows, but read no whole file.
+        """Looks at the columns and the first rows, but read no whole file.
 
         Raises:
             UserError: as reading would.

@@ -50,39 +50,39 @@ class RunReport(Callback):
         self._panels: list[Panel] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew."""
+        """Begins anew."""
         self._start, self._shapes = time.monotonic(), set()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Note the shapes of the batch: each is compiled."""
+        """Notes the shapes of the batch: each is compiled."""
         if isinstance(batch, Mapping):
             tensors = (value for value in batch.values() if isinstance(value, Tensor))
             self._shapes.add(tuple(tuple(value.shape) for value in tensors))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report a fit that was finished."""
+        """Reports a fit that was finished."""
         self._report(trainer, pl_module, None)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Report a fit that has taken steps before it ended early."""
+        """Reports a fit that has taken steps before it ended early."""
         if trainer.state.fn == "fit" and trainer.global_step:
             self._report(trainer, pl_module, exception)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the scores of `validate`; the validations of a fit are logged."""
+        """Prints the scores of `validate`; the validations of a fit are logged."""
         if trainer.state.fn == "validate":
             self._print_scores(trainer, pl_module)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the scores of `test`."""
+        """Prints the scores of `test`."""
         self._print_scores(trainer, pl_module)
 
     def write(self, trainer: Trainer) -> None:
-        """Write report.png and report.html with the sections as they are now."""
+        """Writes report.png and reports.html with the sections as they are now."""
         folder = run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         if self._panels:

@@ -37,7 +37,7 @@ class Section:
 
 
 def section(title: str, rows: Iterable[Row | tuple[str, str | None]]) -> Section:
-    """Make a section; pairs are rows, and those whose value is None are left out."""
+    """Makes a section; pairs are rows, and those whose value is None are left out."""
     made = (
         row if isinstance(row, Row) else row[1] and Row(row[0], hide_secrets(row[1]))
         for row in rows

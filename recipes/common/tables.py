@@ -160,7 +160,7 @@ def _open(method: str) -> Callable[[str, Mapping[str, Any]], Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave errors to `explain`; fields that pandas would drop are one."""
+    """Leaves errors to `explain`; fields that pandas would drop are one."""
     logger = logging.getLogger("datasets")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -39,7 +39,7 @@ BLOOM_TOKENS = {
 
 
 def train_wordpiece(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn a lower-case WordPiece vocabulary of at most `vocab_size` entries, as BERT has.
+    """Learns a lower-case WordPiece vocabulary of at most `vocab_size` entries, as BERT has.
 
     The documents are read twice and not kept: they may be more than fits in memory. The same text
     gives the same vocabulary, in any order. Left alone, the trainer numbers the letters that
@@ -79,7 +79,7 @@ def _wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
 
 
 def train_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn a lower-case vocabulary of byte-pair merges, with T5's special tokens and their ids.
+    """Learns a lower-case vocabulary of byte-pair merges, with T5's special tokens and their ids.
 
     They are <pad> 0, </s> 1, <unk> 2. T5's own vocabulary is a Unigram one, whose trainer gives
     another result in every process; ranks would not understand each other.
@@ -96,7 +96,7 @@ def train_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrained
 
 
 def train_byte_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn byte-pair merges of bytes, with Bloom's special tokens and their ids, 0 to 3.
+    """Learns byte-pair merges of bytes, with Bloom's special tokens and their ids, 0 to 3.
 
     Every text can be written with it, and is read back as it was: there is no unknown token.
 
@@ -141,7 +141,7 @@ def tokenizer_from_json(
 
 
 def _check_token_ids(text: str) -> None:
-    """Refuse a token id that is larger than there are tokens.
+    """Refuses a token id that is larger than there are tokens.
 
     The library takes memory for all ids up to the largest, and ends the process without it.
     """
@@ -156,7 +156,7 @@ def _check_token_ids(text: str) -> None:
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """What a checkpoint keeps of a tokenizer that was trained here."""
+    """Returns what a checkpoint keeps of a tokenizer that was trained here."""
     return {
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
         "special_tokens": dict(tokenizer.special_tokens_map),

@@ -70,7 +70,7 @@ class RecipeModule(LightningModule):
         return [MetricHistory(self.progress_loss)]
 
     def report_sections(self, stage: str) -> list[Section]:
-        """What only this model knows about its scores: the baselines. Lines of the report.
+        """Returns what only this model knows about its scores: the baselines. Lines of the report.
 
         Args:
             stage: "val" or "test"; their metrics are in `trainer.callback_metrics`, if it was run.
@@ -125,12 +125,12 @@ class RecipeModule(LightningModule):
         return name
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the model's configuration, so that it can be exported without a download."""
+        """Keeps the model's configuration, so that it can be exported without a download."""
         checkpoint[CONFIG_KEY] = self.model.config.to_json_string(use_diff=False)
         checkpoint[CLASS_KEY] = type(self.model).__name__
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the weights of another model before any are loaded.
+        """Refuses the weights of another model before any are loaded.
 
         Raises:
             UserError: naming the settings in which the models differ.
@@ -167,19 +167,19 @@ class RecipeModule(LightningModule):
         return data
 
     def sum_over_ranks(self, totals: Tensor) -> list[float]:
-        """Add up a tensor of sums over all processes, and read it: once in an evaluation."""
+        """Adds up a tensor of sums over all processes, and reads it: once in an evaluation."""
         sums: Tensor = self.trainer.strategy.reduce(totals, reduce_op="sum")
         values: list[float] = sums.tolist()
         return values
 
     def log_on_host(self, values: Mapping[str, float], prog_bar: bool = False) -> None:
-        """Log numbers that are the same on all ranks; a plain number would go to the device."""
+        """Logs numbers that are the same on all ranks; a plain number would go to the device."""
         for name, value in values.items():
             self.log(name, torch.tensor(value), prog_bar=prog_bar)
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:
-    """Recompute activations in the backward pass, with the random numbers of the forward pass.
+    """Recomputes activations in the backward pass, with the random numbers of the forward pass.
 
     Under the name that it has: transformers 5.23 deprecates the one that 4 and 5.0 know.
     """
@@ -192,7 +192,7 @@ def _cuts_up(strategy: Strategy) -> bool:
 
 
 def _check_takes_shards(name: str, weight_decay: float, strategy: Strategy) -> None:
-    """Refuse what is wrong on a part of a weight, or does not know DTensors."""
+    """Refuses what is wrong on a part of a weight, or does not know DTensors."""
     if _cuts_up(strategy) and name != "adamw":
         raise UserError(
             f"model.optimizer={name} updates whole weights, but trainer.strategy is "

@@ -16,7 +16,7 @@ LINKS = ("vocab_size", "max_length")
 
 
 def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
-    """Parse the arguments (the command line's by default) and run the command."""
+    """Parses the arguments (the command line's by default) and runs the command."""
     from recipes.common import cli
     from recipes.mrpc.data import MrpcData
     from recipes.mrpc.module import Mrpc
@@ -25,7 +25,7 @@ def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
 
 
 def main(args: Sequence[str] | None = None, program: str = "") -> None:
-    """Run one of the Trainer's commands, or `export`; see `front.main`."""
+    """Runs one of the Trainer's commands, or `export`; see `front.main`."""
     front.main(__file__, run, args, program)
 
 

@@ -108,14 +108,14 @@ class MrpcData(RecipeData):
         return f"from {self.hparams['path']}"
 
     def prepare_data(self) -> None:
-        """Fill the cache of the embedded text, or of the hub, once a machine."""
+        """Fills the cache of the embedded text, or of the hub, once a machine."""
         if self.hparams["source"] == "embedded":
             embedded_documents(self.hparams["packages"])
         elif self.hparams["source"] == "hub":
             self._read()
 
     def setup(self, stage: str) -> None:
-        """Read or make the pairs and learn a tokenizer, the same on every rank."""
+        """Reads or makes the pairs and learns a tokenizer, the same on every rank."""
         self.pairs = self.pairs or self._read()
         if self.tokenizer is None and "train" in self.pairs:
             texts = dict.fromkeys(chain.from_iterable(pair[:2] for pair in self.pairs["train"]))
@@ -153,7 +153,7 @@ class MrpcData(RecipeData):
         return super().state_dict() | (tokenizer_state(self.tokenizer) if is_trained else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the tokenizer that the checkpoint was trained with, and its place in the epoch."""
+        """Takes the tokenizer that the checkpoint was trained with, and its place in the epoch."""
         super().load_state_dict(state_dict)
         if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
             self.tokenizer = tokenizer_from_state(state_dict)

@@ -27,7 +27,7 @@ class FirstTokenLayer(BertLayer):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, *_: Any, **__: Any
     ) -> Any:
-        """Compute the token.
+        """Computes the token.
 
         Args:
             hidden_states: [B, T, D].

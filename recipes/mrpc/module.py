@@ -128,7 +128,7 @@ class Mrpc(RecipeModule):
         self._evaluated = []
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Keep logits and labels on the device until all batches are done."""
+        """Keeps logits and labels on the device until all batches are done."""
         self._evaluated.append(self(batch, scores=True))
 
     def on_validation_epoch_end(self) -> None:
@@ -149,7 +149,7 @@ class Mrpc(RecipeModule):
         return {"index": index, "prediction": self.logits(batch).argmax(-1)}
 
     def configure_callbacks(self) -> list[Callback]:
-        """What `predict` finds is written, always."""
+        """Returns what `predict` finds is written, always."""
         has_writer = any(isinstance(each, SubmissionWriter) for each in self.trainer.callbacks)
         return super().configure_callbacks() + ([] if has_writer else [SubmissionWriter()])
 
@@ -186,7 +186,7 @@ class Mrpc(RecipeModule):
         return f"the weights of model.name={name} with a new head, which has learnt nothing"
 
     def _log_scores(self, stage: str) -> None:
-        """Bring the results of all ranks to the host at once, and leave out rows that only fill.
+        """Brings the results of all ranks to the host at once, and leaves out rows that only fill.
 
         Here, not in each step: leaving out rows makes a shape that depends on the data.
         """
@@ -249,7 +249,7 @@ def _pretrained(
 
 
 def _has_head(config: BertConfig) -> bool:
-    """Whether a published model was fine-tuned to classify sequences."""
+    """Returns whether a published model was fine-tuned to classify sequences."""
     return any("SequenceClassification" in name for name in config.architectures or ())
 
 

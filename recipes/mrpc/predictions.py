@@ -25,7 +25,7 @@ class SubmissionWriter(Callback):
         self._found: list[Tensor] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget an earlier run."""
+        """Forgets an earlier run."""
         self._found = []
 
     def on_predict_batch_end(
@@ -37,11 +37,11 @@ class SubmissionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the results on the device: [2, B]."""
+        """Keeps the results on the device: [2, B]."""
         self._found.append(torch.stack([outputs["index"], outputs["prediction"]]))
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read the results, once for all batches, and write those of all ranks."""
+        """Reads the results, once for all batches, and writes those of all ranks."""
         columns = torch.cat(self._found, dim=1).cpu() if self._found else torch.empty(2, 0)
         self._found = []
         rows = [(i, f"{i}\t{label}") for i, label in columns.T.tolist() if i >= 0]

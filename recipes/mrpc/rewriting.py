@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-z][a-z'-]*")
 
 
 def paraphrase(sentence: str, rng: Random) -> str:
-    """Say the same otherwise: synonyms, another order, fewer articles."""
+    """Says the same otherwise: synonyms, another order, fewer articles."""
     words = _split(sentence)
     changed = _turn(words, ("and", "or"), rng) if rng.random() < 0.5 else words
     changed = _exchange(changed, wordlists.SYNONYMS, 0.7, rng)
@@ -27,7 +27,7 @@ def paraphrase(sentence: str, rng: Random) -> str:
 
 
 def alter(sentence: str, rng: Random) -> str | None:
-    """Say something else in nearly the same words; None where no rule applies."""
+    """Says something else in nearly the same words; None where no rule applies."""
     words = _split(sentence)
     opposites = partial(_exchange, table=wordlists.OPPOSITES, share=1.0)
     rules = [opposites, _negation, partial(_turn, between=wordlists.DIRECTIONS)]
@@ -53,13 +53,13 @@ def _core(word: str) -> tuple[str, str]:
 
 
 def _exchange(words: Words, table: Mapping[str, str], share: float, rng: Random) -> Words:
-    """Replace a share of the words that have a partner."""
+    """Replaces a share of the words that have a partner."""
     changed = ((table.get(core, core), core, mark) for core, mark in map(_core, words))
     return [(new if rng.random() < share else core) + mark for new, core, mark in changed]
 
 
 def _turn(words: Words, between: Collection[str], rng: Random) -> Words:
-    """Exchange names: `a and b` as `b and a`, `the size of a file` as `the file of a size`."""
+    """Exchanges names: `a and b` as `b and a`, `the size of a file` as `the file of a size`."""
     turned = []
     for i in range(1, len(words) - 1):
         j = i + 2 if words[i + 1] in wordlists.ARTICLES else i + 1
@@ -74,7 +74,7 @@ def _turn(words: Words, between: Collection[str], rng: Random) -> Words:
 
 
 def _negation(words: Words, rng: Random) -> Words:
-    """Deny what is said, or say what is denied."""
+    """Denies what is said, or says what is denied."""
     if "not" in words[1:]:
         i = words.index("not", 1)
         return [*words[:i], *words[i + 1 :]]

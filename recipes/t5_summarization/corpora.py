@@ -35,7 +35,7 @@ class Row:
 
 
 def check_source(source: Source, path: str | Sequence[str] | None) -> None:
-    """Refuse a source without its path.
+    """Refuses a source without its path.
 
     Raises:
         UserError: naming the setting as it is typed.

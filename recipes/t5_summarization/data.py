@@ -129,7 +129,7 @@ class SummarizationData(RecipeData):
         return {"lead1": lead, "marked": marked} if is_embedded else {"lead1": lead}
 
     def prepare_data(self) -> None:
-        """Fill the caches of downloads and of the embedded text, once a machine."""
+        """Fills the caches of downloads and of the embedded text, once a machine."""
         if self.hparams["source"] != "path":
             next(self._rows("train"), None)
 
@@ -171,7 +171,7 @@ class SummarizationData(RecipeData):
         return super().state_dict() | learnt_tokenizer_state(self.tokenizer, named)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the vocabulary that the checkpoint was trained with."""
+        """Takes the vocabulary that the checkpoint was trained with."""
         super().load_state_dict(state_dict)
         if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
             self.tokenizer = tokenizer_from_state(state_dict)
@@ -260,7 +260,7 @@ class SummarizationData(RecipeData):
         return self._tables
 
     def _check_rows(self, split: str, rows: TokenizedRows) -> None:
-        """Refuse what cannot be trained on, and say what is left out."""
+        """Refuses what cannot be trained on, and says what is left out."""
         source, limit = self.hparams["source"], self.hparams["max_source_length"]
         where = f"data.source={source}, data.path={self.hparams['path']}, split {split}"
         if not len(rows):

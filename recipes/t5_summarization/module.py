@@ -110,7 +110,7 @@ class T5Summarization(RecipeModule):
         self._written: list[tuple[Tensor, Tensor, list[int]]] = []
 
     def configure_model(self) -> None:
-        """Cut the model up where `ModelParallelStrategy` asks for it; see `sharding.py`."""
+        """Cuts the model up where `ModelParallelStrategy` asks for it; see `sharding.py`."""
         if self.device_mesh is not None:
             shard(self, self.model, self.device_mesh)
 
@@ -170,7 +170,7 @@ class T5Summarization(RecipeModule):
         return batch["indices"]  # type: ignore[no-any-return]
 
     def on_predict_epoch_end(self) -> None:
-        """Write the summaries of all cards to one file, in the order of the articles."""
+        """Writes the summaries of all cards to one file, in the order of the articles."""
         rows = self._data().rows_to_generate("test")
         lines = [
             (index, json.dumps({"id": rows[index].id, "summary": summary}))
@@ -188,7 +188,7 @@ class T5Summarization(RecipeModule):
         return tokens, batch["is_real"], batch["indices"]
 
     def _read_summaries(self) -> list[tuple[int, str]]:
-        """Wait for the device, once for all batches: the number of each row and its summary."""
+        """Waits for the device, once for all batches: the number of each row and its summary."""
         tokenizer, summaries = self._data().tokenizer, []
         assert tokenizer is not None  # the batches came from it
         for tokens, is_real, indices in self._written:
@@ -199,7 +199,7 @@ class T5Summarization(RecipeModule):
         return summaries
 
     def _log_evaluation(self, stage: str, split: str) -> None:
-        """Log the loss, and ROUGE of the model beside that of what does not learn."""
+        """Logs the loss, and ROUGE of the model beside that of what does not learn."""
         assert self._totals is not None
         loss, num_targets = self.sum_over_ranks(self._totals)
         self._totals = None
@@ -268,7 +268,7 @@ class T5Summarization(RecipeModule):
         return T5ForConditionalGeneration(config)
 
     def _check_tokenizer(self) -> None:
-        """Refuse a tokenizer whose tokens the model does not know, or calls otherwise."""
+        """Refuses a tokenizer whose tokens the model does not know, or calls otherwise."""
         name, config = self.hparams["tokenizer"], self.model.config
         if name is None:
             return
@@ -293,7 +293,7 @@ def _rouge(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
 
 
 def _sum_of_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropies of the tokens of the summaries, and their number; float32."""
+    """Sums of the cross-entropies of the tokens of the summaries, and their number; float32."""
     loss = F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )

@@ -13,7 +13,7 @@ NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def rouge_sums(predictions: Iterable[str], references: Iterable[str]) -> dict[str, float]:
-    """Add up the F-measures of pairs of a prediction and a reference, 0 to 100 each.
+    """Adds up the F-measures of pairs of a prediction and a reference, 0 to 100 each.
 
     Words are stemmed. ROUGE-Lsum takes each line for a sentence, so every sentence is put on one.
     """

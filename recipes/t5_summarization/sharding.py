@@ -35,7 +35,7 @@ _BY_INPUT = ("o", "wo")
 
 
 def shard(module: LightningModule, model: T5ForConditionalGeneration, mesh: DeviceMesh) -> None:
-    """Cut the model up, in place; doing it again is harmless.
+    """Cuts the model up, in place; doing it again is harmless.
 
     Args:
         module: holds the model, and everything else that is trained.
@@ -60,7 +60,7 @@ def shard(module: LightningModule, model: T5ForConditionalGeneration, mesh: Devi
 
 @contextmanager
 def gathered(stack: nn.Module) -> Iterator[None]:
-    """Keep all blocks of a stack whole on each card, where FSDP2 has cut them up.
+    """Keeps all blocks of a stack whole on each card, where FSDP2 has cut them up.
 
     A token of a summary needs every block: gathered for each token, they would take longer to
     transfer than to compute.
@@ -86,7 +86,7 @@ def _check_divides(config: T5Config, num_cards: int) -> None:
 
 
 def _split_block(block: nn.Module, mesh: DeviceMesh) -> None:
-    """Give each card H / cards heads and F / cards units of a block."""
+    """Gives each card H / cards heads and F / cards units of a block."""
     styles: dict[str, ParallelStyle] = {}
     for name, part in block.named_modules():
         last = name.rpartition(".")[-1]
@@ -106,7 +106,7 @@ def _shard_blocks(
     blocks: list[nn.Module],
     mesh: DeviceMesh,
 ) -> None:
-    """Cut each block up, and the rest as one."""
+    """Cuts each block up, and the rest as one."""
     for stack in (model.encoder, model.decoder):
         # Asked for before and beside its block: see `stacks.relative_bias`.
         fully_shard(stack.block[0].layer[0].SelfAttention.relative_attention_bias, mesh=mesh)

@@ -75,7 +75,7 @@ def tokenize(
     max_target_length: int,
     keep_text: bool = False,
 ) -> TokenizedRows:
-    """Tokenize on all cores, in chunks that bound the memory.
+    """Tokenizes on all cores, in chunks that bound the memory.
 
     Args:
         rows: in order; those without an article or a summary are left out and counted.

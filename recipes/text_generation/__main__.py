@@ -16,7 +16,7 @@ LINKS = ("vocab_size", "tokenizer")
 
 
 def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
-    """Parse the arguments (the command line's by default) and run the command."""
+    """Parses the arguments (the command line's by default) and runs the command."""
     from recipes.common import cli
     from recipes.text_generation.data import TextData
     from recipes.text_generation.module import TextGeneration
@@ -25,7 +25,7 @@ def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
 
 
 def main(args: Sequence[str] | None = None, program: str = "") -> None:
-    """Run one of the Trainer's commands, or `export`; see `front.main`."""
+    """Runs one of the Trainer's commands, or `export`; see `front.main`."""
     front.main(__file__, run, args, program)
 
 

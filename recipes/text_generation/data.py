@@ -132,7 +132,7 @@ class TextData(RecipeData):
         return f"text of {self.hparams['path']}"
 
     def prepare_data(self) -> None:
-        """Fill the cache of the embedded text, or of the hub, once a machine."""
+        """Fills the cache of the embedded text, or of the hub, once a machine."""
         if self.hparams["source"] == "embedded":
             embedded_documents(self.hparams["packages"])
         elif self.hparams["source"] == "hub":
@@ -161,7 +161,7 @@ class TextData(RecipeData):
         return BucketDataLoader(dataset, sampler, collate)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Keep on the host which rows are prompts: else it would wait for the device to tell."""
+        """Keeps on the host which rows are prompts: else it would wait for the device to tell."""
         if "numbers" in batch:
             batch["is_real"] = batch["is_real"].tolist()
         return batch
@@ -204,7 +204,7 @@ class TextData(RecipeData):
         return super().state_dict() | learnt_tokenizer_state(self.tokenizer, named)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the vocabulary that the checkpoint was trained with, and its place in the epoch."""
+        """Takes the vocabulary that the checkpoint was trained with, and its place in the epoch."""
         super().load_state_dict(state_dict)
         if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
             self.tokenizer = tokenizer_from_state(state_dict)
@@ -302,7 +302,7 @@ class TextData(RecipeData):
 def set_padding(
     tokenizer: PreTrainedTokenizerBase, name: str, pad_token: str | None
 ) -> PreTrainedTokenizerBase:
-    """Give a tokenizer without padding the token that the user names.
+    """Gives a tokenizer without padding the token that the user names.
 
     It is never seen: attention leaves out what fills up. So any token will do.
 

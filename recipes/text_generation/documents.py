@@ -22,7 +22,7 @@ _HUB_SPLITS = {"test": "test", "validation": "validation", "valid": "validation"
 def check_source(
     source: Source, path: str | Sequence[str] | None, columns: Mapping[str, str] | None
 ) -> None:
-    """Refuse what cannot be read, before anything expensive is started.
+    """Refuses what cannot be read, before anything expensive is started.
 
     Raises:
         UserError: naming the setting as it is typed.

@@ -137,12 +137,12 @@ class TextGeneration(RecipeModule):
         """Cards that hold a model together."""
 
     def prepare_data(self) -> None:
-        """Download a published model, once a machine."""
+        """Downloads a published model, once a machine."""
         if self.hparams["name"]:
             pretrained.download(self.hparams["name"])
 
     def configure_model(self) -> None:
-        """Cut the model up where `ModelParallelStrategy` asks for it; load a published one."""
+        """Cuts the model up where `ModelParallelStrategy` asks for it; loads a published one."""
         if self._is_configured:
             return
         mesh = None if self.device_mesh is None else self.device_mesh["tensor_parallel"]
@@ -162,7 +162,7 @@ class TextGeneration(RecipeModule):
         self._is_configured, self._without_weights = True, []
 
     def setup(self, stage: str) -> None:
-        """Refuse to train what cannot be."""
+        """Refuses to train what cannot be."""
         if stage != "fit":
             return
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
@@ -209,7 +209,7 @@ class TextGeneration(RecipeModule):
         self._log_evaluation("test")
 
     def on_predict_start(self) -> None:
-        """Make ready to write; see `writing.py`."""
+        """Makes ready to write; see `writing.py`."""
         data = self._data()
         self.model.to(dtype=self._writing_dtype)
         buckets = data.hparams["prompt_buckets"]
@@ -224,7 +224,7 @@ class TextGeneration(RecipeModule):
         return numbers
 
     def on_predict_epoch_end(self) -> None:
-        """Write the texts of all cards to one file, in the order of the prompts, and the pace."""
+        """Writes the texts of all cards to one file, in the order of the prompts, and the pace."""
         assert self._writer is not None
         data, tokenizer = self._data(), self._data().get_tokenizer()
         prompts, lines, num_tokens = data.read_prompts(), [], self.writing.max_new_tokens
@@ -263,7 +263,7 @@ class TextGeneration(RecipeModule):
         return {best: baselines[best]} if name == self.validation_score else {}
 
     def figures(self) -> dict[str, float]:
-        """What `predict` measured, by the names of published figures."""
+        """Returns what `predict` measured, by the names of published figures."""
         latency = self._writer.latency() if self._writer else None
         return {} if latency is None else {"latency_seconds": latency.seconds / latency.num_calls}
 

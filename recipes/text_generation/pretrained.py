@@ -46,12 +46,12 @@ def make_on_meta(name: str, dtype: torch.dtype, attention: str | None) -> PreTra
 
 
 def download(name: str) -> None:
-    """Bring configuration and weights into the hub's cache; a folder is left as it is."""
+    """Brings configuration and weights into the hub's cache; a folder is left as it is."""
     folder_of(name, is_local=False)
 
 
 def folder_of(name: str, is_local: bool = True) -> Path:
-    """Where the files of a model are.
+    """Returns where the files of a model are.
 
     Args:
         name: a folder, or on the hub.
@@ -79,7 +79,7 @@ def folder_of(name: str, is_local: bool = True) -> Path:
 def check_memory(
     model: PreTrainedModel, num_cards: int, batch_size: int, num_tokens: int, capacity: int | None
 ) -> None:
-    """Say what a card will hold, and refuse what it cannot, before anything is loaded.
+    """Says what a card will hold, and refuses what it cannot, before anything is loaded.
 
     Args:
         model: whole.
@@ -101,7 +101,7 @@ def check_memory(
 
 
 def load(model: PreTrainedModel, name: str, device: torch.device) -> None:
-    """Read the weights, or this card's part of them, and put them on it.
+    """Reads the weights, or this card's part of them, and puts them on it.
 
     Raises:
         UserError: for a file that is missing or wrong.

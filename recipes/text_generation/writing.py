@@ -45,7 +45,7 @@ class WritingSettings:
     """Generations of each shape that are not measured, before those that are."""
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself, in the words that the user typed."""
+        """Refuses what contradicts itself, in the words that the user typed."""
         for name, least in (("max_new_tokens", 1), ("num_warmup", 0), ("check_end_every", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -114,7 +114,7 @@ class Writer:
         self._num_tokens = 0
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts that with what follows have more tokens than the model has positions.
+        """Refuses prompts that with what follows have more tokens than the model has positions.
 
         Raises:
             UserError: with the first of them.
@@ -131,7 +131,7 @@ class Writer:
                 )
 
     def write(self, batch: Mapping[str, Any]) -> None:
-        """Generate for a batch; the first of its shape is generated for more often, unmeasured.
+        """Generates for a batch; the first of its shape is generated for more often, unmeasured.
 
         Args:
             batch: input_ids and attention_mask [B, T] of the device, and lists of B: the numbers
@@ -155,7 +155,7 @@ class Writer:
         self._written.append((numbers, tokens))
 
     def read(self) -> dict[int, list[int]]:
-        """Wait for the device, once for all batches: the new tokens by number of the prompt.
+        """Waits for the device, once for all batches: the new tokens by number of the prompt.
 
         Its end is the last of a text's tokens; what fills up the batch is left out.
         """

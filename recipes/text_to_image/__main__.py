@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
-    """Parse the arguments (the command line's by default) and run the command."""
+    """Parses the arguments (the command line's by default) and runs the command."""
     from recipes.text_to_image.versions import check_diffusers
 
     check_diffusers()
@@ -27,7 +27,7 @@ def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
 
 
 def export_folder(checkpoint: Path, output: Path) -> str:
-    """Write what `fit` trained in diffusers' layout; see `exporting.py`."""
+    """Writes what `fit` trained in diffusers' layout; see `exporting.py`."""
     from recipes.text_to_image.versions import check_diffusers
 
     check_diffusers()
@@ -37,7 +37,7 @@ def export_folder(checkpoint: Path, output: Path) -> str:
 
 
 def main(args: Sequence[str] | None = None, program: str = "") -> None:
-    """Run one of the Trainer's commands, or `export`; see `front.main`."""
+    """Runs one of the Trainer's commands, or `export`; see `front.main`."""
     front.main(__file__, run, args, program, export_folder)
 
 

@@ -32,7 +32,7 @@ def file_name(index: int) -> str:
 
 
 def save(folder: Path, requests: Sequence[Request], pictures: NDArray[np.float32]) -> None:
-    """Write pictures [B, 3, H, W], from 0 to 1, under the numbers of their requests."""
+    """Writes pictures [B, 3, H, W], from 0 to 1, under the numbers of their requests."""
     folder.mkdir(parents=True, exist_ok=True)
     levels = (pictures * 255).round().astype(np.uint8).transpose(0, 2, 3, 1)
     for request, each in zip(requests, levels, strict=True):
@@ -40,7 +40,7 @@ def save(folder: Path, requests: Sequence[Request], pictures: NDArray[np.float32
 
 
 def save_grid(folder: Path, requests: Sequence[Request]) -> Path:
-    """Put the first pictures of a folder side by side, each above its prompt.
+    """Puts the first pictures of a folder side by side, each above its prompt.
 
     Returns:
         The file, grid.png.
@@ -66,7 +66,7 @@ def save_grid(folder: Path, requests: Sequence[Request]) -> Path:
 
 
 def _save(picture: Image.Image, path: Path) -> None:
-    """Write a picture; a symbolic link at its name is replaced, not followed."""
+    """Writes a picture; a symbolic link at its name is replaced, not followed."""
     content = io.BytesIO()
     picture.save(content, "png")
     write_new(path, content.getvalue())

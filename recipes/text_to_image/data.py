@@ -122,7 +122,7 @@ class TextToImageData(RecipeData):
         return self._loader(self.requests, is_training=False)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Keep on the host which rows are real: else it would wait for the device to tell."""
+        """Keeps on the host which rows are real: else it would wait for the device to tell."""
         if "requests" in batch:
             batch["is_real"] = batch["is_real"].tolist()
         return batch

@@ -79,6 +79,6 @@ def read_splits(held_out_share: float, seed: int) -> dict[str, Digits]:
 
 
 def paint(ink: NDArray[np.float32], colour: int) -> NDArray[np.float32]:
-    """Put a colour on a digit [8, 8]: [3, 8, 8], from -1 to 1, as a UNet has pictures."""
+    """Puts a colour on a digit [8, 8]: [3, 8, 8], from -1 to 1, as a UNet has pictures."""
     absorbed = 1 - np.array(list(PALETTE.values())[colour], dtype=np.float32)
     return 1 - 2 * ink[None] * absorbed[:, None, None]

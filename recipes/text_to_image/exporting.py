@@ -13,7 +13,7 @@ _NOTHING = [None, None]
 
 
 def export(checkpoint: Path, output: Path) -> str:
-    """Write model_index.json, tokenizer, text_encoder, unet and scheduler.
+    """Writes model_index.json, tokenizer, text_encoder, unet and scheduler.
 
     There is no VAE: the latents of this model are its pictures.
 

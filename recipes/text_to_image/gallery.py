@@ -30,12 +30,12 @@ class Gallery:
         self._hung: list[Request] = []
 
     def hang(self, requests: Sequence[Request], pictures: NDArray[np.float32]) -> None:
-        """Write the pictures [B, 3, H, W], from 0 to 1, of a batch of this card."""
+        """Writes the pictures [B, 3, H, W], from 0 to 1, of a batch of this card."""
         album.save(self.folder, requests, pictures)
         self._hung += requests
 
     def close(self, trainer: Trainer, requests: Sequence[Request]) -> Path | None:
-        """List the pictures of all cards in pictures.jsonl, and put them on a grid.
+        """Lists the pictures of all cards in pictures.jsonl, and puts them on a grid.
 
         Args:
             trainer: knows the cards.

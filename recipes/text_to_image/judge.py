@@ -45,7 +45,7 @@ class Judge:
         self._absorbed = 1 - np.array(list(PALETTE.values()))
 
     def look(self, pictures: NDArray[np.float32]) -> Verdict:
-        """Say what is on pictures.
+        """Says what is on pictures.
 
         The colour is the one of the palette whose ink absorbs red, green and blue in the most
         similar proportion; the digit is then read from how much of this ink there is.

@@ -51,7 +51,7 @@ def memory_table(
 
 
 def check_memory(table: MemoryTable, capacity_bytes: int) -> None:
-    """Refuse what a card cannot hold.
+    """Refuses what a card cannot hold.
 
     Raises:
         UserError: with need and have.

@@ -130,14 +130,14 @@ class TextToImage(RecipeModule):
         self._painted: list[tuple[list[Request], Tensor]] = []
 
     def configure_model(self) -> None:
-        """Load a published model, in the dtype of `trainer.precision`."""
+        """Loads a published model, in the dtype of `trainer.precision`."""
         if self.loaded is None:
             name, dtype = self.hparams["name"], torch.get_default_dtype()
             self._check_memory(name, dtype)
             self.model, self.loaded = load(name, dtype, self._index)  # type: ignore[assignment]
 
     def setup(self, stage: str) -> None:
-        """Refuse what a published model is not for."""
+        """Refuses what a published model is not for."""
         name = self.hparams["name"]
         if stage == "fit" and name is not None:
             raise UserError(
@@ -194,7 +194,7 @@ class TextToImage(RecipeModule):
         self._log_evaluation("test")
 
     def on_predict_start(self) -> None:
-        """Make ready to paint, and say what of the prompts is not seen."""
+        """Makes ready to paint, and says what of the prompts is not seen."""
         self._painter = self._make_painter()
         self._painter.check_lengths(self._data().requests)
         self._stopwatch = Stopwatch(self.device, self._num_warmup_batches, "pictures")
@@ -214,7 +214,7 @@ class TextToImage(RecipeModule):
         return [each.index for each in requests]
 
     def on_predict_epoch_end(self) -> None:
-        """List the pictures of all cards, and put them on a grid."""
+        """Lists the pictures of all cards, and puts them on a grid."""
         assert self._painter is not None
         grid = self._gallery.close(self.trainer, self._data().requests)
         if grid is not None:
@@ -222,12 +222,12 @@ class TextToImage(RecipeModule):
             print(table([section("Pictures", rows)]), flush=True)
 
     def figures(self) -> dict[str, float]:
-        """What `predict` measured, by the names of published figures."""
+        """Returns what `predict` measured, by the names of published figures."""
         report = self._latency()
         return {} if report is None else {"seconds_per_picture": 1 / report.items_per_second}
 
     def report_sections(self, stage: str) -> list[Section]:
-        """What a classifier sees on the pictures, and on real ones."""
+        """Returns what a classifier sees on the pictures, and on real ones."""
         metrics, data = self.trainer.callback_metrics, self._data()
         found = {
             name: float(metrics[f"{stage}/{name}"])
@@ -237,7 +237,7 @@ class TextToImage(RecipeModule):
         return judged_section(found, data, SPLITS[stage]) if found else []
 
     def references(self, name: str) -> dict[str, float]:
-        """What the classifier says of real pictures."""
+        """Returns what the classifier says of real pictures."""
         if name != self.validation_score:
             return {}
         return {"real pictures": real_scores(self._data(), "validation")["agreement"]}
@@ -246,7 +246,7 @@ class TextToImage(RecipeModule):
         """Nothing besides: the hyperparameters say what the model is."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the weights of another model before any are loaded."""
+        """Refuses the weights of another model before any are loaded."""
         theirs, ours = checkpoint.get("hyper_parameters", {}), self.hparams
         sizes = [name for name in _SIZES if name in theirs and _differ(theirs[name], ours[name])]
         if sizes:
@@ -257,7 +257,7 @@ class TextToImage(RecipeModule):
             )
 
     def _log_evaluation(self, stage: str) -> None:
-        """Log the loss, and what the classifier sees on the pictures of all ranks."""
+        """Logs the loss, and what the classifier sees on the pictures of all ranks."""
         assert self._losses is not None
         loss, number = self.sum_over_ranks(self._losses)
         self._losses, self._painter = None, None
@@ -275,7 +275,7 @@ class TextToImage(RecipeModule):
         self.log_on_host({f"{stage}/{name}": value for name, value in scores.items()})
 
     def _check_memory(self, name: str, dtype: torch.dtype) -> None:
-        """Say what a card will hold, and refuse what it cannot, before anything is loaded."""
+        """Says what a card will hold, and refuses what it cannot, before anything is loaded."""
         settings, painting = self._data().hparams, self.painting
         batch_size = settings["eval_batch_size"] or settings["batch_size"]
         sides = painting.height, painting.width
@@ -303,7 +303,7 @@ class TextToImage(RecipeModule):
         self.register_buffer("signal", signal.clone(), persistent=False)
 
     def _check_paints_digits(self) -> None:
-        """Refuse to judge pictures of anything else."""
+        """Refuses to judge pictures of anything else."""
         shape = self.model.latent_shape(self.painting.height, self.painting.width)
         if self.hparams["name"] is not None or shape != (3, SIZE, SIZE):
             raise UserError(

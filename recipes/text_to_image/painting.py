@@ -86,7 +86,7 @@ class Painter:
             return self._decode(latents)
 
     def check_lengths(self, requests: Sequence[Request]) -> None:
-        """Warn of prompts that the text encoder takes the beginning of, and say what it leaves."""
+        """Warns of prompts of which the text encoder takes the beginning; says what it leaves."""
         tokenizer = self._loaded.tokenizers[0]
         limit = tokenizer.model_max_length
         texts = dict.fromkeys(

@@ -13,7 +13,7 @@ _INSTALL = "pip install 'lightning-gaudi[recipes,diffusion]'"
 
 
 def check_diffusers() -> None:
-    """Refuse to go on without it.
+    """Refuses to go on without it.
 
     Raises:
         UserError: saying how to get it.

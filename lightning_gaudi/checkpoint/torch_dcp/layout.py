@@ -22,12 +22,12 @@ REST = "meta.pt"
 
 
 def is_sharded_folder(path: Path) -> bool:
-    """Whether there is a folder of shards, be it complete or not."""
+    """Returns whether there is a folder of shards, be it complete or not."""
     return path.is_dir() and any((path / name).is_file() for name in (METADATA, REST))
 
 
 def check_replaceable(target: Path) -> None:
-    """Refuse to put a checkpoint in the place of a folder that is none, unless it is empty."""
+    """Refuses to put a checkpoint in the place of a folder that is none, unless it is empty."""
     if target.is_dir() and not is_sharded_folder(target) and any(target.iterdir()):
         raise IsADirectoryError(
             errno.EISDIR, f"{target} is a folder, and no checkpoint. Save to another path."
@@ -35,7 +35,7 @@ def check_replaceable(target: Path) -> None:
 
 
 def load_rest(folder: Path, *, weights_only: bool | None = None) -> dict[str, Any]:
-    """What a folder of shards has beside the states of models and optimizers.
+    """Returns what a folder of shards has beside the states of models and optimizers.
 
     Args:
         folder: The checkpoint.

@@ -125,7 +125,7 @@ class Planner(DefaultLoadPlanner):
 
     @override
     def load_bytes(self, read_item: ReadItem, value: IO[bytes]) -> None:
-        """Put a value that is no tensor into its place."""
+        """Puts a value that is no tensor into its place."""
         name = read_item.dest_index.fqn
         found = restricted.load(value, map_location=None, name=f"{name} in a file of shards")
         if self.flatten_state_dict:
@@ -255,7 +255,7 @@ def saved_names(metadata: Metadata) -> tuple[list[str], list[str]]:
 def read_values(
     reader: StorageReader, metadata: Metadata, wanted: Callable[[tuple[Any, ...]], bool]
 ) -> dict[str, Any]:
-    """Read parts of a checkpoint into CPU memory, in this process alone.
+    """Reads parts of a checkpoint into CPU memory, in this process alone.
 
     Args:
         reader: Of the checkpoint.

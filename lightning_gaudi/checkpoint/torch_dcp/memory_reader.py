@@ -37,13 +37,13 @@ class MemoryReader(StorageReader):
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What there is: each tensor in one chunk."""
+        """Returns what there is: each tensor in one chunk."""
         stored = {key: _describe(value) for key, value in self._values.items()}
         return Metadata(stored, planner_data=self._paths)
 
     @override
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy what a rank asks for."""
+        """Copies what a rank asks for."""
         for item in plan.items:
             self._read(item, planner)
         done: Future[None] = Future()

@@ -37,7 +37,7 @@ def save_sharded(
     *,
     with_manifest: bool = True,
 ) -> None:
-    """Save a folder of shards; until it is complete, `path` keeps what it had. All ranks call it.
+    """Saves a folder of shards; until it is complete, `path` keeps what it had. All ranks call it.
 
     Args:
         path: A local path, the same on all ranks; a checkpoint that is there is replaced.
@@ -71,7 +71,7 @@ def save_sharded(
 
 
 def _write_shards(target: Path, shards: dict[str, Any]) -> dict[str, FileEntry]:
-    """Write this rank's part; returns what all ranks have written."""
+    """Writes this rank's part; returns what all ranks have written."""
     temporary = temporary_for(target)
     group = cpu_group() if is_connected() else None
     writer = _Writer(temporary)
@@ -115,7 +115,7 @@ class _Files(FileSystem):
 
 
 def refuse_options(storage_options: Any) -> None:
-    """Refuse arguments for the storage, for which shards have no use.
+    """Refuses arguments for the storage, for which shards have no use.
 
     Raises:
         TypeError: There are some.

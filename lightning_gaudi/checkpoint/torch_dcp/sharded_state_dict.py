@@ -120,7 +120,7 @@ def _without_wrappers(name: str) -> str:
 
 
 def is_sharded_model(value: object) -> TypeGuard[Module]:
-    """Whether it is a model that FSDP, FSDP2 or tensor parallelism has put into shards."""
+    """Returns whether it is a model that FSDP, FSDP2 or tensor parallelism has put into shards."""
     return isinstance(value, Module) and (
         _is_wrapped(value) or any(isinstance(weight, DTensor) for weight in value.parameters())
     )
@@ -174,7 +174,7 @@ def load_states(
     *,
     strict: bool,
 ) -> None:
-    """Load a checkpoint, whoever saved it on however many cards. All ranks call it.
+    """Loads a checkpoint, whoever saved it on however many cards. All ranks call it.
 
     What does not fit is found before anything is loaded.
 
@@ -223,7 +223,7 @@ def load_states(
 
 
 def _of_the_checkpoint(error: CheckpointException) -> BaseException:
-    """What is wrong with a checkpoint, if that is why it was not loaded."""
+    """Returns what is wrong with a checkpoint, if that is why it was not loaded."""
     for found, _ in error.failures.values():
         if isinstance(found, (DamagedCheckpointError, UntrustedCheckpointError)):
             return type(found)(str(found))

@@ -56,7 +56,7 @@ def _check(is_so: bool, problem: str) -> None:
 
 
 def _key(index: Any) -> tuple[str, tuple[int, ...] | None]:
-    """What tells a part from others."""
+    """Returns what tells a part from others."""
     name, offset = getattr(index, "fqn", None), getattr(index, "offset", None)
     is_index = isinstance(index, MetadataIndex) and isinstance(name, str)
     _check(is_index and (offset is None or _is_size(offset)), "a part has no name or place")
@@ -143,7 +143,7 @@ def _check_tensor(name: str, stored: Any, parts: Mapping[Any, Any]) -> None:
 
 
 def _box(shown: str, size: Any, chunk: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where a chunk begins, and how long it is."""
+    """Returns where a chunk begins, and how long it is."""
     offset, lengths = getattr(chunk, "offsets", None), getattr(chunk, "sizes", None)
     is_chunk = isinstance(chunk, ChunkStorageMetadata) and _is_size(offset) and _is_size(lengths)
     _check(is_chunk, f"a chunk of {shown} has no place")

@@ -27,7 +27,7 @@ def save(
     with_manifest: bool = True,
     **unsupported: Any,
 ) -> None:
-    """Save objects by their names, the model and its optimizer in shards.
+    """Saves objects by their names, the model and its optimizer in shards.
 
     Args:
         path: A local folder, the same on all ranks.
@@ -59,7 +59,7 @@ def save(
 
 
 def load(path: _PATH, state: Any, *, strict: bool, verify: bool = True) -> State:
-    """Load objects from a checkpoint in shards, in place.
+    """Loads objects from a checkpoint in shards, in place.
 
     Args:
         path: The local folder, the same on all ranks.
@@ -96,7 +96,7 @@ def load_whole(
     strict: bool,
     weights_only: bool | None,
 ) -> State:
-    """Load objects from a checkpoint that another strategy has saved, or that was consolidated.
+    """Loads objects from a checkpoint that another strategy has saved, or that was consolidated.
 
     Args:
         path: A file, or a folder of torch's shards.
@@ -134,7 +134,7 @@ def load_whole(
 
 
 def is_engine(value: Any) -> bool:
-    """Whether it is DeepSpeed's, which `Fabric.setup` has made of a model."""
+    """Returns whether it is DeepSpeed's, which `Fabric.setup` has made of a model."""
     from deepspeed import DeepSpeedEngine
 
     return isinstance(value, DeepSpeedEngine)
@@ -154,7 +154,7 @@ def _engine(state: State, typed: str) -> tuple[Any, str]:
 
 
 def _is_engine_s(value: Any, engine: Any) -> bool:
-    """Whether it is the engine, or the optimizer that is saved with it."""
+    """Returns whether it is the engine, or the optimizer that is saved with it."""
     return value is engine or (value is engine.optimizer and value is not None)
 
 

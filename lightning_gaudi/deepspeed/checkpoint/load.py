@@ -41,7 +41,7 @@ def is_deepspeed_folder(path: _PATH) -> bool:
 def read_unsharded(
     path: _PATH, files: CheckpointIO, *, weights_only: bool | None
 ) -> dict[str, Any]:
-    """Read a checkpoint that another strategy has saved, or that was consolidated.
+    """Reads a checkpoint that another strategy has saved, or that was consolidated.
 
     Args:
         path: A file, or a folder of torch's shards.
@@ -60,7 +60,7 @@ def read_unsharded(
 
 
 def begin_anew(engine: Any, path: _PATH, checkpoint: Mapping[str, Any]) -> None:
-    """Tell the user that the optimizer starts anew, at the learning rate its schedule is at.
+    """Tells the user that the optimizer starts anew, at the learning rate its schedule is at.
 
     Args:
         engine: DeepSpeed's, which trains.
@@ -85,7 +85,7 @@ def load(
     strict: bool,
     verify: bool = True,
 ) -> dict[str, Any]:
-    """Load a checkpoint in shards, all of whose files have been looked at before.
+    """Loads a checkpoint in shards, all of whose files have been looked at before.
 
     All ranks call it.
 
@@ -134,7 +134,7 @@ def _find(folder: Path, version: Path, *, verify: bool) -> Shards:
 
 
 def _has_own_files(found: Shards, version: Path) -> bool:
-    """Whether each rank reads files of its own, and the manifest tells of all of them."""
+    """Returns whether each rank reads files of its own, and the manifest tells of all of them."""
 
     def is_told() -> bool:
         manifest = read_folder_manifest(version)
@@ -146,7 +146,7 @@ def _has_own_files(found: Shards, version: Path) -> bool:
 
 
 def _read_own(found: Shards) -> dict[Path, Any]:
-    """Read this rank's files, compared with their manifest, before any rank loads one.
+    """Reads this rank's files, compared with their manifest, before any rank loads one.
 
     Reading them again to compare them is what would take the time. So the host holds the states of
     the model and of the optimizer at once, where DeepSpeed reads one after the other.
@@ -175,7 +175,7 @@ def _refused(found: Shards) -> Exception | None:
 
 
 def _load_all(engine: Any, found: Shards, *, strict: bool) -> None:
-    """Load the model and the optimizer."""
+    """Loads the model and the optimizer."""
     if found.num_ranks == dist.get_world_size() or not found.optimizer_files:
         engine.load_checkpoint(
             str(found.folder),
@@ -188,7 +188,7 @@ def _load_all(engine: Any, found: Shards, *, strict: bool) -> None:
 
 
 def _check_kind(engine: Any, found: Shards) -> None:
-    """Refuse an optimizer's state that is laid out otherwise than this engine's."""
+    """Refuses an optimizer's state that is laid out otherwise than this engine's."""
     stage = engine.zero_optimization_stage()
     is_sharded, is_bf16 = bool(found.optimizer_files), engine.bfloat16_enabled()
     saved = "3" if found.is_stage_3 else "1 or 2" if is_sharded else "0"

@@ -33,7 +33,7 @@ _AVERAGES = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 
 def load(engine: Any, found: Shards, *, strict: bool) -> None:
-    """Load a checkpoint that another number of ranks has saved, with its optimizer.
+    """Loads a checkpoint that another number of ranks has saved, with its optimizer.
 
     All ranks call it.
 
@@ -59,7 +59,7 @@ def load(engine: Any, found: Shards, *, strict: bool) -> None:
 
 
 def _load(engine: Any, folder: Path, tag: str, *, strict: bool) -> Exception | None:
-    """Load a universal checkpoint; what fails on this rank."""
+    """Loads a universal checkpoint; what fails on this rank."""
     config = engine._config
     try:
         with replaced("deepspeed-resize", config, load_universal_checkpoint=True):
@@ -72,7 +72,7 @@ def _load(engine: Any, folder: Path, tag: str, *, strict: bool) -> Exception | N
 
 
 def check_resizable(shards: Shards, num_ranks: int) -> None:
-    """Refuse what DeepSpeed cannot divide anew, before anything is converted.
+    """Refuses what DeepSpeed cannot divide anew, before anything is converted.
 
     Args:
         shards: Of any stage but 0.
@@ -96,7 +96,7 @@ def check_resizable(shards: Shards, num_ranks: int) -> None:
 
 
 def convert(shards: Shards, folder: Path) -> None:
-    """Write the universal form of a checkpoint.
+    """Writes the universal form of a checkpoint.
 
     Args:
         shards: Of any stage but 0.
@@ -119,7 +119,7 @@ def convert(shards: Shards, folder: Path) -> None:
 
 
 def _check_names(shards: Shards) -> None:
-    """Refuse names that are no names of files: the universal form has a folder for each of them.
+    """Refuses names that are no names of files: the universal form has a folder for each of them.
 
     Raises:
         DamagedCheckpointError: One is not; it would lead to another folder.
@@ -178,7 +178,7 @@ def _optimizer_state(shards: Shards) -> dict[str, Any]:
 
 
 def _complete(engine: Any, found: Shards, *, strict: bool) -> None:
-    """Load what DeepSpeed's universal checkpoint leaves out or mixes up (deepspeed 0.19.8).
+    """Loads what DeepSpeed's universal checkpoint leaves out or mixes up (deepspeed 0.19.8).
 
     Delete this once it restores buffers and frozen parameters, gives each group of parameters its
     own settings in stage 3 instead of the first one's, and each of them a count of steps of its

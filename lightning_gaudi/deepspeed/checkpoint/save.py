@@ -38,7 +38,7 @@ def save(
     with_manifest: bool = True,
     write: Callable[[Prepare], None] = lambda prepare: prepare(None)(),
 ) -> None:
-    """Save a checkpoint; until it is complete on all ranks, `path` has the one that it had.
+    """Saves a checkpoint; until it is complete on all ranks, `path` has the one that it had.
 
     All ranks call it.
 
@@ -84,7 +84,7 @@ def save(
 def _publish(
     record: _Record, folder: Path, tag: str, manifest: Manifest | None, claims: contextlib.ExitStack
 ) -> None:
-    """Write what is recorded, and make it the version that is loaded."""
+    """Writes what is recorded, and makes it the version that is loaded."""
     with claims:
         try:
             files = _write_together(record, folder)
@@ -102,7 +102,7 @@ def _claim(folder: Path, claims: contextlib.ExitStack) -> str:
 
 
 def _write_together(record: _Record, folder: Path) -> dict[str, FileEntry]:
-    """Write all ranks' files if there is room for them; returns what they are."""
+    """Writes all ranks' files if there is room for them; returns what they are."""
     raise_together(record.error)
     hooks.before_write(partial(_sizes, record))
     sizes = gather_objects([needed_bytes(state) for state, _ in record.files])
@@ -153,7 +153,7 @@ def local_folder(path: _PATH) -> Path:
 
 
 def _check_engine(engine: Any) -> None:
-    """Refuse to save what could not be loaded."""
+    """Refuses to save what could not be loaded."""
     writer = type(engine.checkpoint_engine).__name__
     if writer != "TorchCheckpointEngine":
         raise MisconfigurationException(

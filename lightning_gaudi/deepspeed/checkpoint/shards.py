@@ -52,7 +52,7 @@ class Shards(NamedTuple):
     """Of each rank; none if nothing is in shards."""
 
     def of_rank(self, rank: int) -> tuple[Path, ...]:
-        """What a rank reads that goes on where as many as now saved it."""
+        """Returns what a rank reads that goes on where as many as now saved it."""
         model = self.model_files[rank if self.is_stage_3 else 0]
         return (model, *self.optimizer_files[rank : rank + 1])
 
@@ -96,7 +96,7 @@ def find(folder: Path) -> Shards:
 
 
 def _check_inside(folder: Path, tag: str, names: Iterable[str]) -> None:
-    """Refuse files that are links to what is not the checkpoint's: DeepSpeed reads all of them."""
+    """Refuses files that are links to what is not the checkpoint's: DeepSpeed reads all of them."""
     try:
         for name in sorted(names):
             path_inside(folder, f"{tag}/{name}")
@@ -107,7 +107,7 @@ def _check_inside(folder: Path, tag: str, names: Iterable[str]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What a file holds; its tensors stay on disk until they are used.
+    """Returns what a file holds; its tensors stay on disk until they are used.
 
     Raises:
         DamagedCheckpointError: It holds no state, or is damaged.
@@ -161,7 +161,7 @@ def read_by_deepspeed(states: Mapping[Path, Any] | None = None) -> Iterator[None
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file has its end: that of a zip file lists what is in it."""
+    """Returns whether a file has its end: that of a zip file lists what is in it."""
     with open_regular(path) as file:
         start = file.read(4)
         file.seek(0)
@@ -176,7 +176,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _saved_by(version: Path, names: list[str]) -> tuple[int, bool]:
-    """How many ranks saved it and whether in shards, as a file says that is whole."""
+    """Returns how many ranks saved it and whether in shards, as a file says that is whole."""
     for name in names:
         if name.endswith(_MODEL):
             state = load(version / name)
@@ -214,7 +214,7 @@ def _expected(names: set[str], num_ranks: int, is_sharded: bool) -> tuple[list[s
 
 
 def _check(folder: Path, tag: str, missing: list[str], broken: list[str]) -> None:
-    """Raise if there are any."""
+    """Raises if there are any."""
     if not missing and not broken:
         return
     faults = [f"lacks {_listed(tag, missing)}"] if missing else []

@@ -55,7 +55,7 @@ class Claim:
             raise
 
     def release(self) -> None:
-        """Say that the version is published, or discarded."""
+        """Says that the version is published, or discarded."""
         self._lock.release()
 
 
@@ -79,18 +79,18 @@ def publish(folder: Path, tag: str, manifest: Manifest | None) -> None:
 
 
 def sync_tools(folder: Path) -> None:
-    """Bring the tools that DeepSpeed has put into a checkpoint to disk."""
+    """Brings the tools that DeepSpeed has put into a checkpoint to disk."""
     for tool in TOOLS:
         sync(folder / tool)
 
 
 def discard(folder: Path, tag: str) -> None:
-    """Remove a version, as far as that is possible."""
+    """Removes a version, as far as that is possible."""
     shutil.rmtree(folder / tag, ignore_errors=True)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether it is a folder that DeepSpeed or we have saved a checkpoint to."""
+    """Returns whether it is a folder that DeepSpeed or we have saved a checkpoint to."""
     return path.is_dir() and ((path / LATEST).is_file() or bool(_versions(path)))
 
 
@@ -120,7 +120,7 @@ def _write(file: IO[bytes], tag: str) -> None:
 
 
 def _explain(path: Path) -> str:
-    """Why there is no `latest`, and what to do."""
+    """Returns why there is no `latest`, and what to do."""
     if path.is_file() and not (path.parent.parent / LATEST).is_file():
         return "it is one file, and needs no shards put together."
     for parent in path.parents[:2]:

@@ -16,7 +16,7 @@ from .consolidate import Weights
 
 
 def load_weights(engine: Any, weights: Mapping[str, Any], *, strict: bool) -> None:
-    """Load a state dict into the model of an engine, and into its optimizer's masters of it.
+    """Loads a state dict into the model of an engine, and into its optimizer's masters of it.
 
     Under ZeRO-3 a card holds one layer at a time beside its shard. All ranks call it.
 
@@ -70,7 +70,7 @@ def _load_layers(module: Module, weights: Mapping[str, Any], *, strict: bool) ->
 
 
 def _load_masters(module: Module, weights: Mapping[str, Any]) -> None:
-    """Load what the optimizer steps, in fp32, which the model's own may have lost."""
+    """Loads what the optimizer steps, in fp32, which the model's own may have lost."""
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
     for name, parameter in module.named_parameters():

@@ -198,7 +198,7 @@ def _wrong(name: str, value: Any, expected: str) -> ValueError:
 
 
 def _given(config: Mapping[str, Any], name: str) -> Any:
-    """What the user set `name` to; None where that is nothing, or `"auto"`."""
+    """Returns what the user set `name` to; None where that is nothing, or `"auto"`."""
     value = config.get(name)
     return None if value == _AUTO else value
 

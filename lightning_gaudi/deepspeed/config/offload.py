@@ -42,7 +42,7 @@ _ALTERNATIVES = (
 
 
 def check_offload(config: Mapping[str, Any]) -> None:
-    """Refuse to offload what DeepSpeed would not, or could not on an HPU.
+    """Refuses to offload what DeepSpeed would not, or could not on an HPU.
 
     Args:
         config: DeepSpeed's settings.
@@ -71,7 +71,7 @@ def check_offload(config: Mapping[str, Any]) -> None:
 
 
 def check_stepping(config: Mapping[str, Any], optimizer: Optimizer | None) -> None:
-    """Refuse an optimizer that cannot, or should not, step on the CPU where it is to.
+    """Refuses an optimizer that cannot, or should not, step on the CPU where it is to.
 
     Args:
         config: DeepSpeed's settings.
@@ -100,7 +100,7 @@ def check_stepping(config: Mapping[str, Any], optimizer: Optimizer | None) -> No
 
 
 def prepare(config: Mapping[str, Any]) -> None:
-    """Build what the optimizer needs on the CPU, before anyone waits for it.
+    """Builds what the optimizer needs on the CPU, before anyone waits for it.
 
     Args:
         config: DeepSpeed's settings.
@@ -125,7 +125,7 @@ def _needs_cpu_adam(config: Mapping[str, Any]) -> bool:
 
 
 def _device(config: Mapping[str, Any], name: str) -> str | None:
-    """Where `name` offloads to; None if it does not."""
+    """Returns where `name` offloads to; None if it does not."""
     zero = config.get("zero_optimization") or {}
     if zero.get(_OLD_NAMES[name]):
         return "cpu"

@@ -20,7 +20,7 @@ _VENDORS: dict[str, Callable[[], type[Optimizer]]] = {
 def take_vendors(
     config: dict[str, Any], optimizer: Optimizer | None, parameters: Sequence[Parameter]
 ) -> tuple[dict[str, Any], Optimizer | None]:
-    """Make the optimizer of the settings if it is the vendor's, which DeepSpeed does not know.
+    """Makes the optimizer of the settings if it is the vendor's, which DeepSpeed does not know.
 
     Args:
         config: DeepSpeed's settings, such as `{"optimizer": {"type": "FusedAdamW"}}`.
@@ -40,7 +40,7 @@ def take_vendors(
 
 
 def check_named_optimizer(config: Mapping[str, Any]) -> None:
-    """Refuse an optimizer that would not do what its settings say.
+    """Refuses an optimizer that would not do what its settings say.
 
     Raises:
         ValueError: DeepSpeed's Adam for the HPU would drop the weight decay: it knows AdamW's

@@ -29,7 +29,7 @@ _FREE = ("params",)
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
-    """Refuse keys that DeepSpeed does not know.
+    """Refuses keys that DeepSpeed does not know.
 
     Args:
         config: Settings as the user gave them.
@@ -117,7 +117,7 @@ def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rejected(error: Any, config: Mapping[str, Any]) -> str:
-    """What to say of the first thing that a section of DeepSpeed's settings refused."""
+    """Returns what to say of the first thing that a section of DeepSpeed's settings refused."""
     first = error.errors()[0]
     place = first["loc"] or (error.title,)  # of a section as a whole it has none
     sections = [name for name, value in config.items() if isinstance(value, Mapping)]

@@ -26,7 +26,7 @@ class Accumulation:
     """
 
     def __init__(self, engine: Any, optimizer: Any) -> None:
-        """Take part in the steps of an engine.
+        """Takes part in the steps of an engine.
 
         Args:
             engine: DeepSpeed's; it is not kept alive.
@@ -69,7 +69,7 @@ class Accumulation:
         self._found_engine.set_gradient_accumulation_boundary(is_last)
 
     def note_backward(self) -> None:
-        """Count a backward that is about to be.
+        """Counts a backward that is about to be.
 
         Raises:
             MisconfigurationException: DeepSpeed would go wrong without a word.

@@ -69,7 +69,7 @@ def make_engine(
 
 @contextmanager
 def _without_trial_step() -> Iterator[None]:
-    """Keep DeepSpeed from stepping the optimizer before there are gradients.
+    """Keeps DeepSpeed from stepping the optimizer before there are gradients.
 
     In half precision and stage 0 it does, to have the optimizer's states allocated: a step with
     gradients of zero that Adam counts as its first, and that decays the weights. All later losses
@@ -119,7 +119,7 @@ def _kept_tied(model: Module, config: Mapping[str, Any]) -> AbstractContextManag
 
 
 def is_stage_3(config: Mapping[str, Any]) -> bool:
-    """Whether parameters too are in shards."""
+    """Returns whether parameters too are in shards."""
     stage = (config.get("zero_optimization") or {}).get("stage")
     return bool(stage == 3)
 
@@ -136,7 +136,7 @@ _ACTIVATION_KEYS = {
 
 
 def configure_checkpointing(config: Mapping[str, Any]) -> None:
-    """Tell `deepspeed.checkpointing` the settings of activation checkpointing, all of them.
+    """Tells `deepspeed.checkpointing` the settings of activation checkpointing, all of them.
 
     Lightning drops the number of checkpoints and the synchronization at their boundaries
     (2.5.6 to 2.6.6, `_set_deepspeed_activation_checkpointing`).

@@ -32,7 +32,7 @@ def holds_zero3_shards(parameters: Iterable[Tensor]) -> bool:
 
 
 def leave_last_engine(model: Module) -> None:
-    """Undo what a former engine has left in a model; the user's hooks stay."""
+    """Undoes what a former engine has left in a model; the user's hooks stay."""
     engine = engines.take(model)
     if engine is not None:
         engine.destroy()
@@ -46,7 +46,7 @@ def leave_last_engine(model: Module) -> None:
 
 
 def move_to_card(model: Module, optimizer: Optimizer | None = None) -> None:
-    """Move a model to the card, and its optimizer with it.
+    """Moves a model to the card, and its optimizer with it.
 
     A move to an HPU may give the model new parameters. DeepSpeed moves it without a thought of the
     optimizer, which would go on with those on the CPU: in stage 0 nothing would be trained.
@@ -74,7 +74,7 @@ def move_to_card(model: Module, optimizer: Optimizer | None = None) -> None:
 
 
 def restore_linear() -> None:
-    """Put back torch's `linear`, for which ZeRO-3 sets one of its own, in the whole process.
+    """Puts back torch's `linear`, for which ZeRO-3 sets one of its own, in the whole process.
 
     With that one, tensor parallelism fails in inference mode. The next engine of ZeRO-3 sets it
     again (deepspeed 0.19.8, `runtime/zero/partition_parameters.py`). Delete once it takes it back.

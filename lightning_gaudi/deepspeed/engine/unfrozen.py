@@ -11,7 +11,7 @@ from lightning_gaudi._core.wording import listed
 
 
 def refuse_unfrozen(engine: Any, model: Module) -> None:
-    """Refuse a forward with weights that the engine would never step, from here on.
+    """Refuses a forward with weights that the engine would never step, from here on.
 
     Args:
         engine: DeepSpeed's, which has just been made.

@@ -141,7 +141,7 @@ def _find(build: _Build) -> Path | None:
 
 
 def _build(build: _Build, target: Path, time_limit_seconds: float) -> None:
-    """Build `target`; the caller holds its lock, so what others left unfinished is dead."""
+    """Builds `target`; the caller holds its lock, so what others left unfinished is dead."""
     prefix = f"{build.folder.name}.building-"
     for stale in build.folder.parent.glob(f"{prefix}*"):
         shutil.rmtree(stale, ignore_errors=True)
@@ -182,7 +182,7 @@ def _explain(build: _Build, reason: str) -> str:
 
 
 def _refuse_to_fail_again(build: _Build, since: float) -> None:
-    """Raise what a process said that has failed while we waited for it."""
+    """Raises what a process said that has failed while we waited for it."""
     if build.log.exists() and build.log.stat().st_mtime >= since:
         reason = printable(build.log.read_text("utf-8", errors="replace").partition("\n")[0])
         raise OpBuildError(_explain(build, reason))

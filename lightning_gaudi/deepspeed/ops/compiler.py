@@ -81,7 +81,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[str]) -> str:
-    """End it and all that it has started; ninja puts each compiler in a group of its own."""
+    """Ends it and all that it has started; ninja puts each compiler in a group of its own."""
     import psutil  # DeepSpeed requires it; Lightning alone does not
 
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -93,18 +93,18 @@ def _end(process: subprocess.Popen[str]) -> str:
 
 
 def has(program: str) -> bool:
-    """Whether there is such a program; arguments behind its name do not matter."""
+    """Returns whether there is such a program; arguments behind its name do not matter."""
     words = shlex.split(program)
     return bool(words) and shutil.which(words[0], path=_search_path()) is not None
 
 
 def is_there() -> bool:
-    """Whether there is a compiler."""
+    """Returns whether there is a compiler."""
     return has(command())
 
 
 def command() -> str:
-    """What torch calls, as it stands in CXX."""
+    """Returns what torch calls, as it stands in CXX."""
     return os.environ.get("CXX", "c++")
 
 

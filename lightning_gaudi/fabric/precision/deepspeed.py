@@ -22,11 +22,11 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
     """
 
     def validate_for_hpu(self) -> None:
-        """Check what the user passed, before it is used on an HPU."""
+        """Checks what the user passed, before it is used on an HPU."""
 
 
 def check_precision(plugin: Precision, kind: type[Any] = DeepSpeedPrecision) -> None:
-    """Refuse a precision that DeepSpeed cannot compute in on this card; acquires the card.
+    """Refuses a precision that DeepSpeed cannot compute in on this card; acquires the card.
 
     Args:
         plugin: The strategy's.

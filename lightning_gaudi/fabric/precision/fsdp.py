@@ -35,7 +35,7 @@ class HPUShardedGradScaler(CardScaler, ShardedGradScaler):
     takes_float16 = True
 
     def __init__(self, device: str = "hpu", **settings: Any) -> None:
-        """Create one; see torch's `ShardedGradScaler`."""
+        """Creates one; see torch's `ShardedGradScaler`."""
         super().__init__(device, **settings)
 
 
@@ -65,7 +65,7 @@ class HPUShardedPrecision(Precision):
         *,
         device: str = "hpu",
     ) -> None:
-        """Choose the precision.
+        """Chooses the precision.
 
         Args:
             precision: One of the above; `"32"` is short for `"32-true"`, `"bf16"` for

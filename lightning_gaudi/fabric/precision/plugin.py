@@ -57,7 +57,7 @@ class HPUWholePrecision(Precision):
         device: str = "hpu",
         scaler: GradScaler | None = None,
     ) -> None:
-        """Choose the precision.
+        """Chooses the precision.
 
         Args:
             precision: One of the above; `"32"` is short for `"32-true"`, `"bf16"` for
@@ -97,7 +97,7 @@ class HPUWholePrecision(Precision):
 
     @override
     def convert_module(self, module: Module) -> Module:
-        """Bring the weights into the precision they are held in.
+        """Brings the weights into the precision they are held in.
 
         Raises:
             MisconfigurationException: The card, which it acquires for fp16, computes in no such.
@@ -107,14 +107,14 @@ class HPUWholePrecision(Precision):
 
     @override
     def convert_input(self, data: Any) -> Any:
-        """Bring floating-point tensors of a batch into the precision they are computed in."""
+        """Brings floating-point tensors of a batch into the precision they are computed in."""
         if not self._holds_half:
             return data
         return apply_to_collection(data, Tensor, _convert_fp_tensor, dst_type=self._dtype)
 
     @override
     def convert_output(self, data: Any) -> Any:
-        """Bring floating-point outputs of Fabric's modules into the default dtype."""
+        """Brings floating-point outputs of Fabric's modules into the default dtype."""
         if self.precision == "32-true":
             return data
         dtype = torch.get_default_dtype()
@@ -168,7 +168,7 @@ class HPUPrecision(HPUWholePrecision, MixedPrecision):
 
     @override
     def backward(self, tensor: Tensor, model: Module | None, *args: Any, **kwargs: Any) -> None:
-        """Run backward; nothing is scaled."""
+        """Runs backward; nothing is scaled."""
         super().backward(tensor, model, *args, **kwargs)
 
     # So that Fabric takes it for Lightning's own: otherwise it forbids `loss.backward()`.
@@ -176,7 +176,7 @@ class HPUPrecision(HPUWholePrecision, MixedPrecision):
 
 
 def check_card(precision: str) -> None:
-    """Refuse half precision where the card has none; acquires the card if it is asked for.
+    """Refuses half precision where the card has none; acquires the card if it is asked for.
 
     Args:
         precision: The name that was passed, such as `"16-mixed"`.
@@ -189,7 +189,7 @@ def check_card(precision: str) -> None:
 
 
 def check_scaler(plugin: Precision, precision: str, scaler: GradScaler | None) -> None:
-    """Refuse a scaler for a precision that scales no loss.
+    """Refuses a scaler for a precision that scales no loss.
 
     Args:
         plugin: One of ours.
@@ -213,7 +213,7 @@ def check_scaler(plugin: Precision, precision: str, scaler: GradScaler | None) -
 
 
 def check_device(plugin: Precision, device: str) -> None:
-    """Refuse to be a plugin for another device than the HPU.
+    """Refuses to be a plugin for another device than the HPU.
 
     Args:
         plugin: One of ours.
@@ -230,7 +230,7 @@ def check_device(plugin: Precision, device: str) -> None:
 
 
 def check_precision_plugin(plugin: Precision) -> None:
-    """Refuse one of Lightning's own precision plugins that does not do on an HPU what it says.
+    """Refuses one of Lightning's own precision plugins that does not do on an HPU what it says.
 
     Raises:
         MisconfigurationException: It is for another device, or a precision HPU does not support.
@@ -249,7 +249,7 @@ def check_precision_plugin(plugin: Precision) -> None:
 
 
 def unsupported(setting: str, supported: Iterable[str] = SUPPORTED) -> str:
-    """What to say of a precision that HPU does not support.
+    """Returns what to say of a precision that HPU does not support.
 
     Args:
         setting: What was typed.

@@ -41,7 +41,7 @@ class HPUStrategy(HPUMixin):
     _loaders: ResumableLoaders | None = None
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Check what the user passed: Fabric has no loop that could wait for a writer.
+        """Checks what the user passed: Fabric has no loop that could wait for a writer.
 
         Raises:
             MisconfigurationException: An HPU cannot honour it.
@@ -72,7 +72,7 @@ class HPUStrategy(HPUMixin):
 
     @override
     def setup_module(self, module: Module) -> Module:
-        """Compile what is to be compiled of the module."""
+        """Compiles what is to be compiled of the module."""
         found: Module = super().setup_module(module)
         self._compile_for_fabric(found)
         return found
@@ -82,7 +82,7 @@ class HPUStrategy(HPUMixin):
         self._compile(module, with_root=not hasattr(module, "training_step"))
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
-        """Run backward, then cut the graph."""
+        """Runs backward, then cuts the graph."""
         self._note_loss(tensor)
         with explained():
             super().backward(tensor, module, *args, **kwargs)
@@ -95,7 +95,7 @@ class HPUStrategy(HPUMixin):
     @override
     @whereabouts.elsewhere("saving a checkpoint")
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save objects, unless a loss since the last look was not finite."""
+        """Saves objects, unless a loss since the last look was not finite."""
         self._check_losses()
         if self._loaders is not None:
             self._loaders.check(kwargs["state"] if "state" in kwargs else args[1])
@@ -130,7 +130,7 @@ class HPUStrategy(HPUMixin):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor:
-        """Clip by the norm of the optimizer's gradients; see `fused_clipping.clip_norm`.
+        """Clips by the norm of the optimizer's gradients; see `fused_clipping.clip_norm`.
 
         `Fabric.clip_gradients(error_if_nonfinite=False)` waits for nothing.
         """
@@ -157,7 +157,7 @@ class HPUStrategy(HPUMixin):
         return context
 
     def _move(self, module: Module) -> None:
-        """Move a module to the HPU, with its tied weights tied.
+        """Moves a module to the HPU, with its tied weights tied.
 
         A move to an HPU may give the module new parameters, which Fabric has no idea of: an
         optimizer made before it would go on with those on the CPU.
@@ -168,7 +168,7 @@ class HPUStrategy(HPUMixin):
         self._note_replaced(before, module)
 
     def _note_replaced(self, before: Mapping[str, Parameter], module: Module) -> None:
-        """Note which parameters are in the places of those that the module had `before`."""
+        """Notes which parameters are in the places of those that the module had `before`."""
         if self._replaced is None:
             self._replaced = WeakTensorKeyDictionary()
         for name, parameter in module.named_parameters():

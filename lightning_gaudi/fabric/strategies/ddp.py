@@ -41,7 +41,7 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
     @override
     def module_to_device(self, module: Module) -> None:
-        """Move the module, with its tied weights tied."""
+        """Moves the module, with its tied weights tied."""
         self._move(module)
 
 

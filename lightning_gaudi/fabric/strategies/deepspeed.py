@@ -57,7 +57,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     precision_kind = HPUDeepSpeedPrecision
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Check what the user passed, and that DeepSpeed computes on the HPU."""
+        """Checks what the user passed, and that DeepSpeed computes on the HPU."""
         super().validate_for_hpu(typed)
         self._backward_sync_control = _SyncControl()
 
@@ -84,13 +84,13 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     @override
     @contextmanager
     def module_sharded_context(self) -> Generator[None, None, None]:
-        """Make weights in shards under stage 3, those of `from_pretrained` too."""
+        """Makes weights in shards under stage 3, those of `from_pretrained` too."""
         with super().module_sharded_context(), self._loads_into_shards():
             yield
 
     @override
     def module_to_device(self, module: Module) -> None:
-        """Move the module, with its tied weights tied, but for weights that are in shards."""
+        """Moves the module, with its tied weights tied, but for weights that are in shards."""
         if not holds_zero3_shards(module.parameters()):
             self._move(module)
 
@@ -148,7 +148,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
     @override
     def backward(self, tensor: Tensor, module: Any, *args: Any, **kwargs: Any) -> None:
-        """Run backward, then cut the graph."""
+        """Runs backward, then cuts the graph."""
         found: Accumulation | None = getattr(module, ATTRIBUTE, None)
         if found is not None:
             found.note_backward()
@@ -197,7 +197,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         storage_options: Any | None = None,
         filter: dict[str, Callable[[str, Any], bool]] | None = None,
     ) -> None:
-        """Save objects by their names, the model and its optimizer in shards: a folder.
+        """Saves objects by their names, the model and its optimizer in shards: a folder.
 
         Args:
             path: A local folder.
@@ -221,7 +221,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     def load_checkpoint(
         self, path: _PATH, state: Any = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load objects in place, from a checkpoint in shards or from one of any other strategy.
+        """Loads objects in place, from a checkpoint in shards or from one of any other strategy.
 
         Args:
             path: A local folder in the first case.
@@ -248,7 +248,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
     def load_module_state_dict(
         self, module: Module, state_dict: Mapping[str, Any], strict: bool = True
     ) -> None:
-        """Load whole weights into a model, be it in shards."""
+        """Loads whole weights into a model, whether or not it is in shards."""
         if fabric_state.is_engine(module):
             load_weights(module, state_dict, strict=strict)
         else:
@@ -256,7 +256,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
     @override
     def clip_gradients_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: DeepSpeed clips as it steps.
+        """Refuses: DeepSpeed clips as it steps.
 
         Raises:
             MisconfigurationException: Always.
@@ -265,7 +265,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
     @override
     def clip_gradients_value(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse; see `clip_gradients_norm`.
+        """Refuses; see `clip_gradients_norm`.
 
         Raises:
             MisconfigurationException: Always.

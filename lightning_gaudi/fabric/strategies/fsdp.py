@@ -36,7 +36,7 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
 
     @override
     def setup_environment(self) -> None:
-        """Choose this rank's card, prepare it, then connect all ranks over HCCL."""
+        """Chooses this rank's card, prepares it, then connects all ranks over HCCL."""
         # Lightning would make a mesh of CUDA devices.
         mesh = self._fsdp_kwargs.pop("device_mesh", None)
         super().setup_environment()
@@ -47,7 +47,7 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
 
     @override
     def setup_module(self, module: Module) -> Module:
-        """Put the module into shards, unless its user has.
+        """Puts the module into shards, unless its user has.
 
         Raises:
             MisconfigurationException: Its user has, but left a part out.
@@ -65,7 +65,7 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor:
-        """Clip by the norm of the optimizer's gradients over the shards of all ranks.
+        """Clips by the norm of the optimizer's gradients over the shards of all ranks.
 
         Args:
             module: What `setup` gave for the model.

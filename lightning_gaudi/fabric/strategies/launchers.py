@@ -26,7 +26,7 @@ class HPUScriptLauncher(ScriptMixin, _SubprocessScriptLauncher):
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Start the other ranks, if need be, and call the function in this one."""
+        """Starts the other ranks, if need be, and calls the function in this one."""
         return launch_script(self, functools.partial(function, *args, **kwargs))
 
 
@@ -35,7 +35,7 @@ class HPUSpawnLauncher(SpawnMixin, _MultiProcessingLauncher):
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the function in all ranks; returns what rank 0 does."""
+        """Calls the function in all ranks; returns what rank 0 does."""
         # As Lightning's, which does not let anybody see the processes while it waits for them.
         strategy: Any = self._strategy
         check_spawn(strategy)

@@ -48,7 +48,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def setup_module(self, module: Module) -> Module:
-        """Parallelize the module and move the rest of it.
+        """Parallelizes the module and moves the rest of it.
 
         An optimizer that was made for it before goes on with its shards.
 
@@ -107,7 +107,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         norm_type: float | int = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor:
-        """Clip by the norm over all shards, which it returns as a plain tensor."""
+        """Clips by the norm over all shards, which it returns as a plain tensor."""
         self.precision.unscale_gradients(optimizer)
         return clip_dtensor_norm(
             self.precision.main_params(optimizer),
@@ -120,6 +120,6 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
     def clip_gradients_value(
         self, module: Module, optimizer: Optimizer, clip_val: float | int
     ) -> None:
-        """Clip each element."""
+        """Clips each element."""
         self.precision.unscale_gradients(optimizer)
         clip_dtensor_value(self.precision.main_params(optimizer), clip_val)

@@ -31,7 +31,7 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
     @override
     @damage_on_all_ranks()
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load a checkpoint; all ranks refuse a damaged one."""
+        """Loads a checkpoint; all ranks refuse a damaged one."""
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
         return checkpoint
 
@@ -43,6 +43,6 @@ class RankedHPUStrategy(RankedMixin, HPUStrategy):
     def all_reduce(
         self, tensor: Tensor, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean"
     ) -> Tensor:
-        """Reduce a tensor over the ranks; see `collectives.reduce`. Anything else stays."""
+        """Reduces a tensor over the ranks; see `collectives.reduce`. Anything else stays."""
         reduced: Tensor = self._reduce(tensor, group, reduce_op)
         return reduced

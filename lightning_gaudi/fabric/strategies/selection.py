@@ -63,11 +63,11 @@ class StrategySelection(NamedTuple):
     names: str = NAMES
 
     def default(self, is_one: bool) -> Any:
-        """What strategy="auto" gives: for one card of one node, or for several."""
+        """Returns what strategy="auto" gives: for one card of one node, or for several."""
         return self._form("SingleDeviceStrategy" if is_one else "DDPStrategy")()
 
     def takes_one_card(self, strategy: Any, is_interactive: bool) -> bool:
-        """Whether devices="auto" is one card, as Lightning has it for GPUs.
+        """Returns whether devices="auto" is one card, as Lightning has it for GPUs.
 
         Args:
             strategy: What the user passed, and Lightning has found to be known.
@@ -139,7 +139,7 @@ class StrategySelection(NamedTuple):
         return found
 
     def convert_precision(self, plugin: Any) -> None:
-        """Turn a precision plugin that the user passed into its form for the HPU, or check it.
+        """Turns a precision plugin that the user passed into its form for the HPU, or checks it.
 
         Args:
             plugin: Any; it stays the user's object.
@@ -157,7 +157,7 @@ class StrategySelection(NamedTuple):
         check_precision_plugin(plugin)
 
     def refuse_unknown(self, strategy: Any, precision: Any, error: ValueError) -> None:
-        """Raise our own words if Lightning's `error` is about a name it does not know.
+        """Raises our own words if Lightning's `error` is about a name it does not know.
 
         Raises:
             MisconfigurationException: It is.
@@ -177,7 +177,7 @@ class StrategySelection(NamedTuple):
             raise MisconfigurationException(unsupported(f"precision={precision!r}")) from error
 
     def refuse_elsewhere(self, strategy: Any, accelerator: Any) -> None:
-        """Refuse one of ours on another accelerator.
+        """Refuses one of ours on another accelerator.
 
         Raises:
             MisconfigurationException: Always.
@@ -191,7 +191,7 @@ class StrategySelection(NamedTuple):
         return _find(f"{self.ours}.{STRATEGIES[name]}")
 
     def _base(self) -> type[Any]:
-        """What all of ours are."""
+        """Returns what all of ours are."""
         found: type[Any] = _find(f"{self.ours}.base.HPUStrategy")
         return found
 
@@ -221,7 +221,7 @@ def _find(name: str) -> Any:
 
 
 def _is_movable(strategy: Any) -> bool:
-    """Whether it is on no other device than the HPU, or on the CPU by default."""
+    """Returns whether it is on no other device than the HPU, or on the CPU by default."""
     device: torch.device | None = getattr(strategy, "_root_device", None)
     return device is None or device.type in ("cpu", "hpu")
 
@@ -234,7 +234,7 @@ def _typed(strategy: Any) -> str:
 
 
 def _refuse_several(strategy: Any, num_devices: int, num_nodes: int) -> None:
-    """Refuse a strategy for one card where several were asked for: the others would idle."""
+    """Refuses a strategy for one card where several were asked for: the others would idle."""
     if num_devices > 1 or num_nodes > 1:
         raise MisconfigurationException(
             f"strategy={strategy!r} trains on one card, but devices and num_nodes ask for "
@@ -243,7 +243,7 @@ def _refuse_several(strategy: Any, num_devices: int, num_nodes: int) -> None:
 
 
 def _refuse_interactive(strategy: Any, num_devices: int) -> None:
-    """Refuse several cards in a notebook or a Python shell: processes could only be forked there.
+    """Refuses several cards in a notebook or a Python shell: processes could only be forked there.
 
     Args:
         strategy: As the user typed it, or the one that `"auto"` gave.

@@ -50,7 +50,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         storage_options: Any | None = None,
         filter: _Filter | None = None,
     ) -> None:
-        """Save a folder of shards, or a single file; until it is complete, the old one stays.
+        """Saves a folder of shards, or a single file; until it is complete, the old one stays.
 
         Args:
             path: A local path; for a single file also a URL that fsspec knows.
@@ -94,7 +94,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         strict: bool = True,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Load a model in shards, and what else is asked for, from any kind of checkpoint.
+        """Loads a model in shards, and what else is asked for, from any kind of checkpoint.
 
         Args:
             path: A folder of shards or a single file, from whichever strategy.

@@ -30,7 +30,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
         compile: Any = None,
         reliability: Any = None,
     ) -> None:
-        """Create the strategy; Fabric sets what is left out.
+        """Creates the strategy; Fabric sets what is left out.
 
         Args:
             device: The HPU of this process; there is one, `hpu:0`.
@@ -53,12 +53,12 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
         )
 
     def choose_card(self, card: torch.device) -> None:
-        """Bind this process to a card at once: with one card nobody needs to call `launch`."""
+        """Binds this process to a card at once: with one card nobody needs to call `launch`."""
         super().choose_card(card)
         select_card([card], local_rank=0)
 
     @override
     def module_to_device(self, module: Module) -> None:
-        """Move the module, with its tied weights tied."""
+        """Moves the module, with its tied weights tied."""
         check_alone(self.cluster_environment)
         self._move(module)

@@ -60,7 +60,7 @@ _state = {"mode": "warn"}
 
 
 def set_mode(mode: str) -> None:
-    """Change how findings are reported from now on.
+    """Changes how findings are reported from now on.
 
     Args:
         mode: "warn", "error" or "off".
@@ -78,22 +78,22 @@ def set_mode(mode: str) -> None:
 
 
 def is_reported() -> bool:
-    """Whether findings are told to anyone."""
+    """Returns whether findings are told to anyone."""
     return _state["mode"] != "off"
 
 
 def findings() -> list[Finding]:
-    """What this process has met so far, in the order in which it was met first."""
+    """Returns what this process has met so far, in the order in which it was met first."""
     return list(_findings.values())
 
 
 def forget_findings() -> None:
-    """Forget what was met, so that a place is reported again."""
+    """Forgets what was met, so that a place is reported again."""
     _findings.clear()
 
 
 def report(rule: Rule, operator: str = "", detail: str = "") -> None:
-    """Tell the user that the line that is running met a rule.
+    """Tells the user that the line that is running met a rule.
 
     Args:
         rule: The rule.
@@ -167,5 +167,5 @@ def is_installed(file: str) -> bool:
 
 
 def is_library(module: str) -> bool:
-    """Whether a module is of a package whose lines are not the user's to change."""
+    """Returns whether a module is of a package whose lines are not the user's to change."""
     return module.partition(".")[0] in _LIBRARIES

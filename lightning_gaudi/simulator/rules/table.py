@@ -64,7 +64,7 @@ def find(key: str) -> Rule:
 
 
 def install(device: ModuleType, settings: Settings) -> None:
-    """Give the device the rules that operators can meet, before any operator runs."""
+    """Gives the device the rules that operators can meet, before any operator runs."""
     device.clear_rules()
     _of_kernels.clear()
     for number, rule in enumerate(RULES):
@@ -80,7 +80,7 @@ def install(device: ModuleType, settings: Settings) -> None:
 
 
 def report_kernel(operator: str, arguments: Iterable[object]) -> None:
-    """Report the rules that a call of one of the vendor's own operators meets.
+    """Reports the rules that a call of one of the vendor's own operators meets.
 
     Args:
         operator: Its name, as "hpu::sdpa_fwd".
@@ -133,5 +133,5 @@ def _applies(rule: Rule, settings: Settings) -> bool:
 
 
 def _has_int64() -> bool:
-    """Whether the environment asks a card to keep int64 as it is."""
+    """Returns whether the environment asks a card to keep int64 as it is."""
     return is_switched_on(os.environ.get("PT_ENABLE_INT64_SUPPORT", ""))

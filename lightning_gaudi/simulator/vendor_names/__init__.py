@@ -46,7 +46,7 @@ class Name:
     """The first of our releases that has it in eager mode too, if there is one."""
 
     def is_in(self, release: Release, *, is_lazy: bool = True) -> bool:
-        """Whether a release has the name, in that mode."""
+        """Returns whether a release has the name, in that mode."""
         if self.eager_since and not is_lazy and not _is_between(release, self.eager_since, None):
             return False
         return _is_between(release, self.since, self.until)
@@ -69,7 +69,7 @@ class Module:
     until: str | None = None
 
     def is_in(self, release: Release) -> bool:
-        """Whether a release has the module."""
+        """Returns whether a release has the module."""
         return _is_between(release, self.since, self.until)
 
 
@@ -88,11 +88,11 @@ class Flag:
     until: str | None = None
 
     def is_in(self, release: Release) -> bool:
-        """Whether a release has the switch."""
+        """Returns whether a release has the switch."""
         return _is_between(release, self.since, self.until)
 
     def is_settable(self, release: Release) -> bool:
-        """Whether a program can set it in a release, besides the environment."""
+        """Returns whether a program can set it in a release, besides the environment."""
         return self.settable is not None and _is_between(release, self.settable, None)
 
 

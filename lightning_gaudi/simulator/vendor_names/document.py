@@ -98,7 +98,7 @@ def _when(since: str | None, until: str | None, eager_since: str | None = None) 
 
 
 def parse(text: str) -> list[Found]:
-    """What `found` has printed."""
+    """Returns what `found` has printed."""
     return [Found(**entry) for entry in json.loads(text.splitlines()[-1])]
 
 

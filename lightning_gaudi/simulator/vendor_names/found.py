@@ -33,7 +33,7 @@ class Found:
 
 
 def find_all() -> list[Found]:
-    """Look up all names that the release has which is simulated."""
+    """Looks up all names that the release has which is simulated."""
     release = read_release()
     return [
         found
@@ -73,7 +73,7 @@ def _find(owner: Any, module: str, name: vendor_names.Name, release: Release) ->
 
 
 def _problem(value: Any, listed: str | None) -> str | None:
-    """How its parameters differ from the vendor's, or None: calls written for those fit."""
+    """Returns how its parameters differ from the vendor's, or None: calls written for those fit."""
     if listed is None or not callable(value):
         return None
     try:

@@ -33,7 +33,7 @@ _FIXES: dict[tuple[str, str, str], str] = {
 
 
 def fix(rule: str, via: str, otherwise: str) -> str:
-    """What to change for a finding.
+    """Returns what to change for a finding.
 
     Args:
         rule: Its rule.

@@ -36,7 +36,7 @@ class LineTotals:
     collective_bytes: int = 0
 
     def add(self, line: Line) -> None:
-        """Count the events of a kind."""
+        """Counts the events of a kind."""
         if line.kind == "launch":
             self.launches += line.amount
         elif line.kind == "graph":

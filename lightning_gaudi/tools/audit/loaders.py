@@ -46,7 +46,7 @@ class LoaderWatch:
         self._loaders: dict[tuple[int, str], _Batches] = {}
 
     def install(self) -> None:
-        """Watch from now on; by an entry of the register of patches."""
+        """Watches from now on; by an entry of the register of patches."""
         loader, iterator = torch_dataloader.DataLoader, torch_dataloader._BaseDataLoaderIter
         apply.wrap(_PATCH, loader, "__init__")(self._init)
         apply.wrap(_PATCH, iterator, "__next__")(self._next)
@@ -54,7 +54,7 @@ class LoaderWatch:
         apply.wrap(_PATCH, workers, "__init__")(self._start_workers)
 
     def loaders(self) -> list[Loader]:
-        """What was noted."""
+        """Returns what was noted."""
         return [batches.loader() for batches in self._loaders.values()]
 
     def _init(self, original: Callable[..., None], loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -103,7 +103,7 @@ class _Batches:
         self._num_places = 0
 
     def add(self, batch: Any, step: int) -> None:
-        """Count a batch."""
+        """Counts a batch."""
         from lightning_gaudi._core.batch_shapes import named_tensors
 
         tensors = {name: value for name, value in named_tensors(batch) if isinstance(value, Tensor)}
@@ -120,7 +120,7 @@ class _Batches:
             self._lengths.update(mask.sum(1).tolist())
 
     def loader(self) -> Loader:
-        """What was counted, with the best boundaries for its lengths."""
+        """Returns what was counted, with the best boundaries for its lengths."""
         from lightning_gaudi.data.buckets import optimal_buckets
 
         lengths = dict(sorted((self._lengths or _longest(self._loader)).items()))

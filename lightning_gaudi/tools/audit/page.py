@@ -108,7 +108,7 @@ def _steps(record: Record) -> Iterator[str]:
 
 
 def _lines(record: Record) -> str:
-    """What each line does, and its code."""
+    """Returns what each line does, and its code."""
     found = lines.totals(record)[:_NUM_LINES]
     if not found:
         return ""

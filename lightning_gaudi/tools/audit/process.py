@@ -89,7 +89,7 @@ class _Audit:
             self._end()
 
     def write(self, is_ended: bool = False) -> None:
-        """Write the record of a process that has used a card."""
+        """Writes the record of a process that has used a card."""
         recorder = self.recorder
         if not recorder.is_on or not (recorder.lines or recorder.steps):
             return
@@ -133,7 +133,7 @@ class _Audit:
         os._exit(0)
 
     def _meet(self, rank: int, world_size: int) -> None:
-        """Wait until all ranks have come here; a rank that is late has failed, and says so."""
+        """Waits until all ranks have come here; a rank that is late has failed, and says so."""
         ended = [self._folder / f"ended-{_run_name()}-{each}" for each in range(world_size)]
         ended[rank].touch()
         give_up_at = time.monotonic() + _WAIT_SECONDS
@@ -142,7 +142,7 @@ class _Audit:
 
 
 def _run_name() -> str:
-    """What the ranks of one run have in common, and no others."""
+    """Returns what the ranks of one run have in common, and no others."""
     names = (SERVER, "MASTER_PORT")
     return "-".join(os.environ.get(name, "") for name in names)
 

@@ -46,7 +46,7 @@ class Step:
     """The most that was in use from the start of the process to the end of the step."""
 
     def add(self, kind: str, what: str, amount: int, is_compiled: bool) -> None:
-        """Count an event; see `simulator.observer`."""
+        """Counts an event; see `simulator.observer`."""
         if kind == "launch":
             self.launches += amount
             self.graph_launches += amount if is_compiled else 0
@@ -95,7 +95,7 @@ class Line:
     """What else was told, and how often; the first of very many."""
 
     def add(self, amount: int, step: int, detail: str) -> None:
-        """Count an event."""
+        """Counts an event."""
         self.count += 1
         self.amount += amount
         if not self.steps or self.steps[-1] != step:
@@ -157,7 +157,7 @@ class Record:
     limit_bytes: int = 0
 
     def write(self, folder: Path) -> None:
-        """Write it into the folder, in one step."""
+        """Writes it into the folder, in one step."""
         target = folder / f"{_PREFIX}{self.rank}-{self.pid}.json"
         draft = target.with_suffix(".draft")
         draft.write_text(json.dumps(dataclasses.asdict(self)), "utf-8")

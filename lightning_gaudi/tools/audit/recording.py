@@ -36,7 +36,7 @@ class Recorder:
         return len(self.steps)
 
     def note(self, kind: str, what: str, amount: int, detail: str) -> None:
-        """Count an event; an observer of the simulator.
+        """Counts an event; an observer of the simulator.
 
         Args:
             kind: See `simulator.observer`, as the others.
@@ -73,7 +73,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def at(self, place: Place) -> Iterator[None]:
-        """Charge what happens in a block to a place."""
+        """Charges what happens in a block to a place."""
         before, self._place = self._place, place
         try:
             yield
@@ -81,5 +81,5 @@ class Recorder:
             self._place = before
 
     def stop(self) -> None:
-        """Count nothing more."""
+        """Counts nothing more."""
         self.is_on = False

@@ -44,7 +44,7 @@ def _steps_of_new_shapes(loader: Loader) -> list[int]:
 
 
 def _is_dynamic(loader: Loader) -> bool:
-    """Whether new shapes keep coming, other than by another number of samples."""
+    """Returns whether new shapes keep coming, other than by another number of samples."""
     half = len(loader.batches) // 2
     late = set(loader.batches[half:]) - set(loader.batches[:half])
     return (

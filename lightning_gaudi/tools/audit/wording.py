@@ -19,13 +19,13 @@ _LABEL_LENGTH = 36
 
 
 def command(audit: Audit) -> str:
-    """What was audited, in a line."""
+    """Returns what was audited, in a line."""
     words = printable(" ".join(hide_words(audit.command)), max_chars=10_000)
     return textwrap.shorten(words, WIDTH, placeholder=" ...")
 
 
 def headline(audit: Audit) -> str:
-    """Where it ran, and for how long."""
+    """Returns where it ran, and for how long."""
     record = audit.first
     ranks = f"{len(audit.records)} ranks" if len(audit.records) > 1 else "1 rank"
     steps = f"{audit.num_steps} steps, the first {WARM_UP} of them not judged"
@@ -55,7 +55,7 @@ def inside(finding: Finding) -> str:
 
 
 def frequency(finding: Finding, num_judged: int) -> str:
-    """How often it was met, in words."""
+    """Returns how often it was met, in words."""
     if finding.num_steps:
         return f"in {finding.num_steps} of {num_judged} steps"
     return "once" if finding.count == 1 else f"{finding.count} times, in none of the judged steps"

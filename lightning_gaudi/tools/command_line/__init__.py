@@ -40,7 +40,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Runs the command line.
 
     Args:
         argv: The arguments after the program's name; None for those of this process.

@@ -50,7 +50,7 @@ _NOTHING_NOTED = (
 
 
 def add_parser(subparsers: _Subparsers) -> None:
-    """Add the `audit` command."""
+    """Adds the `audit` command."""
     parser = subparsers.add_parser(
         "audit",
         help="run a few steps of a program, and say what in it would be slow on a Gaudi",
@@ -109,7 +109,7 @@ def _check(options: argparse.Namespace, command: Sequence[str]) -> None:
 
 
 def _report(options: argparse.Namespace, audit: Audit) -> int:
-    """Show and write what was found; return the exit status."""
+    """Shows and writes what was found; returns the exit status."""
     if not audit.is_of_card and not audit.status:
         return simulate.fail(2, _NOTHING_NOTED)
     found = findings.find(audit)
@@ -124,7 +124,7 @@ def _report(options: argparse.Namespace, audit: Audit) -> int:
 
 
 def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Run the command to its end, and leave none of its processes; return its status.
+    """Runs the command to its end, and leaves none of its processes; returns its status.
 
     Raises:
         OSError: It cannot be started.
@@ -143,7 +143,7 @@ def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def _signals_passed_on() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Give Ctrl-C and the like to the processes of the list, which the terminal does not know."""
+    """Gives Ctrl-C and the like to the processes of the list, which the terminal does not know."""
     started: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:

@@ -86,7 +86,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """What the recipe in `folder` says of itself."""
+    """Returns what the recipe in `folder` says of itself."""
     docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
     paths = [*folder.glob("*.yaml"), *folder.glob(f"{PUBLISHED}/*.yaml")]
     found = [_read_configuration(path, folder) for path in paths if path.name != REGISTRY]
@@ -112,7 +112,7 @@ def find_configurations(recipe: Recipe, arguments: Sequence[str]) -> list[str]:
 
 
 def names_configuration(arguments: Iterable[str]) -> bool:
-    """Whether there is a `--config` among `arguments`."""
+    """Returns whether there is a `--config` among `arguments`."""
     return _has_option(arguments, CONFIG_OPTIONS)
 
 
@@ -125,17 +125,17 @@ def options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_inline(value: str) -> bool:
-    """Whether what stands behind `--config` are settings, or a URL, and no name or path."""
+    """Returns whether what stands behind `--config` are settings, or a URL, and no name or path."""
     return re.search(r"[\n{]|: |://", value) is not None
 
 
 def only_shows(arguments: Iterable[str]) -> bool:
-    """Whether `arguments` ask for help or for the settings, and for no run."""
+    """Returns whether `arguments` ask for help or for the settings, and for no run."""
     return _has_option(arguments, _SHOWING_OPTIONS)
 
 
 def choices(word: str, names: Iterable[str]) -> str:
-    """What there is instead of `word`, in a sentence or two."""
+    """Returns what there is instead of `word`, in a sentence or two."""
     names = list(names)
     close = nearest(word, names)
     return (f"Did you mean {close}? " if close else "") + f"There are: {', '.join(names)}."

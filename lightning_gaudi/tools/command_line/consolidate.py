@@ -28,7 +28,7 @@ examples:
 
 
 def add_parser(subparsers: _Subparsers) -> None:
-    """Add the `consolidate` command."""
+    """Adds the `consolidate` command."""
     parser = subparsers.add_parser(
         "consolidate",
         help="write a checkpoint in shards to one file",
@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def _check_installed(output: Path) -> None:
-    """Refuse safetensors where that package, which comes with an extra, is not there."""
+    """Refuses safetensors where that package, which comes with an extra, is not there."""
     if output.suffix == ".safetensors" and importlib.util.find_spec("safetensors") is None:
         raise ModuleNotFoundError(
             f"{output} needs the package safetensors, which is not installed. Run: pip install "
@@ -69,7 +69,7 @@ def _check_installed(output: Path) -> None:
 
 
 def consolidate(folder: Path, output: Path) -> None:
-    """Write a checkpoint in shards to one file; until it is complete, `output` is as it was.
+    """Writes a checkpoint in shards to one file; until it is complete, `output` is as it was.
 
     Args:
         folder: What a strategy of DeepSpeed's, or one of torch's shards, has saved.

@@ -25,7 +25,7 @@ Nothing that is there is overwritten."""
 
 
 def add_parser(subparsers: _Subparsers) -> None:
-    """Add the `copy` command."""
+    """Adds the `copy` command."""
     parser = subparsers.add_parser(
         "copy",
         help="copy the sources of a recipe, to change them",
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def copy(recipe: catalog.Recipe, folder: Path) -> list[str]:
-    """Copy a recipe and what it shares with others: all of it, or nothing.
+    """Copies a recipe and what it shares with others: all of it, or nothing.
 
     Args:
         recipe: What to copy.
@@ -104,7 +104,7 @@ def copy(recipe: catalog.Recipe, folder: Path) -> list[str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy contents alone: what is installed may be read-only."""
+    """Copies contents alone: what is installed may be read-only."""
     if source.is_dir():
         for path in source.iterdir():
             if path.name != "__pycache__":
@@ -116,7 +116,7 @@ def _copy(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _folder(folder: Path) -> Iterator[None]:
-    """Make a folder, and remove what was made of it if the block fails."""
+    """Makes a folder, and removes what was made of it if the block fails."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def _folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undo() -> Iterator[list[Path]]:
-    """Remove what the block has noted down, if it fails."""
+    """Removes what the block has noted down, if it fails."""
     placed: list[Path] = []
     try:
         yield placed

@@ -41,7 +41,7 @@ where that is not the end."""
 
 
 def add_parser(subparsers: _Subparsers) -> None:
-    """Add the `doctor` command."""
+    """Adds the `doctor` command."""
     parser = subparsers.add_parser(
         "doctor",
         help="say what keeps a Gaudi from being used, and what to do about it",

@@ -29,7 +29,7 @@ _MAX_NAME = 200
 
 
 def set_environment(arguments: Sequence[str]) -> list[str]:
-    """Set what configurations and options ask for; nothing where help or settings are shown.
+    """Sets what configurations and options ask for; nothing where help or settings are shown.
 
     What is typed counts first, then what the environment has already, then a file; of files the
     last, as in LightningCLI.
@@ -62,7 +62,7 @@ def set_environment(arguments: Sequence[str]) -> list[str]:
 
 
 def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """What the last file with such a key asks for, what is typed, and the file's name."""
+    """Returns what the last file with such a key asks for, what is typed, and the file's name."""
     wanted: dict[str, Any] = {}
     typed: dict[str, Any] = {}
     origin = ""
@@ -124,7 +124,7 @@ def _absolute(name: str, value: Any, folder: Path) -> Any:
 
 
 def _check(name: str, value: Any, origin: str) -> None:
-    """Refuse what would do nothing, or something else than it says."""
+    """Refuses what would do nothing, or something else than it says."""
     where = f"{KEY}.{printable(name, max_chars=200)} of {printable(origin)}"
     if name not in environment_names.VALUES and (meant := vendor_names.misspelt_flag(name)):
         raise catalog.UsageError(f"{where} is not read by anything. Did you mean {meant}?")
@@ -216,7 +216,7 @@ def _operators(path: Path) -> bytes:
 
 
 def _is_own_copy(copy: Path, content: bytes) -> bool:
-    """Whether it is there, and only this user can have written it."""
+    """Returns whether it is there, and only this user can have written it."""
     try:
         descriptor = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -36,7 +36,7 @@ exit status: 0 if one of the cards fits, 1 if none does, 2 if it cannot be plann
 
 
 def add_parser(subparsers: _Subparsers) -> None:
-    """Add the `plan` command."""
+    """Adds the `plan` command."""
     parser = subparsers.add_parser(
         "plan",
         help="say what a program will take of a card",

@@ -24,7 +24,7 @@ All of them need the extra `recipes`: pip install 'lightning-gaudi[recipes]'"""
 
 
 def add_parser(subparsers: _Subparsers) -> None:
-    """Add the `recipes` command."""
+    """Adds the `recipes` command."""
     parser = subparsers.add_parser(
         "recipes",
         help="list the recipes: complete training runs, and their configurations",

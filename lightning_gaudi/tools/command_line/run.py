@@ -37,7 +37,7 @@ the vendor's software is not installed."""
 
 
 def add_parser(subparsers: _Subparsers) -> None:
-    """Add the `run` command, for its help: `run` itself reads what follows it."""
+    """Adds the `run` command, for its help: `run` itself reads what follows it."""
     parser = subparsers.add_parser(
         "run",
         help="run a recipe",
@@ -51,7 +51,7 @@ def add_parser(subparsers: _Subparsers) -> None:
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run a recipe in this process.
+    """Runs a recipe in this process.
 
     Args:
         name: The recipe's.
@@ -79,7 +79,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _mention_copy(recipe: catalog.Recipe) -> None:
-    """Say that a copy of the recipe in the current folder is not what runs."""
+    """Says that a copy of the recipe in the current folder is not what runs."""
     copied = Path(catalog.PACKAGE, recipe.name)
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"  # of the ranks that Lightning starts
     if is_first and copied.is_dir() and copied.resolve() != recipe.folder:

@@ -48,7 +48,7 @@ environment that the command sees:
 
 
 def add_parser(subparsers: _Subparsers) -> None:
-    """Add the `simulate` command."""
+    """Adds the `simulate` command."""
     parser = subparsers.add_parser(
         "simulate",
         help="run a command on a simulated Gaudi server",
@@ -69,7 +69,7 @@ def add_parser(subparsers: _Subparsers) -> None:
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which server is simulated."""
+    """Adds the options that say which server is simulated."""
     parser.add_argument(
         "--cards",
         type=int,
@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def prepare(asking: str) -> int | None:
-    """Build the simulated device; where it cannot be had, say why, and return the exit status.
+    """Builds the simulated device; where it cannot be had, say why, and returns the exit status.
 
     Args:
         asking: What asks for it, as the user typed it.
@@ -133,7 +133,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Become the command, so that signals and its exit status need no passing on."""
+    """Becomes the command, so that signals and its exit status need no passing on."""
     # Python ignores these, and the command would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -146,7 +146,7 @@ def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def not_started(name: str, error: OSError) -> int:
-    """Say why a command was not started; return the exit status, as a shell's.
+    """Says why a command was not started; returns the exit status, as a shell's.
 
     Args:
         name: The command's.
@@ -162,14 +162,14 @@ def _exec(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
 
 
 def fail(status: int, message: str) -> int:
-    """Say why nothing was run; return the exit status."""
+    """Says why nothing was run; returns the exit status."""
     print(f"lightning-gaudi: {shown(message)}", file=sys.stderr)
     return status
 
 
 @contextmanager
 def _environ(changes: Mapping[str, str]) -> Iterator[None]:
-    """Change this process's environment for a while."""
+    """Changes this process's environment for a while."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

@@ -137,7 +137,7 @@ def check_firmware(machine: Machine) -> Iterator[Finding]:
 
 
 def _firmware(part: str, versions: list[str], driver: str) -> Finding | None:
-    """What is wrong with a part of the firmware, if something is."""
+    """Returns what is wrong with a part of the firmware, if something is."""
     upgrade = "With no job on the cards, run the vendor's hl-fw-loader of the driver's release."
     different = sorted(set(versions))
     if len(different) > 1:

@@ -32,7 +32,7 @@ class Process:
 
     @classmethod
     def read(cls, message: Any) -> tuple[str, Process, bool]:
-        """What a process has sent: who it is, itself, and whether that is its report.
+        """Returns what a process has sent: who it is, itself, and whether that is its report.
 
         Raises:
             ValueError: Nothing that one of ours sends.
@@ -83,7 +83,7 @@ def merge(processes: Sequence[Process]) -> Report:
 
 
 def compare(processes: Sequence[Process]) -> list[Finding]:
-    """What is not the same in all processes, with who has what."""
+    """Returns what is not the same in all processes, with who has what."""
     found = []
     for name in dict.fromkeys(name for process in processes for name in process.report.facts):
         having: dict[str | None, list[Process]] = {}
@@ -127,7 +127,7 @@ def _difference(name: str, hosts: Mapping[str | None, Sequence[str]]) -> Finding
 
 
 def _common(processes: Sequence[Process]) -> dict[str, str]:
-    """What all have, and have the same."""
+    """Returns what all have, and have the same."""
     first, *others = (process.report.facts for process in processes)
     return {
         name: value

@@ -49,7 +49,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def diagnose(options: Options | None = None, machine: Machine | None = None) -> Report:
-    """Look at a machine.
+    """Looks at a machine.
 
     Args:
         options: What to look at beside it.

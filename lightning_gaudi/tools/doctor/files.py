@@ -39,7 +39,7 @@ def file_system(machine: Machine, path: str) -> str | None:
 
 
 def is_remote(kind: str | None) -> bool:
-    """Whether a file system is another machine's."""
+    """Returns whether a file system is another machine's."""
     return kind in _REMOTE
 
 
@@ -124,7 +124,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _why_not_write(folder: str) -> str | None:
-    """Why no file can be made in a folder; None if one can."""
+    """Returns why no file can be made in a folder; None if one can."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".lightning-gaudi-") as file:
             file.write(b"x")
@@ -136,7 +136,7 @@ def _why_not_write(folder: str) -> str | None:
 
 
 def _replaces(folder: Path) -> bool:
-    """Whether a file takes the place of another in one step, as saving does."""
+    """Returns whether a file takes the place of another in one step, as saving does."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".lightning-gaudi-") as private:
         old, new = Path(private) / "old", Path(private) / "new"
         old.write_text("old")
@@ -148,7 +148,7 @@ def _replaces(folder: Path) -> bool:
 
 
 def _locks(folder: Path) -> bool:
-    """Whether a locked file is locked for others."""
+    """Returns whether a locked file is locked for others."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".lightning-gaudi-") as file:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

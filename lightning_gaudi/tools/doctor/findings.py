@@ -46,7 +46,7 @@ class Finding:
     """The hosts that it was found on, where there are several."""
 
     def __post_init__(self) -> None:
-        """Hide what is nobody else's business: reports are sent to others."""
+        """Hides what is nobody else's business: reports are sent to others."""
         for name in ("found", "fix"):
             object.__setattr__(self, name, hide_secrets(getattr(self, name)))
 
@@ -76,7 +76,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: Any) -> Report:
-        """What `as_json` gave, perhaps in another process.
+        """Returns what `as_json` gave, perhaps in another process.
 
         Raises:
             ValueError: It is something else.

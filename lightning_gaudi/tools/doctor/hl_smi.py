@@ -67,7 +67,7 @@ def driver(machine: Machine) -> str | None:
 
 
 def has_driver(machine: Machine) -> bool:
-    """Whether the kernel has the driver loaded."""
+    """Returns whether the kernel has the driver loaded."""
     return machine.exists(_DRIVER)
 
 

@@ -62,7 +62,7 @@ class _Answers:
 
 
 def answer(token: str, options: Options) -> None:
-    """Write this process's report for the one that has started the launcher; its status is 0.
+    """Writes this process's report for the one that has started the launcher; its status is 0.
 
     The first process of each host looks at the machine, the others at versions and settings.
 
@@ -94,7 +94,7 @@ def _write(token: str, name: str, message: dict[str, Any]) -> None:
 
 
 def diagnose_hosts(launcher: Sequence[str], arguments: Sequence[str], timeout_s: float) -> Report:
-    """Look at all machines that a launcher starts processes on.
+    """Looks at all machines that a launcher starts processes on.
 
     Args:
         launcher: Its words, such as `["mpirun", "-np", "2", "--host", "a,b"]`; `{}` among them
@@ -142,7 +142,7 @@ def _command(launcher: Sequence[str], token: str, arguments: Sequence[str]) -> l
 
 
 def _ask(command: Sequence[str], token: str, timeout_s: float) -> _Answers:
-    """Start the launcher and gather what comes, until all have answered or the time is over."""
+    """Starts the launcher and gathers what comes, until all have answered or the time is over."""
     answers, joiner, deadline = _Answers(), Joiner(token), time.monotonic() + timeout_s
     with tempfile.TemporaryFile("w+", errors="replace") as said, _started(command, said) as process:
         for line in _lines(process, deadline):

@@ -42,7 +42,7 @@ _DIRECT = frozenset(
 
 
 def parses_again(launcher: Sequence[str]) -> bool:
-    """Whether a launcher has a shell split what it is given, so that words must be quoted.
+    """Returns whether a launcher has a shell split what it is given, so that words must be quoted.
 
     The first program among the words that is known decides: `sudo ssh host` does,
     `mpirun --mca plm_rsh_agent ssh` does not.
@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 
 def place(environment: Mapping[str, str]) -> Place:
-    """What a launcher has told a process."""
+    """Returns what a launcher has told a process."""
     for names in _VARIABLES:
         if _is_number(environment.get(names[0], "")):
             found = (environment.get(name, "") for name in names)
@@ -107,7 +107,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _is_name(host: str) -> bool:
-    """Whether it is a name, and not this machine's for itself."""
+    """Returns whether it is a name, and not this machine's for itself."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -29,7 +29,7 @@ class Machine:
     """This machine, as far as the checks look at it. What a command says is asked for once."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        """Look at this machine as a process with that environment would."""
+        """Looks at this machine as a process with that environment would."""
         self.environment = environment
         self._answers: dict[tuple[str, ...], Answer] = {}
 
@@ -39,7 +39,7 @@ class Machine:
         return text.replace(home, "~") if len(home) > 3 else text
 
     def run(self, *command: str, timeout_s: float = _TIMEOUT_S) -> Answer:
-        """What a command says."""
+        """Returns what a command says."""
         if command not in self._answers:
             self._answers[command] = _run(command, self.environment, timeout_s)
         return self._answers[command]
@@ -52,14 +52,14 @@ class Machine:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder of the system's, in order; nothing if it cannot be read."""
+        """Returns what is in a folder of the system's, in order; nothing if it cannot be read."""
         try:
             return sorted(path.name for path in Path(folder).iterdir())
         except OSError:
             return []
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or folder."""
+        """Returns whether there is such a file or folder."""
         return os.path.exists(path)  # noqa: PTH110 (never raises)
 
     def total_bytes(self, path: str) -> int | None:
@@ -70,7 +70,7 @@ class Machine:
         return None
 
     def free_bytes(self, path: str) -> int | None:
-        """What a user may still write where `path` is; None if that is nowhere."""
+        """Returns what a user may still write where `path` is; None if that is nowhere."""
         with contextlib.suppress(OSError):
             status = os.statvfs(path)
             return status.f_bavail * status.f_frsize
@@ -84,7 +84,7 @@ class Machine:
             return None
 
     def requirements(self) -> Iterable[str]:
-        """What this package has declared that it needs, as pip reads it."""
+        """Returns what this package has declared that it needs, as pip reads it."""
         try:
             return importlib.metadata.requires("lightning-gaudi") or []
         except importlib.metadata.PackageNotFoundError:
@@ -123,7 +123,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], timeout_s: floa
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Kill what leads a session of its own, and all in it, and wait for it."""
+    """Kills what leads a session of its own, and all in it, and wait for it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     # A driver that hangs keeps a process in the kernel, whom no signal ends: nobody waits for it.

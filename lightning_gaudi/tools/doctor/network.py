@@ -56,7 +56,7 @@ def _has_rank_0(machine: Machine) -> bool:
 
 
 def _is_here(address: str) -> bool:
-    """Whether an address is one of this machine's: then, and only then, can it be bound."""
+    """Returns whether an address is one of this machine's: then, and only then, can it be bound."""
     try:
         found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # no name that there can be

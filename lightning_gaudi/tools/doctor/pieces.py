@@ -42,7 +42,7 @@ class Joiner:
     """Puts messages together again, whatever the order and the mix of their lines."""
 
     def __init__(self, token: str) -> None:
-        """Take the lines of one run alone."""
+        """Takes the lines of one run alone."""
         self._token = token
         self._parts: dict[str, dict[int, str]] = {}
 

@@ -42,7 +42,7 @@ def gaudi_software(machine: Machine) -> str | None:
 
 
 def is_simulated(machine: Machine) -> bool:
-    """Whether the environment asks for simulated cards."""
+    """Returns whether the environment asks for simulated cards."""
     return bool(machine.environment.get(settings.SIMULATE))
 
 

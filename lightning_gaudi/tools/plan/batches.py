@@ -41,7 +41,7 @@ def _lengths(value: Any) -> Iterator[int]:
 
 
 def _parts(value: Any) -> Sequence[Any]:
-    """What a batch may have its tensors in; transformers has mappings of its own."""
+    """Returns what a batch may have its tensors in; transformers has mappings of its own."""
     if isinstance(value, Mapping):
         return [*value.values()]
     if is_dataclass(value) and not isinstance(value, type):
@@ -118,7 +118,7 @@ class Repeated:
         return math.ceil(wanted / limit) if isinstance(limit, float) else wanted
 
     def _num_wanted(self, limit: float) -> int:
-        """How many batches an evaluation takes."""
+        """Returns how many batches an evaluation takes."""
         try:
             num_batches: float = len(self._loader)
         except (TypeError, NotImplementedError):  # of one without an end

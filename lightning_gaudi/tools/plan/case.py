@@ -39,11 +39,11 @@ class Case:
     """The file that results are written to, one JSON object a line."""
 
     def save(self, path: Path) -> None:
-        """Write it where `load` finds it."""
+        """Writes it where `load` finds it."""
         path.write_text(json.dumps(asdict(self)))
 
     def request(self, path: Path) -> dict[str, str]:
-        """Write it to a file; returns the environment in which a program rehearses it."""
+        """Writes it to a file; returns the environment in which a program rehearses it."""
         self.save(path)
         return {VARIABLE: str(path), TOOL: "lightning_gaudi.tools.plan.patches"}
 

@@ -21,7 +21,7 @@ def set_checkpointing(model: Any, *, is_on: bool) -> None:
 
 
 def can_checkpoint(model: Any) -> bool:
-    """Whether a module of a model can."""
+    """Returns whether a module of a model can."""
     return any(
         any(hasattr(kind, name) for name in _ENABLE)
         and getattr(kind, "supports_gradient_checkpointing", True)  # of transformers

@@ -13,7 +13,7 @@ _COMMANDS = ("fit", "validate", "test", "predict")
 
 
 def main(path: Path) -> None:
-    """Run the command of a LightningCLI's configuration, or fit where it has none.
+    """Runs the command of a LightningCLI's configuration, or fits where it has none.
 
     Raises:
         SystemExit: It does not say what its model is; the message says what to do.
@@ -36,7 +36,7 @@ def main(path: Path) -> None:
 
 
 def _read(text: str) -> dict[str, Any]:
-    """What it has; nothing where the LightningCLI will say that it cannot be read."""
+    """Returns what it has; nothing where the LightningCLI will say that it cannot be read."""
     try:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):

@@ -52,7 +52,7 @@ def settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -> None:
-    """Measure what this program takes from here on, and end it; the forks that measure return.
+    """Measures what this program takes from here on, and ends it; the forks that measure return.
 
     Args:
         given: Arguments of the Fabric that is about to be made.
@@ -84,7 +84,7 @@ def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -
 
 
 def this_run() -> _FabricRun | None:
-    """What this process plays, if it is a fork that rehearses a loop."""
+    """Returns what this process plays, if it is a fork that rehearses a loop."""
     return _run
 
 
@@ -149,7 +149,7 @@ class _FabricRun(Run):
         self._optimizers.append(wrapped)
 
     def step(self, step: Callable[..., Any], optimizer: Any, closure: Any = None) -> Any:
-        """Take a step of an optimizer of Fabric's."""
+        """Takes a step of an optimizer of Fabric's."""
 
         def closed() -> Any:
             found = closure()

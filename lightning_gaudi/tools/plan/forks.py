@@ -81,7 +81,7 @@ class Teller:
         self._writer = writer
 
     def end(self, find: Callable[[], Any]) -> NoReturn:
-        """Tell what a function returns, a dataclass of plain data, or why it raises."""
+        """Tells what a function returns, a dataclass of plain data, or why it raises."""
         status = 1
         try:
             with os.fdopen(self._writer, "w") as file:
@@ -111,7 +111,7 @@ def _tell_end(status: int) -> str:
 
 
 def explain(error: BaseException) -> str:
-    """What went wrong, and at which line of the user's."""
+    """Returns what went wrong, and at which line of the user's."""
     kind = type(error).__name__
     place = _place_of_user(error)
     hint = ""

@@ -32,19 +32,19 @@ SAVED = "a checkpoint, as it is saved"
 
 
 def made_bytes(model: Any) -> int:
-    """What a model's weights take of the host's memory."""
+    """Returns what a model's weights take of the host's memory."""
     return sum(each.untyped_storage().nbytes() for each in holders(model, [], "cpu")["weights"])
 
 
 def offloaded_bytes(model: Any, optimizers: Any) -> dict[str, int]:
-    """What training holds on the host, by category, beside buffers of its own."""
+    """Returns what training holds on the host, by category, beside buffers of its own."""
     found = holders(model, optimizers, "cpu")
     sizes = {name: sum(each.untyped_storage().nbytes() for each in found[name]) for name in STAYING}
     return {f"{name}, offloaded": size for name, size in sizes.items()}
 
 
 def checkpoint_sizes(run: Run) -> tuple[dict[str, int], int]:
-    """How large a checkpoint of what is trained would be.
+    """Returns how large a checkpoint of what is trained would be.
 
     Returns:
         Bytes of all its files, with the optimizer and without, as far as it can be saved; and what

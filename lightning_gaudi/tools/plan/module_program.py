@@ -43,7 +43,7 @@ def _lightning(family: mirror.Family) -> Any:
 
 
 def main(path: Path) -> None:
-    """Fit what is in a file that `plan_module` has written."""
+    """Fits what is in a file that `plan_module` has written."""
     make, batch = pickle.loads(path.read_bytes())
     module = make if isinstance(make, nn.Module) else make()
     family = mirror.family_of(module)

@@ -26,7 +26,7 @@ _WIDTH, _ROW, _LEFT, _TOP = 900, 46, 20, 60
 
 
 def draw(plans: Sequence[Planned], cards: Sequence[Card], path: str) -> None:
-    """Write an SVG with a stacked bar for each way to run the program.
+    """Writes an SVG with a stacked bar for each way to run the program.
 
     Args:
         plans: Those that could not be rehearsed are left out.

@@ -95,7 +95,7 @@ CHANGES: Sequence[tuple[str, Mapping[str, Any]]] = (
 def plan(
     command: Sequence[str], case: Case, cards: Sequence[Card], *, with_changes: bool = True
 ) -> Iterator[Planned]:
-    """Rehearse a program as it is, and where it does not fit a card, with what makes it fit.
+    """Rehearses a program as it is, and where it does not fit a card, with what makes it fit.
 
     Args:
         command: A program that has a Trainer run.
@@ -141,7 +141,7 @@ def plan(
 def _rehearse_for_each(
     command: Sequence[str], case: Case, cards: Sequence[Card], change: str
 ) -> Iterator[Planned]:
-    """Rehearse a program, and once more for cards on which its attention is not fused."""
+    """Rehearses a program, and once more for cards on which its attention is not fused."""
     found = _rehearse(command, case, cards, change)
     others = [card for card in cards if not card.has_fused_attention]
     is_fused = found.rehearsed is not None and found.rehearsed.has_fused_attention
@@ -270,7 +270,7 @@ def _environment(
 def plan_module(
     make: Any, batch: Any, case: Case, cards: Sequence[Card], *, with_changes: bool = True
 ) -> list[Planned]:
-    """Plan the training of a module on a batch.
+    """Plans the training of a module on a batch.
 
     Args:
         make: A function of a module that makes it, or the module itself, which is pickled: one of

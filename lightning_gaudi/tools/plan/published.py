@@ -105,7 +105,7 @@ def _beside(
 def _as_figure(
     name: str, seconds: float, run: PublishedRun, found: Rehearsed, counted: Counted
 ) -> float | None:
-    """What a figure is if a step takes so long; None where that does not say it."""
+    """Returns what a figure is if a step takes so long; None where that does not say it."""
     if name == "train_samples_per_s":
         batch = found.batch_size * counted.num_micro_batches * counted.num_replicas
         return batch / seconds if seconds else None

@@ -59,7 +59,7 @@ def measure(
     start: Callable[[Callable[[Run], Watch], int | None], Fork],
     published: PublishedRun | None,
 ) -> NoReturn:
-    """Measure all that a case asks, and end the program.
+    """Measures all that a case asks, and ends the program.
 
     Args:
         case: What to rehearse.
@@ -107,7 +107,7 @@ def measure(
 
 
 def read_case() -> Case:
-    """What the environment asks this program to rehearse."""
+    """Returns what the environment asks this program to rehearse."""
     return Case.load(Path(os.environ[VARIABLE]))
 
 
@@ -117,7 +117,7 @@ def _write(case: Case, found: dict[str, Any]) -> None:
 
 
 def begin_fork(family: Family) -> None:
-    """Give this process, a fork, a card of its own, beside ranks that are not there."""
+    """Gives this process, a fork, a card of its own, beside ranks that are not there."""
     unlimited_memory()
     own_server()
     group = family.find("distributed.process_group")

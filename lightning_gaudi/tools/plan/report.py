@@ -15,7 +15,7 @@ _SHOWN_BYTES = 2**16
 
 
 def text(planned: Planned, cards: Sequence[Card]) -> str:
-    """What a way to run a program takes, and which cards it fits."""
+    """Returns what a way to run a program takes, and which cards it fits."""
     title = planned.change or "as it is"
     title += f", on a {planned.on} (attention unfused)" if planned.on else ""
     lines = [f"{title}: {describe(planned.case)}"]
@@ -43,7 +43,7 @@ def text(planned: Planned, cards: Sequence[Card]) -> str:
 
 
 def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
-    """What is kept free of a card, and what may need it."""
+    """Returns what is kept free of a card, and what may need it."""
     kept = [card for card in cards if card.kept_bytes and card.key in planned.largest]
     if not kept:
         return []

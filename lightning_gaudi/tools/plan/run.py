@@ -36,13 +36,13 @@ class Run(ABC):
         """Batches of a step of the optimizer."""
 
     def can_save(self, *, weights_only: bool) -> bool:
-        """Whether it can save a checkpoint of all, or of the weights alone."""
+        """Returns whether it can save a checkpoint of all, or of the weights alone."""
         return True
 
     @abstractmethod
     def save(self, path: Path, *, weights_only: bool) -> None:
-        """Save a checkpoint, with the optimizer or without."""
+        """Saves a checkpoint, with the optimizer or without."""
 
     @abstractmethod
     def end(self) -> NoReturn:
-        """End it: what is wanted of it is known."""
+        """Ends it: what is wanted of it is known."""

@@ -113,7 +113,7 @@ def _search(budget: int, known: Mapping[int, Need], held: int | None) -> Generat
 
 
 def _leap(known: Mapping[int, Need], low: int, budget: int, held: int | None) -> int:
-    """Where to look from one size alone.
+    """Returns where to look from one size alone.
 
     A batch of no samples needs what is held, or more: the line through it is too steep rather than
     too flat, and what is on it fits. Two sizes that are near each other tell little of the others.
@@ -123,7 +123,7 @@ def _leap(known: Mapping[int, Need], low: int, budget: int, held: int | None) ->
 
 
 def _crossing(known: Mapping[int, Need], low: int, high: int, budget: int) -> int | None:
-    """Where the line through two sizes meets a budget; None if it does not."""
+    """Returns where the line through two sizes meets a budget; None if it does not."""
     return _line(low, known[low].growing, high, known[high].growing, budget) if low else None
 
 

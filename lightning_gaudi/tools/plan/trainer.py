@@ -65,7 +65,7 @@ def _is_dropped(callback: Any) -> bool:
 
 
 def rehearse(run: Callable[[], Any], trainer: Any, family: Family) -> NoReturn:
-    """Measure what a run takes, for all that the case asks, and end the program.
+    """Measures what a run takes, for all that the case asks, and ends the program.
 
     Args:
         run: Has the Trainer fit, validate, test or predict.
@@ -93,7 +93,7 @@ def _find(
     family: Family,
     make_watch: Callable[[Run], Watch],
 ) -> Counted | Rehearsed:
-    """Run it in this process, a fork that ends behind it."""
+    """Runs it in this process, a fork that ends behind it."""
     global _run
     rehearsal.fill_weights()
     rehearsal.begin_fork(family)
@@ -106,7 +106,7 @@ def _find(
 
 
 def loader_for(loader: Any, trainer: Any, stage: Any) -> Any:
-    """What a run iterates in place of a loader of the program's."""
+    """Returns what a run iterates in place of a loader of the program's."""
     kind = stage.dataloader_prefix
     limit = getattr(trainer, f"limit_{kind}_batches")
     if hasattr(loader, "num_workers"):
@@ -143,7 +143,7 @@ class _TrainerRun(Run):
         self._empty_weights = EmptyWeights()
 
     def tell(self, watch: Watch, family: Family) -> None:
-        """Tell a watch how far it is, from now on."""
+        """Tells a watch how far it is, from now on."""
         self.watch = watch
         base = importlib.import_module(f"{family.trainer}.callbacks").Callback
         names = {"watch": watch, "run": self}

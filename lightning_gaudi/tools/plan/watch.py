@@ -93,7 +93,7 @@ class Watch:
         self._run.end()
 
     def found(self) -> Counted | Rehearsed:
-        """What was measured, when the run has ended.
+        """Returns what was measured, when the run has ended.
 
         Raises:
             ValueError: It had too few batches.
@@ -216,7 +216,7 @@ class MemoryWatch(Watch):
         super().note_end()
 
     def _look(self, kind: str, *event: Any) -> None:
-        """Note who holds what when the card is given something to do and is fuller than ever.
+        """Notes who holds what when the card is given something to do and is fuller than ever.
 
         Gathered weights and buckets come and go within a step, and nobody tells of it. What they
         come from, ZeRO-3 has in reach just behind a collective, and keeps it for longer.
@@ -238,7 +238,7 @@ class MemoryWatch(Watch):
         self._held_bytes = max(self._held_bytes, held)
 
     def _note_holders(self) -> dict[str, list[Tensor]]:
-        """Note which allocations are whose."""
+        """Notes which allocations are whose."""
         found = holders(self._run.model, self._run.optimizers)
         for name, tensors in found.items():
             numbers = {self._log.number_of(each) for each in tensors}

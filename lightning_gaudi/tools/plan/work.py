@@ -31,7 +31,7 @@ class _Part(NamedTuple):
     sent: Counter[str]
 
     def since(self, before: _Part) -> _Part:
-        """What came behind another moment."""
+        """Returns what came behind another moment."""
         return _Part(
             self.flops - before.flops,
             self.moved_bytes - before.moved_bytes,
@@ -94,11 +94,11 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
         return Counter(counted) + self._sent_by_replays
 
     def note_capture(self) -> None:
-        """Remember where the capture of a graph begins."""
+        """Remembers where the capture of a graph begins."""
         self._captured_from = self.so_far()
 
     def note_captured(self, graph: object, is_run: bool) -> None:
-        """Remember what a graph is made of."""
+        """Remembers what a graph is made of."""
         before = self._captured_from
         part = self.so_far().since(before)
         self._graphs[id(graph)] = _Graph(graph, part, self._reads[before.num_reads :])
@@ -106,14 +106,14 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
             self._add(part, -1)
 
     def note_replay(self, graph: object) -> None:
-        """Count a graph again."""
+        """Counts a graph again."""
         if (known := self._graphs.get(id(graph))) is not None:
             self._add(known.part, 1)
             for key in known.reads:
                 self._read_weight(key)
 
     def so_far(self) -> _Part:
-        """What was counted until now."""
+        """Returns what was counted until now."""
         return _Part(
             self.num_flops, self.moved_bytes, self.weight_bytes, len(self._reads), self.sent
         )

@@ -7,7 +7,7 @@ import sys
 
 
 def alias_modules(package: str, **names: str) -> None:
-    """Let `import package.Theirs` find `package.ours`.
+    """Lets `import package.Theirs` find `package.ours`.
 
     Args:
         package: The package's `__name__`.

@@ -37,7 +37,7 @@ def not_simulated(what: str, why: str = "") -> NotSimulatedError:
 
 
 def refused(name: str, reason: str, kind: str = "function") -> Any:
-    """What stands under a name of the vendor's that cannot work here: calling it raises.
+    """Returns what stands under a name of the vendor's that cannot work here: calling it raises.
 
     Args:
         name: The dotted name.
@@ -57,7 +57,7 @@ def refused(name: str, reason: str, kind: str = "function") -> Any:
 
 
 def missing(module: str) -> Callable[[str], Any]:
-    """Build a module's `__getattr__`, for the names that the module itself has not.
+    """Builds a module's `__getattr__`, for the names that the module itself has not.
 
     A name that the vendor's release has is there and refuses to be called; one that it has not
     raises. What the module defines for other releases alone is taken out of it: at once, or once
@@ -96,7 +96,7 @@ _waiting: dict[str, list[str]] | None = {}
 
 
 def hide_other_releases() -> None:
-    """Take out what has waited for the package's import."""
+    """Takes out what has waited for the package's import."""
     global _waiting
     waiting, _waiting = _waiting or {}, None
     for module, names in waiting.items():

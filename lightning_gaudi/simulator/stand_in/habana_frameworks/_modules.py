@@ -24,13 +24,13 @@ _SEPARATE = {
 
 
 def install() -> None:
-    """Let Python find them; done once, when the package is imported."""
+    """Lets Python find them; done once, when the package is imported."""
     sys.meta_path.insert(0, _OtherReleases())
     sys.meta_path.append(_Refusing())
 
 
 def add_eclipsed() -> None:
-    """Make the modules that a package has a class of the same name for, `optimizers.FusedAdamW`.
+    """Makes the modules that a package has a class of the same name for, `optimizers.FusedAdamW`.
 
     Importing one later would put it in the class's place.
     """

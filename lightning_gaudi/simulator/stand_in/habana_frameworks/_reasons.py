@@ -76,7 +76,7 @@ _DEFAULT = "It needs the vendor's libraries."
 
 
 def reason_for(name: str) -> str:
-    """Why a name cannot work, as a sentence.
+    """Returns why a name cannot work, as a sentence.
 
     Args:
         name: Its full address, `habana_frameworks.torch...`.

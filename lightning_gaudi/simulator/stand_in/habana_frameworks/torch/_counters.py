@@ -28,7 +28,7 @@ class CompiledGraphs:
     _shapes: dict[Hashable, Shapes] = field(default_factory=dict)
 
     def add(self, kind: Hashable, shapes: Shapes) -> None:
-        """Count a graph.
+        """Counts a graph.
 
         Args:
             kind: What graphs have in common that differ in sizes alone.

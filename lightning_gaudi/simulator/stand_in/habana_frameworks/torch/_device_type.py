@@ -21,5 +21,5 @@ def _get_device_type() -> synDeviceType:
 
 
 def is_gaudi3() -> bool:
-    """Whether the card is a Gaudi 3, which is not asked of the card itself."""
+    """Returns whether the card is a Gaudi 3, which is not asked of the card itself."""
     return _get_device_type() == synDeviceType.synDeviceGaudi3

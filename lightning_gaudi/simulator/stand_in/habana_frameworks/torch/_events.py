@@ -53,24 +53,24 @@ _seen: dict[str, int] = {}
 
 
 def subscribe(handle: Handle) -> None:
-    """Tell of events from now on; what happened before is not told."""
+    """Tells of events from now on; what happened before is not told."""
     look()
     _handles[handle.topic].append(handle)
 
 
 def unsubscribe(handle: Handle) -> None:
-    """Tell no more; a handle that is not subscribed changes nothing."""
+    """Tells no more; a handle that is not subscribed changes nothing."""
     if handle in _handles[handle.topic]:
         _handles[handle.topic].remove(handle)
 
 
 def unsubscribe_all() -> None:
-    """Tell nobody any more."""
+    """Tells nobody any more."""
     _handles.clear()
 
 
 def publish(topic: EventId, params: Params, at: datetime | None = None) -> None:
-    """Tell everybody who wants to know."""
+    """Tells everybody who wants to know."""
     for handle in list(_handles[topic]):
         if handle.callback is None:
             handle.waiting.append(params)
@@ -79,14 +79,14 @@ def publish(topic: EventId, params: Params, at: datetime | None = None) -> None:
 
 
 def on_mark_step() -> None:
-    """Tell of a step's end and of what it did; nothing without a subscriber."""
+    """Tells of a step's end and of what it did; nothing without a subscriber."""
     if any(_handles.values()):
         look()
         publish(EventId.MARK_STEP, [])
 
 
 def look() -> None:
-    """Publish what the device has counted since the last look."""
+    """Publishes what the device has counted since the last look."""
     graphs = C.graph_stats()
     compiled = graphs["num_compilations"] + compiled_graphs.num_graphs
     for number in _new("compiled", compiled):

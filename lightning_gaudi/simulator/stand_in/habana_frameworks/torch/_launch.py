@@ -10,7 +10,7 @@ from ._binding import C
 
 @contextlib.contextmanager
 def one_launch() -> Iterator[None]:
-    """Count what this thread runs in the block as one launch; in lazy mode it is the graph's."""
+    """Counts what this thread runs in the block as one launch; in lazy mode it is the graph's."""
     C.begin_launch()
     try:
         yield
@@ -20,7 +20,7 @@ def one_launch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_kernel() -> Iterator[None]:
-    """Run what a card has a kernel for: one launch, and its parts meet no rules of the card's."""
+    """Runs what a card has a kernel for: one launch, and its parts meet no rules of the card's."""
     C.pause_rules()
     try:
         with one_launch():

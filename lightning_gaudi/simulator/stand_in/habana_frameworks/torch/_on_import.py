@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def call_after(module: str, follower: str) -> None:
-    """Import `follower`, whose import registers something, as soon as `module` is imported.
+    """Imports `follower`, whose import registers something, as soon as `module` is imported.
 
     Args:
         module: A module that may be imported already.

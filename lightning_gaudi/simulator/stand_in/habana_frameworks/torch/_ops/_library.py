@@ -18,7 +18,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
 def operator(schema: str, fake: Callable[..., Any] | None = None) -> Callable[[Kernel], Kernel]:
-    """Define `hpu::<schema>` with the decorated function as its kernel.
+    """Defines `hpu::<schema>` with the decorated function as its kernel.
 
     The kernel runs without autograd and without autocast, as a kernel on a card does.
 
@@ -38,7 +38,7 @@ def operator(schema: str, fake: Callable[..., Any] | None = None) -> Callable[[K
 
 
 def device_kernel(kernel: Kernel, operator: str = "") -> Kernel:
-    """Make `kernel` run without autograd and without autocast, as one launch.
+    """Makes `kernel` run without autograd and without autocast, as one launch.
 
     Args:
         kernel: What computes.
@@ -59,7 +59,7 @@ def _no_outputs(*args: Any, **kwargs: Any) -> None:
 
 
 def check_tensors(op: str, **lists: Sequence[object]) -> None:
-    """Check that the lists of tensors are as long as one another and not empty.
+    """Checks that the lists of tensors are as long as one another and not empty.
 
     Raises:
         RuntimeError: They are not.

@@ -40,7 +40,7 @@ def scores_of(
 
 
 def check_settings(softmax_mode: str, p: float) -> None:
-    """Check that there is such a softmax and that dropout leaves something.
+    """Checks that there is such a softmax and that dropout leaves something.
 
     Raises:
         ValueError: There is not, or it does not.
@@ -52,7 +52,7 @@ def check_settings(softmax_mode: str, p: float) -> None:
 
 
 def _kept(seed: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
-    """Which probabilities dropout keeps, as a function of the seed alone.
+    """Returns which probabilities dropout keeps, as a function of the seed alone.
 
     A counter-based generator (SplitMix64) over the positions: it needs no generator's state and
     no host sync, so the backward pass finds the same answer.
@@ -71,7 +71,7 @@ def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _sum_to(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Sum over the dims along which `like` was broadcast, and take its dtype."""
+    """Sums over the dims along which `like` was broadcast, and takes its dtype."""
     return gradient.sum_to_size(like.shape).to(like.dtype)
 
 

@@ -15,7 +15,7 @@ _EVERYWHERE = (-1, -1)
 
 
 def is_open(window: Window | None) -> bool:
-    """Whether a window leaves out no key."""
+    """Returns whether a window leaves out no key."""
     return window is None or tuple(window) == _EVERYWHERE
 
 

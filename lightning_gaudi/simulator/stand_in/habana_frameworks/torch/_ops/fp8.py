@@ -24,7 +24,7 @@ _WIDE = (torch.float32, torch.bfloat16)
 
 
 def require_fp8(what: str) -> None:
-    """Check that the card has fp8.
+    """Checks that the card has fp8.
 
     Raises:
         RuntimeError: It is a Gaudi 1.
@@ -50,7 +50,7 @@ def largest(dtype: torch.dtype) -> float:
 
 
 def quantize(x: torch.Tensor, dtype: torch.dtype, stochastic: bool = False) -> torch.Tensor:
-    """Round to fp8: what is too large becomes the largest number, infinity and NaN stay visible.
+    """Rounds to fp8: what is too large becomes the largest number, infinity and NaN stay visible.
 
     Args:
         x: fp32 or bf16.
@@ -74,7 +74,7 @@ def _rounded_at_random(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def times(x: torch.Tensor, scale: Scale, shape: list[int] | None = None) -> torch.Tensor:
-    """Multiply by a scale in the dtype of `x`, as a card does.
+    """Multiplies by a scale in the dtype of `x`, as a card does.
 
     Raises:
         RuntimeError: The scale has more or fewer elements than `shape`.
@@ -144,7 +144,7 @@ def cast_to_fp8_v2(
     dtype: torch.dtype | None = None,
     scale_shape: list[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Multiply by a scale and round to fp8.
+    """Multiplies by a scale and rounds to fp8.
 
     Args:
         input: fp32, bf16 or fp8 (then of `dtype`, and it comes back).
@@ -214,7 +214,7 @@ def cast_to_fp8_hybrid(
     stochastic_rounding: bool = False,
     is_amax: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Round to both formats, each with its scale; only e5m2 is rounded stochastically.
+    """Rounds to both formats, each with its scale; only e5m2 is rounded stochastically.
 
     Returns:
         In e5m2, in e4m3, and the largest absolute value as `cast_to_fp8_v2`.
@@ -243,7 +243,7 @@ def cast_from_fp8(
     out_dtype: torch.dtype,
     scale_shape: list[int] | None = None,
 ) -> torch.Tensor:
-    """Cast fp8 to fp32 or bf16, and multiply there by a scale."""
+    """Casts fp8 to fp32 or bf16, and multiply there by a scale."""
     require_fp8("hpu::cast_from_fp8")
     if out_dtype not in _WIDE:
         raise RuntimeError(f"hpu::cast_from_fp8 gives float32 or bfloat16, not {out_dtype}.")

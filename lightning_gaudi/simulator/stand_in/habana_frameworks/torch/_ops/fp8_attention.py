@@ -29,7 +29,7 @@ _PADDING = "Tensor? valid_seq_len, str seq_padding_type"
 
 
 def _meant(x: torch.Tensor, scale: Scale) -> torch.Tensor:
-    """What a tensor with a scale means, in fp32."""
+    """Returns what a tensor with a scale means, in fp32."""
     return times(x.float(), scale)
 
 

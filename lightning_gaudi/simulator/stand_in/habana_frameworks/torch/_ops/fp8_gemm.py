@@ -34,7 +34,7 @@ def _product(
 
 
 def _scaled(result: torch.Tensor, scale: Scale, dim: int) -> torch.Tensor:
-    """Multiply by one factor, or by one for each row (dim -2) or column (dim -1)."""
+    """Multiplies by one factor, or by one for each row (dim -2) or column (dim -1)."""
     if scale is None:
         return result
     factor = torch.as_tensor(scale, device=result.device).float().flatten()
@@ -91,7 +91,7 @@ def fp8_gemm_v2(
     accumulate: bool = False,
     B_scale_shape: list[int] | None = None,  # noqa: N803
 ) -> torch.Tensor:
-    """Multiply two fp8 matrices, or batches of them.
+    """Multiplies two fp8 matrices, or batches of them.
 
     Args:
         A: Shape (..., M, K), or (..., K, M) with `trans_A`.

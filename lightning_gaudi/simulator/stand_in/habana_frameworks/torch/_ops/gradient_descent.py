@@ -32,7 +32,7 @@ def optimizer_sgd(
     damp: float,
     nesterov: bool,
 ) -> None:
-    """Update weights in place: `w = w - lr * (g + wd * w)`, computed in fp32.
+    """Updates weights in place: `w = w - lr * (g + wd * w)`, computed in fp32.
 
     Raises:
         RuntimeError: A momentum is asked for, which needs buffers; or the lists do not fit.
@@ -64,7 +64,7 @@ def optimizer_sgd_momentum(
     damp: float,
     nesterov: bool,
 ) -> None:
-    """Update weights and momentum buffers in place, computed in fp32.
+    """Updates weights and momentum buffers in place, computed in fp32.
 
     With `d = g + wd * w`: `m = mom * m + (1 - damp) * d`, or `m = d` where `epoch_num` is not zero;
     then `w = w - lr * m`, with `nesterov` `w = w - lr * (d + mom * m)`.
@@ -100,7 +100,7 @@ def fused_adagrad(
     lr_decay: float,
     epsilon: float,
 ) -> None:
-    """Update weights and sums of squares in place, as torch.optim.Adagrad does.
+    """Updates weights and sums of squares in place, as torch.optim.Adagrad does.
 
     With `d = g + weight_decay * w`: `v = v + d^2`, then
     `w = w - lr / (1 + (t - 1) * lr_decay) * d / (sqrt(v) + epsilon)`; `epoch_num` is t, from 1.
@@ -128,7 +128,7 @@ def optimizer_lars(
     eps: float,
     lr: torch.Tensor,
 ) -> None:
-    """Turn gradients into steps, in place: `lr * ratio * (g + weight_decay * w)`.
+    """Turns gradients into steps, in place: `lr * ratio * (g + weight_decay * w)`.
 
     The ratio is `eeta * |w| / (|g| + weight_decay * |w| + eps)`, and 1 where a norm is zero. A
     mask of 0 gives `lr * g`.
@@ -156,7 +156,7 @@ def optimizer_lars(
 def optimizer_resource_apply_momentum(
     params_momentum_buf_list: Tensors, dp_list: Tensors, momentum: float
 ) -> None:
-    """Update buffers and weights in place: `m = momentum * m - d`, then `w = w + m`.
+    """Updates buffers and weights in place: `m = momentum * m - d`, then `w = w + m`.
 
     Args:
         params_momentum_buf_list: Weight and buffer in turn.

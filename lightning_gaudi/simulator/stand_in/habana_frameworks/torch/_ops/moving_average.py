@@ -11,7 +11,7 @@ Tensors = list[torch.Tensor]
 
 @operator("optimizer_ema(Tensor[] model_inputs, Tensor(a!)[] updated_ema, Tensor decay) -> ()")
 def optimizer_ema(model_inputs: Tensors, updated_ema: Tensors, decay: torch.Tensor) -> None:
-    """Move averages in place: `e = e * decay + x * (1 - decay)`.
+    """Moves averages in place: `e = e * decay + x * (1 - decay)`.
 
     An average of integers is rounded toward zero; what a card does to those is not known.
     """

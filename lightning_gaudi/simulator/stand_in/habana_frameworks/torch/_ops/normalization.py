@@ -22,7 +22,7 @@ def global_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 def fused_clip_norm(
     grad: list[torch.Tensor], max_norm: torch.Tensor, norm_type: float
 ) -> torch.Tensor:
-    """Multiply gradients by min(1, max_norm / (norm + 1e-6)), in place.
+    """Multiplies gradients by min(1, max_norm / (norm + 1e-6)), in place.
 
     Args:
         grad: The gradients, and as last element a tensor of shape (1,) that receives the norm.
@@ -73,7 +73,7 @@ def _rms_norm_fake(
 def rms_norm(
     data_in: torch.Tensor, gamma: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Divide by the root of the mean square of the last dim, and scale.
+    """Divides by the root of the mean square of the last dim, and scale.
 
     Args:
         data_in: Shape (..., D).

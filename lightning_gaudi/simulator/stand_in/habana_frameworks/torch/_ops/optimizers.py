@@ -27,7 +27,7 @@ def _adamw(
     epsilon: float,
     decay: torch.Tensor | float | None,
 ) -> None:
-    """Update weights in place: `w = w * decay + neg_step * m / (sqrt(v) + epsilon)`.
+    """Updates weights in place: `w = w * decay + neg_step * m / (sqrt(v) + epsilon)`.
 
     m and v are the running averages of the gradient and of its square, not corrected: the bias
     correction is in `neg_step`. Computed in the wider dtype of gradient and average.
@@ -114,7 +114,7 @@ else:
     fake=lambda grad, max_norm: grad[0].new_empty(1),
 )
 def optimizer_lamb_fused_norm(grad: Tensors, max_norm: float) -> torch.Tensor:
-    """What to divide the gradients by: norm / max_norm, and 1 within `max_norm`.
+    """Returns what to divide the gradients by: norm / max_norm, and 1 within `max_norm`.
 
     Args:
         grad: All gradients.
@@ -185,7 +185,7 @@ def optimizer_lamb_phase2(
     wd: float,
     use_lamb: bool,
 ) -> None:
-    """Add `neg_step * trust * direction` to the weights.
+    """Adds `neg_step * trust * direction` to the weights.
 
     The trust ratio is the weight's norm by the direction's if both are positive and the group has
     weight decay or `use_lamb`; else 1.

@@ -59,7 +59,7 @@ def rotary_pos_embedding(
     offset: int,
     mode: int,
 ) -> torch.Tensor:
-    """Turn pairs of elements by each token's angles: `x * cos + turned(x) * sin`.
+    """Turns pairs of elements by each token's angles: `x * cos + turned(x) * sin`.
 
     Args:
         input: Shape (..., D); (B, H, T, D) with `position_ids`.

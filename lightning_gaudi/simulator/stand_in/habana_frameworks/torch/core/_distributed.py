@@ -24,7 +24,7 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 
 
 def overwrite() -> None:
-    """Replace the functions of `torch.distributed`, if this torch has it."""
+    """Replaces the functions of `torch.distributed`, if this torch has it."""
     if torch.distributed.is_available():
         dist, number = torch.distributed, release().number
         wrap_init = _wrap_init_with_device if number >= 122 else _wrap_init
@@ -78,7 +78,7 @@ def _wrap_init_with_device(original: Callable[..., None]) -> Callable[..., None]
 
 
 def _is_cached(backend: str | None) -> bool:
-    """Whether the vendor's cache of groups is in between, which alone hands a device on."""
+    """Returns whether the vendor's cache of groups is in between, which alone hands a device on."""
     is_hccl = backend is None or "hccl" in backend
     return is_hccl and bridge_config.get_pt_enable_comm_group_cache()
 
@@ -122,7 +122,7 @@ def _wrap_new_group_with_device(original: Callable[..., Any]) -> Callable[..., A
 
 
 def _wrap_barrier(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Meet on the one card of the process, whatever `device_ids` says.
+    """Meets on the one card of the process, whatever `device_ids` says.
 
     torch makes a tensor on the first of them, which accelerate takes from the local rank. The
     bridge has no second index: it makes that tensor on its card. Ours refuses other tensors there.

@@ -14,7 +14,7 @@ import torch
 
 
 def overwrite() -> None:
-    """Replace `torch.save` and `torch.load`."""
+    """Replaces `torch.save` and `torch.load`."""
     torch.save = _saving_from_cpu(torch.save)
     torch.load = _loading_to_cpu(torch.load)
 
@@ -65,7 +65,7 @@ def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _map_tensors(obj: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Apply `function` to the tensors in dicts, lists and tuples, which become plain ones."""
+    """Applies `function` to the tensors in dicts, lists and tuples, which become plain ones."""
     if isinstance(obj, torch.Tensor):
         return function(obj)
     if isinstance(obj, torch.Size):

@@ -17,7 +17,7 @@ from ..internal import fuse_conv_bn
 
 
 def _set_env(model: torch.nn.Module | None = None) -> torch.nn.Module | None:
-    """Switch to inference; call it before the model moves to the device.
+    """Switches to inference; to be called before the model moves to the device.
 
     Args:
         model: A model, whose convolutions take the batch norms behind them in.
@@ -31,13 +31,13 @@ def _set_env(model: torch.nn.Module | None = None) -> torch.nn.Module | None:
 
 
 def _reset_env() -> None:
-    """Switch back from inference."""
+    """Switches back from inference."""
     switches.disable_inference_mode()
     switches.disable_matmul3d_2d_reshape()
 
 
 def hpu_inference_set_env(model: torch.nn.Module | None = None) -> torch.nn.Module | None:
-    """Switch to inference; call it before the model moves to the device.
+    """Switches to inference; to be called before the model moves to the device.
 
     Args:
         model: A model, whose convolutions take the batch norms behind them in.
@@ -54,7 +54,7 @@ def hpu_set_inference_env(model: torch.nn.Module | None = None) -> torch.nn.Modu
 
 
 def hpu_inference_reset_env() -> None:
-    """Switch back from inference."""
+    """Switches back from inference."""
     _reset_env()
 
 
@@ -73,7 +73,7 @@ if release().number >= 122:
         optimizer: torch.optim.Optimizer | None = None,
         args: object = None,
     ) -> None:
-        """Take the model's weights as constants; call it after the model moved to the device.
+        """Takes the model's weights as constants; to be called after the model moved to the device.
 
         Args:
             model: The model.
@@ -96,7 +96,7 @@ else:
         optimizer: torch.optim.Optimizer | None = None,
         args: object = None,
     ) -> None:
-        """Take the model's weights as constants; call it after the model moved to the device.
+        """Takes the model's weights as constants; to be called after the model moved to the device.
 
         Args:
             model: The model.
@@ -114,7 +114,7 @@ hpu_reset_env = hpu_teardown_inference_env
 
 
 def check_env_flag(name: str, default: str = "") -> bool:
-    """Whether a variable of the environment says yes."""
+    """Returns whether a variable of the environment says yes."""
     return os.environ.get(name, default).upper() in ("ON", "1", "YES", "TRUE", "Y")
 
 

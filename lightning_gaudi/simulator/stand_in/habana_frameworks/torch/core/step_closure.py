@@ -16,7 +16,7 @@ _closures: list[Callable[[], object]] = []
 
 @lazy_only
 def add_step_closure(closure: Callable[..., object], args: tuple[Any, ...] = ()) -> None:
-    """Call `closure(*args)` after the next `mark_step`; nothing in eager mode.
+    """Calls `closure(*args)` after the next `mark_step`; nothing in eager mode.
 
     Args:
         closure: What to call once the step's results are there.
@@ -27,7 +27,7 @@ def add_step_closure(closure: Callable[..., object], args: tuple[Any, ...] = ())
 
 @lazy_only
 def mark_step(device_str: str = "", sync: bool = False) -> None:
-    """End the step: run the gathered operations, then the closures; nothing in eager mode.
+    """Ends the step: runs the gathered operations, then the closures; nothing in eager mode.
 
     Args:
         device_str: Unused; there is one device.
@@ -43,12 +43,12 @@ def mark_step(device_str: str = "", sync: bool = False) -> None:
 
 @lazy_only
 def iter_mark_step(device_str: str = "") -> None:
-    """End the step, for inference loops; as `mark_step` on the simulated HPU."""
+    """Ends the step, for inference loops; as `mark_step` on the simulated HPU."""
     mark_step(device_str)
 
 
 def _mark_step_if_lazy(device_str: str = "") -> None:
-    """End the step in lazy mode; optimizers call this."""
+    """Ends the step in lazy mode; optimizers call this."""
     if is_lazy():
         mark_step(device_str)
 

@@ -34,7 +34,7 @@ class HpuMarker:
 
 
 def overwrite_torch_functions() -> None:
-    """Replace torch's functions, when the package is imported; again changes nothing."""
+    """Replaces torch's functions, when the package is imported; again changes nothing."""
     if _done["is_done"]:
         return
     _done["is_done"] = True
@@ -102,7 +102,7 @@ def _tensor_hpu(
 def _module_hpu(
     self: torch.nn.Module, device: torch.device | str | int | None = None
 ) -> torch.nn.Module:
-    """Move the module's parameters and buffers to the HPU."""
+    """Moves the module's parameters and buffers to the HPU."""
     return self._apply(lambda tensor: _tensor_hpu(tensor, device))
 
 

@@ -16,7 +16,7 @@ class HabanaParameterWrapper(torch.nn.Parameter):
 
 
 def enable_weight_sharing() -> None:
-    """Keep parameters shared when a module moves: they stay so by themselves."""
+    """Keeps parameters shared when a module moves: they stay so by themselves."""
 
 
 __getattr__ = missing(__name__)

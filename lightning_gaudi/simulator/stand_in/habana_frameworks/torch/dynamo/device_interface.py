@@ -23,7 +23,7 @@ class HpuInterface(DeviceInterface):
 
         @staticmethod
         def set_device(device: int) -> None:
-            """Select a device: the only one is selected."""
+            """Selects a device: the only one is selected."""
 
         @staticmethod
         def current_device() -> int:
@@ -59,7 +59,7 @@ class HpuInterface(DeviceInterface):
 
     @staticmethod
     def exchange_device(device: int) -> int:
-        """Select a device and return the one before: a process has one."""
+        """Selects a device and returns the one before: a process has one."""
         return 0
 
     maybe_exchange_device = exchange_device
@@ -71,12 +71,12 @@ class HpuInterface(DeviceInterface):
 
     @staticmethod
     def is_bf16_supported(including_emulation: bool = False) -> bool:
-        """Whether the device computes in bfloat16."""
+        """Returns whether the device computes in bfloat16."""
         return hpu.is_bf16_supported()
 
     @staticmethod
     def is_triton_capable(device: torch.types.Device = None) -> bool:
-        """Whether Triton compiles for the device: no."""
+        """Returns whether Triton compiles for the device: no."""
         return False
 
 

@@ -9,7 +9,7 @@ from ..._missing import missing
 
 
 def auto_map(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `f` work on each element of nested lists and tuples."""
+    """Makes `f` work on each element of nested lists and tuples."""
 
     def wrapper(x: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, list | tuple):

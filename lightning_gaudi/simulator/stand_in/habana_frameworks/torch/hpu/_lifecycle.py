@@ -11,7 +11,7 @@ _state = {"is_initialized": False}
 
 
 def is_available() -> bool:
-    """Whether there is a card; never raises."""
+    """Returns whether there is a card; never raises."""
     return device_count() > 0
 
 
@@ -21,7 +21,7 @@ def device_count() -> int:
 
 
 def init() -> None:
-    """Start the device; every call that needs it does so by itself.
+    """Starts the device; every call that needs it does so by itself.
 
     Also makes "hpu" the default device of activation checkpointing, as the vendor does.
     """
@@ -35,7 +35,7 @@ _lazy_init = init  # the name that torch looks for in a device's module
 
 
 def is_initialized() -> bool:
-    """Whether the device was started, or has been given memory to keep."""
+    """Returns whether the device was started, or has been given memory to keep."""
     return _state["is_initialized"] or C.memory_stats()["TotalSystemAllocs"] > 0
 
 
@@ -46,7 +46,7 @@ def current_device() -> int:
 
 
 def synchronize(device: object = None) -> None:
-    """Wait for all work on the device; in lazy mode this breaks the graph.
+    """Waits for all work on the device; in lazy mode this breaks the graph.
 
     No other thread of Python runs meanwhile, as beside the vendor's.
 
@@ -58,5 +58,5 @@ def synchronize(device: object = None) -> None:
 
 
 def is_bf16_supported() -> bool:
-    """Whether the device computes in bfloat16: always, if there is one."""
+    """Returns whether the device computes in bfloat16: always, if there is one."""
     return is_available()

@@ -19,7 +19,7 @@ _context = {"is_set": False, "seed": -1}
 
 
 def set_rng_ctx(rng_ctx: str = "philox") -> None:
-    """Begin to speak of the random state as a seed and an offset.
+    """Begins to speak of the random state as a seed and an offset.
 
     Args:
         rng_ctx: "philox", the only one.
@@ -32,7 +32,7 @@ def set_rng_ctx(rng_ctx: str = "philox") -> None:
 
 
 def unset_rng_ctx(rng_ctx: str = "philox") -> None:
-    """Speak of the random state as the device's generator keeps it again.
+    """Speaks of the random state as the device's generator keeps it again.
 
     Args:
         rng_ctx: "philox", the only one.
@@ -45,12 +45,12 @@ def unset_rng_ctx(rng_ctx: str = "philox") -> None:
 
 
 def is_set() -> bool:
-    """Whether the random state is a seed and an offset for now."""
+    """Returns whether the random state is a seed and an offset for now."""
     return _context["is_set"]
 
 
 def get_state(generator: torch.Generator) -> torch.Tensor:
-    """Seed and offset in 16 bytes; they begin anew when someone has seeded the generator."""
+    """Seeds and offset in 16 bytes; they begin anew when someone has seeded the generator."""
     seed = _context["seed"]
     offset = (_unmix(generator.initial_seed()) - _mix(seed)) & _MASK
     if seed < 0 or offset >= _MAX_OFFSET:
@@ -60,7 +60,7 @@ def get_state(generator: torch.Generator) -> torch.Tensor:
 
 
 def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Take seed and offset from 16 bytes."""
+    """Takes seed and offset from 16 bytes."""
     if state.numel() != _STATE_BYTES:
         raise RuntimeError(
             f"Within set_rng_ctx('philox') a random state has {_STATE_BYTES} bytes, a seed and an "

@@ -8,17 +8,17 @@ from ..._missing import missing
 
 
 def set_autocast_hpu_enabled(enabled: bool) -> None:
-    """Switch autocast on or off."""
+    """Switches autocast on or off."""
     torch.set_autocast_enabled("hpu", enabled)
 
 
 def is_autocast_hpu_enabled() -> bool:
-    """Whether autocast is on."""
+    """Returns whether autocast is on."""
     return torch.is_autocast_enabled("hpu")
 
 
 def set_autocast_hpu_dtype(dtype: torch.dtype) -> None:
-    """Set the lower precision."""
+    """Sets the lower precision."""
     torch.set_autocast_dtype("hpu", dtype)
 
 

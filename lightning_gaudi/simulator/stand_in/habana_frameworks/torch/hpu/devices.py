@@ -14,7 +14,7 @@ _selected = {"index": -1}
 
 
 def set_device(device: _utils.Device) -> None:
-    """Select the card that this process drives, by setting `HLS_MODULE_ID`.
+    """Selects the card that this process drives, by setting `HLS_MODULE_ID`.
 
     The device's index stays 0: one device a process.
 

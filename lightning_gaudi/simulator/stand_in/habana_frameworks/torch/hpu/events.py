@@ -26,12 +26,12 @@ class Event(torch.Event):
         return self
 
     def record(self, stream: torch.Stream | None = None) -> None:
-        """Put the mark into `stream`, the current one by default."""
+        """Puts the mark into `stream`, the current one by default."""
         super().record(current_stream() if stream is None else stream)
         self._recorded_ns = time.perf_counter_ns()
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Let `stream`, the current one by default, wait until the mark is reached."""
+        """Lets `stream`, the current one by default, wait until the mark is reached."""
         super().wait(current_stream() if stream is None else stream)
 
     def elapsed_time(self, end_event: Event) -> float:

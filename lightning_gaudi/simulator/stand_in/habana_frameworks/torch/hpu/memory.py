@@ -11,7 +11,7 @@ from ._utils import Device, checked_index
 
 
 def memory_stats(device: Device = None) -> dict[str, int]:
-    """What the allocator counts, under the vendor's keys.
+    """Returns what the allocator counts, under the vendor's keys.
 
     Returns:
         Limit, InUse, MaxInUse, MaxAllocSize in bytes; NumAllocs, NumFrees, ActiveAllocs,
@@ -46,7 +46,7 @@ def max_memory_reserved(device: Device = None) -> int:
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """Free and total bytes."""
+    """Frees and total bytes."""
     stats = memory_stats(device)
     return stats["Limit"] - stats["InUse"], stats["Limit"]
 
@@ -68,14 +68,14 @@ def _warn_renamed(old: str, new: str) -> None:
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
-    """Start `max_memory_allocated` again from what is in use now."""
+    """Starts `max_memory_allocated` again from what is in use now."""
     init()
     checked_index(device)
     C.reset_peak_memory_stats()
 
 
 def reset_accumulated_memory_stats(device: Device = None) -> None:
-    """Start the counts of allocations and frees again from zero."""
+    """Starts the counts of allocations and frees again from zero."""
     init()
     checked_index(device)
     C.reset_accumulated_memory_stats()

@@ -36,7 +36,7 @@ def get_device_properties(device: Device = None) -> str:
 
 
 def can_device_access_peer(device: Device, peer_device: Device) -> bool:
-    """Whether two cards of the server exchange data directly: all do.
+    """Returns whether two cards of the server exchange data directly: all do.
 
     Raises:
         AssertionError: A card does not exist, or both are the same.

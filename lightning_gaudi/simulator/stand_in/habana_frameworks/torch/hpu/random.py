@@ -55,7 +55,7 @@ def get_rng_state(device: Device = "hpu") -> torch.Tensor:
 
 @untraced
 def set_rng_state(new_state: torch.Tensor, device: Device = "hpu") -> None:
-    """Set the generator's state to one that `get_rng_state` returned.
+    """Sets the generator's state to one that `get_rng_state` returned.
 
     Raises:
         RuntimeError: Another index than 0 is asked for.
@@ -73,7 +73,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 
 def set_rng_state_all(new_states: Sequence[torch.Tensor]) -> None:
-    """Set the states that `get_rng_state_all` returned.
+    """Sets the states that `get_rng_state_all` returned.
 
     Raises:
         RuntimeError: There is not exactly one state.
@@ -87,22 +87,22 @@ def set_rng_state_all(new_states: Sequence[torch.Tensor]) -> None:
 
 
 def manual_seed(seed: int) -> torch.Generator:
-    """Seed the device's generator and return it."""
+    """Seeds the device's generator and returns it."""
     return default_generators[0].manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed the generators of all devices of this process: one."""
+    """Seeds the generators of all devices of this process: one."""
     manual_seed(seed)
 
 
 def seed() -> int:
-    """Seed the device's generator at random and return the seed."""
+    """Seeds the device's generator at random and returns the seed."""
     return default_generators[0].seed()
 
 
 def seed_all() -> None:
-    """Seed the generators of all devices of this process at random."""
+    """Seeds the generators of all devices of this process at random."""
     seed()
 
 

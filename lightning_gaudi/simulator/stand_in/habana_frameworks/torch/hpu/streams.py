@@ -40,7 +40,7 @@ class Stream(torch.Stream):
         return super().__new__(cls, device="hpu", priority=priority)
 
     def record_event(self, event: torch.Event | None = None) -> torch.Event:
-        """Put a mark, a new one by default, behind the work given so far, and return it."""
+        """Puts a mark, a new one by default, behind the work given so far, and returns it."""
         from .events import Event
 
         event = Event() if event is None else event
@@ -48,7 +48,7 @@ class Stream(torch.Stream):
         return event
 
     def wait_event(self, event: torch.Event) -> None:
-        """Let work given from now on wait until the mark is reached."""
+        """Lets work given from now on wait until the mark is reached."""
         event.wait(self)
 
     @property
@@ -88,13 +88,13 @@ class StreamContext:
 
 
 def stream(stream: torch.Stream | None) -> StreamContext:
-    """Make `stream` current within a `with` block; None changes nothing."""
+    """Makes `stream` current within a `with` block; None changes nothing."""
     return StreamContext(stream)
 
 
 @untraced
 def set_stream(stream: torch.Stream | None) -> None:
-    """Make `stream` current; None changes nothing."""
+    """Makes `stream` current; None changes nothing."""
     global _current
     if stream is not None and stream.stream_id != current_stream().stream_id:
         _current = stream
@@ -129,7 +129,7 @@ def get_stream_info(stream: torch.Stream) -> tuple[torch.device, int]:
 
 
 def record_stream(self: torch.Tensor, stream: torch.Stream) -> None:
-    """Keep the tensor's memory until `stream` has done what it was given so far."""
+    """Keeps the tensor's memory until `stream` has done what it was given so far."""
     self.record_stream(stream)
 
 

@@ -42,17 +42,17 @@ def _warn_deprecated(old: str, new: str) -> None:
 
 
 def enable_dynamic_shape() -> None:
-    """Allow graphs with sizes known only when they run."""
+    """Allows graphs with sizes known only when they run."""
     _values["dynamic_shape"] = True
 
 
 def disable_dynamic_shape() -> None:
-    """Compile a graph for every set of sizes."""
+    """Compiles a graph for every set of sizes."""
     _values["dynamic_shape"] = False
 
 
 def get_dynamic_shape_status() -> bool:
-    """Whether graphs may have sizes known only when they run.
+    """Returns whether graphs may have sizes known only when they run.
 
     The graph counts of the simulated HPU are those of static shapes either way.
     """
@@ -65,13 +65,13 @@ def enable_recompute_sdp(enabled: bool) -> None:
 
 
 def recompute_sdp_enabled() -> bool:
-    """Whether FusedSDPA computes attention again in the backward pass."""
+    """Returns whether FusedSDPA computes attention again in the backward pass."""
     return _values["recompute_sdp"]
 
 
 @contextlib.contextmanager
 def sdp_kernel(enable_recompute: bool = True) -> Iterator[dict[str, object]]:
-    """Choose whether FusedSDPA recomputes, within a `with` block."""
+    """Chooses whether FusedSDPA recomputes, within a `with` block."""
     before = recompute_sdp_enabled()
     enable_recompute_sdp(enable_recompute)
     try:
@@ -86,50 +86,50 @@ def set_sync_debug_mode(debug_mode: object) -> None:
 
 
 def get_sync_debug_mode() -> int:
-    """What `set_sync_debug_mode` was given, as a number."""
+    """Returns what `set_sync_debug_mode` was given, as a number."""
     return int(os.environ["PT_ENABLE_HABANA_STREAMASYNC"])
 
 
 def enable_optim_output_sif() -> None:
-    """Infer output shapes of dynamic graphs in an optimised way; nothing to switch here."""
+    """Infers output shapes of dynamic graphs in an optimised way; nothing to switch here."""
 
 
 def disable_optim_output_sif() -> None:
-    """Undo `enable_optim_output_sif`."""
+    """Undoes `enable_optim_output_sif`."""
 
 
 def enable_inference_mode() -> None:
-    """Let graphs assume inference, which changes no result."""
+    """Lets graphs assume inference, which changes no result."""
     _values["inference_mode"] = True
 
 
 def disable_inference_mode() -> None:
-    """Undo `enable_inference_mode`."""
+    """Undoes `enable_inference_mode`."""
     _values["inference_mode"] = False
 
 
 def is_inference_mode_enabled() -> bool:
-    """Whether graphs may assume inference."""
+    """Returns whether graphs may assume inference."""
     return _values["inference_mode"]
 
 
 def enable_matmul3d_2d_reshape() -> None:
-    """Let graphs flatten three-dimensional products, which changes no result."""
+    """Lets graphs flatten three-dimensional products, which changes no result."""
     _values["matmul3d_2d_reshape"] = True
 
 
 def disable_matmul3d_2d_reshape() -> None:
-    """Undo `enable_matmul3d_2d_reshape`."""
+    """Undoes `enable_matmul3d_2d_reshape`."""
     _values["matmul3d_2d_reshape"] = False
 
 
 def is_matmul3d_2d_reshape_enabled() -> bool:
-    """Whether graphs flatten three-dimensional products."""
+    """Returns whether graphs flatten three-dimensional products."""
     return _values["matmul3d_2d_reshape"]
 
 
 def enable_quantization() -> None:
-    """Let graphs quantize.
+    """Lets graphs quantize.
 
     Raises:
         NotSimulatedError: Always: results would be those of fp8.
@@ -138,7 +138,7 @@ def enable_quantization() -> None:
 
 
 def disable_quantization() -> None:
-    """Undo `enable_quantization`: nothing is quantized."""
+    """Undoes `enable_quantization`: nothing is quantized."""
 
 
 def set_mark_scale_const(mark: bool) -> None:
@@ -152,11 +152,11 @@ def set_mark_non_scale_const(mark: bool) -> None:
 
 
 def enable_const_section_serialization(path: str, clear_path: bool, use_compression: bool) -> None:
-    """Write constants of compiled graphs into a folder: there are none, so nothing is written."""
+    """Writes constants of compiled graphs into a folder: there are none, so nothing is written."""
 
 
 def disable_const_section_serialization() -> None:
-    """Undo `enable_const_section_serialization`."""
+    """Undoes `enable_const_section_serialization`."""
 
 
 __getattr__ = missing(__name__)

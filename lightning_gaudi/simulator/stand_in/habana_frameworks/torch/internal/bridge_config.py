@@ -43,7 +43,7 @@ def _set(flag: vendor_names.Flag, value: Any) -> None:
 
 @contextlib.contextmanager
 def env_setting(var: str, val: Any) -> Iterator[None]:
-    """Set a switch within a `with` block.
+    """Sets a switch within a `with` block.
 
     Args:
         var: Its name; one of those that can be set.

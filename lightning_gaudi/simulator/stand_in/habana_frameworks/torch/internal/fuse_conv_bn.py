@@ -13,7 +13,7 @@ from ..._missing import missing
 
 
 def check_for_inference_mode(model: nn.Module) -> None:
-    """Check that a model does not train.
+    """Checks that a model does not train.
 
     Raises:
         ValueError: It does.
@@ -23,7 +23,7 @@ def check_for_inference_mode(model: nn.Module) -> None:
 
 
 def check_for_model_device(model: nn.Module) -> None:
-    """Check that a model is on the CPU.
+    """Checks that a model is on the CPU.
 
     Raises:
         ValueError: A parameter is not.
@@ -66,7 +66,7 @@ def fuse_conv_bn_weights(
 def replace_node_module(
     node: fx.Node, modules: dict[str, nn.Module], new_module: nn.Module
 ) -> None:
-    """Put another module where a node's is."""
+    """Puts another module where a node's is."""
     parent, _, name = str(node.target).rpartition(".")
     setattr(modules[parent], name, new_module)
 

@@ -12,7 +12,7 @@ from ..._release import is_lazy
 
 
 def lazy_only(func: Callable[..., None]) -> Callable[..., None]:
-    """Make `func` do nothing in eager mode; its result is dropped in both modes."""
+    """Makes `func` do nothing in eager mode; its result is dropped in both modes."""
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> None:

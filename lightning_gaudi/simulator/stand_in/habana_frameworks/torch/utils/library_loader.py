@@ -5,12 +5,12 @@ from .._binding import C
 
 
 def is_habana_available() -> bool:
-    """Whether this machine has a card; here, whether the simulator has one."""
+    """Returns whether this machine has a card; here, whether the simulator has one."""
     return C.device_count() > 0
 
 
 def load_habana_module() -> None:
-    """Load the device's libraries; importing this package has done it."""
+    """Loads the device's libraries; importing this package has done it."""
 
 
 __getattr__ = missing(__name__)

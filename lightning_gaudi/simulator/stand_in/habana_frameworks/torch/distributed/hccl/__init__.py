@@ -43,7 +43,7 @@ _FROM_MPI = {
 def initialize_distributed_hpu(
     world_size: int | None = None, rank: int | None = None, local_rank: int | None = None
 ) -> tuple[int, int, int]:
-    """Find this process's ranks and select its card, through environment variables.
+    """Finds this process's ranks and selects its card, through environment variables.
 
     With all three arguments they become WORLD_SIZE, RANK and LOCAL_RANK; else those variables are
     taken, or Open MPI's, and without either MASTER_ADDR and MASTER_PORT get defaults. Sets
@@ -102,7 +102,7 @@ def _select_module(world_size: int, local_rank: int) -> None:
 
 
 def _create_process_group(options: Any, backend_options: Any) -> Any:
-    """Build the backend: HCCL's interface on HPU tensors over a gloo group.
+    """Builds the backend: HCCL's interface on HPU tensors over a gloo group.
 
     Args:
         options: torch's DistributedBackendOptions.
@@ -115,7 +115,7 @@ def _create_process_group(options: Any, backend_options: Any) -> Any:
 
 
 def _destroy_all() -> None:
-    """Destroy all process groups as the program ends; each waits for all of its ranks.
+    """Destroys all process groups as the program ends; each waits for all of its ranks.
 
     Source: releases 1.19 and 1.24.0, `distributed/hccl/process_group_registry.hpp` (`cleanup`),
     `backend/habana_device/hpu_cached_devices.cpp`.

@@ -18,7 +18,7 @@ class LoneRank(C.LoneRank):  # type: ignore[misc]
     """In place of gloo, among tensors of the host and below HCCL."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any = None) -> None:
-        """Make a group; nobody is waited for.
+        """Makes a group; nobody is waited for.
 
         Args:
             store: Not used.

@@ -19,7 +19,7 @@ _Manager = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
 def forgetting_failures(manager: _Manager) -> _Manager:
-    """Wrap torch's `_coalescing_manager`.
+    """Wraps torch's `_coalescing_manager`.
 
     Args:
         manager: With the parameters `group`, `device` and `async_ops`.

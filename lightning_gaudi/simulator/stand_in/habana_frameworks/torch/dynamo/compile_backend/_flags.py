@@ -11,12 +11,12 @@ _NO = ("off", "0", "no", "false", "n", "f")
 
 
 def is_new() -> bool:
-    """Whether the options are those of 2025, not of 1.19."""
+    """Returns whether the options are those of 2025, not of 1.19."""
     return release().number >= 122
 
 
 def flag(variable: str, default: bool) -> bool:
-    """What a variable says, yes or no.
+    """Returns what a variable says, yes or no.
 
     Raises:
         AssertionError: It says neither (the vendor's type of error).
@@ -30,7 +30,7 @@ def flag(variable: str, default: bool) -> bool:
 
 
 def decomposition() -> str:
-    """Which operators are taken apart before a graph is compiled.
+    """Returns which operators are taken apart before a graph is compiled.
 
     Raises:
         AssertionError: There is no such mode (the vendor's type of error).

@@ -93,7 +93,7 @@ class _Writer:
         return name, overload, constants, holes, lists, results, frees
 
     def _results(self, node: Node) -> list[int]:
-        """Where the results go; those of several are read by `getitem` alone."""
+        """Returns where the results go; those of several are read by `getitem` alone."""
         value = node.meta.get("val")
         if not node.users:
             return []

@@ -24,7 +24,7 @@ from ._program import compile_program
 def hpu_backend(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], **kwargs: Any
 ) -> Callable[..., Any]:
-    """Compile a graph for the HPU.
+    """Compiles a graph for the HPU.
 
     Args:
         graph_module: What torch.compile traced.
@@ -114,11 +114,11 @@ def _describe(
 
 
 def import_compilers() -> None:
-    """Import the compiler now; the import of this module has done it."""
+    """Imports the compiler now; the import of this module has done it."""
 
 
 def import_hpu_partition() -> None:
-    """Import what splits graphs now; none are split."""
+    """Imports what splits graphs now; none are split."""
 
 
 __getattr__ = missing(__name__)

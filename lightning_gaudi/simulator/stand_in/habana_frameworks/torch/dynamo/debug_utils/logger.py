@@ -21,7 +21,7 @@ def get_fx_graph_logger() -> Logger:
 
 
 def log_function_start_end(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Log when a function starts, with its arguments, and when it ends."""
+    """Logs when a function starts, with its arguments, and when it ends."""
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -9,14 +9,14 @@ import torch
 
 
 def is_gqa(q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether several query heads share a key head, and there are several of those."""
+    """Returns whether several query heads share a key head, and there are several of those."""
     return q.dim() == 4 and k.shape[1] not in (1, q.shape[1])
 
 
 def gqa_input_reshape_fwd(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention_mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Give grouped queries a dim of their own: q (B, G, R, T, D), k and v (B, G, 1, S, D).
+    """Gives grouped queries a dim of their own: q (B, G, R, T, D), k and v (B, G, 1, S, D).
 
     Others come back as they are.
 
@@ -44,5 +44,5 @@ def gqa_input_reshape_bwd(q: torch.Tensor, v: torch.Tensor, grad_in: torch.Tenso
 
 
 def gqa_output_reshape(tensor: torch.Tensor) -> torch.Tensor:
-    """Put groups (B, G, R, T, D) back into heads (B, H, T, D)."""
+    """Puts groups (B, G, R, T, D) back into heads (B, H, T, D)."""
     return tensor.flatten(1, 2)

@@ -32,7 +32,7 @@ class CTCLoss(torch.autograd.Function):
         reduction: str = "mean",
         zero_infinity: bool = False,
     ) -> torch.Tensor:
-        """Compute the loss.
+        """Computes the loss.
 
         Args:
             ctx: Keeps what the backward pass needs.

@@ -19,7 +19,7 @@ class CustomSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inp: torch.Tensor, flavor: int) -> torch.Tensor:
-        """Normalize.
+        """Normalizes.
 
         Args:
             ctx: Keeps what the backward pass needs.

@@ -30,7 +30,7 @@ def permute_1D_sparse_data(  # noqa: N802 (the vendor's name)
     indices: torch.Tensor,
     weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Reorder bags of indices.
+    """Reorders bags of indices.
 
     Args:
         permute: Which bag comes at each place; bags may come twice or not at all.
@@ -52,7 +52,7 @@ def permute_2D_sparse_data(  # noqa: N802 (the vendor's name)
     indices: torch.Tensor,
     weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Reorder features, each with a bag of indices for every sample.
+    """Reorders features, each with a bag of indices for every sample.
 
     Args:
         permute: Which feature comes at each place.
@@ -85,7 +85,7 @@ def expand_into_jagged_permute(
     output_offsets: torch.Tensor,
     output_size: int,
 ) -> torch.Tensor:
-    """Turn an order of tables into one of their elements.
+    """Turns an order of tables into one of their elements.
 
     Args:
         permute: Which table comes at each place.
@@ -116,7 +116,7 @@ def bounds_check_indices(
     warning: torch.Tensor,
     weights: torch.Tensor | None,
 ) -> None:
-    """Set indices that no table has to 0, in place; offsets are checked, not mended.
+    """Sets indices that no table has to 0, in place; offsets are checked, not mended.
 
     Args:
         rows_per_table: How many rows each table has, of shape (F,).
@@ -161,7 +161,7 @@ def split_embedding_codegen_lookup_function(
     pooling_mode: int,
     kernel_mode: list[int] | None = None,
 ) -> torch.Tensor:
-    """Sum the embeddings of each bag, for several tables in one tensor.
+    """Sums the embeddings of each bag, for several tables in one tensor.
 
     Args:
         host_weights: All tables in a row, of shape (elements,).
@@ -209,7 +209,7 @@ def split_permute_cat(
     num_features: int,
     dims: int,
 ) -> torch.Tensor:
-    """Reorder the features of each sample.
+    """Reorders the features of each sample.
 
     Args:
         input: Shape (B, F * W).

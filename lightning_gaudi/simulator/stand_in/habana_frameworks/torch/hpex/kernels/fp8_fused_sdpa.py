@@ -60,7 +60,7 @@ def fp8_sdpa_fwd_wrapper(
     window_size: tuple[int, int] = (-1, -1),
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Attend; the forward pass of `Fp8FusedSDPA`, which takes these after `ctx`.
+    """Attends; the forward pass of `Fp8FusedSDPA`, which takes these after `ctx`.
 
     Args:
         ctx: Keeps what the backward pass needs.

@@ -51,7 +51,7 @@ def sdpa_fwd_wrapper(
     window_size: tuple[int, int] = (-1, -1),
     sink: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """Attend; the forward pass of `FusedSDPA`, which takes these after `ctx`.
+    """Attends; the forward pass of `FusedSDPA`, which takes these after `ctx`.
 
     On a card `window_size` and `sink` need long sequences that are multiples of its slices (its
     documentation, "Additional Constraints for Sliding Window and Attention Sink"); not here.
@@ -152,12 +152,12 @@ class FusedSDPA(torch.autograd.Function):
 
 
 def _without_gradients(recompute: bool, q: torch.Tensor, return_attn_probs: bool) -> bool:
-    """Whether to recompute where nothing is recomputed: which of the two kernels runs."""
+    """Returns whether to recompute where nothing is recomputed: which of the two kernels runs."""
     return not return_attn_probs and (recompute or q.shape[-2] == 1)
 
 
 def _of_rank(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """Give a mask of shape (T, S) the queries' batch and rank."""
+    """Gives a mask of shape (T, S) the queries' batch and rank."""
     if mask is None or mask.dim() != 2:
         return mask
     return mask.expand(q.shape[0], *[1] * (q.dim() - 3), *mask.shape)

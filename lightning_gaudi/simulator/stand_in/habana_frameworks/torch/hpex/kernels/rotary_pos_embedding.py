@@ -29,14 +29,14 @@ def match_data_types(
     cos: torch.Tensor,
     sin: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Give the three one dtype: fp32 if one of them has it, else the input's."""
+    """Gives the three one dtype: fp32 if one of them has it, else the input's."""
     dtypes = (input.dtype, cos.dtype, sin.dtype)
     dtype = torch.float32 if torch.float32 in dtypes else input.dtype
     return input.to(dtype), cos.to(dtype), sin.to(dtype)
 
 
 def apply_rotary_pos_emb(p: torch.Tensor, *args: Any) -> torch.Tensor:
-    """Turn queries or keys by the angles of their positions.
+    """Turns queries or keys by the angles of their positions.
 
     Called with `cos, sin, position_ids=None, offset=0, mode=BLOCKWISE` this has no gradient, as in
     the vendor's: train with the helpers V1 and V2. Called with a `rope_cache` it is V3, with one.
@@ -81,7 +81,7 @@ class RotaryPosEmbeddingHelperV1(torch.autograd.Function):
     def forward(
         ctx: Any, p: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, offset: int
     ) -> torch.Tensor:
-        """Turn `p` by tables that broadcast to it, taken from `offset` of their last dim."""
+        """Turns `p` by tables that broadcast to it, taken from `offset` of their last dim."""
         ctx.save_for_backward(cos, sin)
         ctx.offset = offset
         return apply_rotary_pos_emb(p, cos, sin, None, offset)
@@ -104,7 +104,7 @@ class RotaryPosEmbeddingHelperV2(torch.autograd.Function):
         sin: torch.Tensor,
         position_ids: torch.Tensor,
     ) -> torch.Tensor:
-        """Turn `p` (B, H, T, D) by tables (1, 1, positions, D) at `position_ids` (B, T)."""
+        """Turns `p` (B, H, T, D) by tables (1, 1, positions, D) at `position_ids` (B, T)."""
         ctx.save_for_backward(cos, sin, position_ids)
         return apply_rotary_pos_emb(p, cos, sin, position_ids)
 
@@ -118,7 +118,7 @@ class RotaryPosEmbeddingHelperV2(torch.autograd.Function):
 def parse_rope_cache(
     p: torch.Tensor, rope_cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split `p` (T, B, H, D) into what is turned and the rest, and the cache into tables.
+    """Splits `p` (T, B, H, D) into what is turned and the rest, and the cache into tables.
 
     Returns:
         The elements that are turned (T, B, H, R), the rest (T, B, H, D - R), sines and cosines
@@ -137,7 +137,7 @@ class RotaryPosEmbeddingHelperV3(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, p: torch.Tensor, rope_cache: torch.Tensor) -> torch.Tensor:
-        """Turn the first elements of `p` (T, B, H, D), as many as the cache has angles for."""
+        """Turns the first elements of `p` (T, B, H, D), as many as the cache has angles for."""
         turned, rest, sin, cos = parse_rope_cache(p, rope_cache)
         ctx.save_for_backward(rope_cache)
         mode = RotaryPosEmbeddingMode.PAIRWISE.value

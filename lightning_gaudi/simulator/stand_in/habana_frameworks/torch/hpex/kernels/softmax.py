@@ -24,7 +24,7 @@ class RaggedSoftmax(torch.autograd.Function):
         half_to_float: bool,
         valid_count: torch.Tensor,
     ) -> torch.Tensor:
-        """Normalize the first `valid_count` elements of each row; the others become 0."""
+        """Normalizes the first `valid_count` elements of each row; the others become 0."""
         output = torch.ops.hpu.ragged_softmax(input, dim, half_to_float, valid_count)
         ctx.save_for_backward(output)
         ctx.dim, ctx.input_dtype = dim, input.dtype

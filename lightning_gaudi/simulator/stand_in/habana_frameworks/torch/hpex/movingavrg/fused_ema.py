@@ -40,7 +40,7 @@ class FusedEMA:
         self.updated_ema = list(self.ema.state_dict().values())
 
     def update(self, model: torch.nn.Module) -> None:
-        """Move the averages toward the model's values; in lazy mode in a graph of its own.
+        """Moves the averages toward the model's values; in lazy mode in a graph of its own.
 
         Args:
             model: The model whose state_dict has the entries of the one that was copied.
@@ -57,7 +57,7 @@ class FusedEMA:
         include: Container[str] = (),
         exclude: Container[str] = ("process_group", "reducer"),
     ) -> None:
-        """Copy the model's attributes that have no leading underscore to the average.
+        """Copies the model's attributes that have no leading underscore to the average.
 
         Args:
             model: The model.

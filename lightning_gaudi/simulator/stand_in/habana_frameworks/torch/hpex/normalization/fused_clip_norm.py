@@ -25,7 +25,7 @@ class FusedClipNorm:
         self.norm_type = 2.0
 
     def clip_norm(self, parameters: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
-        """Scale the gradients in place so that their norm is at most `max_norm`.
+        """Scales the gradients in place so that their norm is at most `max_norm`.
 
         Args:
             parameters: The parameters, or one.

@@ -30,7 +30,7 @@ class FusedRMSNorm(torch.autograd.Function):
         bwd_mode: int = 0,
         fast_math: bool = False,
     ) -> torch.Tensor:
-        """Normalize.
+        """Normalizes.
 
         Args:
             ctx: Keeps what the backward pass needs.

@@ -17,7 +17,7 @@ class GroupOptimizer(torch.optim.Optimizer, abc.ABC):
     """An optimizer that updates one group after the other."""
 
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
-        """Update the parameters that have gradients; in lazy mode every group in its own graph.
+        """Updates the parameters that have gradients; in lazy mode every group in its own graph.
 
         Args:
             closure: Computes the loss and the gradients.
@@ -34,11 +34,11 @@ class GroupOptimizer(torch.optim.Optimizer, abc.ABC):
 
     @abc.abstractmethod
     def _update(self, group: dict[str, Any]) -> None:
-        """Update the group's parameters that have gradients."""
+        """Updates the group's parameters that have gradients."""
 
 
 def check_groups(optimizer: torch.optim.Optimizer) -> None:
-    """Check that every group has parameters: an operator cannot take an empty list.
+    """Checks that every group has parameters: an operator cannot take an empty list.
 
     Raises:
         ValueError: A group is empty.
@@ -68,7 +68,7 @@ def moments_dtypes(optimizer: str, asked: Moments) -> tuple[torch.dtype | None, 
 
 
 def check_range(name: str, value: float, below: float | None = None) -> None:
-    """Check that a setting is at least 0 and, if given, under `below`.
+    """Checks that a setting is at least 0 and, if given, under `below`.
 
     Raises:
         ValueError: It is not.
@@ -113,6 +113,6 @@ def on_device(
 
 
 def next_step(group: dict[str, Any]) -> int:
-    """Count a step of the group, in `group["step"]`, and return its number from 1."""
+    """Counts a step of the group, in `group["step"]`, and returns its number from 1."""
     group["step"] = group.get("step", 0) + 1
     return group["step"]

@@ -75,7 +75,7 @@ class FusedAdagrad(torch.optim.Optimizer):
         self._watch_rates([float(group["lr_t"]) for group in self.param_groups])
 
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> None:
-        """Update the parameters that have gradients; every group needs one.
+        """Updates the parameters that have gradients; every group needs one.
 
         Args:
             closure: Computes the loss, which is dropped, and the gradients.
@@ -112,7 +112,7 @@ class FusedAdagrad(torch.optim.Optimizer):
             )
 
     def _watch_rates(self, rates: list[float]) -> None:
-        """Take the rates that count for the groups."""
+        """Takes the rates that count for the groups."""
         self._rates = rates
         self._has_warned = False
 

@@ -77,11 +77,11 @@ class FusedLamb(torch.optim.Optimizer):
         self.device = self.param_groups[0]["params"][0].device
 
     def zero_grad(self) -> None:
-        """Set gradients to None, or to zeros without `set_grad_none`; takes no argument."""
+        """Sets gradients to None, or to zeros without `set_grad_none`; takes no argument."""
         super().zero_grad(set_to_none=self.set_grad_none)
 
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
-        """Clip the gradients and update the parameters that have them.
+        """Clips the gradients and updates the parameters that have them.
 
         Args:
             closure: Computes the loss and the gradients.
@@ -96,7 +96,7 @@ class FusedLamb(torch.optim.Optimizer):
         return loss
 
     def _divisor(self) -> torch.Tensor:
-        """What the gradients are divided by, of shape (1,)."""
+        """Returns what the gradients are divided by, of shape (1,)."""
         max_norm = self.defaults["max_grad_norm"]
         if max_norm is None:
             return torch.ones(1, device=self.device)

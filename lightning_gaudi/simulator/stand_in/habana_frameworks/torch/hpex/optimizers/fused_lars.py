@@ -56,7 +56,7 @@ class FusedLars(torch.optim.Optimizer):
         self.state = optimizer.state
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Set gradients to zeros, or to None.
+        """Sets gradients to zeros, or to None.
 
         Args:
             set_to_none: Whether to set them to None.
@@ -64,7 +64,7 @@ class FusedLars(torch.optim.Optimizer):
         self.optim.zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load into this optimizer's own groups and state, which the wrapped one does not see.
+        """Loads into this optimizer's own groups and state, which the wrapped one does not see.
 
         Args:
             state_dict: What `state_dict()` returned.
@@ -78,7 +78,7 @@ class FusedLars(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
 
     def step(self) -> None:
-        """Scale the gradients in place and let the wrapped optimizer step; takes no closure.
+        """Scales the gradients in place and lets the wrapped optimizer step; takes no closure.
 
         In lazy mode every group is a graph of its own, and the host waits once for each.
         """

@@ -64,7 +64,7 @@ class ModuleCacher(torch.nn.Module):
         disable_tensor_cache: bool = False,
         dry_run: bool = False,
     ) -> torch.nn.Module:
-        """Make a model train by graphs.
+        """Makes a model train by graphs.
 
         Args:
             model: The model, on the device.
@@ -155,7 +155,7 @@ class ModuleCacher(torch.nn.Module):
         return self.model.orig_forward(*args, **kwargs)
 
     def cache_insert(self, input_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Capture the graphs for a kind of input, and replay the forward."""
+        """Captures the graphs for a kind of input, and replays the forward."""
         self.hpugraph_tracing = True
         try:
             graph_model = GraphModel(
@@ -172,29 +172,29 @@ class ModuleCacher(torch.nn.Module):
             self.hpugraph_tracing = False
 
     def cache_replay(self, input_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Replay the forward for a kind of input that was captured."""
+        """Replays the forward for a kind of input that was captured."""
         self.cached_hits_dict[input_id] = self.cached_hits_dict.get(input_id, 0) + 1
         return self.model_dict[input_id].graph_forward(*args, **kwargs)
 
     def is_hpugraph_tracing(self) -> bool:
-        """Whether a graph is being captured."""
+        """Returns whether a graph is being captured."""
         return self.hpugraph_tracing
 
     def set_iteration_count(self, iter_num: int) -> None:
-        """Say which micro-batch of a step comes next; 0 is the first."""
+        """Says which micro-batch of a step comes next; 0 is the first."""
         self.forward_cnt = iter_num
         self.set_iterations_call_cnt += 1
 
     def capture_start(self) -> None:
-        """Begin to count kinds of inputs, for `use_lfu`; nothing is captured meanwhile."""
+        """Begins to count kinds of inputs, for `use_lfu`; nothing is captured meanwhile."""
         self.is_capturing = True
 
     def record(self, input_id: int) -> None:
-        """Count an input."""
+        """Counts an input."""
         self.input_count_dict[input_id] = self.input_count_dict.get(input_id, 0) + 1
 
     def capture_end(self) -> None:
-        """End counting: the most frequent kinds will be captured."""
+        """Ends counting: the most frequent kinds will be captured."""
         counts = self.input_count_dict
         self.priority_keys = sorted(counts, key=counts.__getitem__, reverse=True)
         self.priority_keys = self.priority_keys[: self.max_graphs]
@@ -204,7 +204,7 @@ class ModuleCacher(torch.nn.Module):
             self.log_stats()
 
     def log_stats(self) -> None:
-        """Print how many graphs there are and how often they were found."""
+        """Prints how many graphs there are and how often they were found."""
         hits = self.cached_hits_dict
         print("HPU graphs for training")
         print(f"  max_graphs={self.max_graphs} use_lfu={self.use_lfu}")

@@ -41,7 +41,7 @@ class Graphed:
         return self.disable_tensor_cache or self.dry_run
 
     def capture_forward(self, watch: checks.Watch | None) -> None:
-        """Capture the forward; autograd keeps what the backward needs."""
+        """Captures the forward; autograd keeps what the backward needs."""
         with capturing(self.forward_graph, default_stream(), self.is_dry):
             if self.disable_tensor_cache:
                 self.forward_graph.mark_user_inputs(self.args)
@@ -52,7 +52,7 @@ class Graphed:
         self.outputs = (outputs,) if self.output_was_tensor else tuple(outputs)
 
     def capture_backward(self, allow_unused_input: bool) -> None:
-        """Capture the backward, for gradients in memory of its own."""
+        """Captures the backward, for gradients in memory of its own."""
         surface = self.args + self.parameters
         wanted = tuple(tensor for tensor in surface if tensor.requires_grad)
         outputs = tuple(output for output in self.outputs if output.requires_grad)
@@ -79,7 +79,7 @@ class Graphed:
             self._release(given)
 
     def _release(self, given: Tensors) -> None:
-        """Let go of memory that replays take from the caller."""
+        """Lets go of memory that replays take from the caller."""
         matched = self.forward_graph.get_user_input_match_indices()
         in_backward = self.backward_graph.get_user_input_match_indices()
         matched |= {position - len(given) for position in in_backward}
@@ -91,7 +91,7 @@ class Graphed:
         )
 
     def replay_forward(self, inputs: Tensors) -> Tensors:
-        """Run the forward on new inputs."""
+        """Runs the forward on new inputs."""
         if self.disable_tensor_cache:
             matched = self.forward_graph.get_user_input_match_indices()
             for i, (static, new) in enumerate(zip(self.args, inputs, strict=False)):
@@ -108,7 +108,7 @@ class Graphed:
     def replay_backward(
         self, grads: tuple[torch.Tensor | None, ...], inputs: Tensors
     ) -> tuple[torch.Tensor | None, ...]:
-        """Run the backward on new gradients."""
+        """Runs the backward on new gradients."""
         num_inputs = len(self.grad_inputs) - len(self.parameters)
         checks.own_gradients(self.parameters, self.grad_inputs[num_inputs:])
         pairs = [
@@ -135,7 +135,7 @@ def make_graphed_callables(
     disable_tensor_cache: bool = False,
     dry_run: bool = False,
 ) -> Any:
-    """Capture the forward and the backward of functions or modules.
+    """Captures the forward and the backward of functions or modules.
 
     A call replays the graphs on new values of the same shapes. Gradients are the same memory at
     every replay.
@@ -178,7 +178,7 @@ def make_graphed_callables(
 def capture_all(
     graphed: list[Graphed], allow_unused_input: bool, watch: checks.Watch | None = None
 ) -> None:
-    """Capture the forwards in their order, then the backwards in the reverse one."""
+    """Captures the forwards in their order, then the backwards in the reverse one."""
     synchronize()
     for each in graphed:
         each.capture_forward(watch)

@@ -50,11 +50,11 @@ class _Owner:
         return ((k, v) for k, v in list(self.values.items()) if k not in _OF_TORCH)
 
     def is_read(self, name: str) -> bool:
-        """Whether a module's forward speaks of it."""
+        """Returns whether a module's forward speaks of it."""
         return name in names_of_forward(self.kind)
 
     def name_of(self, name: str) -> str:
-        """How a user would call a value."""
+        """Returns how a user would call a value."""
         return f"{self.label}.{name}"
 
 
@@ -87,11 +87,11 @@ class Watch:
 
     @classmethod
     def begin(cls, module: torch.nn.Module | None, inputs: Any) -> Watch | None:
-        """Look at a module and arguments before a capture; None if the rules are off."""
+        """Looks at a module and arguments before a capture; None if the rules are off."""
         return cls(module, inputs) if is_reported() else None
 
     def end(self, graph: HPUGraph) -> None:
-        """Report what the captured Python did besides, and remember what the graph relies on."""
+        """Reports what the captured Python did besides, and remembers what the graph relies on."""
         inputs, self._inputs = self._inputs, None
         self._changed = [
             f"{path} is changed by what was captured, and by no replay"
@@ -119,7 +119,7 @@ class Watch:
         self._modules = []
 
     def check(self, inputs: Any) -> None:
-        """Report what has another value than at the capture; before a replay."""
+        """Reports what has another value than at the capture; before a replay."""
         if not is_reported():
             return
         stale = [_difference(seen, seen.owner.values) for seen in self._after]
@@ -142,7 +142,7 @@ class Watch:
 
 
 def report_host_values(operator: str, tensor: torch.Tensor) -> None:
-    """Report that values of the host went to the card during a capture."""
+    """Reports that values of the host went to the card during a capture."""
     kind = str(tensor.dtype).removeprefix("torch.")
     detail = f"{operator} of {kind}{list(tensor.shape)}"
     report(rows_graphs.HOST_VALUES, "graph::capture", detail)
@@ -151,7 +151,7 @@ def report_host_values(operator: str, tensor: torch.Tensor) -> None:
 def report_writes(
     graph: HPUGraph, captured: Iterable[torch.Tensor], given: Iterable[torch.Tensor]
 ) -> None:
-    """Report inputs that a graph would update in place, were they not others than at its capture.
+    """Reports inputs that a graph would update in place, were they not others than at its capture.
 
     Args:
         graph: The graph.
@@ -169,7 +169,7 @@ def report_writes(
 
 
 def report_passed_through(given: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> None:
-    """Report results that are memory of inputs which the graph does not keep.
+    """Reports results that are memory of inputs which the graph does not keep.
 
     Args:
         given: Inputs that replays read where they are.
@@ -210,7 +210,7 @@ def _relied_on(owner: _Owner, read: set[int]) -> Iterator[_Seen]:
 
 
 def _difference(seen: _Seen, values: dict[str, Any]) -> str:
-    """How a value is another than at the capture; empty if it is not."""
+    """Returns how a value is another than at the capture; empty if it is not."""
     now = values.get(seen.name)
     if isinstance(now, torch.Tensor):
         return (

@@ -55,7 +55,7 @@ class graph:  # noqa: N801 (the vendor's name)
 
 @contextlib.contextmanager
 def capturing(captured: HPUGraph, on: Stream, dry_run: bool) -> Iterator[None]:
-    """Capture a block without waiting first; a block that fails leaves no graph."""
+    """Captures a block without waiting first; a block that fails leaves no graph."""
     with stream(on):
         captured.capture_begin(dry_run)
         try:

@@ -21,7 +21,7 @@ _capturing: list[HPUGraph] = []
 
 
 def require_lazy(what: str) -> None:
-    """Check that this process is in lazy mode.
+    """Checks that this process is in lazy mode.
 
     Raises:
         RuntimeError: It is not.
@@ -34,7 +34,7 @@ def require_lazy(what: str) -> None:
 
 
 def is_current_stream_capturing() -> bool:
-    """Whether `hpu.graph` captures on the object that is the current stream.
+    """Returns whether `hpu.graph` captures on the object that is the current stream.
 
     False while `wrap_in_hpu_graph`, `make_graphed_callables` or `HPUGraph.capture_begin` capture:
     none of them marks the object of the current stream.
@@ -66,7 +66,7 @@ class HPUGraph:
         self._keeps_inputs = False
 
     def capture_begin(self, dry_run: bool = False) -> None:
-        """Begin to capture what runs on the current stream.
+        """Begins to capture what runs on the current stream.
 
         Args:
             dry_run: Only find out what runs: results are garbage until the first replay, and what
@@ -91,7 +91,7 @@ class HPUGraph:
         self._recorder.__enter__()
 
     def capture_end(self) -> None:
-        """End the capture; from now on the graph can be replayed.
+        """Ends the capture; from now on the graph can be replayed.
 
         Raises:
             RuntimeError: The current stream is not the one that the capture began on.
@@ -115,11 +115,11 @@ class HPUGraph:
             random.set_rng_state(self._generator)
 
     def is_on_current_stream(self) -> bool:
-        """Whether the current stream is the one that the capture began on."""
+        """Returns whether the current stream is the one that the capture began on."""
         return current_stream().stream_id == self._stream_id
 
     def replay(self, asynchronous: bool = False) -> None:
-        """Run the graph again, on the memory of its capture.
+        """Runs the graph again, on the memory of its capture.
 
         Args:
             asynchronous: Whether to return at once; the simulated HPU always ends before.
@@ -141,7 +141,7 @@ class HPUGraph:
         tlistI: list[torch.Tensor] | None = None,  # noqa: N803
         asynchronous: bool = False,
     ) -> None:
-        """Run the graph again, on other tensors in place of its marked inputs.
+        """Runs the graph again, on other tensors in place of its marked inputs.
 
         Args:
             tlistI: What `mark_user_inputs` got in the capture, in the same order and shapes.
@@ -158,7 +158,7 @@ class HPUGraph:
         tlist: list[torch.Tensor],
         asynchronous: bool = False,
     ) -> None:
-        """Run the graph again, on other tensors in place of some of the capture's.
+        """Runs the graph again, on other tensors in place of some of the capture's.
 
         Args:
             static_tlist: Tensors that the capture read.
@@ -179,7 +179,7 @@ class HPUGraph:
         tlistI: Sequence[torch.Tensor],  # noqa: N803
         asynchronous: bool = False,
     ) -> None:
-        """Run the graph again, on other tensors in place of its marked inputs.
+        """Runs the graph again, on other tensors in place of its marked inputs.
 
         Args:
             tlistI: What `mark_user_inputs` got in the capture, in the same order and shapes.
@@ -202,11 +202,11 @@ class HPUGraph:
                 self._held_inputs = list(tlistI)
 
     def clear_inputs(self) -> None:
-        """Let go of inputs that the graph updates in place and still holds."""
+        """Lets go of inputs that the graph updates in place and still holds."""
         self._held_inputs = []
 
     def mark_user_inputs(self, static_tlist: Sequence[torch.Tensor]) -> None:
-        """Take these tensors from the caller at each replay: the graph does not keep them.
+        """Takes these tensors from the caller at each replay: the graph does not keep them.
 
         Args:
             static_tlist: Inputs of what is being captured.
@@ -225,7 +225,7 @@ class HPUGraph:
     def mark_user_outputs(
         self, static_tlist: Sequence[torch.Tensor], free_inplace: bool = True
     ) -> None:
-        """Keep the memory of these results alone.
+        """Keeps the memory of these results alone.
 
         Args:
             static_tlist: What the caller reads after a replay.
@@ -242,11 +242,11 @@ class HPUGraph:
         program.kept = [kept for kept in program.kept if kept.storage._cdata in wanted]
 
     def get_user_input_match_indices(self) -> set[int]:
-        """Which of the marked inputs the graph reads."""
+        """Returns which of the marked inputs the graph reads."""
         return set(self._program.inputs) if self._program is not None else set()
 
     def reset(self) -> None:
-        """Let go of the graph and its memory; a capture in progress ends without a graph."""
+        """Lets go of the graph and its memory; a capture in progress ends without a graph."""
         if self._recorder is not None:
             self._leave()
         self._program = None

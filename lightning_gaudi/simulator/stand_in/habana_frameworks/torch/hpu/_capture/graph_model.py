@@ -50,13 +50,13 @@ class GraphModel(torch.nn.Module):
         self.watch: checks.Watch | None = None
 
     def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Call the model with tensors in the places of those of the capture."""
+        """Calls the model with tensors in the places of those of the capture."""
         outs = self.model(**self.input_packer.unpack(args, self.input_meta))
         tensors, self.output_meta = self.output_packer.pack(outs)
         return tensors
 
     def init_hpu_graph(self, *args: Any, **kwargs: Any) -> None:
-        """Capture forward and backward for inputs of this kind."""
+        """Captures forward and backward for inputs of this kind."""
         full_args = get_full_args(self.func_parameters, *args, **kwargs)
         tensors, self.input_meta = self.input_packer.pack(full_args)
         self.watch = checks.Watch.begin(self.model, full_args)
@@ -65,7 +65,7 @@ class GraphModel(torch.nn.Module):
         self.hpu_graph = callable_of(graphed)
 
     def graph_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Replay the forward; its backward is replayed by autograd."""
+        """Replays the forward; its backward is replayed by autograd."""
         full_args = get_full_args(self.func_parameters, *args, **kwargs)
         if self.watch is not None:
             self.watch.check(full_args)
@@ -74,7 +74,7 @@ class GraphModel(torch.nn.Module):
 
 
 def refuse_data_parallel(model: torch.nn.Module) -> None:
-    """Check that the model is not wrapped for data parallel training.
+    """Checks that the model is not wrapped for data parallel training.
 
     Raises:
         AssertionError: It is.

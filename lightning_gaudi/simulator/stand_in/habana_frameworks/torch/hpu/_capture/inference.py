@@ -140,16 +140,16 @@ class _Wrapper:
         return no_cache, no_cache if self.dry_run is None else self.dry_run
 
     def clear_cache(self) -> None:
-        """Let go of all graphs and their memory."""
+        """Lets go of all graphs and their memory."""
         self.cache.clear()
 
     def clear_inputs(self) -> None:
-        """Let go of inputs that the graphs update in place and still hold."""
+        """Lets go of inputs that the graphs update in place and still hold."""
         for cached in self.cache.values():
             cached.graph.clear_inputs()
 
     def log_statistics(self) -> None:
-        """Print how many graphs there are and how often they were found."""
+        """Prints how many graphs there are and how often they were found."""
         no_cache, dry_run = self.modes()
         hits = CachedParams.cache_hits
         print("HPU graphs for inference")
@@ -186,7 +186,7 @@ def wrap_in_hpu_graph_func(
     verbose: bool = False,
     log_frequency: int = 100,
 ) -> Callable[..., Any]:
-    """Capture a function for each new kind of input; see `wrap_in_hpu_graph`."""
+    """Captures a function for each new kind of input; see `wrap_in_hpu_graph`."""
     wrapper = _Wrapper(
         func, {}, asynchronous, disable_tensor_cache, dry_run, max_graphs, free_inplace, verbose,
         log_frequency,
@@ -208,7 +208,7 @@ def wrap_in_hpu_graph(
     verbose: bool = False,
     log_frequency: int = 100,
 ) -> Module:
-    """Capture a module's forward for each new kind of input (see `input_hash`), and replay it.
+    """Captures a module's forward for each new kind of input (see `input_hash`), and replays it.
 
     A replay runs no Python of the module, copies the new inputs into the tensors of the capture
     and returns its results: the same tensors each time, with new values. For inference: wrap in

@@ -51,7 +51,7 @@ def view_hash(tensor: torch.Tensor) -> int:
 
 
 def copy_to(dst: Any, src: Any) -> None:
-    """Copy the tensors among new inputs to those of the capture.
+    """Copies the tensors among new inputs to those of the capture.
 
     What is in neither dicts, lists, tuples nor dataclasses stays as it was at the capture.
 
@@ -85,7 +85,7 @@ def copy_to(dst: Any, src: Any) -> None:
 def get_user_input_tensor_list(
     inputs: Any, tlist: tuple[torch.Tensor, ...] = ()
 ) -> tuple[torch.Tensor, ...]:
-    """Append the tensors in dicts, lists, tuples and dataclasses to `tlist`."""
+    """Appends the tensors in dicts, lists, tuples and dataclasses to `tlist`."""
     if isinstance(inputs, dict):
         return get_user_input_tensor_list(list(inputs.values()), tlist)
     if isinstance(inputs, (list, tuple)):
@@ -113,7 +113,7 @@ def extract_tensors(data: Any) -> list[torch.Tensor]:
 
 
 def is_any_cpu_float_bfloat_0d_tensors(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether there is a number among them that stays on the host."""
+    """Returns whether there is a number among them that stays on the host."""
     return any(
         tensor.device.type == "cpu"
         and tensor.dim() == 0

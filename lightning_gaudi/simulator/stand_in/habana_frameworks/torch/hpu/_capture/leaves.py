@@ -23,7 +23,7 @@ _NO_STATE = (
 
 
 def print_of(value: Any) -> Any:
-    """What can be compared of a value later; None if nothing can."""
+    """Returns what can be compared of a value later; None if nothing can."""
     if isinstance(value, torch.Tensor):
         is_plain = type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         return ("tensor", value.data_ptr() if is_plain else id(value))  # a DTensor has no memory

@@ -53,7 +53,7 @@ class Step:
         return set(_registers_of((self.args, self.kwargs)))
 
     def run(self, registers: list[Any]) -> None:
-        """Call the operator on what the registers hold, and put its results there."""
+        """Calls the operator on what the registers hold, and puts its results there."""
         args, kwargs = self.args.copy(), self.kwargs
         for position, index in self.holes:
             args[position] = registers[index]
@@ -78,7 +78,7 @@ class Step:
 
 
 def _wait(result: Any) -> None:
-    """Wait for a collective at once: what waited for it at the capture may not be in the graph."""
+    """Waits for a collective at once: what waited for it at the capture may not be in the graph."""
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.ScriptObject):
             torch._C._distributed_c10d.Work.unbox(leaf).wait()
@@ -116,14 +116,14 @@ class Kept:
     """Whether the values are floating-point numbers."""
 
     def fill(self, registers: list[Any]) -> None:
-        """Copy a replay's values to where those of the capture were."""
+        """Copies a replay's values to where those of the capture were."""
         new = registers[self.register].untyped_storage()
         assert new.nbytes() == self.storage.nbytes()
         # Not by an operator: a card writes its results in place, and nothing is to be counted.
         ctypes.memmove(self.storage.data_ptr(), new.data_ptr(), new.nbytes())
 
     def spoil(self) -> None:
-        """Make floating-point numbers NaN: they were predicted, not computed."""
+        """Makes floating-point numbers NaN: they were predicted, not computed."""
         if self.is_floating and not C.is_dry():
             ctypes.memset(self.storage.data_ptr(), 0xFF, self.storage.nbytes())
 
@@ -153,7 +153,7 @@ class Program:
             seen |= used
 
     def run(self, inputs: Sequence[Any] = (), instead: dict[int, Any] | None = None) -> None:
-        """Run the operators again: no Python but that of the operators.
+        """Runs the operators again: no Python but that of the operators.
 
         Args:
             inputs: What the caller marked as inputs, in the same order.

@@ -25,7 +25,7 @@ Key = tuple[Any, ...]
 
 
 def key_of(tensor: torch.Tensor) -> Key:
-    """Which memory a tensor shows, and how."""
+    """Returns which memory a tensor shows, and how."""
     return (
         tensor.untyped_storage()._cdata,
         tensor.dtype,
@@ -72,13 +72,13 @@ class Recorder(TorchDispatchMode):
         self._on_host_values = on_host_values
 
     def mark_inputs(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Take these tensors from the caller at each replay, instead of keeping them."""
+        """Takes these tensors from the caller at each replay, instead of keeping them."""
         self._marked = tensors
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run one operator and record it."""
+        """Runs one operator and records it."""
         if not all(map(_is_plain, types)):  # DTensor: its own operators come here in turn
             return NotImplemented
         kwargs = kwargs or {}
@@ -103,7 +103,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def finish(self, num_graphs: int) -> Program:
-        """End the recording.
+        """Ends the recording.
 
         Args:
             num_graphs: Recipes of a card that the capture amounts to.

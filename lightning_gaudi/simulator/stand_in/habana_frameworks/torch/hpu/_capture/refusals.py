@@ -56,7 +56,7 @@ class Traits:
 
 @functools.cache
 def traits_of(operator: Any) -> Traits:
-    """Read an operator's traits from its schema and tags."""
+    """Reads an operator's traits from its schema and tags."""
     schema = operator._schema
     tags = operator.tags
     dynamic = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -74,7 +74,7 @@ def traits_of(operator: Any) -> Traits:
 
 
 def check(traits: Traits, args: tuple[Any, ...], has_card: bool) -> None:
-    """Check that a card could capture the call.
+    """Checks that a card could capture the call.
 
     Args:
         traits: The operator's.
@@ -103,14 +103,14 @@ def check(traits: Traits, args: tuple[Any, ...], has_card: bool) -> None:
 
 
 def _advice() -> str:
-    """What helps with releases of transformers that never ask whether they are captured."""
+    """Returns what helps with releases of transformers that never ask whether they are captured."""
     utilities = sys.modules.get("transformers.utils.import_utils")
     is_older = utilities is not None and not hasattr(utilities, "is_cuda_stream_capturing")
     return _FOR_TRANSFORMERS if is_older else ""
 
 
 def check_to_host(traits: Traits) -> None:
-    """Refuse a copy from the card to the host.
+    """Refuses a copy from the card to the host.
 
     Raises:
         CaptureError: Always.
@@ -122,7 +122,7 @@ def check_to_host(traits: Traits) -> None:
 
 
 def check_write(traits: Traits, tensor: torch.Tensor, is_view: bool) -> None:
-    """Check that a write in place does not go to a part of a tensor.
+    """Checks that a write in place does not go to a part of a tensor.
 
     Raises:
         CaptureError: It does.

@@ -44,21 +44,21 @@ class Metric(abc.ABC):
         return self.title
 
     def stats(self) -> Stats:
-        """What was counted, as (key, value) pairs."""
+        """Returns what was counted, as (key, value) pairs."""
         now = self._read() if self._final is None else self._final
         delta = {key: value - self._base.get(key, 0) for key, value in now.items()}
         return self._present({key: value for key, value in delta.items() if value})
 
     def reset(self) -> None:
-        """Count again from zero."""
+        """Counts again from zero."""
         self._base = self._read()
 
     def start(self) -> None:
-        """Go on counting after `stop`; what happened in between counts too."""
+        """Goes on counting after `stop`; what happened in between counts too."""
         self._final = None
 
     def stop(self) -> None:
-        """Count no more."""
+        """Counts no more."""
         self._final = self._read()
 
     @abc.abstractmethod
@@ -227,7 +227,7 @@ def metric_global(name: str) -> Metric | None:
 
 @contextlib.contextmanager
 def metric_localcontext(name: str) -> Iterator[Metric]:
-    """Count within a `with` block.
+    """Counts within a `with` block.
 
     Raises:
         MetricNotFoundError: There is no metric of that name; MetricNotFound before 1.24.
@@ -242,7 +242,7 @@ def metric_localcontext(name: str) -> Iterator[Metric]:
 
 
 def metrics_dump(file_name: str | Path, format: str = MetricDumpFormat.json) -> None:
-    """Write the global metrics to a file; with RANK set its name gets "-rank{RANK}".
+    """Writes the global metrics to a file; with RANK set its name gets "-rank{RANK}".
 
     Args:
         file_name: The file; if it exists, a number is added.
@@ -255,7 +255,7 @@ def metrics_dump(file_name: str | Path, format: str = MetricDumpFormat.json) -> 
 
 
 def metric_debug_reload() -> None:
-    """Count again from zero, and read the environment again."""
+    """Counts again from zero, and reads the environment again."""
     global _TYPES, _GLOBAL, _SAVER
     _TYPES = _metric_types()
     _GLOBAL = {name: metric() for name, metric in _TYPES.items()}
@@ -263,7 +263,7 @@ def metric_debug_reload() -> None:
 
 
 def metric_debug_atexit() -> None:
-    """Write the metrics now, as at the end of the process."""
+    """Writes the metrics now, as at the end of the process."""
     _SAVER.at_exit()
 
 
@@ -273,7 +273,7 @@ def metric_debug_enable_saver() -> None:
 
 
 def on_mark_step() -> None:
-    """Write the metrics if the environment asks for it at every mark_step."""
+    """Writes the metrics if the environment asks for it at every mark_step."""
     _SAVER.on_mark_step()
 
 

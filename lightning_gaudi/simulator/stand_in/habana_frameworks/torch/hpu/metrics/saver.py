@@ -84,27 +84,27 @@ class Saver:
 
     @classmethod
     def dump(cls, metrics: Iterable[Any], path: Path, format: str) -> None:
-        """Write `metrics` once, as the user asked."""
+        """Writes `metrics` once, as the user asked."""
         user = MetricDumpTrigger.user
         saver = cls(metrics, path, parse_format(format), frozenset({user}))
         saver._write_all(user)
         saver.close()
 
     def on_mark_step(self) -> None:
-        """Write what is to be written at a mark_step."""
+        """Writes what is to be written at a mark_step."""
         if self._triggers and release().number < 122:
             self._write_all(MetricDumpTrigger.mark_step)
             self._write_changed()
 
     def close(self) -> None:
-        """Complete the file."""
+        """Completes the file."""
         if self._file is not None:
             self._file.write("]\n" if self._format is MetricDumpFormat.json else "")
             self._file.close()
             self._file = None
 
     def at_exit(self) -> None:
-        """Write what is to be written at the end of the process, and complete the file."""
+        """Writes what is to be written at the end of the process, and completes the file."""
         # A launcher imports torch too; only a process that used the device writes.
         if os.getpid() == self._pid and (self.is_enabled or _device_was_used()):
             self._write_changed()

@@ -23,32 +23,32 @@ def _set_module_name(name: str = "") -> None:
 
 
 def _is_enabled_lazy_collectives() -> bool:
-    """Whether collectives are part of lazy graphs."""
+    """Returns whether collectives are part of lazy graphs."""
     return bridge_config.get_pt_hpu_enable_lazy_collectives()
 
 
 def _is_enabled_weight_permute_pass() -> bool:
-    """Whether weights are stored in another order of dimensions: not since 1.19."""
+    """Returns whether weights are stored in another order of dimensions: not since 1.19."""
     return False
 
 
 def _is_enabled_synapse_layout_handling() -> bool:
-    """Whether the compiler chooses the order of dimensions; it does not show in results."""
+    """Returns whether the compiler chooses the order of dimensions; it does not show in results."""
     return True
 
 
 def _hb_print(msg: str) -> None:
-    """Log a message."""
+    """Logs a message."""
     _log.info(msg)
 
 
 def _hg_print(msg: str) -> None:
-    """Log a message about graph capture."""
+    """Logs a message about graph capture."""
     _log.debug(msg)
 
 
 def _mem_log(msg: str) -> bool:
-    """Log a message with the memory in use.
+    """Logs a message with the memory in use.
 
     Returns:
         Whether it was logged.
@@ -66,7 +66,7 @@ def get_tensor_info(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def clear_dynamic_bucket_recipe_info() -> None:
-    """Forget the ranges of sizes that recipes were made for: none are."""
+    """Forgets the ranges of sizes that recipes were made for: none are."""
 
 
 def get_permute_cache_size() -> int:
@@ -75,16 +75,16 @@ def get_permute_cache_size() -> int:
 
 
 def is_permute_cache_empty() -> bool:
-    """Whether none are."""
+    """Returns whether none are."""
     return True
 
 
 def flush_permute_cache() -> None:
-    """Forget those that are."""
+    """Forgets those that are."""
 
 
 def _switch(flag: bool) -> None:
-    """Switch a pass of the graph compiler: operations run one by one, so nothing changes."""
+    """Switches a pass of the graph compiler: operations run one by one, so nothing changes."""
 
 
 _enable_bn_param_recalculation = _switch

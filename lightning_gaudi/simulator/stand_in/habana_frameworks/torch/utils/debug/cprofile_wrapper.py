@@ -14,7 +14,7 @@ from ...._missing import missing
 
 
 def cprofile(dirname: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Decorate a function so that each call writes its profile; its result is dropped.
+    """Decorates a function so that each call writes its profile; its result is dropped.
 
     Args:
         dirname: The folder for the files, `{function}_{process}_{call}`.

@@ -45,7 +45,7 @@ class FxGraphAnalyzer:
         del self.registered_contexts[id(self)]
 
     def count_ops(self, nodes: Iterable[torch.fx.Node]) -> None:
-        """Count a graph's operations; the simulated HPU leaves none to eager mode."""
+        """Counts a graph's operations; the simulated HPU leaves none to eager mode."""
         counts: dict[str, FxGraphAnalyzer.OpCount] = {}
         for node in nodes:
             if node.op in ("call_function", "call_method") and self._counts(node):
@@ -69,7 +69,7 @@ class FxGraphAnalyzer:
 
 
 def count_graph(graph_module: torch.fx.GraphModule) -> None:
-    """Tell everybody who counts of a graph that is compiled."""
+    """Tells everybody who counts of a graph that is compiled."""
     for analyzer in FxGraphAnalyzer.registered_contexts.values():
         analyzer.count_ops(graph_module.graph.nodes)
 

@@ -52,7 +52,7 @@ class Logger:
         self.data: list[str] = []
 
     def log(self, level: LogLevel, args: Sequence[object]) -> None:
-        """Log a message, given as its format string and arguments."""
+        """Logs a message, given as its format string and arguments."""
         if self.is_enabled_for(level) or self.store_data:
             message = f"[{self.type}] {format_args(args)}"
             _log.log(level.value, "%s", message)
@@ -60,39 +60,39 @@ class Logger:
                 self.data.append(message)
 
     def trace(self, *args: object) -> None:
-        """Log what is seldom wanted."""
+        """Logs what is seldom wanted."""
         self.log(_LEVELS.TRACE, args)
 
     def debug(self, *args: object) -> None:
-        """Log what a developer wants to know."""
+        """Logs what a developer wants to know."""
         self.log(_LEVELS.DEBUG, args)
 
     def info(self, *args: object) -> None:
-        """Log what a user wants to know."""
+        """Logs what a user wants to know."""
         self.log(_LEVELS.INFO, args)
 
     def warn(self, *args: object) -> None:
-        """Log what may be wrong."""
+        """Logs what may be wrong."""
         self.log(_LEVELS.WARN, args)
 
     def error(self, *args: object) -> None:
-        """Log what is wrong, and print it."""
+        """Logs what is wrong, and prints it."""
         print("[ERROR]", *args, file=sys.stderr)
         self.log(_LEVELS.ERROR, args)
 
     def critical(self, *args: object) -> None:
-        """Log what ends the program, and print it."""
+        """Logs what ends the program, and prints it."""
         print("[CRITICAL]", *args, file=sys.stderr)
         self.log(_LEVELS.CRITICAL, args)
 
     def set_store_data(self, enable: bool) -> None:
-        """Keep messages in `data` from now on, or no more; those kept so far go."""
+        """Keeps messages in `data` from now on, or no more; those kept so far go."""
         self.store_data = enable
         self.data = []
 
     @staticmethod
     def is_enabled_for(level: LogLevel) -> bool:
-        """Whether messages of a level are logged."""
+        """Returns whether messages of a level are logged."""
         return _log.isEnabledFor(level.value)
 
 
@@ -112,16 +112,16 @@ def get_log_level(logger_level: str) -> LogLevel:
 
 
 def enable_logging(logger_name: str, logger_level: str) -> None:
-    """Log messages of a level and above; there is one logger, whatever the name."""
+    """Logs messages of a level and above; there is one logger, whatever the name."""
     _log.setLevel(get_log_level(logger_level).value)
 
 
 def refresh_logging_folder_path() -> None:
-    """Read `HABANA_LOGS` again: nothing is logged there."""
+    """Reads `HABANA_LOGS` again: nothing is logged there."""
 
 
 def is_log_python_enabled(log_level: LogLevel) -> bool:
-    """Whether messages of a level are logged."""
+    """Returns whether messages of a level are logged."""
     return Logger.is_enabled_for(log_level)
 
 

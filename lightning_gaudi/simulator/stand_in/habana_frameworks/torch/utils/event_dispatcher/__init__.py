@@ -33,17 +33,17 @@ class EventDispatcher:
     if release().number >= 122:
 
         def subscribe(self, topic: EventId) -> Handle:
-            """Keep events of a kind from now on, until `process` asks for them."""
+            """Keeps events of a kind from now on, until `process` asks for them."""
             return _subscribed(Handle(topic, None))
 
         def process(self, handle: Handle, callback: Callable[[Params], object]) -> None:
-            """Call `callback` with the parameters of each event since the last call."""
+            """Calls `callback` with the parameters of each event since the last call."""
             _events.look()
             while handle.waiting:
                 callback(handle.waiting.popleft())
 
         def reset(self) -> None:
-            """End all subscriptions."""
+            """Ends all subscriptions."""
             _events.unsubscribe_all()
 
     else:
@@ -51,15 +51,15 @@ class EventDispatcher:
         def subscribe(
             self, topic: EventId, callback: Callable[[datetime, Params], object]
         ) -> Handle:
-            """Call `callback` with the time and the parameters of each event of a kind."""
+            """Calls `callback` with the time and the parameters of each event of a kind."""
             return _subscribed(Handle(topic, callback))
 
     def unsubscribe(self, handle: Handle) -> None:
-        """End a subscription."""
+        """Ends a subscription."""
         _events.unsubscribe(handle)
 
     def publish(self, topic: EventId, params: Params, timestamp: datetime | None = None) -> None:
-        """Tell everybody of an event, such as a CUSTOM_EVENT of the program's own.
+        """Tells everybody of an event, such as a CUSTOM_EVENT of the program's own.
 
         Args:
             topic: What happened.

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def _is_available() -> bool:
-    """Whether there is a card."""
+    """Returns whether there is a card."""
     return bool(C.device_count() > 0)
 
 
@@ -36,7 +36,7 @@ def _compute_stream() -> int:
 
 
 def _is_fp16_supported() -> bool:
-    """Whether the card computes in half precision: every generation but the first.
+    """Returns whether the card computes in half precision: every generation but the first.
 
     The vendor's says yes since 1.22, which drops the first.
     """
@@ -44,17 +44,17 @@ def _is_fp16_supported() -> bool:
 
 
 def _is_model_param_initialized() -> bool:
-    """Whether the profiler was told which memory is a model's: it is not."""
+    """Returns whether the profiler was told which memory is a model's: it is not."""
     return False
 
 
 def _is_optim_state_initialized() -> bool:
-    """Whether the profiler was told which memory is an optimizer's: it is not."""
+    """Returns whether the profiler was told which memory is an optimizer's: it is not."""
     return False
 
 
 def _get_is_dynamic_quantization() -> bool:
-    """Whether scales of fp8 are computed while a graph runs: there are none."""
+    """Returns whether scales of fp8 are computed while a graph runs: there are none."""
     return False
 
 
@@ -64,11 +64,11 @@ def _get_scale_attribute_hash_id() -> int:
 
 
 def _reset_device_memory() -> None:
-    """Give cached memory back to the driver; none is cached."""
+    """Gives cached memory back to the driver; none is cached."""
 
 
 def _set_profiler_tracer_memory(device_id: int) -> None:
-    """Trace memory in the profiler; the simulated HPU has no profiler."""
+    """Traces memory in the profiler; the simulated HPU has no profiler."""
 
 
 __getattr__ = missing(__name__)

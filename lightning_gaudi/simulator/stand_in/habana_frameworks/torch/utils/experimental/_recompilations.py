@@ -40,7 +40,7 @@ class Log:
         self.step = 0
 
     def add_module(self, name: str, module: torch.nn.Module) -> None:
-        """Note a module under its path, with its class and the file of that."""
+        """Notes a module under its path, with its class and the file of that."""
         kind = type(module)
         source = inspect.getmodule(kind)
         file = getattr(source, "__file__", None) or kind.__module__
@@ -49,7 +49,7 @@ class Log:
         self.lines.append(f"{_indent(name)}{_TAG} watching {name}: {class_name} ({file})")
 
     def add_call(self, call: Call, *, ends_step: bool) -> None:
-        """Note a forward pass; that of the whole model ends a step."""
+        """Notes a forward pass; that of the whole model ends a step."""
         self.calls.append(call)
         facts = [
             f"step:{call.step}" if ends_step else "",
@@ -68,7 +68,7 @@ def _indent(name: str) -> str:
 
 
 def report(log: Log, stem: str | Path) -> None:
-    """Print which modules recompiled in which step, and how often; write both as CSV.
+    """Prints which modules recompiled in which step, and how often; writes both as CSV.
 
     Args:
         log: What was noted.

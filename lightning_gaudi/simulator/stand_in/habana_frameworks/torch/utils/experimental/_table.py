@@ -9,7 +9,7 @@ _LEFT, _BETWEEN, _RIGHT = "| ", " | ", " |"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], max_width: int) -> str:
-    """Draw a table whose cells wrap where it would get too wide.
+    """Draws a table whose cells wrap where it would get too wide.
 
     Args:
         header: The columns' names.

@@ -54,7 +54,7 @@ def _tell_of_hash(kind: type) -> None:
 
 
 def data_dynamicity(dl: Iterable[Any]) -> dict[Hashable, int]:
-    """Count the shapes of a loader's batches, and print them.
+    """Counts the shapes of a loader's batches, and prints them.
 
     Args:
         dl: A DataLoader.
@@ -74,7 +74,7 @@ def data_dynamicity(dl: Iterable[Any]) -> dict[Hashable, int]:
 
 
 def print_result(hist: dict[Hashable, int]) -> None:
-    """Print shapes with their counts, most frequent first, and how much they vary.
+    """Prints shapes with their counts, most frequent first, and how much they vary.
 
     Args:
         hist: What `data_dynamicity` returns.
@@ -89,7 +89,7 @@ def print_result(hist: dict[Hashable, int]) -> None:
 
 
 def const_shape_dataloader(dl: Iterable[Any], maxlen: int) -> DataLoader[Any]:
-    """Take batches of one shape out of a loader, to see a model without dynamic input.
+    """Takes batches of one shape out of a loader, to see a model without dynamic input.
 
     It is the shape of which the loader first has more than `maxlen` batches, else its most frequent
     one. The batches are kept in memory.
@@ -126,7 +126,7 @@ def _loader(batches: list[Any]) -> DataLoader[Any]:
 
 
 def check_one_process(what: str) -> None:
-    """Check that no process group is there.
+    """Checks that no process group is there.
 
     Raises:
         AssertionError: There is one.

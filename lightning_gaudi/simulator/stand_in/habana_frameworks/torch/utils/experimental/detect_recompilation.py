@@ -38,7 +38,7 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 def detect_recompilation_auto_model(
     model: Module, mdlname: str = "Net", waittime: float = 1, csv_out: str | Path = "out"
 ) -> Module:
-    """Watch a model and all modules in it for recompilations, in lazy mode.
+    """Watches a model and all modules in it for recompilations, in lazy mode.
 
     The forward pass of each module becomes a graph of its own, between two mark_steps, so that the
     graphs compiled in it can be counted. The model gets two methods: `analyse_dynamicity()` prints
@@ -107,7 +107,7 @@ def _watched(forward: Callable[..., Any], name: str, log: Log) -> Callable[..., 
 
 
 def _is_new(value: object, seen: set[Hashable]) -> bool:
-    """Whether `value` differs in shapes or in other values from all before."""
+    """Returns whether `value` differs in shapes or in other values from all before."""
     signature = (_signature(value), is_autocast_hpu_enabled())
     is_new = signature not in seen
     seen.add(signature)

@@ -14,12 +14,12 @@ _VARIABLE = "PT_HPU_EMULATE_DISTRIBUTED"
 
 
 def is_distributed_emulation_enabled() -> bool:
-    """Whether the environment asks for it."""
+    """Returns whether the environment asks for it."""
     return os.environ.get(_VARIABLE, "").lower() in ("true", "1")
 
 
 def distributed_emulation_apply_if_enabled() -> None:
-    """Refuse it, if the environment asks for it.
+    """Refuses it, if the environment asks for it.
 
     Raises:
         NotSimulatedError: It does.

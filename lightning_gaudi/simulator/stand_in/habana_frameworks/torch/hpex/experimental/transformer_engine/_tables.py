@@ -26,18 +26,18 @@ def tables_of(fp8_meta: dict[str, Any], kinds: tuple[MetaTensorType, ...]) -> li
 
 
 def kinds_in(fp8_meta: dict[str, Any]) -> tuple[MetaTensorType, ...]:
-    """Which tables the module has."""
+    """Returns which tables the module has."""
     return tuple(kind for kind in MetaTensorType if key_of(kind) in fp8_meta)
 
 
 def kinds_for(recipe: DelayedScaling) -> tuple[MetaTensorType, ...]:
-    """Which tables a recipe needs."""
+    """Returns which tables a recipe needs."""
     hybrid = (MetaTensorType.HYBRID,) if recipe.fp8_format is Format.HYBRID else ()
     return (MetaTensorType.FORWARD, *hybrid, MetaTensorType.BACKWARD)
 
 
 def prepare(fp8_meta: dict[str, Any], recipe: DelayedScaling) -> None:
-    """Make the tables that a recipe needs, or give those that exist its length of history."""
+    """Makes the tables that a recipe needs, or gives those that exist its length of history."""
     for kind in MetaTensorType:
         key = key_of(kind)
         if kind not in kinds_for(recipe):
@@ -56,7 +56,7 @@ def prepare(fp8_meta: dict[str, Any], recipe: DelayedScaling) -> None:
 
 
 def _resize(table: FP8TensorMeta, num_rows: int) -> None:
-    """Keep the last rows of the history, or make room for more after the present one."""
+    """Keeps the last rows of the history, or makes room for more after the present one."""
     history, index = table.amax_history, int(table.amax_history_index)
     if num_rows == len(history):
         return
@@ -70,7 +70,7 @@ def _resize(table: FP8TensorMeta, num_rows: int) -> None:
 
 
 def update(fp8_meta: dict[str, Any], forward: bool, with_scales: bool) -> None:
-    """Take the measurements of the step before into the scales, and go on to the next row.
+    """Takes the measurements of the step before into the scales, and goes on to the next row.
 
     Every module shares its measurements with the group by itself; on a card all modules' go
     together, which gives the same numbers by fewer collectives.
@@ -94,7 +94,7 @@ def update(fp8_meta: dict[str, Any], forward: bool, with_scales: bool) -> None:
 
 
 def _shared(table: FP8TensorMeta, group: Any, present: torch.Tensor | None) -> torch.Tensor:
-    """Write the largest of all ranks' measurements; both forward tables measured the same."""
+    """Writes the largest of all ranks' measurements; both forward tables measured the same."""
     row = table.amax_history_index.long()
     if present is None:
         present = table.amax_history.index_select(0, row)
@@ -124,7 +124,7 @@ def snapshot(fp8_meta: dict[str, Any], kinds: tuple[MetaTensorType, ...]) -> lis
 
 
 def restore(fp8_meta: dict[str, Any], kinds: tuple[MetaTensorType, ...], saved: list[Any]) -> None:
-    """Put the tensors of a snapshot back."""
+    """Puts the tensors of a snapshot back."""
     for table, tensors in zip(tables_of(fp8_meta, kinds), saved, strict=True):
         for name, tensor in zip(NAMES, tensors, strict=True):
             setattr(table, name, tensor)

@@ -9,7 +9,7 @@ from .utils import FP8TensorMeta
 
 
 def _update_amax_history(amax: torch.Tensor, fp8_meta_tensor: FP8TensorMeta, tensor: int) -> None:
-    """Write a measurement into the row of the present step, without a host sync."""
+    """Writes a measurement into the row of the present step, without a host sync."""
     history = fp8_meta_tensor.amax_history
     index = fp8_meta_tensor.amax_history_index
     row = torch.zeros(1, device=history.device).long() if not index.numel() else index.long()
@@ -26,7 +26,7 @@ def cast_to_fp8(
     stochastic_rounding: bool = False,
     measure_amax: bool = True,
 ) -> torch.Tensor:
-    """Round to fp8 with a tensor's scale, and note its largest absolute value.
+    """Rounds to fp8 with a tensor's scale, and notes its largest absolute value.
 
     Args:
         inp: fp32 or bf16.
@@ -50,7 +50,7 @@ def cast_to_fp8_hybrid(
     fp8_tensor: int,
     measure_amax: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round to both formats with a tensor's two scales; arguments as `cast_to_fp8`.
+    """Rounds to both formats with a tensor's two scales; arguments as `cast_to_fp8`.
 
     Returns:
         In e5m2 and in e4m3.
@@ -66,7 +66,7 @@ def cast_to_fp8_hybrid(
 def cast_from_fp8(
     inp: torch.Tensor, fp8_meta_tensor: FP8TensorMeta, fp8_tensor: int, otype: torch.dtype
 ) -> torch.Tensor:
-    """What an fp8 tensor means, in fp32 or bf16."""
+    """Returns what an fp8 tensor means, in fp32 or bf16."""
     return torch.ops.hpu.cast_from_fp8(inp, fp8_meta_tensor.scale_inv[fp8_tensor], otype)
 
 

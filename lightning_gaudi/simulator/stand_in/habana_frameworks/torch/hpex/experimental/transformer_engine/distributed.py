@@ -20,7 +20,7 @@ class _Recompute:
 
 @contextmanager
 def activation_checkpointing() -> Iterator[None]:
-    """Tell modules that they are called without gradients first, and with them in the backward.
+    """Tells modules that they are called without gradients first, and with them in the backward.
 
     Inside of the function that `torch.utils.checkpoint.checkpoint(..., use_reentrant=True)` runs.
     Modules then round with the same scales in both passes, and measure in the first.
@@ -33,7 +33,7 @@ def activation_checkpointing() -> Iterator[None]:
 
 
 def is_fp8_activation_recompute_enabled() -> bool:
-    """Whether the caller is in `activation_checkpointing`."""
+    """Returns whether the caller is in `activation_checkpointing`."""
     return _Recompute.is_enabled
 
 
@@ -45,7 +45,7 @@ def checkpoint(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Compute a part of a model again in the backward pass instead of keeping it.
+    """Computes a part of a model again in the backward pass instead of keeping it.
 
     Args:
         function: The part; enter `fp8_autocast` in it.

@@ -44,7 +44,7 @@ _SUFFIXES = {
 
 
 def check_fp8_support() -> tuple[bool, str]:
-    """Whether the card has fp8, and if not the reason."""
+    """Returns whether the card has fp8, and if not the reason."""
     if not card().has_float8:
         return False, f"A {card().title} has no fp8: it needs a Gaudi 2 or later."
     return True, ""
@@ -64,7 +64,7 @@ def get_fp8_te_dtype(fp8_recipe: DelayedScaling, fprop_tensor: bool = True) -> t
 
 
 def get_fp8_te_sr(fp8_recipe: DelayedScaling, fprop_tensor: bool = True) -> bool:
-    """Whether tensors are rounded at random: gradients under HYBRID.
+    """Returns whether tensors are rounded at random: gradients under HYBRID.
 
     The environment's PT_TE_FORCE_SR_BWD decides for gradients, if it is set.
     """
@@ -90,12 +90,12 @@ class FP8GlobalStateManager:
 
     @classmethod
     def is_fp8_available(cls) -> tuple[bool, str]:
-        """Whether the card has fp8, and if not the reason."""
+        """Returns whether the card has fp8, and if not the reason."""
         return check_fp8_support()
 
     @classmethod
     def is_fp8_enabled(cls) -> bool:
-        """Whether modules compute in fp8."""
+        """Returns whether modules compute in fp8."""
         return cls.FP8_ENABLED
 
     @classmethod
@@ -116,17 +116,17 @@ class FP8GlobalStateManager:
 
     @classmethod
     def set_measurement_mode(cls, manual: bool, manual_value: bool = True) -> None:
-        """Measure always or never (`manual_value`), or as the recipe's interval says."""
+        """Measures always or never (`manual_value`), or as the recipe's interval says."""
         cls.FP8_MANUAL_MEASUREMENT = manual_value if manual else None
 
     @classmethod
     def get_manual_measurement_mode(cls) -> bool | None:
-        """What `set_measurement_mode` set, or None."""
+        """Returns what `set_measurement_mode` set, or None."""
         return cls.FP8_MANUAL_MEASUREMENT
 
     @classmethod
     def get_fp8_autocast_state(cls) -> _State:
-        """What `fp8_autocast` sets, to restore it."""
+        """Returns what `fp8_autocast` sets, to restore it."""
         return (
             cls.FP8_ENABLED,
             cls.FP8_RECIPE,
@@ -136,7 +136,7 @@ class FP8GlobalStateManager:
 
     @classmethod
     def set_fp8_autocast_state(cls, fp8_state: _State) -> None:
-        """Restore what `get_fp8_autocast_state` gave."""
+        """Restores what `get_fp8_autocast_state` gave."""
         (
             cls.FP8_ENABLED,
             cls.FP8_RECIPE,
@@ -152,7 +152,7 @@ class FP8GlobalStateManager:
         fp8_recipe: DelayedScaling | None = None,
         fp8_group: dist_group_type | None = None,
     ) -> None:
-        """Begin what `fp8_autocast` does.
+        """Begins what `fp8_autocast` does.
 
         Raises:
             RuntimeError: The card has no fp8.
@@ -170,7 +170,7 @@ class FP8GlobalStateManager:
 
     @classmethod
     def fp8_autocast_exit(cls) -> None:
-        """End what `fp8_autocast_enter` began, but for the state that was before."""
+        """Ends what `fp8_autocast_enter` began, but for the state that was before."""
         cls.FP8_AUTOCAST_DEPTH -= 1
 
     @classmethod
@@ -180,7 +180,7 @@ class FP8GlobalStateManager:
 
     @classmethod
     def set_global_fp8_state_checkpoint(cls, state: dict[str, Any]) -> None:
-        """Restore the counters."""
+        """Restores the counters."""
         for name in _CHECKPOINTED:
             if name in state:
                 setattr(cls, name, state[name])
@@ -192,22 +192,22 @@ class FP8GlobalStateManager:
 
     @classmethod
     def set_fp8_context_id(cls, ctx_id: int) -> None:
-        """Note the step in which the first module is."""
+        """Notes the step in which the first module is."""
         cls.FP8_CURRENT_CONTEXT_ID = ctx_id
 
     @classmethod
     def new_fp8_context_id(cls) -> int:
-        """How many outermost `fp8_autocast` there were."""
+        """Returns how many outermost `fp8_autocast` there were."""
         return cls.FP8_AUTOCAST_COUNTER
 
     @classmethod
     def set_fp8_autocast_counter(cls, value: int = 0) -> None:
-        """Set how many outermost `fp8_autocast` there were."""
+        """Sets how many outermost `fp8_autocast` there were."""
         cls.FP8_AUTOCAST_COUNTER = value
 
     @classmethod
     def reset_global_state(cls) -> None:
-        """Begin to count anew."""
+        """Begins to count anew."""
         cls.set_fp8_autocast_counter(0)
 
     @staticmethod
@@ -234,19 +234,19 @@ class FP8GlobalStateManager:
 
     @staticmethod
     def is_forward(t: MetaTensorType) -> bool:
-        """Whether a table is of the forward pass's tensors."""
+        """Returns whether a table is of the forward pass's tensors."""
         return t is not MetaTensorType.BACKWARD
 
     @classmethod
     def is_hybrid_mode(cls, fp8_meta: dict[str, Any]) -> bool:
-        """Whether a module keeps its tensors in both formats."""
+        """Returns whether a module keeps its tensors in both formats."""
         return cls.get_meta_tensor_key(MetaTensorType.HYBRID) in fp8_meta
 
     @staticmethod
     def reduce_tensor_across_group_op_max(
         tensor: torch.Tensor, group: dist_group_type | None
     ) -> None:
-        """Take the maximum over the ranks of a group, in place; one process is its own."""
+        """Takes the maximum over the ranks of a group, in place; one process is its own."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, group)
 
@@ -258,7 +258,7 @@ def fp8_autocast(
     fp8_recipe: DelayedScaling | None = None,
     fp8_group: dist_group_type | None = None,
 ) -> Iterator[None]:
-    """Let the modules of this package compute in fp8; outside of it they do not.
+    """Lets the modules of this package compute in fp8; outside of it they do not.
 
     Args:
         enabled: Whether in fp8.

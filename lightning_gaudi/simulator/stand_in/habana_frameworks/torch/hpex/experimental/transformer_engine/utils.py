@@ -52,7 +52,7 @@ class FP8BwdTensors:
 
 
 def is_gaudi3() -> bool:
-    """Whether the card is a Gaudi 3."""
+    """Returns whether the card is a Gaudi 3."""
     return get_device_name() == "GAUDI3"
 
 
@@ -62,7 +62,7 @@ def cast_if_needed(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Ten
 
 
 def ensure_divisibility(numerator: int, denominator: int) -> None:
-    """Check that a number is a multiple of another.
+    """Checks that a number is a multiple of another.
 
     Raises:
         ValueError: It is not.

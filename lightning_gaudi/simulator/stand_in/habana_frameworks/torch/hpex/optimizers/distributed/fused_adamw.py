@@ -71,7 +71,7 @@ class FusedAdamW:
 
     @torch.no_grad()
     def step(self, gradients: list[torch.Tensor | None]) -> None:
-        """Update the parameters that have gradients.
+        """Updates the parameters that have gradients.
 
         Args:
             gradients: One for each parameter, or None.

@@ -116,7 +116,7 @@ class FusedAttention(TransformerEngineBaseModule):
         is_causal: bool = False,
         softmax_mode: str = "None",
     ) -> torch.Tensor:
-        """Attend.
+        """Attends.
 
         Args:
             query_layer: Shape (B, H, T, D).

@@ -41,7 +41,7 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
         """Compute."""
 
     def fp8_init(self, num_gemms: int = 1) -> None:
-        """Take the recipe that holds, and make its tables."""
+        """Takes the recipe that holds, and makes its tables."""
         self.fp8 = FP8GlobalStateManager.is_fp8_enabled()
         recipe = FP8GlobalStateManager.get_fp8_recipe()
         is_ready = "scaling_fwd" in self.fp8_meta and recipe == self.fp8_meta["recipe"]
@@ -67,14 +67,14 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
         return recipe.interval == 1 or position >= recipe.interval - recipe.amax_history_len
 
     def is_scale_update_required(self) -> bool:
-        """Whether scales are computed in this step."""
+        """Returns whether scales are computed in this step."""
         if FP8GlobalStateManager.get_manual_measurement_mode() is not None:
             return True
         return self.run_cnt % self.fp8_meta["recipe"].interval == 0
 
     @contextmanager
     def prepare_forward(self, num_gemms: int = 1) -> Iterator[dict[str, bool]]:
-        """Bring the scales up to date; under activation checkpointing, only once for both passes.
+        """Brings the scales up to date; under activation checkpointing, only once for both passes.
 
         Yields:
             Whether to measure in the forward pass ("fwd") and in the backward pass ("bwd"), and
@@ -113,7 +113,7 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
             _tables.restore(self.fp8_meta, _tables.FORWARD, newest)
 
     def check_passes_agree(self) -> None:
-        """Check that a pass outside of fp8 is not the second one of a pass in fp8.
+        """Checks that a pass outside of fp8 is not the second one of a pass in fp8.
 
         Raises:
             RuntimeError: It is.
@@ -127,7 +127,7 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
 
     @staticmethod
     def prepare_backward(fp8_meta: dict[str, Any], measure: dict[str, bool]) -> None:
-        """Bring the backward pass's scales up to date."""
+        """Brings the backward pass's scales up to date."""
         if fp8_meta["update_amax_bwd"]:
             _tables.update(fp8_meta, False, measure["scales"])
         fp8_meta["update_amax_bwd"] = measure["bwd"]
@@ -150,7 +150,7 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
         return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
     def set_extra_state(self, state: torch.Tensor | None) -> None:
-        """Take the tables and counters of a state_dict."""
+        """Takes the tables and counters of a state_dict."""
         if state is None or state.numel() == 0:
             return
         buffer = io.BytesIO(state.cpu().numpy().tobytes())

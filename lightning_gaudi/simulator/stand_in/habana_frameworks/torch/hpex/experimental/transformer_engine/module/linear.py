@@ -178,7 +178,7 @@ class Linear(TransformerEngineBaseModule):
         bias: torch.Tensor | None = None,
         is_first_microbatch: bool | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]:
-        """Apply the layer.
+        """Applies the layer.
 
         Args:
             inp: Shape (..., I).
