@@ -99,7 +99,7 @@ def syntax_error(files: Iterable[Path] | None = None) -> str:
 
 
 def unknown_setting(message: str, known: Sequence[str]) -> str:
-    """That there is no such setting, where it stands and what was meant; nothing of other errors.
+    """Says that there is no such setting, where it stands and what was meant; else nothing.
 
     Args:
         message: jsonargparse's.

@@ -170,7 +170,7 @@ def _give_up(farewell: Farewell, reason: str) -> None:
 
 
 def _ready() -> Farewell | None:
-    """Who is to say farewell, unless that has been said, or this is a fork of that process."""
+    """Returns who is to say farewell, unless that was said or this is a fork of that process."""
     if _current is None or _current.pid != os.getpid():
         return None
     is_there = dist.is_initialized() and _current.group is dist.group.WORLD

@@ -162,7 +162,7 @@ def _is_clipped_by_hand(state: dict[str, Any]) -> bool:
 
 
 def _snapshot(optimizer: Optimizer) -> dict[Tensor, tuple[Callable[[], Tensor | None], int]]:
-    """By parameter: a weak reference to its gradient, and how often this has been written to."""
+    """Returns, by parameter, a weak reference to its gradient and how often that was written to."""
     parameters: list[Tensor] = [
         each for group in optimizer.param_groups for each in group["params"]
     ]
@@ -193,7 +193,7 @@ def _are_unscaled(before: dict[Tensor, tuple[Callable[[], Tensor | None], int]])
 
 
 def _without_autocast() -> AbstractContextManager[Any]:
-    """In manual optimization a scaler works inside of autocast, and HPU's multiplies in float16.
+    """Switches autocast off; a scaler of manual optimization works inside it, and would round.
 
     A scale begins at 65536, which is infinite there; torch's autocast for CUDA leaves it alone.
     """

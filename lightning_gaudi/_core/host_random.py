@@ -69,7 +69,7 @@ def kept() -> Iterator[None]:
 
 
 def to_tensors(states: HostRandom) -> dict[str, Tensor]:
-    """For a checkpoint: CPU tensors of bytes by name, which any loader of tensors reads."""
+    """Returns CPU tensors of bytes by name, which any loader of tensors reads from a checkpoint."""
     return {name: _tensor(value) for name, value in states._asdict().items()}
 
 

@@ -25,7 +25,7 @@ def is_own(data: bytes) -> bool:
 
 
 def not_yet_told(names: Iterable[str]) -> list[str]:
-    """Those names of which this process has not warned yet; it does so now."""
+    """Returns those names of which this process has not warned yet; the caller does so now."""
     new = sorted({*names} - _told)
     _told.update(new)
     return new

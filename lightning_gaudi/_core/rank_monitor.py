@@ -162,7 +162,7 @@ def is_second(times: Sequence[float]) -> bool:
 
 
 def killed_by(number: int) -> str:
-    """That a signal, by its name if it has one, has ended a process."""
+    """Says that a signal, by its name if it has one, has ended a process."""
     try:
         return f"was killed by {signal.Signals(number).name}"
     except ValueError:

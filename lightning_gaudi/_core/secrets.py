@@ -123,7 +123,7 @@ def _hidden_word(word: str, earlier: str, option: str) -> str:
 
 
 def _listed(text: str) -> str:
-    """Of NAME=value,NAME the names; a value may have commas of its own."""
+    """Returns the names in NAME=value,NAME; a value may have commas of its own."""
     return re.sub(r"([A-Za-z_]\w*)=.*?(?=,[A-Za-z_]\w*(?:[=,]|$)|$)", rf"\1={HIDDEN}", text)
 
 

@@ -84,7 +84,7 @@ def forget(owner: object) -> None:
 
 
 def take_over(descriptor: Any, places: list[Place]) -> list[memoryview]:
-    """In a worker, the buffers that `Memory.hand_over` was given."""
+    """Returns, in a worker, the buffers that `Memory.hand_over` was given."""
     if not places:
         return []
     number = descriptor.detach()

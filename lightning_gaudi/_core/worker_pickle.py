@@ -101,7 +101,7 @@ def _owner(process: BaseProcess) -> object:
 def loads(
     content: bytes, bare: bytes, descriptor: Any, places: list[worker_memory.Place]
 ) -> BaseProcess:
-    """In a worker, the process that `dumps` was given."""
+    """Returns, in a worker, the process that `dumps` was given."""
     process: BaseProcess
     try:
         buffers = worker_memory.take_over(descriptor, places)
@@ -194,7 +194,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _reduce_of_torch(obj: Any) -> tuple[Any, ...] | None:
-    """Of torch's operators, which have no other way: by their names."""
+    """Reduces torch's operators to their names; they cannot be pickled otherwise."""
     if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
         if sys.modules.get(obj.__name__) is obj:  # torch.ops itself
             return importlib.import_module, (obj.__name__,)

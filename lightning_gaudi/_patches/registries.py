@@ -45,7 +45,7 @@ class LazyEntry(dict[str, Any]):
         return found
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As a dict's, with the class."""
+        """Returns what a dict's `get` does, with the class."""
         return self[key] if key in self or key == self._key else default
 
 

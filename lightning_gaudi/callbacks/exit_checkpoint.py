@@ -52,7 +52,7 @@ class OnExitCheckpoint(Callback):
             checkpoint.save_last = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here on signals wait for the end of a step."""
+        """Lets signals, from here on, wait for the end of a step."""
         self.path, self.signal, self._is_updating = None, None, False
         environment = trainer._accelerator_connector.cluster_environment
         taken = [signal.SIGINT]
@@ -66,7 +66,7 @@ class OnExitCheckpoint(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Until the step has ended, weights may be of different steps."""
+        """Notes that a step has begun: until it ends, weights may be of different steps."""
         self._is_updating = True
 
     def on_train_batch_end(

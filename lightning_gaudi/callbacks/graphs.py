@@ -129,7 +129,7 @@ class GraphMonitor(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """From here on the costs are this step's."""
+        """Charges the costs, from here on, to this step."""
         reads_metrics = is_log_step(trainer, trainer.global_step + 1)
         self._switch(_LOG_STEP if reads_metrics else _STEP)
         if reads_metrics:
@@ -138,7 +138,7 @@ class GraphMonitor(Callback):
             self.report.num_steps += 1
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here on the costs are validation's."""
+        """Charges the costs, from here on, to validation."""
         self._switch(_VALIDATION)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -148,7 +148,7 @@ class GraphMonitor(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """From here on the costs are the checkpoint's."""
+        """Charges the costs, from here on, to the checkpoint."""
         self._switch(_OTHER)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -59,7 +59,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
         return self._background is not None
 
     def start_background(self, group: Any = None) -> None:
-        """From now on write what is local in a thread, from a copy of what is saved.
+        """Writes local files, from now on, in a thread, from a copy of what is saved.
 
         Args:
             group: Over which the threads of all ranks write together, if they do; see

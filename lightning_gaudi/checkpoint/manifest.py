@@ -122,7 +122,7 @@ def with_files(manifest: Manifest, files: Mapping[str, FileEntry]) -> Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """As bytes that tell whether they were changed: the comment of a zip file, or a file."""
+    """Returns bytes that tell whether they were changed: the comment of a zip file, or a file."""
     text = json.dumps({"format": _FORMAT, **asdict(manifest)}).encode()
     digest = hashlib.sha256(text).hexdigest().encode()
     return b" ".join((_MARK, digest, text, _MARK))
@@ -205,7 +205,7 @@ def _check(is_so: bool, name: str) -> None:
 
 
 def read_folder_manifest(folder: Path) -> Manifest | None:
-    """That of a folder; None if it has none.
+    """Returns the manifest of a folder; None if it has none.
 
     Raises:
         DamagedCheckpointError: It was changed, or leads out of the folder.

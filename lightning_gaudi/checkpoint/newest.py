@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 
 
 def whole(checkpoints: Sequence[Path]) -> list[Path]:
-    """Those of some checkpoints that are there and have all of their bytes, the last one first.
+    """Returns those checkpoints that are there with all of their bytes, the last one first.
 
     Checksums are not compared, which loading does; what is damaged is warned of.
 

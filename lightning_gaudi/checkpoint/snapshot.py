@@ -58,7 +58,7 @@ class HostMemory:
         self._used: dict[Any, int] = {}
 
     def begin(self) -> None:
-        """From now on what was copied before may be written over."""
+        """Allows what was copied before to be overwritten from now on."""
         kept = {key: self._all[key][:number] for key, number in self._used.items()}
         self._all, self._used = kept or self._all, {}
 

@@ -91,7 +91,7 @@ def kept(target: Path) -> str:
 
 
 def mib(num_bytes: int) -> str:
-    """For messages."""
+    """Returns a size in MiB, as messages show it."""
     return f"{num_bytes / 2**20:,.1f} MiB"
 
 

@@ -176,7 +176,7 @@ def reading(file: IO[bytes], expected: FileEntry) -> ReadingChecksum:
 
 
 def checksum_in_memory(data: bytes, expected: FileEntry) -> FileEntry:
-    """That of a file in memory, of as many bytes and in such chunks as an entry has."""
+    """Returns the checksum of a file in memory, with the bytes and chunks that an entry has."""
     checksum, head = Checksum(expected.chunk_bytes), bytearray(data[: _SLOT.stop])
     _empty_slot(memoryview(head))
     checksum.update(head)

@@ -123,7 +123,7 @@ class CompiledMethod:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """That of a method, for `inspect`, and for TorchScript, which reads the source."""
+        """Returns the class of a method, for `inspect` and for TorchScript."""
         return types.MethodType
 
     def _call_as_written(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +138,7 @@ class CompiledMethod:
         return types.MethodType(getattr(type(self.module), self._name), self.module)
 
     def _settle_inner(self) -> None:
-        """Before the first call: decide what becomes of those of modules in this one."""
+        """Decides, before the first call, what becomes of those of modules in this one."""
         inner, self._inner = self._inner, ()
         for each in inner:
             if self._keeps_inner:

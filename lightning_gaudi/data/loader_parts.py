@@ -48,7 +48,7 @@ def samplers(loader: DataLoader[Any]) -> list[Any]:
 
 
 def distributed(loader: DataLoader[Any]) -> list[DistributedSampler[Any]]:
-    """Those of them that give each rank its own."""
+    """Returns those of them that give each rank its own samples."""
     return [each for each in samplers(loader) if isinstance(each, DistributedSampler)]
 
 

@@ -115,7 +115,7 @@ class ResumableLoader:
         return self.is_within_epoch and self.num_taken > 0 and self._told != self.num_taken
 
     def _samplers(self) -> list[Any]:
-        """Those whose order depends on the epoch that they are told."""
+        """Returns those samplers whose order depends on the epoch that they are told."""
         found = parts.samplers(self._position.loader)
         return [
             each

@@ -86,7 +86,7 @@ class DeepSpeedMixin(RankedMixin):
         return config
 
     def _loads_into_shards(self) -> AbstractContextManager[None]:
-        """Under stage 3, have `from_pretrained` load into shards within a `with` block."""
+        """Lets `from_pretrained`, under stage 3, load into shards within a `with` block."""
         is_sharded = is_stage_3(self.deepspeed_config)
         return loads_into_shards(self.deepspeed_config) if is_sharded else nullcontext()
 

@@ -146,7 +146,7 @@ def mpi_environment() -> ClusterEnvironment | None:
 
 
 def _started(environment: ClusterEnvironment) -> tuple[str, str, int] | None:
-    """Who has started how many processes, where that is known: launcher, variable, number."""
+    """Returns who started how many processes, where that is known: launcher, variable, number."""
     if not environment.creates_processes_externally:
         return None
     launcher, name = _LAUNCHERS.get(type(environment), ("", ""))

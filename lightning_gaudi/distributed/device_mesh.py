@@ -103,7 +103,7 @@ class FollowsFreezing:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(self, *args: Any) -> None:
-        """Before a forward, and before FSDP2 gathers for it; the arguments are a hook's."""
+        """Updates them before a forward, before FSDP2 gathers; the arguments are a hook's."""
         for index, weight in enumerate(self._weights):
             shard, whole = weight.sharded_param, getattr(weight, "_unsharded_param", None)
             trains = shard.requires_grad

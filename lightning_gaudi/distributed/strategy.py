@@ -250,7 +250,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Within this, steps are tried and taken back: a loss that is not finite ends no run."""
+        """Lets no loss end the run in this block: its steps are tried and taken back."""
         self._is_trial = True
         try:
             yield

@@ -233,7 +233,7 @@ class Denoiser:
 
     @staticmethod
     def _cut(latents: Tensor) -> None:
-        """In lazy mode a step is a graph of its own, and the same one in every step."""
+        """Ends the graph: in lazy mode a step is a graph of its own, the same one in every step."""
         if latents.device.type == "hpu":
             vendor.mark_step()
 

@@ -79,7 +79,7 @@ class ColumnPart(Part):
         self.is_transposed = not isinstance(layer, nn.Linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of all inputs, the outputs of this card."""
+        """Computes, from all inputs, the outputs of this card."""
         weight, bias = self.part("weight"), self.part("bias")
         assert weight is not None
         if self.is_transposed:
@@ -91,7 +91,7 @@ class RowPart(ColumnPart):
     """A linear layer from some of its inputs, (B, T, I / N) to (B, T, O); one all-reduce."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of this card's inputs all outputs, added up over the cards."""
+        """Computes, from this card's inputs, all outputs, added up over the cards."""
         weight, bias = self.part("weight"), self.part("bias")
         assert weight is not None
         out = self.add_up(F.linear(x, weight.t() if self.is_transposed else weight))

@@ -141,7 +141,7 @@ def _alibi_part(
 def _with_mask(
     base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Without a mask transformers makes ALiBi inside of `forward` from 5.23 on, for all heads."""
+    """Adds a mask, without which transformers from 5.23 on makes ALiBi for all heads."""
     if len(args) > 2 or kwargs.get("attention_mask") is not None:
         return args, kwargs
     given = [*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")]

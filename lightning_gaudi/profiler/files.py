@@ -22,7 +22,7 @@ class RankFiles(Profiler):
         return "-".join(part for part in parts if part) + extension
 
     def _path(self, extension: str) -> str:
-        """Of a file of this rank, or its URL."""
+        """Returns the path of a file of this rank, or its URL."""
         name = self._prepare_filename(extension=extension)
         return os.path.join(str(self.dirpath or "."), name)  # noqa: PTH118 (may be a URL)
 

@@ -29,7 +29,7 @@ class ModuleRanges:
         self._handles: list[RemovableHandle] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of no model: it may be gone, and is not to be sent with what was recorded of it."""
+        """Returns the state without the model, which is not sent with its record."""
         return {"_model": nn.Module(), "_handles": []}
 
     def show(self, is_shown: bool) -> None:

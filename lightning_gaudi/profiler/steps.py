@@ -76,7 +76,7 @@ class StepMeter:
         return self._before is not None
 
     def open(self) -> None:
-        """From here on the costs are the next step's."""
+        """Charges the costs, from here on, to the next step."""
         self._before = self._read_totals()
         if self._recompilations is not None and self._before.get(GRAPHS) != self._num_graphs:
             self._recompilations.skip()  # Compiled between steps.

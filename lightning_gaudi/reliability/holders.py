@@ -28,7 +28,7 @@ Source: DeepSpeed 0.15 to 0.19 (`runtime/zero`).
 
 
 def holders(module: Any, optimizers: Sequence[Any], device: str = "hpu") -> dict[str, list[Tensor]]:
-    """Who holds what on a device now: one tensor for each piece of memory, by category.
+    """Returns who holds what on a device now: one tensor for each piece of memory, by category.
 
     What two of them have counts once: gathered weights are those of the model while they are
     there. DistributedDataParallel's buckets count as the gradients that are views of them.
@@ -67,7 +67,7 @@ def holders(module: Any, optimizers: Sequence[Any], device: str = "hpu") -> dict
 
 
 def num_fsdp_parts(module: Any) -> int:
-    """In how many parts torch's FullyShardedDataParallel has a model; 1 if it does not shard it."""
+    """Returns in how many parts FullyShardedDataParallel has a model; 1 if it is not sharded."""
     handles: list[Any] = [vars(each).get("_handle") for each in module.modules()]
     parts = [each.world_size for each in handles if getattr(each, "uses_sharded_strategy", False)]
     return max(parts, default=1)
@@ -91,7 +91,7 @@ class _Shards:
 
 
 def _sharded(module: Any) -> Iterator[_Shards]:
-    """Of each module that FSDP or FSDP2 has, as they are in torch 2.6 to 2.13."""
+    """Yields the shards of each module of FSDP or FSDP2, as they are in torch 2.6 to 2.13."""
     for each in () if module is None else module.modules():
         # Not `getattr`: a module's own may raise, or ask the module that it wraps.
         handle = vars(each).get("_handle")  # of FSDP
@@ -143,7 +143,7 @@ def _gathered(parameters: Iterable[Any], optimizers: Sequence[Any]) -> Iterator[
 
 
 def _on(device: str, tensors: Iterable[Any], seen: set[int]) -> list[Tensor]:
-    """Those on the device whose memory has not been seen."""
+    """Returns those tensors on the device whose memory has not been seen."""
     found: list[Tensor] = []
     for tensor in tensors:
         for local in _locals(tensor):
@@ -188,7 +188,7 @@ def _states(optimizers: Sequence[Any]) -> Iterator[Any]:
 
 
 def _masters(optimizers: Sequence[Any]) -> Iterator[Any]:
-    """Those of ZeRO-3; without mixed precision its shards of the weights."""
+    """Yields the master weights of ZeRO-3; without mixed precision its shards of the weights."""
     for found in _attributes(optimizers, _MASTERS):
         yield from found
 

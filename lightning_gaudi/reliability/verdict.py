@@ -225,7 +225,7 @@ class _Scene:
         )
 
     def _in_python(self, late: list[int]) -> list[int]:
-        """Those of the ranks that stand in Python, if all others let no Python run."""
+        """Returns the ranks that stand in Python, if all others let no Python run."""
         found = [rank for rank in late if self._running[rank].is_in_python]
         others = [self._running[rank] for rank in self._running if rank not in found]
         front = max((self._running[rank].position for rank in found), default=(0, 0))

@@ -150,7 +150,7 @@ class Watcher:
                 self._stacks[int(text)] = stack[:_MAX_STACK]
 
     def _silent_s(self) -> dict[int, float]:
-        """For how long nothing has been heard of each rank's host."""
+        """Returns for how many seconds nothing has been heard of each rank's host."""
         now = time.monotonic()
         found = {}
         for number in self._beats:

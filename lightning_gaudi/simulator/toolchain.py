@@ -85,7 +85,7 @@ def find_compiler() -> Compiler | None:
 
 
 def require_compiler() -> Compiler:
-    """Like `find_compiler`, and check that Python's headers are there too.
+    """Finds a compiler as `find_compiler` does, and checks that Python's headers are there too.
 
     Raises:
         SimulatorError: Something is missing; the message says what to install.

@@ -115,7 +115,7 @@ class HPUStrategy(AutoResume, HPUMixin):
         self.checkpoint_io.start_background(self._group_for_saving())
 
     def _group_for_saving(self) -> Any:
-        """Over which the ranks write checkpoints together while they train; None where none do."""
+        """Returns the group of ranks that write checkpoints while they train, or None."""
         return None
 
     def _write(self, prepare: Callable[[HostMemory | None], Callable[[], None]]) -> None:

@@ -139,7 +139,7 @@ def _callbacks(trainer: pl.Trainer) -> Iterator[tuple[str, pl.Callback]]:
 
 
 def _named(named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Without the names of wrappers, which another strategy has not."""
+    """Yields modules without the names of wrappers, which another strategy has not."""
     for name, each in named:
         yield ".".join(part for part in name.split(".") if part not in _WRAPPED), each
 

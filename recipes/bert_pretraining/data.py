@@ -161,7 +161,7 @@ class BertData(RecipeData):
         return prepared
 
     def _known_tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """That of the settings or of the checkpoint; None if one has to be trained."""
+        """Returns the tokenizer of the settings or the checkpoint; None if it is to be trained."""
         name, saved = self.hparams["tokenizer"], self._saved_tokenizer
         named = load_tokenizer(name) if name else None
         if named and saved and named.get_vocab() != saved.get_vocab():

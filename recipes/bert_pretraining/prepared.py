@@ -185,7 +185,7 @@ def _write_plans(corpus: TokenizedCorpus, settings: Settings, folder: Path) -> N
 
 
 def _hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Of all that decides what a tokenizer makes of a text."""
+    """Returns the hash of all that decides what a tokenizer makes of a text."""
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         text = tokenizer.backend_tokenizer.to_str()
     else:

@@ -121,7 +121,7 @@ class Partners:
 
     @classmethod
     def of(cls, sequences: np.ndarray) -> Partners:
-        """Those of these pairs."""
+        """Returns the partners of these pairs."""
         lengths = sequences[:, 3] - sequences[:, 2]
         order = np.argsort(lengths, kind="stable")
         return cls(order, lengths[order])

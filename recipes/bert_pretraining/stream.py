@@ -86,7 +86,7 @@ class StreamPlan:
         return map(self._range, range(len(self.documents)))
 
     def _range(self, index: int) -> tuple[int, int]:
-        """Of the document's text: cut to what the stream has of it."""
+        """Returns the range of the document's text, cut to what the stream has of it."""
         corpus, document = self.corpus, int(self.documents[index])
         if not 0 <= document < corpus.num_documents:
             raise damaged(self._folder, f"there is no document {document}")

@@ -85,7 +85,7 @@ class RecipeCLI(LightningCLI):
             raise UserError(str(error)) from error
 
     def instantiate_trainer(self, **settings: Any) -> Trainer:
-        """Without the callbacks that `trainer.enable_...=false` is against, and with a report."""
+        """Makes the Trainer, with a report, without what `trainer.enable_...=false` forbids."""
         config = self._get(self.config_init, "trainer")
         if config["overfit_batches"]:
             raise UserError(

@@ -61,7 +61,7 @@ def to_svg(panels: Sequence[Panel]) -> list[str]:
 
 
 def _figure(num_panels: int) -> Figure:
-    """Without a display, and without the global state of pyplot."""
+    """Makes a figure without a display, and without the global state of pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -16,7 +16,7 @@ _CHECKPOINTS = "checkpoints"  # Lightning's name for the folder of them, below t
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """That of checkpoints, configuration and logs: the first logger's, or the root.
+    """Returns the folder of checkpoints, configuration and logs: the first logger's, or the root.
 
     `trainer.log_dir` asks the other ranks, who may be elsewhere; this is right on the first one.
     """

@@ -206,7 +206,7 @@ def _allocate_averages(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _zero_averages(parameter: nn.Parameter) -> dict[str, Tensor]:
-    """Those of the gradient and of its square, before the first step."""
+    """Returns the averages of the gradient and of its square, before the first step."""
     return {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
 
 

@@ -180,7 +180,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def differing_settings(run: Run, config: Mapping[str, Any]) -> list[str]:
-    """In which settings a configuration is not the published run's, in words.
+    """Returns, in words, in which settings a configuration is not the published run's.
 
     Args:
         run: the published one.

@@ -253,7 +253,7 @@ def files_by_split(path: str | Sequence[str]) -> dict[str, list[Path]]:
 
 
 def _files_of_folder(folder: Path) -> list[Path]:
-    """Those of one kind: that of the files that are named for splits, if there are any."""
+    """Returns the files of one kind: that of files named for splits, if there are any."""
     files = [f for f in sorted(folder.iterdir()) if f.is_file() and not f.name.startswith(".")]
     tables = [file for file in files if file.suffix.lower() in SUFFIXES]
     named = [file for file in tables if _SPLIT_NAME.fullmatch(file.stem)]

@@ -124,7 +124,7 @@ class SummarizationData(RecipeData):
 
     @property
     def baselines(self) -> dict[str, Callable[[str], str]]:
-        """By name, what makes a summary of an article without learning."""
+        """Returns, by name, what makes a summary of an article without learning."""
         is_embedded = self.hparams["source"] == "embedded"
         return {"lead1": lead, "marked": marked} if is_embedded else {"lead1": lead}
 
@@ -188,7 +188,7 @@ class SummarizationData(RecipeData):
         return rows.select(sorted(order[:wanted].tolist()))
 
     def _evaluation_loaders(self, split: str) -> list[BucketDataLoader]:
-        """Of all rows, to measure the loss; and of those to write summaries for, if any."""
+        """Returns loaders of all rows, for the loss, and of those to summarize, if any."""
         parts = [self.dataset(split), self._generated(split)]
         return [self._loader(rows) for rows in parts if len(rows)]
 

@@ -112,7 +112,7 @@ def padding_bias(mask: Tensor) -> Tensor:
 
 
 def keys_and_values(attention: nn.Module, hidden: Tensor) -> Pair:
-    """Those of [B, tokens, D]."""
+    """Computes keys and values of [B, tokens, D]."""
     return _split(attention, attention.k(hidden)), _split(attention, attention.v(hidden))
 
 

@@ -211,7 +211,7 @@ class TextData(RecipeData):
             self._streams, self._baselines, self._prompts = {}, {}, None
 
     def prompts_per_batch(self, num_prompts: int) -> int:
-        """On each card; no more than there are: rows that only fill are computed, too."""
+        """Returns the prompts per batch and card, all at most: filling rows cost as much."""
         world_size = 1 if self.trainer is None else self.trainer.world_size
         num_ranks = self.ranks.get("num_ranks", world_size)
         return min(self.samples_per_batch(is_training=False), -(-num_prompts // num_ranks))

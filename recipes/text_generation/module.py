@@ -297,7 +297,7 @@ class TextGeneration(RecipeModule):
         return self.data_of(TextData, "tokenizer and prompts")
 
     def _check_memory(self, model: PreTrainedModel) -> None:
-        """Before anything is loaded; nobody knows how much the host has left."""
+        """Checks the memory before anything is loaded; how much the host has left is not known."""
         device, data = self.trainer.strategy.root_device, self._data()
         capacity = card_memory_bytes() if device.type == "hpu" else None
         num_tokens = max(data.hparams["prompt_buckets"]) + self.writing.max_new_tokens

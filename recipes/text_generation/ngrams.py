@@ -33,12 +33,12 @@ class Bigrams:
         self._count(text)
 
     def perplexity(self, text: np.ndarray) -> float:
-        """Of each token of [number of tokens] but the first, after the one before it."""
+        """Returns the perplexity of each token of [number of tokens] after the one before it."""
         mixed = (self._parts(text) * self._weights[self._class_of(text[:-1])]).sum(-1)
         return float(np.exp(-np.log(mixed).mean()))
 
     def unigram_perplexity(self, text: np.ndarray) -> float:
-        """Of the same tokens, by their frequencies alone; each counts once more than seen."""
+        """Returns the perplexity by the frequencies alone; each counts once more than seen."""
         smoothed = (self._counts + 1) / (self._num_tokens + self._size)
         return float(np.exp(-np.log(smoothed[text[1:]]).mean()))
 

@@ -27,7 +27,7 @@ _MAX_LINES = 2
 
 
 def file_name(index: int) -> str:
-    """Of the picture with that number."""
+    """Returns the file name of the picture with that number."""
     return f"{index:05d}.png"
 
 

@@ -146,7 +146,7 @@ class Painter:
 def _tokens(
     tokenizer: Any, encoder: Any, texts: list[str], device: torch.device
 ) -> dict[str, Tensor]:
-    """Of a fixed length; longer texts lose their end."""
+    """Returns token ids of a fixed length; longer texts lose their end."""
     tokens = tokenizer(
         texts,
         padding="max_length",

@@ -224,7 +224,7 @@ _OPTIMIZER = re.compile(r"optimizer_\d{1,9}")
 
 
 def _as_trainers(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """With the names that the Trainer's full checkpoints have."""
+    """Returns the state with the names that the Trainer's full checkpoints have."""
     optimizers = [name for name in checkpoint if _OPTIMIZER.fullmatch(name)]
     optimizers.sort(key=lambda name: int(name.removeprefix("optimizer_")))
     states = [checkpoint.pop(name) for name in optimizers]

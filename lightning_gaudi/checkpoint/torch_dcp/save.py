@@ -109,7 +109,7 @@ class _Files(FileSystem):
             yield cast("io.IOBase", watched)
 
     def written(self) -> dict[str, FileEntry]:
-        """By name; the metadata are renamed when they are complete."""
+        """Returns what was written, by name; the metadata are renamed when they are complete."""
         found = {name: stream.entry() for name, stream in self._streams.items()}
         return {name.removesuffix(".tmp"): entry for name, entry in found.items()}
 

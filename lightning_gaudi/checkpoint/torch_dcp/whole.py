@@ -69,7 +69,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _check_paths(paths: Any, stored: Mapping[str, Any]) -> None:
-    """Those of keys and positions, at which the values are in their dicts and lists."""
+    """Checks the paths of keys and positions at which values are in their dicts and lists."""
     _check(paths is None or isinstance(paths, dict), "it does not say where its values belong")
     leaves: set[tuple[Any, ...]] = set()
     inner: set[tuple[Any, ...]] = set()
@@ -86,7 +86,7 @@ def _check_paths(paths: Any, stored: Mapping[str, Any]) -> None:
 
 
 def _check_files(parts: Mapping[Any, Any], folder: Path) -> None:
-    """That all parts are within files of the folder, and no two of them share bytes."""
+    """Checks that all parts are within files of the folder, and that no two share bytes."""
     files: dict[str, list[tuple[int, int]]] = {}
     for info in parts.values():
         name, begin, length = (

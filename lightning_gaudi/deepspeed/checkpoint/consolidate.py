@@ -70,7 +70,7 @@ class Weights(UserDict[str, Any]):
 
 
 def reserved(names: Mapping[str, Any]) -> list[str]:
-    """Those among the names of what is to be saved that DeepSpeed needs for itself."""
+    """Returns those names of what is to be saved that DeepSpeed needs for itself."""
     return sorted(_DEEPSPEED & names.keys())
 
 
@@ -157,6 +157,6 @@ def _materialized(weights: Weights) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what DeepSpeed's tools print of their progress."""
+    """Suppresses what DeepSpeed's tools print of their progress."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         yield

@@ -81,5 +81,5 @@ def _is_copy(weight: Tensor, master: Tensor) -> bool:
 
 
 def _num_elements(parameter: Tensor) -> int:
-    """Of the whole parameter; DeepSpeed's shards say how many that are."""
+    """Returns the number of elements of the whole parameter, as DeepSpeed's shards say it."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))

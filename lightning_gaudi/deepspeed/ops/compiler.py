@@ -70,7 +70,7 @@ def run(module: str, kind: str, name: str, folder: Path, time_limit_seconds: flo
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """For a process that needs torch and DeepSpeed, but no device."""
+    """Returns the environment of a process that needs torch and DeepSpeed, but no device."""
     return os.environ | {
         "DS_ACCELERATOR": "cpu",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",

@@ -162,7 +162,7 @@ def _longest(loader: Loader) -> Counter[int]:
 
 
 def _varying(shapes: list[dict[str, list[int]]]) -> dict[str, list[int]]:
-    """By name of tensor: its dimensions, but for the first, that have several sizes."""
+    """Returns, by name of tensor, its dimensions, but for the first, that have several sizes."""
     found: dict[str, list[int]] = {}
     for name in shapes[0] if shapes else ():
         all_of_it = [each[name] for each in shapes if name in each]

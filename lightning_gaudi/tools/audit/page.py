@@ -170,7 +170,7 @@ def _loader(loader: Loader) -> str:
 
 
 def _binned(lengths: dict[int, int]) -> dict[str, int]:
-    """At most about ten bins of equal width."""
+    """Sorts them into about ten bins of equal width at most."""
     width = max(1, -(-max(lengths) // 10))
     bins: Counter[int] = Counter()
     for length, count in lengths.items():

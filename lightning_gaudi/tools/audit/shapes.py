@@ -39,7 +39,7 @@ def num_recompilations(record: Record) -> int:
 
 
 def _steps_of_new_shapes(loader: Loader) -> list[int]:
-    """For each shape the step in which it came first."""
+    """Returns, for each shape, the step in which it came first."""
     return [loader.steps[loader.batches.index(number)] for number in range(len(loader.shapes))]
 
 

@@ -49,7 +49,7 @@ def short(file: str) -> str:
 
 
 def inside(finding: Finding) -> str:
-    """Below the user's line: the pass, and the line of a library."""
+    """Says what is below the user's line: the pass, and the line of a library."""
     is_backward = finding.phase == "backward"
     return ", ".join(filter(None, ("the backward pass" if is_backward else "", finding.via)))
 
@@ -77,7 +77,7 @@ def advice(loader: Loader) -> Iterator[str]:
 
 
 def collectives(record: Record) -> dict[str, tuple[int, int]]:
-    """By kind, calls and bytes."""
+    """Returns, by kind, calls and bytes."""
     found: dict[str, tuple[int, int]] = {}
     for line in record.lines:
         if line.kind == "collective":

@@ -146,7 +146,7 @@ def _has_option(arguments: Iterable[str], options: Iterable[str]) -> bool:
 
 
 def _folders() -> dict[str, Path]:
-    """By name; what recipes share is no recipe."""
+    """Returns the folders of recipes by name; what recipes share is no recipe."""
     mains = (find_root() / PACKAGE).glob("*/__main__.py")
     return {path.parent.name: path.parent for path in sorted(mains)}
 

@@ -29,7 +29,7 @@ _SIMULATE = "to try a program without a card: lightning-gaudi simulate -- python
 
 
 def check_presence(machine: Machine) -> Iterator[Finding]:
-    """Which cards there are, or why none is seen."""
+    """Yields which cards there are, or why none is seen."""
     cards, simulated = hl_smi.read_cards(machine), machine.environment.get(settings.SIMULATE)
     if simulated:
         card = machine.environment.get(settings.CARD) or "gaudi2"

@@ -118,7 +118,7 @@ def from_message(level: Level, area: str, message: str) -> Finding:
 
 
 def worst_first(findings: Sequence[Finding]) -> list[Finding]:
-    """In the order of their levels, and else as they came."""
+    """Sorts findings by their levels, and else leaves them as they came."""
     return sorted(findings, key=lambda each: _ORDER.index(each.level))
 
 

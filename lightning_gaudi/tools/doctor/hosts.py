@@ -207,7 +207,7 @@ def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
 
 
 def _silent(answers: _Answers, launcher: Sequence[str], timeout_s: float) -> Iterator[Finding]:
-    """Who has not answered, and what was tried."""
+    """Yields who has not answered, and what was tried."""
     tried = shown_command(launcher)
     when = f"within {timeout_s:.0f} s of `{tried}`"
     if answers.status is not None:

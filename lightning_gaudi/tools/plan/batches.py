@@ -31,7 +31,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _lengths(value: Any) -> Iterator[int]:
-    """Of the innermost lists: torch's collate function makes a list of columns of texts."""
+    """Yields lengths of the innermost lists: torch's collate makes a list of columns of texts."""
     parts = _parts(value)
     if type(value) in (list, tuple) and not any(isinstance(each, _CONTAINERS) for each in parts):
         yield len(parts)
@@ -155,7 +155,7 @@ class Repeated:
         yield from map(self._sized, found.behind)
 
     def _look(self) -> _Looked:
-        """At the first batches: one of each shape that they will have, where that is wanted."""
+        """Looks at the first batches: one of each shape to come, where that is wanted."""
         if self._looked_at is None:
             first: dict[Any, tuple[int, Any]] = {}
             last: dict[Any, int] = {}
@@ -189,7 +189,7 @@ class Repeated:
 
 
 def _shapes(batch: Any, size: int | None) -> tuple[Any, ...]:
-    """Of its tensors, where it has so many samples; None for as many as it has."""
+    """Returns the shapes of its tensors for so many samples; None stands for as many as it has."""
     before = size_of(batch)
     return tuple(
         (size or before, *each.shape[1:]) if each.dim() and each.shape[0] == before else each.shape

@@ -184,7 +184,7 @@ class _FabricRun(Run):
 
     @property
     def _num_steps(self) -> int:
-        """Of several optimizers each may take one a batch."""
+        """Returns how many steps a batch may take: one of each of several optimizers."""
         return max(self._num_stepped.values(), default=0)
 
     def batches(self, iterate: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
@@ -253,7 +253,7 @@ class _FabricRun(Run):
         self._show(kind, error, trace)
 
     def _end_program(self) -> None:
-        """It has come to its end, or to an error."""
+        """Ends the program, which has come to its end or to an error."""
         error = self._error
         # Behind the steps a program may miss what an epoch without batches has not made.
         is_of_ours = self._num_empty > 0 and not isinstance(error, NotImplementedError)

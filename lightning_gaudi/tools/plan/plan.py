@@ -53,7 +53,7 @@ class Planned:
     """The published run that the program says it is; None where it is changed."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Returns it as JSON has it."""
         found = asdict(self)
         found["case"] = {
             name: value
@@ -180,7 +180,7 @@ def _too_large_here(case: Case, found: Rehearsed) -> str:
 
 
 def _free_bytes() -> int | None:
-    """Of this machine's memory, what can be had; None where the system does not say."""
+    """Returns the free memory of this machine in bytes; None where the system does not say."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -247,7 +247,7 @@ def _alone(cards: Sequence[Card]) -> str:
 def _environment(
     request: Mapping[str, str], num_cards: int, cards: Sequence[Card]
 ) -> dict[str, str]:
-    """That of a program of which this is the first of its ranks, on a dry card."""
+    """Returns the environment of a program's first rank, on a dry card."""
     # Those that have fused attention plan alike.
     fused = next(key for key, gaudi in GAUDIS.items() if gaudi.has_fused_attention)
     key = cards[0].key if _alone(cards) else fused

@@ -66,7 +66,7 @@ def _kept(seed: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
 
 
 def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """To the right, with zeros from the left."""
+    """Shifts to the right, with zeros from the left."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 

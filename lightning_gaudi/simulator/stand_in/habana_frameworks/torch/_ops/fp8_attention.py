@@ -34,7 +34,7 @@ def _meant(x: torch.Tensor, scale: Scale) -> torch.Tensor:
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype, up: _Optional) -> torch.Tensor:
-    """In `dtype`, multiplied by the scale `up` if that is fp8."""
+    """Returns it in `dtype`, multiplied by the scale `up` if that is fp8."""
     return quantize(times(x, up), dtype) if dtype in FP8_DTYPES else x.to(dtype)
 
 

@@ -54,7 +54,7 @@ def ctc_loss_custom(
     reduction: int,
     zero_infinity: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Minus the log likelihood of the targets, over all alignments.
+    """Returns minus the log likelihood of the targets, over all alignments.
 
     Args:
         log_probs: Shape (T, N, C) or (T, C).

@@ -60,7 +60,7 @@ class _Writer:
         return self._num - 1
 
     def _find_last_reads(self) -> dict[Node, list[Node]]:
-        """For each node which values nobody reads after it."""
+        """Returns, for each node, which values nobody reads after it."""
         last: dict[Node, list[Node]] = {}
         seen: set[Node] = set()
         for node in reversed(self._nodes):

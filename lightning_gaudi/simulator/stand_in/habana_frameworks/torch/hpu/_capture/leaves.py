@@ -52,7 +52,7 @@ def leaves_of(label: str, value: Any) -> dict[str, Any]:
 
 
 def leaves_of_arguments(inputs: Any) -> dict[str, Any]:
-    """Likewise, of objects among arguments: a replay copies no tensor of theirs to the graph.
+    """Returns the leaves of objects among arguments, of which a replay copies no tensor.
 
     Args:
         inputs: Arguments of a captured forward.
