@@ -137,7 +137,7 @@ def instead(path: str, problem: str) -> str:
 
 
 def settings(parser: Any) -> list[str]:
-    """The settings of a parser and of its subcommand, if the arguments name one."""
+    """Returns the settings of a parser and of its subcommand, if the arguments name one."""
     found = [option.lstrip("-") for action in parser._actions for option in action.option_strings]
     for action in parser._actions:
         parsers = action.choices if isinstance(action.choices, dict) else {}
@@ -157,7 +157,7 @@ def _place(message: str, files: Sequence[Path]) -> str:
 
 
 def _where(name: str, files: Sequence[Path]) -> str:
-    """The file and the line of a setting, in parentheses."""
+    """Returns the file and the line of a setting, in parentheses."""
     wanted = name.split(".")
     for path in reversed(files):  # the last one counts
         for keys, line in _keys(path):
@@ -167,7 +167,7 @@ def _where(name: str, files: Sequence[Path]) -> str:
 
 
 def _keys(path: Path) -> Iterator[tuple[list[str], int]]:
-    """All keys of a file with those above them, and their lines."""
+    """Yields all keys of a file with those above them, and their lines."""
     import yaml
 
     def walk(node: Any, above: list[str]) -> Iterator[tuple[list[str], int]]:
@@ -187,7 +187,7 @@ def _keys(path: Path) -> Iterator[tuple[list[str], int]]:
 
 
 def _first_wrong(name: str, known: Sequence[str]) -> str:
-    """The shortest part of a setting's name with which none of those known begins."""
+    """Returns the shortest part of a setting's name with which none of those known begins."""
     parts = name.split(".")
     for count in range(1, len(parts)):
         part = ".".join(parts[:count])
@@ -202,7 +202,7 @@ def _given() -> Sequence[str]:
 
 
 def _files() -> list[Path]:
-    """The files that the arguments name, in their order."""
+    """Returns the files that the arguments name, in their order."""
     given, found = [*_given()], []
     for option, following in zip(given, [*given[1:], ""], strict=True):
         name, is_one, value = option.partition("=")

@@ -54,13 +54,13 @@ Source: Intel Gaudi documentation, "Support matrix"; the vendor's images of thes
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: (1, 23, 0) of "1.23.0-2eae87a"."""
+    """Returns the numbers that a version begins with: (1, 23, 0) of "1.23.0-2eae87a"."""
     found = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def minor(version: str) -> str:
-    """Major and minor: "1.23" of "1.23.0.695"."""
+    """Returns major and minor: "1.23" of "1.23.0.695"."""
     return ".".join(str(number) for number in numbers(version)[:2])
 
 

@@ -12,7 +12,7 @@ Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def named_tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Tensors of a batch, and its numbers, by names such as "inputs.ids" or "[0]"."""
+    """Yields tensors of a batch, and its numbers, by names such as "inputs.ids" or "[0]"."""
     if isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from named_tensors(value, f"{name}.{key}" if name else str(key))
@@ -24,7 +24,7 @@ def named_tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def shapes_of(batch: Any) -> Shapes:
-    """Name and shape of every tensor; nobody waits for what is in them."""
+    """Returns name and shape of every tensor; nobody waits for what is in them."""
     return tuple(
         (name, tuple(value.shape))
         for name, value in named_tensors(batch)

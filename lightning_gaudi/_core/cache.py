@@ -9,7 +9,7 @@ __all__ = ["cache_folder"]
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder for one kind of cached data, which need not exist yet.
+    """Returns the folder for one kind of cached data, which need not exist yet.
 
     Args:
         kind: its name: `corpus` for text, `tokens` for token ids.

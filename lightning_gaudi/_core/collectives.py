@@ -46,7 +46,7 @@ def note_connected() -> None:
 
 
 def cpu_group(timeout: timedelta | None = None) -> Any:
-    """The group of all ranks on the CPU; made by the first call, which all ranks must do.
+    """Returns the group of all ranks on the CPU; made by the first call, which all ranks must do.
 
     Args:
         timeout: How long the first call lets an operation in it take.
@@ -133,7 +133,7 @@ class _Vote:
         )
 
     def result(self) -> int:
-        """The largest value; waits for it.
+        """Returns the largest value; waits for it.
 
         Raises:
             RuntimeError: Another rank does something else.
@@ -178,7 +178,7 @@ def barrier() -> None:
 
 
 def broadcast_object(value: Any, src: int = 0) -> Any:
-    """The value that rank `src` has, on all ranks; the devices work on."""
+    """Returns the value that rank `src` has, on all ranks; the devices work on."""
     if not is_connected():
         return value
     values = [value]
@@ -189,7 +189,7 @@ def broadcast_object(value: Any, src: int = 0) -> Any:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """The values of all ranks, by rank; the devices work on."""
+    """Returns the values of all ranks, by rank; the devices work on."""
     if not is_connected():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()

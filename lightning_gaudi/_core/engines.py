@@ -16,5 +16,5 @@ def note(model: Module, engine: Any) -> None:
 
 
 def take(model: Module) -> Any:
-    """The engine that a model went through last, if it still is there; it is forgotten."""
+    """Returns the engine that a model went through last, if it still is there; it is forgotten."""
     return _engines.pop(model, lambda: None)()

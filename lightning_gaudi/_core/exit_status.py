@@ -20,7 +20,7 @@ _noted: SystemExit | None = None
 
 
 def noting(function: Callable[..., Any]) -> Any:
-    """A function that ends the program, such as `sys.exit`, of which it is noted how."""
+    """Returns a function that ends the program, such as `sys.exit`, of which it is noted how."""
 
     @functools.wraps(function)
     def exit(*args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ def note(exit: SystemExit) -> None:
 
 
 def of_failure() -> int | None:
-    """The exit status with which an error or an exit ends the program; None if none does.
+    """Returns the exit status with which an error or an exit ends the program; None if none does.
 
     To be asked while the program ends: in `atexit`, or in what that runs. It is not known of a bare
     `raise SystemExit(...)` outside of what a strategy runs.

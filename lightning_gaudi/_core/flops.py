@@ -78,7 +78,7 @@ def _formula(func: Any) -> Callable[..., int] | None:
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
-    """Two products: query [..., T, D] by key [..., S, D], and that by value [..., S, V]."""
+    """Returns two products: query [..., T, D] by key [..., S, D], and that by value [..., S, V]."""
     return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
@@ -95,7 +95,7 @@ def _product(inputs: Tensor, other: Tensor, *args: Any, out_val: Tensor) -> int:
 def _linear_backward(
     inputs: Tensor, gradient: Tensor, weight: Tensor, wanted: Sequence[bool], **kwargs: Any
 ) -> int:
-    """A product for each of the gradients of inputs and weight that is wanted."""
+    """Returns a product for each of the gradients of inputs and weight that is wanted."""
     return 2 * sum(wanted[:2]) * prod(gradient.shape) * inputs.shape[-1]
 
 

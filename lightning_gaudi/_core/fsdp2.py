@@ -9,7 +9,7 @@ from torch.nn import Module
 
 
 def states_of(module: Module | None) -> Iterator[Any]:
-    """The states of the sharded modules among a module and those in it."""
+    """Yields the states of the sharded modules among a module and those in it."""
     for each in () if module is None else module.modules():
         # Of the class: a module's own may raise, or ask the module that it wraps.
         sharded: Any = each

@@ -207,7 +207,7 @@ def _total(found: Iterable[Tensor], device: torch.device) -> Tensor:
 
 
 def _gradients(optimizer: Optimizer) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
-    """The gradients, or this rank's part of them, by device and dtype."""
+    """Returns the gradients, or this rank's part of them, by device and dtype."""
     found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for group in optimizer.param_groups:
         for parameter in group["params"]:

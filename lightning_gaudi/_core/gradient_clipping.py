@@ -111,7 +111,7 @@ def clip_dtensor_value(parameters: Iterable[Tensor], max_value: float) -> None:
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """The gradients, of which no rank holds a mere summand any more."""
+    """Returns the gradients, of which no rank holds a mere summand any more."""
     found = []
     for parameter in parameters:
         gradient = parameter.grad

@@ -28,7 +28,7 @@ class HostRandom(NamedTuple):
 
 
 def take() -> HostRandom:
-    """The states as they are now. The device's generator is not among them."""
+    """Returns the states as they are now. The device's generator is not among them."""
     _, state, gauss = random.getstate()
     python = _PYTHON.pack(*state, gauss is not None, gauss or 0.0)
     return HostRandom(python, _take_numpy(), torch.get_rng_state().numpy().tobytes())

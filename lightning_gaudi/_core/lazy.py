@@ -11,7 +11,7 @@ from typing import Any
 def names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The `__getattr__`, `__dir__` and `__all__` of a package (PEP 562).
+    """Returns the `__getattr__`, `__dir__` and `__all__` of a package (PEP 562).
 
     Args:
         package: Its `__name__`.

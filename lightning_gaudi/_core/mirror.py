@@ -46,7 +46,7 @@ class Family(NamedTuple):
         return importlib.import_module(f"{self.ours}.{below}")
 
     def loaded(self, below: str, name: str) -> Any:
-        """A name of one of our mirrored modules, or None if that has not been imported yet.
+        """Returns a name of one of our mirrored modules, or None if that has not been imported yet.
 
         What nobody has imported has no instances: a check for them need not import it.
         """
@@ -62,7 +62,7 @@ _RENAMES = (("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "li
 
 
 def family_of(module: object) -> Family | None:
-    """The family whose LightningModule an object is, or None; it imports neither."""
+    """Returns the family whose LightningModule an object is, or None; it imports neither."""
     for family in FAMILIES:
         kind = getattr(sys.modules.get(family.trainer), "LightningModule", None)
         if kind is not None and isinstance(module, kind):
@@ -82,7 +82,7 @@ def install() -> None:
 
 
 def translate(source: str) -> str:
-    """The source of a module of ours, rewritten for `pytorch_lightning`."""
+    """Returns the source of a module of ours, rewritten for `pytorch_lightning`."""
     for old, new in _RENAMES:
         source = source.replace(old, new)
     return source

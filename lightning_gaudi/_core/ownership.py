@@ -51,7 +51,7 @@ def why_untrusted(path: Path) -> str | None:
 
 
 def trusted(path: Path, error: type[Exception], folder_variable: str) -> Path:
-    """The real path of what this user or root has put there and nobody else may change.
+    """Returns the real path of what this user or root has put there and nobody else may change.
 
     Args:
         path: A compiled library, or the folder that it is to lie in.

@@ -96,7 +96,7 @@ def hide_words(words: Sequence[str]) -> list[str]:
 
 
 def _hidden(words: Sequence[str]) -> Iterator[str]:
-    """The words; those that are secrets are replaced."""
+    """Yields the words; those that are secrets are replaced."""
     before = ["", ""]
     for word in words:
         yield _hidden_word(word, *before)

@@ -36,7 +36,7 @@ COMPILE_BACKEND = "hpu_backend"
 
 
 def package() -> Any:
-    """The vendor's package, imported on the first call.
+    """Returns the vendor's package, imported on the first call.
 
     Raises:
         ImportError: There is no such package, or it does not import here.
@@ -73,7 +73,7 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """The number of cards of this machine; 0 where the package is absent or broken."""
+    """Returns the number of cards of this machine; 0 where the package is absent or broken."""
     global _import_error
     if not is_installed():
         return 0
@@ -95,7 +95,7 @@ def unavailable_reason() -> str:
 
 
 def num_visible_cards() -> int:
-    """The number of cards that this job may use; HABANA_VISIBLE_MODULES can leave some out.
+    """Returns the number of cards that this job may use; HABANA_VISIBLE_MODULES can leave some out.
 
     Raises:
         ValueError: That variable is no list of modules.
@@ -105,7 +105,7 @@ def num_visible_cards() -> int:
 
 
 def module_id(index: int) -> str:
-    """The module (the card's slot in the server) at a position among the visible ones."""
+    """Returns the module (the card's slot in the server) at a position among the visible ones."""
     modules = _visible_modules()
     return str(index) if modules is None else modules[index]
 
@@ -117,7 +117,7 @@ def _visible_modules() -> list[str] | None:
 
 
 def parse_modules(value: str) -> list[str]:
-    """The modules that a value of HABANA_VISIBLE_MODULES names.
+    """Returns the modules that a value of HABANA_VISIBLE_MODULES names.
 
     The vendor's package takes it apart into integers, and would hand anything else to the driver as
     a module's number (1.24.0, `hpu/_utils.py` and `distributed/hccl/__init__.py`).
@@ -137,12 +137,12 @@ def parse_modules(value: str) -> list[str]:
 
 
 def selected_module() -> str | None:
-    """The module that this process was told to drive, or None if it was not told."""
+    """Returns the module that this process was told to drive, or None if it was not told."""
     return os.environ.get("HLS_MODULE_ID") or None
 
 
 def bound_module() -> str:
-    """The module that an HPU in use is bound to, also where its variable is gone again.
+    """Returns the module that an HPU in use is bound to, also where its variable is gone again.
 
     Who runs a fit with the environment restored afterwards, as tests do, takes HLS_MODULE_ID away.
     """
@@ -226,7 +226,7 @@ def synchronize() -> None:
 
 
 def device_name() -> str:
-    """`"GAUDI"`, `"GAUDI2"` or `"GAUDI3"`; acquires the card."""
+    """Returns `"GAUDI"`, `"GAUDI2"` or `"GAUDI3"`; acquires the card."""
     return str(package().hpu.get_device_name())
 
 
@@ -254,7 +254,7 @@ def is_fp16_supported() -> bool:
 
 
 def memory_stats() -> dict[str, int]:
-    """The allocator's figures under the vendor's names, in bytes where they are sizes.
+    """Returns the allocator's figures under the vendor's names, in bytes where they are sizes.
 
     Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize, TotalSystemAllocs,
     TotalSystemFrees, TotalActiveAllocs.
@@ -288,7 +288,7 @@ def seed_if_due() -> None:
 
 
 def get_rng_state() -> torch.Tensor:
-    """The state of the device's generator, a CPU tensor of bytes."""
+    """Returns the state of the device's generator, a CPU tensor of bytes."""
     state: torch.Tensor = package().hpu.random.get_rng_state()
     return state
 
@@ -311,7 +311,7 @@ def metric(name: str) -> dict[str, Any] | None:
 
 
 def fused_adamw() -> type[torch.optim.Optimizer]:
-    """The vendor's AdamW, one kernel for all weights; empty parameter groups crash it."""
+    """Returns the vendor's AdamW, one kernel for all weights; empty parameter groups crash it."""
     from habana_frameworks.torch.hpex.optimizers import FusedAdamW  # noqa: TID251
 
     optimizer: type[torch.optim.Optimizer] = FusedAdamW
@@ -327,7 +327,7 @@ def fused_lamb() -> type[torch.optim.Optimizer]:
 
 
 def fused_sdpa() -> Any:
-    """The vendor's attention, an autograd function of one kernel."""
+    """Returns the vendor's attention, an autograd function of one kernel."""
     from habana_frameworks.torch.hpex.kernels import FusedSDPA  # noqa: TID251
 
     return FusedSDPA
@@ -358,7 +358,7 @@ def fused_clip_norm(gradients: list[torch.Tensor], max_norm: float) -> torch.Ten
 
 
 def hpu_graph() -> Any:
-    """A graph to `capture` into and to `replay()`; lazy mode alone."""
+    """Returns a graph to `capture` into and to `replay()`; lazy mode alone."""
     return package().hpu.HPUGraph()
 
 

@@ -17,7 +17,7 @@ LAZY_MODE = "PT_HPU_LAZY_MODE"
 
 
 def given_variables(*, is_new: bool) -> Set[str]:
-    """The environment's variables before the vendor's package was imported.
+    """Returns the environment's variables before the vendor's package was imported.
 
     Args:
         is_new: Whether it is yet to be imported; else the program did, or torch, which loads it by

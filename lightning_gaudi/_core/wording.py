@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Names as "a, b, c and 2 more".
+    """Returns names as "a, b, c and 2 more".
 
     Args:
         names: What is named; text from outside is to be printable.

@@ -69,7 +69,7 @@ def _register(found: list[tuple[str, str, Any]]) -> None:
 
 
 def operator_named(name: str) -> Any:
-    """The definition of a custom operator: what `torch.library.custom_op` returned."""
+    """Returns the definition of a custom operator: what `torch.library.custom_op` returned."""
     from torch._library.custom_ops import OPDEFS
 
     return OPDEFS[name]
@@ -160,7 +160,7 @@ def put(changed: list[tuple[str, str, str, Any]], plain: dict[str, dict[str, Any
 
 
 def _find(module: str, path: str) -> Any:
-    """A module that this process has, or a class in it; None if there is none."""
+    """Returns a module that this process has, or a class in it; None if there is none."""
     found: Any = sys.modules.get(module)
     for part in path.split(".") if path else ():
         found = getattr(found, part, None)

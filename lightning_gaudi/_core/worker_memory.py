@@ -67,7 +67,7 @@ _memories: weakref.WeakKeyDictionary[Any, Memory] = weakref.WeakKeyDictionary()
 
 
 def memory_of(owner: object) -> Memory:
-    """The one for workers that start together.
+    """Returns the one for workers that start together.
 
     Args:
         owner: What lives until they have ended.

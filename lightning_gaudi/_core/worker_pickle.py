@@ -74,7 +74,7 @@ def _changes(process: BaseProcess) -> tuple[Any, Any]:
 
 
 def _bare(process: BaseProcess) -> bytes:
-    """A process without what is the program's, which can always be unpickled."""
+    """Returns a process without what is the program's, which can always be unpickled."""
     bare: Any = copy.copy(process)
     names = inspect.signature(bare._target).parameters
     ours = {"dataset": None, "collate_fn": None, "init_fn": None}
@@ -94,7 +94,7 @@ def has_started(process: BaseProcess) -> None:
 
 
 def _owner(process: BaseProcess) -> object:
-    """One object for all workers of an iterator of a DataLoader, and for it alone."""
+    """Returns one object for all workers of an iterator of a DataLoader, and for it alone."""
     return _arguments(process).get("done_event", process)
 
 
@@ -270,7 +270,7 @@ def _fails(obj: Any) -> Exception | None:
 
 
 def _innermost(obj: Any, path: str, error: Exception, depth: int = 0) -> tuple[str, Exception]:
-    """The smallest part that does not pickle, as the program would write it, and why."""
+    """Returns the smallest part that does not pickle, as the program would write it, and why."""
     if depth < _MAX_DEPTH:
         for name, part in _parts(obj):
             if (found := _fails(part)) is not None:

@@ -33,7 +33,7 @@ class Reporting:
         self._last: host_random.HostRandom | None = None
 
     def __call__(self, samples: Any) -> tuple[Any, Report]:
-        """The batch of some samples, and the worker's report."""
+        """Returns the batch of some samples, and the worker's report."""
         batch = self.collate(samples)
         info = get_worker_info()
         assert info is not None
@@ -67,7 +67,7 @@ class Beginning:
 
 
 def state_of(thing: Any) -> Any:
-    """The state of a data set or sampler that can be saved and loaded, else None."""
+    """Returns the state of a data set or sampler that can be saved and loaded, else None."""
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return thing.state_dict()
     return None

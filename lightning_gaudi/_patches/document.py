@@ -46,7 +46,7 @@ def every_patch() -> tuple[Patch, ...]:
 
 
 def markdown() -> str:
-    """The document's text."""
+    """Returns the document's text."""
     parts, patches = [_HEAD], every_patch()
     for library, title in _LIBRARIES.items():
         parts.append(f"\n## {title}\n")

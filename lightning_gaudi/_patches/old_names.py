@@ -35,7 +35,7 @@ def patch_stubs(graveyard: ModuleType, family: Family) -> None:
 
 
 def _places(graveyard: ModuleType, family: Family) -> Iterator[tuple[Any, list[str]]]:
-    """The modules that have stubs, and their names."""
+    """Yields the modules that have stubs, and their names."""
     packages = {package for packages in STUBS.values() for package in packages}
     stubs = {name: vars(graveyard)[name] for name in STUBS if name in vars(graveyard)}
     for place in (graveyard, *(importlib.import_module(f"{family.trainer}.{p}") for p in packages)):

@@ -115,7 +115,7 @@ def lowest(dtype: torch.dtype) -> float:
 
 
 def finite(mask: Tensor, query: Tensor) -> Tensor:
-    """Numbers that are added to the scores, as finite ones of the kernel's dtype."""
+    """Returns numbers that are added to the scores, as finite ones of the kernel's dtype."""
     dtype = dtype_for(query)
     return mask.to(dtype).clamp(min=lowest(dtype))
 
@@ -143,7 +143,7 @@ def _kernel() -> Any:
 
 
 def _once(kernel: type) -> type:
-    """The kernel, with a backward pass that refuses to be differentiated.
+    """Returns the kernel, with a backward pass that refuses to be differentiated.
 
     The vendor's would be taken for a constant, and a gradient penalty be wrong without a word.
     """

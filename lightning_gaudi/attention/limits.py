@@ -70,7 +70,7 @@ def why_not_fused(
 
 
 def _card_without_kernel() -> str | None:
-    """The card of this process if the vendor's kernel is not for it, else None."""
+    """Returns the card of this process if the vendor's kernel is not for it, else None."""
     card = vendor.generation()
     return None if card is None or card.has_fused_attention else card.title
 

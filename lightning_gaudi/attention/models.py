@@ -42,7 +42,7 @@ def attend(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention of a layer of transformers; on other devices than the HPU, its "sdpa".
+    """Returns the attention of a layer of transformers; on other devices than the HPU, its "sdpa".
 
     Args:
         module: The layer.
@@ -102,7 +102,7 @@ def make_mask(
     dtype: torch.dtype = torch.float32,
     **kwargs: Any,
 ) -> Tensor | None:
-    """The mask of a model, made once for all its layers, as the kernel takes it.
+    """Returns the mask of a model, made once for all its layers, as the kernel takes it.
 
     transformers looks at the values of a mask of padding to see whether it hides anything, for
     which the host would wait for the device. Not so here: padding that may be there is masked.

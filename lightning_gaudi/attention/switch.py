@@ -115,7 +115,7 @@ def fused_or_torchs(
     enable_gqa: bool,
     zeros_if_hidden: bool = True,
 ) -> Tensor:
-    """The fused kernel; torch's operators, and a warning, for what the kernel cannot do."""
+    """Returns the fused kernel; torch's operators, and a warning, for what the kernel cannot do."""
     tensors = (query, key, value)
     if is_torchs_to_answer(tensors, attn_mask, dropout_p, is_causal):
         return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

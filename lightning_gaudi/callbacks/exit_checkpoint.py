@@ -155,7 +155,7 @@ class OnExitCheckpoint(Callback):
 
 
 def newest_checkpoint(trainer: Trainer) -> Path | None:
-    """The newest state that the Trainer's ModelCheckpoint has saved in this run, if any."""
+    """Returns the newest state that the Trainer's ModelCheckpoint has saved in this run, if any."""
     checkpoint = _model_checkpoint(trainer)
     if checkpoint is None:
         return None

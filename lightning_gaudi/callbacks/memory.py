@@ -44,7 +44,7 @@ class MemoryMonitor(Callback):
 
 
 def memory_of(trainer: Trainer) -> dict[str, int]:
-    """Bytes of this rank's card by category; names as those of `MemoryMonitor`."""
+    """Returns bytes of this rank's card by category; names as those of `MemoryMonitor`."""
     strategy: Any = trainer.strategy
     sizes = by_category(strategy.model, strategy.optimizers)
     stays = sum(sizes.values())

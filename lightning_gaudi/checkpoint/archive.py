@@ -154,7 +154,7 @@ def _find64(file: IO[bytes], start: int, end: int) -> tuple[int, tuple[int, int,
 
 
 def _entries(data: bytes, count: int, end: int) -> Iterator[tuple[str, int, int]]:
-    """The name, size and method of each record; what lies behind `end` is no record."""
+    """Yields the name, size and method of each record; what lies behind `end` is no record."""
     at = 0
     for _ in range(count):
         entry = data[at : at + _ENTRY_BYTES]

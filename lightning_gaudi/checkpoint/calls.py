@@ -165,7 +165,7 @@ _COLLECTIVE = ("torch.distributed.device_mesh", "torch.nested._internal.nested_t
 
 
 def _only(most: int, *kinds: type) -> Callable[[Budget, Any, tuple[Any, ...]], None]:
-    """A rule that a function gets so many arguments at most, all of some kinds."""
+    """Returns a rule that a function gets so many arguments at most, all of some kinds."""
 
     def check_kinds(budget: Budget, function: Any, arguments: tuple[Any, ...]) -> None:
         if len(arguments) > most or not all(type(each) in kinds for each in arguments):

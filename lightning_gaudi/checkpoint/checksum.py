@@ -122,7 +122,7 @@ class ReadingChecksum(io.FileIO):
         return len(view)
 
     def entry(self) -> FileEntry:
-        """The checksum; what nobody has read in large parts is read now.
+        """Returns the checksum; what nobody has read in large parts is read now.
 
         Raises:
             EOFError: There are not as many bytes.
@@ -172,7 +172,7 @@ class ReadingChecksum(io.FileIO):
 
 
 def checksum_of(path: Path, entry: FileEntry) -> FileEntry:
-    """The checksum of a file, of as many bytes and in such chunks as an entry has.
+    """Returns the checksum of a file, of as many bytes and in such chunks as an entry has.
 
     Raises:
         EOFError: There are not as many bytes.
@@ -221,7 +221,7 @@ class ChecksumFile:
         return self._file.write(data)
 
     def fileno(self) -> int:
-        """The file's descriptor, which then has all that was written.
+        """Returns the file's descriptor, which then has all that was written.
 
         Whoever syncs it means all of that, and torch's DCP does not flush its metadata before.
         """

@@ -246,7 +246,7 @@ def load_file(
 
 
 def _downloaded(url: str) -> Path:
-    """The file of an address, where `torch.hub` keeps what it has downloaded.
+    """Returns the file of an address, where `torch.hub` keeps what it has downloaded.
 
     Raises:
         ValueError: The address names no file.
@@ -283,7 +283,7 @@ def save_file(checkpoint: Mapping[str, Any], target: Path, *, with_manifest: boo
 
 
 def local_path(path: _PATH) -> Path:
-    """A path of this machine's, which may be written as an address."""
+    """Returns a path of this machine's, which may be written as an address."""
     return Path(get_filesystem(path)._strip_protocol(str(path)))
 
 

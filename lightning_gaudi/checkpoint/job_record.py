@@ -104,7 +104,7 @@ class JobRecord:
         self._write(path)
 
     def saved(self) -> list[Path]:
-        """The checkpoints of the fit that are there, the newest last."""
+        """Returns the checkpoints of the fit that are there, the newest last."""
         found = {path: _state(path) for path in self._before}
         return [
             Path(path)

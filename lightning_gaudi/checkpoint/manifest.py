@@ -95,7 +95,7 @@ class Manifest:
 
 
 def describe(checkpoint: Mapping[str, Any]) -> Manifest:
-    """The manifest of what is about to be saved, without its files.
+    """Returns the manifest of what is about to be saved, without its files.
 
     Args:
         checkpoint: The Trainer's, or whatever Fabric's user saves.
@@ -117,7 +117,7 @@ def describe(checkpoint: Mapping[str, Any]) -> Manifest:
 
 
 def with_files(manifest: Manifest, files: Mapping[str, FileEntry]) -> Manifest:
-    """The same with the files that were written."""
+    """Returns the same with the files that were written."""
     return replace(manifest, files=dict(sorted(files.items())), saved=time.time())
 
 
@@ -129,7 +129,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, origin: Path) -> Manifest | None:
-    """The manifest that `encode` made these bytes of; None if somebody else made them.
+    """Returns the manifest that `encode` made these bytes of; None if somebody else made them.
 
     Raises:
         DamagedCheckpointError: They were changed, or say nothing that a manifest says.

@@ -108,7 +108,7 @@ def read_manifest_if_any(path: Path) -> Manifest | None:
 
 
 def read_latest(folder: Path) -> str:
-    """The version that a folder of DeepSpeed's names as its latest; empty if it names none.
+    """Returns the version that a folder of DeepSpeed's names as its latest; empty if it names none.
 
     Raises:
         DamagedCheckpointError: What it names is not within the folder, or no name.

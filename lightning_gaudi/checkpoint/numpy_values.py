@@ -24,7 +24,7 @@ _NATIVE = ("=", "|", "<" if sys.byteorder == "little" else ">")
 
 
 def dtype(name: str, *options: Any) -> np.dtype[Any]:
-    """A dtype of numbers or text.
+    """Returns a dtype of numbers or text.
 
     Raises:
         RefusedError: It is one of objects, records or times.
@@ -38,7 +38,7 @@ def dtype(name: str, *options: Any) -> np.dtype[Any]:
 
 
 def scalar(kind: np.dtype[Any], content: bytes | str) -> Any:
-    """One value.
+    """Returns one value.
 
     Args:
         kind: Of `dtype`.
@@ -56,7 +56,7 @@ def _raw(content: Any) -> bytes:
 
 
 def empty_array(*options: Any) -> np.ndarray[Any, Any]:
-    """An array that gets its shape and values by `build`."""
+    """Returns an array that gets its shape and values by `build`."""
     return np.empty(0)
 
 

@@ -149,7 +149,7 @@ def _shown(file: object) -> str:
 
 
 def _opened(file: Any) -> Any:
-    """A path's file, open; whoever gives an open one closes it."""
+    """Returns a path's file, open; whoever gives an open one closes it."""
     is_path = isinstance(file, (str, os.PathLike))
     return open_regular(file) if is_path else nullcontext(file)
 

@@ -33,7 +33,7 @@ class Snapshot:
         self._pickled = buffer.getvalue()
 
     def state(self) -> Any:
-        """The objects, made anew; their tensors are the snapshot's."""
+        """Returns the objects, made anew; their tensors are the snapshot's."""
         return _Unpickler(io.BytesIO(self._pickled), self.tensors).load()
 
     @property
@@ -63,7 +63,7 @@ class HostMemory:
         self._all, self._used = kept or self._all, {}
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """A copy of a contiguous tensor of any device."""
+        """Returns a copy of a contiguous tensor of any device."""
         key = (tensor.shape, tensor.dtype)
         tensors, number = self._all.setdefault(key, []), self._used.get(key, 0)
         self._used[key] = number + 1
@@ -116,7 +116,7 @@ class _Pickler(pickle.Pickler):
         return type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
 
     def _copy_shards(self, tensor: Any) -> Any:
-        """A ShardedTensor of what FSDP has moved to the CPU."""
+        """Returns a ShardedTensor of what FSDP has moved to the CPU."""
         shards = tensor.local_shards()
         return type(tensor)._init_from_local_shards_and_global_metadata(
             [type(each)(self._copy(each.tensor), each.metadata) for each in shards],

@@ -38,7 +38,7 @@ def needed_bytes(*states: Any) -> int:
 
 
 def file_bytes(*states: Any) -> int:
-    """The same without room to spare."""
+    """Returns the same without room to spare."""
     seen: dict[Any, int] = {}
     for state in states:
         _add(state, seen)
@@ -46,7 +46,7 @@ def file_bytes(*states: Any) -> int:
 
 
 def whole_bytes(*states: Any) -> int:
-    """The same for what ranks save together: of tensors in shards all parts count."""
+    """Returns the same for what ranks save together: of tensors in shards all parts count."""
     tensors = [each for each in tree_leaves(states) if isinstance(each, Tensor)]
     sizes = (math.prod(each.size()) * each.dtype.itemsize for each in tensors)
     return sum(sizes) + _TENSOR_BYTES * len(tensors)
@@ -85,7 +85,7 @@ def check_space(target: Path, num_bytes: int, largest_file_bytes: int | None = N
 
 
 def kept(target: Path) -> str:
-    """A sentence on what stays at the target after a failure, if there is something."""
+    """Returns a sentence on what stays at the target after a failure, if there is something."""
     has_one = target.is_file() or any((target / name).is_file() for name in _SHARDED)
     return " The checkpoint that was there before is intact." if has_one else ""
 

@@ -64,7 +64,7 @@ def checking(path: Path, *, with_checksum: bool = True) -> Iterator[IO[bytes]]:
 
 
 def read_remote(path: _PATH, *, with_checksum: bool = True) -> bytes:
-    """A file that is somewhere else, read once and compared as `check_file` does.
+    """Returns a file that is somewhere else, read once and compared as `check_file` does.
 
     Args:
         path: An address that fsspec knows.
@@ -118,7 +118,7 @@ def check_folder(
 
 
 def _within(folder: Path, files: Mapping[str, FileEntry]) -> dict[Path, FileEntry]:
-    """The files that a manifest names, all of them in its folder."""
+    """Returns the files that a manifest names, all of them in its folder."""
     try:
         return {path_inside(folder, name): each for name, each in files.items()}
     except ValueError as error:

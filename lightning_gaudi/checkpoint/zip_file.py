@@ -125,7 +125,7 @@ def inspect(path: Path) -> Inspected:
 
 
 def inspect_open(file: IO[bytes], path: Path) -> Inspected:
-    """The same for a file that is open; it is at its beginning again afterwards."""
+    """Returns the same for a file that is open; it is at its beginning again afterwards."""
     file.seek(0)
     head = file.read(_SLOT.stop)
     size = file.seek(0, 2)
@@ -136,7 +136,7 @@ def inspect_open(file: IO[bytes], path: Path) -> Inspected:
 
 
 def inspect_bytes(data: bytes, path: Path) -> Inspected:
-    """The same for a file that is in memory."""
+    """Returns the same for a file that is in memory."""
     return _inspect(path, data[: _SLOT.stop], data[-_END_BYTES - _MAX_COMMENT_BYTES :], len(data))
 
 
@@ -163,7 +163,7 @@ def _inspect(path: Path, head: bytes, tail: bytes, size: int) -> Inspected:
 
 
 def reading(file: IO[bytes], expected: FileEntry) -> ReadingChecksum:
-    """The file, to be compared with `compare` once it has been read.
+    """Returns the file, to be compared with `compare` once it has been read.
 
     Args:
         file: The open file that `inspect_open` has looked at; whoever has opened it closes it.

@@ -71,7 +71,7 @@ def _mentions(function: FunctionType, seen: set[int]) -> bool:
 
 
 def _named(function: FunctionType, names: set[str]) -> Iterator[FunctionType]:
-    """The user's functions that have one of these names where `function` is defined."""
+    """Yields the user's functions that have one of these names where `function` is defined."""
     homes: list[Any] = [function.__globals__]
     found = [homes[0].get(name) for name in names]
     homes += [vars(each) for each in found if isinstance(each, ModuleType)]
@@ -83,7 +83,7 @@ def _named(function: FunctionType, names: set[str]) -> Iterator[FunctionType]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code, and that of functions defined in it."""
+    """Yields the code, and that of functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

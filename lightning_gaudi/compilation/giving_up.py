@@ -186,7 +186,7 @@ def _name(module: Module) -> str:
 
 
 def _first(reason: str) -> str:
-    """The reason and its explanation, without the compiler's hints for itself."""
+    """Returns the reason and its explanation, without the compiler's hints for itself."""
     lines = [line.strip() for line in reason.strip().splitlines()]
     kept = [line.removeprefix("Explanation: ") for line in lines[:2] if line]
     return " ".join(kept).rstrip(".")

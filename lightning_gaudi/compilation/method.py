@@ -163,11 +163,11 @@ class CompiledMethod:
             self.module.__dict__[self._name] = self._own
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """The copied module's own method."""
+        """Returns the copied module's own method."""
         return copy.deepcopy(self._method(), memo)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The module's own method."""
+        """Returns the module's own method."""
         return getattr, (self.module, self._name)
 
 
@@ -191,7 +191,7 @@ def _is_traced() -> bool:
 
 
 def _traceable(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose code torch's compiler does not skip where it begins."""
+    """Returns a function whose code torch's compiler does not skip where it begins."""
     from torch._dynamo import trace_rules
 
     is_function = isinstance(method, types.FunctionType | types.MethodType)

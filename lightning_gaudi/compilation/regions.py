@@ -17,7 +17,7 @@ _WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 def find_regions(
     root: Module, names: Sequence[str] | None = None, *, with_root: bool = True
 ) -> list[Module]:
-    """The modules to compile, none of which is in another.
+    """Returns the modules to compile, none of which is in another.
 
     Args:
         root: A model.
@@ -42,7 +42,7 @@ def find_regions(
 
 
 def declared_regions(root: Module) -> list[str]:
-    """The names of classes that the model's modules have in their `compile_regions`.
+    """Returns the names of classes that the model's modules have in their `compile_regions`.
 
     Raises:
         ValueError: One is no list of names.
@@ -86,7 +86,7 @@ def has_compiled_parts(root: Module) -> bool:
 
 
 def unwrapped(module: Module) -> Module:
-    """The module in wrappers of FSDP and of activation checkpointing."""
+    """Returns the module in wrappers of FSDP and of activation checkpointing."""
     for name in _WRAPPED:
         # Not `get`: a ScriptModule's members are no dict.
         if name in module._modules and (inner := module._modules[name]) is not None:

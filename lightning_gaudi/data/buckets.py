@@ -26,7 +26,7 @@ def optimal_buckets(
     multiple_of: int = 8,
     max_length: int | None = None,
 ) -> list[int]:
-    """The boundaries of at most `num_buckets` buckets that pad these lengths the least.
+    """Returns the boundaries of at most `num_buckets` buckets that pad these lengths the least.
 
     A sample is padded to the smallest boundary that holds it. Of all choices of boundaries among
     the multiples of `multiple_of`, dynamic programming finds one with the fewest tokens after
@@ -86,7 +86,7 @@ def _fewest_padded_tokens(candidates: IntArray, num_up_to: IntArray, num_buckets
 
 
 def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> npt.NDArray[np.int16]:
-    """The number of the smallest bucket that holds each sample.
+    """Returns the number of the smallest bucket that holds each sample.
 
     Args:
         lengths: [number of samples], the number of tokens of each.
@@ -136,7 +136,7 @@ def check_positive(**settings: int) -> None:
 
 
 def too_long(num_tokens: int, limit: int) -> str:
-    """The message for a sample that no bucket holds."""
+    """Returns the message for a sample that no bucket holds."""
     return (
         f"A sample has {num_tokens} tokens but the largest bucket holds {limit}. "
         "Truncate in the tokenizer or add a larger boundary."

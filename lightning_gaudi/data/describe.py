@@ -140,7 +140,7 @@ def describe(
 
 
 def _copy_without_workers(dataloader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader of the same batches that shares the data set and nothing that changes."""
+    """Returns a loader of the same batches that shares the data set and nothing that changes."""
     twin = copy.copy(dataloader)
     shared = {id(dataloader.dataset): dataloader.dataset}
     # One memo: a sampler and the batch sampler around it stay one and the same.

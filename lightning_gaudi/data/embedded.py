@@ -206,7 +206,7 @@ def _entries_of(path: Path, module: str) -> Iterator[_Entry]:
 
 
 def _docstring_call(call: ast.Call, module: str) -> Iterator[_Entry]:
-    """The text that `add_docstr(torch.abs, "...")` attaches to a function written in C."""
+    """Yields the text that `add_docstr(torch.abs, "...")` attaches to a function written in C."""
     called = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if called not in _DOCSTRING_CALLS:
         return
@@ -218,7 +218,7 @@ def _docstring_call(call: ast.Call, module: str) -> Iterator[_Entry]:
 
 
 def _leading_string(node: ast.AST) -> str:
-    """The first literal in `"..." + "..."`, `r("...").format(...)` or `(name, "...")`."""
+    """Returns the first literal in `"..." + "..."`, `r("...").format(...)` or `(name, "...")`."""
     while True:
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else ""

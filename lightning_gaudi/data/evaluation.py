@@ -23,7 +23,7 @@ def evaluation_loader(
     rank: int | None = None,
     **kwargs: Any,
 ) -> BucketDataLoader:
-    """A loader for evaluation whose batches are all full, for any data set with a length.
+    """Returns a loader for evaluation whose batches are all full, for any data set with a length.
 
     Each sample comes exactly once, in order; with several ranks they take turns, in equally many
     batches. The last batch is filled up with repeated samples, and every batch says by `is_real`

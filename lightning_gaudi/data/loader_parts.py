@@ -53,7 +53,7 @@ def distributed(loader: DataLoader[Any]) -> list[DistributedSampler[Any]]:
 
 
 def generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """The user's own that an epoch's order and the workers' seed are drawn from."""
+    """Returns the user's own that an epoch's order and the workers' seed are drawn from."""
     found: dict[int, torch.Generator] = {}
     for owner in (loader, *samplers(loader)):
         generator = getattr(owner, "generator", None)

@@ -78,7 +78,7 @@ def _take_pack(waiting: list[tuple[int, int]], capacity: int, max_sequences: int
 
 
 def block_diagonal_mask(sequence_ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The additive attention mask under which each packed sequence attends only to itself.
+    """Returns the additive attention mask under which each packed sequence attends only to itself.
 
     It is built from elementwise operations on the device of `sequence_ids`, so it costs no host
     synchronization, and its shape depends on nothing but T. Padding (id 0) attends to padding:

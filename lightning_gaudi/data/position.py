@@ -75,7 +75,7 @@ class LoaderPosition:
         return parts.reason_against(self.loader)
 
     def state_dict(self, behind: int = 0) -> dict[str, Any]:
-        """Plain data and CPU tensors: where this process's loader is.
+        """Returns plain data and CPU tensors: where this process's loader is.
 
         Args:
             behind: How many of the batches that were taken do not count: they are taken again.
@@ -262,7 +262,7 @@ class LoaderPosition:
         return state_of(self.loader.dataset)
 
     def _before(self, behind: int) -> tuple[int, int, dict[int, Report], HostRandom | None]:
-        """Batches taken, the last worker, reports and random states, some batches ago."""
+        """Returns batches taken, the last worker, reports and random states, some batches ago."""
         last, reports, states = self._last_worker, dict(self._reports), None
         undone = list(self._steps)[-behind:] if behind else []
         for step in reversed(undone):

@@ -114,7 +114,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         return len(self._bucket_of)
 
     def __len__(self) -> int:
-        """Batches of an epoch on each rank."""
+        """Returns batches of an epoch on each rank."""
         num_ranks, _ = self._ranks()
         self._check_size(num_ranks)
         per_step = self.batch_size * num_ranks
@@ -216,7 +216,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         self.progress.load(epoch, num_batches if is_finished else position, num_batches)
 
     def _ranks(self) -> tuple[int, int]:
-        """Number of ranks, and which of them this is."""
+        """Returns number of ranks, and which of them this is."""
         if self._num_ranks is not None and self._rank is not None:
             return self._num_ranks, self._rank
         if torch.distributed.is_available() and torch.distributed.is_initialized():

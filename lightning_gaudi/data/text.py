@@ -34,7 +34,7 @@ _MIN_SHARE_OF_LETTERS = 0.86
 
 
 def count_words(text: str) -> int:
-    """The number of words of letters in `text`."""
+    """Returns the number of words of letters in `text`."""
     return len(_WORD.findall(text))
 
 

@@ -47,7 +47,7 @@ def check_installed(typed: str = "DeepSpeed") -> None:
 
 
 def load() -> Any:
-    """The package `deepspeed`, with the HPU as its accelerator.
+    """Returns the package `deepspeed`, with the HPU as its accelerator.
 
     Importing it changes nothing else in the process; see `_patches.deepspeed`.
 

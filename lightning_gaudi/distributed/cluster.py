@@ -96,7 +96,7 @@ class OpenMPIEnvironment(ClusterEnvironment):
 
     @override
     def world_size(self) -> int:
-        """All processes of this `mpirun`."""
+        """Returns all processes of this `mpirun`."""
         return read_integer(_SIZE, at_least=1)
 
     @override

@@ -36,7 +36,7 @@ _UNFROZEN = "_lightning_gaudi_unfrozen"
 
 
 def wrap(module: Module, settings: dict[str, Any]) -> DistributedDataParallel:
-    """The module with its gradients averaged over the ranks in backward.
+    """Returns the module with its gradients averaged over the ranks in backward.
 
     Args:
         module: A module on the HPU.
@@ -254,7 +254,7 @@ def _set_reducer(ddp: Any, parameters: Any, is_sparse: Any) -> None:
 
 
 def _frozen(wrapped: DistributedDataParallel) -> dict[str, Any]:
-    """The parameters whose gradients it does not average though it may, by name."""
+    """Returns the parameters whose gradients it does not average though it may, by name."""
     ignored = wrapped.parameters_to_ignore
     return {
         name: parameter
@@ -264,7 +264,7 @@ def _frozen(wrapped: DistributedDataParallel) -> dict[str, Any]:
 
 
 def _trained(wrapped: DistributedDataParallel) -> dict[str, Any]:
-    """The parameters whose gradients it averages, by name."""
+    """Returns the parameters whose gradients it averages, by name."""
     ignored = wrapped.parameters_to_ignore
     return {
         name: parameter

@@ -24,7 +24,7 @@ _FORMS = (
 
 
 def parse_devices(devices: Any) -> list[int]:
-    """The cards that `devices` names, as positions among those that this job may use.
+    """Returns the cards that `devices` names, as positions among those that this job may use.
 
     Args:
         devices: A number of cards, -1 for all; the same as a string; a list or tuple of indices,
@@ -127,7 +127,7 @@ def _have(count: int) -> str:
 
 
 def to_hpu_device(device: Any) -> torch.device:
-    """The device of a strategy for one card, with its index, as its tensors have it.
+    """Returns the device of a strategy for one card, with its index, as its tensors have it.
 
     Raises:
         ValueError: It is not the HPU of this process.
@@ -203,6 +203,6 @@ def _check_bound(bound: str, module: str, local_rank: int) -> None:
 
 
 def _positions(devices: Sequence[torch.device]) -> list[int]:
-    """The cards' positions; devices that all are `hpu` or `hpu:0` are the first ones."""
+    """Returns the cards' positions; devices that all are `hpu` or `hpu:0` are the first ones."""
     indices = [device.index or 0 for device in devices]
     return indices if len(set(indices)) == len(indices) else list(range(len(indices)))

@@ -68,7 +68,7 @@ def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any
 
 
 def loopback(address: str) -> str | None:
-    """The address to listen on if this one reaches this machine alone, else None."""
+    """Returns the address to listen on if this one reaches this machine alone, else None."""
     if address == "localhost":
         return "127.0.0.1"
     try:
@@ -78,7 +78,7 @@ def loopback(address: str) -> str | None:
 
 
 def _local_store(host: str, environment: ClusterEnvironment, timeout: timedelta | None) -> Any:
-    """A store that rank 0 holds, and that other machines do not reach."""
+    """Returns a store that rank 0 holds, and that other machines do not reach."""
     port, rank = environment.main_port, environment.global_rank()
     settings: dict[str, Any] = {"timeout": default_pg_timeout if timeout is None else timeout}
     if rank == 0:
@@ -97,7 +97,7 @@ def _connect(*args: Any, **settings: Any) -> Any:
 
 
 def agree_on_name(store: Any, rank: int, world_size: int) -> str:
-    """A name that all ranks of this attempt have, and none of an earlier one had.
+    """Returns a name that all ranks of this attempt have, and none of an earlier one had.
 
     Each rank says hello with a number of its own; rank 0 answers each with that number and the
     name. An answer to somebody else, who said hello as this rank before, is not taken, and rank 0
@@ -136,7 +136,7 @@ def _answer(store: Any, name: str, missing: list[int], deadline: float) -> None:
 
 
 def _answer_to(store: Any, rank: int, own: str) -> str | None:
-    """The name, if rank 0 has answered this rank."""
+    """Returns the name, if rank 0 has answered this rank."""
     answer = _get(store, _key("answer", rank))
     to, _, name = (answer or b"").decode(errors="replace").partition(" ")
     return name if to == own and name else None

@@ -21,7 +21,7 @@ BACKEND = "hccl"
 
 
 def checked_backend(backend: str | None) -> str:
-    """The backend to initialize, which is HCCL for an HPU.
+    """Returns the backend to initialize, which is HCCL for an HPU.
 
     Args:
         backend: What the user asked for, such as None, `"hccl"` or `"cpu:gloo,hpu:hccl"`.

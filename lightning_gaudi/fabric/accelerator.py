@@ -64,19 +64,19 @@ class HPUAccelerator(Accelerator):
     @staticmethod
     @override
     def parse_devices(devices: Any) -> list[int]:
-        """The cards that `devices` names; see `devices.parse_devices`."""
+        """Returns the cards that `devices` names; see `devices.parse_devices`."""
         return parse_devices(devices)
 
     @staticmethod
     @override
     def get_parallel_devices(devices: list[int]) -> list[torch.device]:
-        """The card of each process; the process itself sees its card as `hpu:0`."""
+        """Returns the card of each process; the process itself sees its card as `hpu:0`."""
         return [torch.device("hpu", index) for index in devices]
 
     @staticmethod
     @override
     def auto_device_count() -> int:
-        """All cards of this machine that this job may use."""
+        """Returns all cards of this machine that this job may use."""
         return vendor.num_visible_cards()
 
     @staticmethod
@@ -88,12 +88,12 @@ class HPUAccelerator(Accelerator):
     @staticmethod
     @override
     def name() -> str:
-        """`"hpu"`, the name for `accelerator`."""
+        """Returns `"hpu"`, the name for `accelerator`."""
         return "hpu"
 
     @staticmethod
     def get_device_name() -> str:
-        """`"GAUDI"`, `"GAUDI2"` or `"GAUDI3"`; acquires the card."""
+        """Returns `"GAUDI"`, `"GAUDI2"` or `"GAUDI3"`; acquires the card."""
         return vendor.device_name()
 
     @staticmethod

@@ -55,7 +55,7 @@ def pad_left(
 
 
 def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
-    """The widths, which must ascend from at least 1.
+    """Returns the widths, which must ascend from at least 1.
 
     Raises:
         ValueError: They do not.
@@ -70,7 +70,7 @@ def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
 
 
 def bucket_for(num_tokens: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds so many tokens.
+    """Returns the smallest bucket that holds so many tokens.
 
     Raises:
         ValueError: None does.
@@ -85,10 +85,10 @@ def bucket_for(num_tokens: int, buckets: Sequence[int]) -> int:
 
 
 def extend_left(tensor: Tensor, width: int, value: int) -> Tensor:
-    """A batch [B, T] on its device, padded on the left to [B, width]."""
+    """Returns a batch [B, T] on its device, padded on the left to [B, width]."""
     return F.pad(tensor, (width - tensor.shape[1], 0), value=value)
 
 
 def empty_prompt(row: int) -> str:
-    """The message for a prompt without tokens."""
+    """Returns the message for a prompt without tokens."""
     return f"Prompt {row} has no tokens. Leave it out, or begin it with a token such as <s>."

@@ -21,7 +21,7 @@ from .tensor_parallel import cache_config
 def new_cache(
     model: Any, batch_size: int, num_slots: int, device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """An empty StaticCache; `has_tensors` says whether its tensors are there."""
+    """Returns an empty StaticCache; `has_tensors` says whether its tensors are there."""
     from transformers import StaticCache
 
     # transformers before 4.54 makes the tensors here, and wants all of it; later ones drop some.
@@ -37,7 +37,7 @@ def new_cache(
 
 
 def _tensors(cache: Any) -> list[Any]:
-    """Keys and values of all layers, as the releases of transformers keep them."""
+    """Returns keys and values of all layers, as the releases of transformers keep them."""
     layers = getattr(cache, "layers", None)
     if layers is None:  # before 4.54
         return [cache.key_cache, cache.value_cache]

@@ -135,7 +135,7 @@ def _pickled(folder: Path) -> str:
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """The file of each tensor, by name; empty if there is no index."""
+    """Returns the file of each tensor, by name; empty if there is no index."""
     path = folder / _INDEX
     if not path.is_file():
         return {}

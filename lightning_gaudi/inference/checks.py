@@ -103,7 +103,7 @@ def check_model(model: Any) -> None:
 
 
 def _other_layers(config: Any) -> list[str]:
-    """The kinds of layers that are no full attention."""
+    """Returns the kinds of layers that are no full attention."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return sorted(set(kinds) - {"full_attention"})
@@ -116,7 +116,7 @@ def _other_layers(config: Any) -> list[str]:
 def token_ids(
     model: Any, pad_token_id: int | None, eos_token_id: int | Sequence[int] | None
 ) -> tuple[int, tuple[int, ...]]:
-    """The padding token and those that end a text: as given, or the model's.
+    """Returns the padding token and those that end a text: as given, or the model's.
 
     Raises:
         ValueError: There is no padding token.
@@ -239,7 +239,7 @@ def check_prompts(
 def one_seed_a_row(
     seeds: int | Sequence[int] | None, sampling: Sampling | None, num_rows: int
 ) -> list[int]:
-    """The seed of each row; none where tokens are not drawn.
+    """Returns the seed of each row; none where tokens are not drawn.
 
     Raises:
         ValueError: There are too few or too many, or some where nothing is drawn.

@@ -177,7 +177,7 @@ class Decoder:
         return bool(self._all_ended.item())
 
     def tokens(self, num_tokens: int) -> Tensor:
-        """The first new tokens, a copy [B, num_tokens]."""
+        """Returns the first new tokens, a copy [B, num_tokens]."""
         with torch.inference_mode(False), torch.no_grad():
             return self._tokens[:, :num_tokens].clone()
 
@@ -240,7 +240,7 @@ class Decoder:
         return torch.zeros_like(sees, dtype=self._dtype).masked_fill(~sees, self._least)
 
     def _forward(self, input_ids: Tensor, positions: Tensor, mask: Tensor, slots: Tensor) -> Tensor:
-        """The logits [B, V] float32 after the last of some tokens [B, t]."""
+        """Returns the logits [B, V] float32 after the last of some tokens [B, t]."""
         given: dict[str, Any] = {"attention_mask": mask, self._takes_cache_as: self._cache}
         if self._has_positions:
             given["position_ids"] = positions

@@ -40,7 +40,7 @@ SCHEDULERS: Final = {
 
 
 def make_scheduler(name: str | None, config: Mapping[str, Any]) -> Scheduler:
-    """A scheduler of diffusers.
+    """Returns a scheduler of diffusers.
 
     Args:
         name: one of `SCHEDULERS`; None for the one that the model was published with.

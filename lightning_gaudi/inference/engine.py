@@ -164,7 +164,7 @@ class Runner:
 
 
 def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step, compiled as one graph, with a limit of recompilations that is its own.
+    """Returns the step, compiled as one graph, with a limit of recompilations that is its own.
 
     torch counts them by code, and gives up after 8: steps for more buckets would share one code.
     """

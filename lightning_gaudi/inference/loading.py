@@ -111,7 +111,7 @@ def _match(
 
 
 def _targets(model: nn.Module) -> Iterable[tuple[list[str], list[_Slot]]]:
-    """Each weight and buffer: its names, of which one that is tied has several."""
+    """Returns each weight and buffer: its names, of which one that is tied has several."""
     found: dict[Tensor, tuple[list[str], list[_Slot]]] = {}
     for prefix, owner in model.named_modules():
         for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:

@@ -84,12 +84,12 @@ def memory_table(
 
 
 def parameter_bytes(module: nn.Module, dtype: torch.dtype) -> int:
-    """The bytes of a module's weights in `dtype`, each counted once; it may be on meta."""
+    """Returns the bytes of a module's weights in `dtype`, each counted once; it may be on meta."""
     return sum(each.numel() for each in module.parameters()) * dtype.itemsize
 
 
 def card_memory_bytes(card: str | None = None) -> int:
-    """The memory of a card.
+    """Returns the memory of a card.
 
     Args:
         card: "gaudi1", "gaudi2" or "gaudi3"; None asks the one of this process, which it acquires.
@@ -123,7 +123,7 @@ def check_fits(table: MemoryTable, capacity_bytes: int | None = None) -> None:
 
 
 def _weight_bytes(model: nn.Module, num_cards: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of weights on the first card, which has most: in parts, and whole."""
+    """Returns bytes of weights on the first card, which has most: in parts, and whole."""
     sizes = {each: each.numel() for each in model.parameters()}
     in_parts = 0
     layers = plan(model, num_cards) if num_cards > 1 else {}

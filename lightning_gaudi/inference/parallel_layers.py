@@ -56,7 +56,7 @@ class Part(nn.Module):
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
     def add_up(self, partial: Tensor) -> Tensor:
-        """The sum over the cards, in place."""
+        """Returns the sum over the cards, in place."""
         if self.mesh.size() > 1:
             dist.all_reduce(partial, group=self.mesh.get_group())
         return partial
@@ -102,7 +102,7 @@ class HeadPart(ColumnPart):
     """The output head, (B, T, D) to (B, T, V), from some of the vocabulary; one all-gather."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of all words, the same on all cards."""
+        """Returns the logits of all words, the same on all cards."""
         logits = super().forward(x)
         if self.mesh.size() == 1:
             return logits
@@ -121,7 +121,7 @@ class EmbeddingPart(Part):
     """An embedding, (B, T) to (B, T, D), that has some of the vocabulary; one all-reduce."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Rows for the words of this card and zeros for others, added up over the cards."""
+        """Returns rows for the words of this card and zeros for others, added up over the cards."""
         weight = self.part("weight")
         assert weight is not None
         start, num_words = self.layouts["weight"].span(self.mesh.size(), self.mesh.get_local_rank())
@@ -152,7 +152,7 @@ def part_of(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> nn.Parameter:
 
 
 def as_parameter(part: Tensor, layout: Layout, mesh: DeviceMesh) -> nn.Parameter:
-    """A weight that is `part` on this card."""
+    """Returns a weight that is `part` on this card."""
     shape = torch.Size(layout.shape)
     stride = torch.empty(shape, device="meta").stride()
     placements = (Shard(layout.dim),)

@@ -79,18 +79,18 @@ class Layout:
         return start, min(most, whole - start)
 
     def part(self, whole: Tensor, num_cards: int, rank: int) -> Tensor:
-        """The part of a card: a view of `whole`, which has the shape `stored`."""
+        """Returns the part of a card: a view of `whole`, which has the shape `stored`."""
         return whole.view(self.shape).narrow(self.dim, *self.span(num_cards, rank))
 
     def part_shape(self, num_cards: int, rank: int) -> tuple[int, ...]:
-        """The shape of the part of a card."""
+        """Returns the shape of the part of a card."""
         shape = list(self.shape)
         shape[self.dim] = self.span(num_cards, rank)[1]
         return tuple(shape)
 
 
 def plan(model: Any, num_cards: int) -> dict[str, tuple[Style, dict[str, Layout]]]:
-    """The layers of which each card has a part: their style, and how their weights are cut.
+    """Returns the layers of which each card has a part: their style, and how their weights are cut.
 
     Args:
         model: A model of transformers, on any device; "meta" will do.
@@ -114,7 +114,7 @@ def plan(model: Any, num_cards: int) -> dict[str, tuple[Style, dict[str, Layout]
 
 
 def _styles(model: Any) -> dict[str, Style]:
-    """The styles of layers by their names, vocabulary included."""
+    """Returns the styles of layers by their names, vocabulary included."""
     base = getattr(model, "base_model", model)
     names = {id(module): name for name, module in model.named_modules()}
     prefix = f"{names[id(base)]}." if base is not model else ""
@@ -227,7 +227,7 @@ def _layouts(layer: nn.Module, style: Style, name: str) -> dict[str, Layout]:
 
 
 def _fused(shape: tuple[int, ...], dim: int, parts: int) -> Layout:
-    """Several layers behind each other along `dim`, of which a card has a part of each."""
+    """Returns several layers behind each other along `dim`, of which a card has a part of each."""
     if parts == 1:
         return Layout(shape, shape, dim)
     return Layout(shape, (*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :]), dim + 1)

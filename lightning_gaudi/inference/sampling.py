@@ -61,7 +61,7 @@ def draw_noise(seeds: Sequence[int], num_tokens: int) -> Tensor:
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The likeliest token [B] of logits [B, V]."""
+    """Returns the likeliest token [B] of logits [B, V]."""
     return logits.argmax(-1)
 
 

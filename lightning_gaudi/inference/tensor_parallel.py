@@ -57,13 +57,13 @@ def parallelize(model: Any, mesh: DeviceMesh) -> None:
 
 
 def num_cards(model: nn.Module) -> int:
-    """The cards that a model is in parts on; 1 if it is whole."""
+    """Returns the cards that a model is in parts on; 1 if it is whole."""
     parts = [each.mesh.size() for each in model.modules() if isinstance(each, Part)]
     return parts[0] if parts else 1
 
 
 def cache_config(model: nn.Module) -> Any:
-    """The configuration that a cache for this card's keys and values is made of."""
+    """Returns the configuration that a cache for this card's keys and values is made of."""
     config: Any = model.config
     if num_cards(model) == 1:
         return config

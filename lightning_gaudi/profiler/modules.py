@@ -56,7 +56,7 @@ class ModuleRanges:
 
 
 def _compiled_modules(model: nn.Module) -> set[nn.Module]:
-    """The modules whose hooks would be compiled, or that take none."""
+    """Returns the modules whose hooks would be compiled, or that take none."""
     # `_compiler_ctx` is Lightning's mark of a model that came compiled.
     if getattr(model, "_compiler_ctx", None) or any(
         isinstance(each, CompiledMethod) for each in vars(model).values()

@@ -151,7 +151,7 @@ class Recorder:
             self._modules.show(self.is_recording)
 
     def _choose(self, profiler: Any, asked: Iterable[Any] | None, is_hpu: bool) -> list[Any]:
-        """The activities under the names of the profiler as it is now."""
+        """Returns the activities under the names of the profiler as it is now."""
         chosen = list(("CPU", "HPU") if asked is None else asked)
         device = [activity for activity in chosen if activity_name(activity) == "HPU"]
         self.has_hpu = bool(device) and is_hpu and _has_hpu_activity(profiler)
@@ -173,7 +173,7 @@ def torch_profiler() -> Any:
 
 
 def activity_name(activity: Any) -> str:
-    """The name of an activity: torch's, the vendor's, or a string."""
+    """Returns the name of an activity: torch's, the vendor's, or a string."""
     return str(getattr(activity, "name", activity))
 
 

@@ -84,7 +84,7 @@ class TraceReport:
             self.notes.append(text)
 
     def text(self, title: str, meter: StepMeter, device: str, world_size: int) -> str:
-        """The whole summary.
+        """Returns the whole summary.
 
         Args:
             title: What the steps are called.

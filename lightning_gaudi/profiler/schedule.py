@@ -25,7 +25,7 @@ def default_schedule(num_planned: float) -> Schedule | None:
 
 
 def schedule_for(asked: AskedSchedule, trainer: pl.Trainer | None, stage: str) -> Schedule | None:
-    """The schedule of a run.
+    """Returns the schedule of a run.
 
     Args:
         asked: What the user asked for.

@@ -136,7 +136,7 @@ class StepMeter:
         self._is_done = True
 
     def table(self) -> str:
-        """Median, maximum and total of each row that was measured."""
+        """Returns median, maximum and total of each row that was measured."""
         rows = [f"{'':20}{'median':>12}{'max':>12}{'total':>12}"]
         for name in _ORDER:
             values = self.values[name]
@@ -153,7 +153,7 @@ class StepMeter:
 
 
 def show_seconds(seconds: float) -> str:
-    """A time for people, in a few characters."""
+    """Returns a time for people, in a few characters."""
     if seconds >= 10:
         return f"{seconds:,.1f} s"
     return f"{seconds * 1e3:,.1f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.3f} ms"

@@ -29,7 +29,7 @@ class OperatorTable:
     """Arguments of torch's `EventList.table`, whose table then takes the place of ours."""
 
     def show(self, averages: Any) -> str:
-        """The table of what torch's profiler has averaged."""
+        """Returns the table of what torch's profiler has averaged."""
         if self.torchs:
             table = averages.table(sort_by=self._key, row_limit=self.row_limit, **self.torchs)
             return str(table).rstrip()

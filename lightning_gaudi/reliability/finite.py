@@ -109,7 +109,7 @@ def _together(losses: Sequence[Tensor]) -> list[float]:
 
 
 def not_finite(found: Sequence[BadLoss | None], ended_after: int) -> LossNotFiniteError:
-    """The error that names the first loss that was not finite.
+    """Returns the error that names the first loss that was not finite.
 
     Args:
         found: By rank; at least one is a loss.

@@ -158,7 +158,7 @@ def _on(device: str, tensors: Iterable[Any], seen: set[int]) -> list[Tensor]:
 
 
 def _locals(value: Any) -> Iterator[Tensor]:
-    """The tensors that a value has on this rank."""
+    """Yields the tensors that a value has on this rank."""
     if isinstance(value, Tensor):
         yield value.to_local() if hasattr(value, "to_local") else value
         shard = getattr(value, "ds_tensor", None)  # of ZeRO-3

@@ -42,7 +42,7 @@ class Job:
 
 
 def find_job(environ: Mapping[str, str] = os.environ) -> Job | None:
-    """The job that this process is part of; None if nobody would start it again.
+    """Returns the job that this process is part of; None if nobody would start it again.
 
     Within a job of SLURM torchrun is part of it: when SLURM starts that again, torchrun is new.
 

@@ -178,7 +178,7 @@ class Links:
         return found
 
     def _host_of(self, message: Message) -> int | None:
-        """The host that has sent a message, unless one as new as this was taken before."""
+        """Returns the host that has sent a message, unless one as new as this was taken before."""
         host, number = message.get("host"), message.get("number")
         if type(host) is not int or type(number) is not int:
             return None
@@ -220,7 +220,7 @@ def _has_ended(channel: Channel) -> bool:
 
 
 def _connection_to(address: tuple[str, int]) -> socket.socket:
-    """A connection that is being made; whether it comes about is seen when it is used."""
+    """Returns a connection that is being made; whether it comes about is seen when it is used."""
     found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     family, kind, protocol, _, place = found[0]
     connection = socket.socket(family, kind, protocol)

@@ -40,7 +40,7 @@ def by_category(module: Any, optimizers: Sequence[Any]) -> dict[str, int]:
 
 
 def with_rest(sizes: Mapping[str, int], used: int) -> dict[str, int]:
-    """The categories and what they leave of the bytes in use."""
+    """Returns the categories and what they leave of the bytes in use."""
     return {**sizes, REST: max(0, used - sum(sizes.values()))}
 
 

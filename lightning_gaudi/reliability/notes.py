@@ -54,7 +54,7 @@ def _of_missing_data(error: FileNotFoundError, holds_card: bool) -> str | None:
 
 
 def _hook(traceback: TracebackType | None) -> str | None:
-    """The hook of the user's that was called, with its class."""
+    """Returns the hook of the user's that was called, with its class."""
     while traceback is not None:
         frame = traceback.tb_frame
         owner, name = frame.f_locals.get("self"), frame.f_code.co_name

@@ -31,7 +31,7 @@ def continue_run(run: str) -> None:
 
 
 def current_session() -> Session:
-    """The fit that this process is in; one begins if there is none."""
+    """Returns the fit that this process is in; one begins if there is none."""
     if _current is None:
         begin_session()
     assert _current is not None

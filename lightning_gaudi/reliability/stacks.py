@@ -80,7 +80,7 @@ def close() -> None:
 
 
 def of_main_thread() -> str:
-    """The stack of this process's main thread, which another thread asks for."""
+    """Returns the stack of this process's main thread, which another thread asks for."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "" if frame is None else "".join(traceback.format_stack(frame))
 

@@ -193,7 +193,7 @@ class _Scene:
         return any(still > self._limit(rank) / 2 for still in witnesses)
 
     def hung(self) -> list[int]:
-        """The ranks that hang, by what is most certain first."""
+        """Returns the ranks that hang, by what is most certain first."""
         alone = [rank for rank in self._late if rank not in self._in_call]
         found = [rank for rank in alone if self._is_waited_for(rank)]
         if not found and self._is_still():
@@ -245,7 +245,7 @@ class _Scene:
 
 
 def _dead(beats: Mapping[int, Beat]) -> Verdict | None:
-    """A rank whose process has ended without a word, if others need it."""
+    """Returns a rank whose process has ended without a word, if others need it."""
     is_needed = any(
         (beat.is_training or beat.collective) and beat.state == RUNS and not beat.is_dead
         for beat in beats.values()
@@ -345,7 +345,7 @@ def _stood(beat: Beat, silent_s: float) -> str:
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    """Such as "rank 3" or "ranks 0 to 2, 5"."""
+    """Returns such as "rank 3" or "ranks 0 to 2, 5"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:

@@ -269,6 +269,6 @@ def _board_of(process: Process) -> int | None:
 
 
 def _root() -> str:
-    """The folder with this package, whatever has been imported from where."""
+    """Returns the folder with this package, whatever has been imported from where."""
     assert lightning_gaudi.__file__ is not None
     return str(Path(lightning_gaudi.__file__).resolve().parents[1])

@@ -285,7 +285,7 @@ def _are_asked(beats: dict[int, Beat], silent_s: dict[int, float], limits: Limit
 
 
 def _told(found: Any, num_ranks: int) -> tuple[Verdict, list[str], dict[int, str]]:
-    """A verdict of another host's.
+    """Returns a verdict of another host's.
 
     Raises:
         ValueError: It is none.

@@ -105,7 +105,7 @@ def refuse_vendor(asking: str) -> None:
 
 
 def _find_vendor() -> str | None:
-    """The folder of a `habana_frameworks` that is not ours."""
+    """Returns the folder of a `habana_frameworks` that is not ours."""
     ours = STAND_IN.resolve()
     path = [entry for entry in sys.path if Path(entry or ".").resolve() != ours]
     spec = PathFinder.find_spec(_VENDOR, path)

@@ -60,7 +60,7 @@ def load(sources: Path = SOURCES, name: str = MODULE) -> ModuleType:
 
 
 def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
-    """The built extension in the cache, built first if it is not there.
+    """Returns the built extension in the cache, built first if it is not there.
 
     Raises:
         SimulatorError: It cannot be built.
@@ -81,7 +81,7 @@ def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
 
 
 def find_built(sources: Path = SOURCES, name: str = MODULE) -> Path | None:
-    """The built extension in the cache, if it is there.
+    """Returns the built extension in the cache, if it is there.
 
     Raises:
         SimulatorError: None can be here: the system or the torch is none that it serves.
@@ -99,7 +99,7 @@ def _prefix(torch: toolchain.Torch, flags: Sequence[str], sources: Path) -> str:
 
 
 def _find(prefix: str, compiler: toolchain.Compiler | None, name: str) -> Path | None:
-    """The cached build; without a compiler, whichever one has built it."""
+    """Returns the cached build; without a compiler, whichever one has built it."""
     if compiler is not None:
         candidates = [_folder(prefix, compiler)]
     else:
@@ -137,7 +137,7 @@ def _build(
 
 
 def _key(torch: toolchain.Torch, flags: Sequence[str], sources: Path) -> str:
-    """A hash of all that goes into a build, but for the compiler."""
+    """Returns a hash of all that goes into a build, but for the compiler."""
     digest = hashlib.sha256()
     for part in (torch.version, torch.git_version, EXTENSION_SUFFIXES[0], os.uname().machine):
         digest.update(f"{part}\n".encode())

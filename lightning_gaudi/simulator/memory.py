@@ -51,7 +51,7 @@ class MemoryLog:
         return number
 
     def peak(self, start: int = 0, end: int | None = None) -> Peak:
-        """The moment at which most was in use; what was there at the start counts.
+        """Returns the moment at which most was in use; what was there at the start counts.
 
         Args:
             start: A `mark`.

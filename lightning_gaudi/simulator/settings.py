@@ -99,7 +99,7 @@ def read_settings() -> Settings:
 
 
 def read_card() -> Card:
-    """The card that the environment names, a Gaudi 2 by default.
+    """Returns the card that the environment names, a Gaudi 2 by default.
 
     Raises:
         SimulatorError: LIGHTNING_GAUDI_SIMULATE_CARD names no known card.
@@ -111,7 +111,7 @@ def read_card() -> Card:
 
 
 def read_release() -> Release:
-    """The release that the environment names, the newest by default.
+    """Returns the release that the environment names, the newest by default.
 
     Raises:
         SimulatorError: LIGHTNING_GAUDI_SIMULATE_RELEASE names none that can stand in.

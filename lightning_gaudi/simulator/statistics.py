@@ -72,7 +72,7 @@ def reset_statistics() -> None:
 
 
 def device() -> ModuleType:
-    """The compiled simulator.
+    """Returns the compiled simulator.
 
     Raises:
         SimulatorError: The simulator is not active.

@@ -73,7 +73,7 @@ def find_torch() -> Torch:
 
 
 def find_compiler() -> Compiler | None:
-    """The compiler that CXX names, else the system's."""
+    """Returns the compiler that CXX names, else the system's."""
     for candidate in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         command = shlex.split(candidate)
         if command and (path := shutil.which(command[0])):
@@ -107,13 +107,13 @@ def require_compiler() -> Compiler:
 
 
 def compile_flags(torch: Torch, name: str) -> list[str]:
-    """The flags that do not depend on where things lie; they enter the cache's key."""
+    """Returns the flags that do not depend on where things lie; they enter the cache's key."""
     standard = "c++20" if torch.release >= _CPP20_TORCH else "c++17"
     return [f"-std={standard}", _OPTIMIZATION, "-fPIC", "-pipe", f"-DTORCH_EXTENSION_NAME={name}"]
 
 
 def source_files(sources: Path) -> list[Path]:
-    """The C++ files in `sources` and below, in the same order on every machine."""
+    """Returns the C++ files in `sources` and below, in the same order on every machine."""
     found = (path for path in sources.rglob("*") if path.suffix in (".cpp", ".h"))
     return sorted(found, key=lambda path: path.relative_to(sources).as_posix())
 

@@ -343,11 +343,11 @@ class HPUStrategy(AutoResume, HPUMixin):
             )
 
     def _rng_state(self) -> Tensor | list[Tensor]:
-        """The state of this process's generator, or of all ranks' by rank."""
+        """Returns the state of this process's generator, or of all ranks' by rank."""
         return vendor.get_rng_state()
 
     def _of_all_ranks(self, value: _Value) -> list[_Value]:
-        """A value of each rank, by rank."""
+        """Returns a value of each rank, by rank."""
         return [value]
 
 
@@ -370,5 +370,5 @@ def _check_averages(trainer: pl.Trainer) -> None:
 
 
 def _shapes(module: Module) -> list[Any]:
-    """The shapes of the weights, and their kinds: that of a DTensor is of all its parts."""
+    """Returns the shapes of the weights, and their kinds: that of a DTensor is of all its parts."""
     return [(weight.shape, type(weight.data)) for weight in module.parameters()]

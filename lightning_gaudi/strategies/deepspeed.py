@@ -136,7 +136,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """One step, after which DeepSpeed reduces gradients if it ends an accumulation."""
+        """Returns one step, after which DeepSpeed reduces gradients if it ends an accumulation."""
         assert self.lightning_module is not None
         is_last = not self.lightning_module.trainer.fit_loop._should_accumulate()
         tell_boundary(self.deepspeed_engine, is_last=is_last)

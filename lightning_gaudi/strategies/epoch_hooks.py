@@ -78,7 +78,7 @@ def _keeps_state(callback: pl.Callback) -> bool:
 
 
 def _to_keep(module: pl.LightningModule) -> list[Tensor]:
-    """Weights that train, and buffers; copies of frozen weights might not fit."""
+    """Returns weights that train, and buffers; copies of frozen weights might not fit."""
     weights = [each for each in module.parameters() if each.requires_grad]
     return [*weights, *module.buffers()]
 

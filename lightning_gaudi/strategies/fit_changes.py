@@ -29,7 +29,7 @@ _MODE = "training"
 
 
 def take(trainer: pl.Trainer, *, has_engine: bool) -> Values:
-    """The values as they are now.
+    """Returns the values as they are now.
 
     Args:
         trainer: Of the fit.
@@ -126,7 +126,7 @@ def _names_of(module: nn.Module) -> frozenset[str]:
 
 
 def _callbacks(trainer: pl.Trainer) -> Iterator[tuple[str, pl.Callback]]:
-    """The user's own that keep no state of themselves, by a key."""
+    """Yields the user's own that keep no state of themselves, by a key."""
     every: Any = trainer
     numbers: Counter[str] = Counter()
     for callback in every.callbacks:
@@ -145,14 +145,14 @@ def _named(named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def _data(trainer: pl.Trainer) -> pl.LightningDataModule | None:
-    """The user's own that keeps no state of itself."""
+    """Returns the user's own that keeps no state of itself."""
     data: pl.LightningDataModule | None = getattr(trainer, "datamodule", None)
     keeps_state = type(data).state_dict is not pl.LightningDataModule.state_dict if data else False
     return None if keeps_state else data
 
 
 def _optimizers(trainer: pl.Trainer) -> Iterator[tuple[str, Optimizer]]:
-    """The user's own, by a key."""
+    """Yields the user's own, by a key."""
     for key, optimizer in nested(trainer.optimizers).items():
         if not type(optimizer).__module__.startswith(("torch.", "deepspeed.", *_LIBRARIES)):
             yield key, optimizer

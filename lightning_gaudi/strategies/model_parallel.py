@@ -96,7 +96,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """One step, of what trains now."""
+        """Returns one step, of what trains now."""
         if self._freezing is not None:
             self._freezing.update()
         return super().training_step(*args, **kwargs)

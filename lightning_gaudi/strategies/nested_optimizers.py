@@ -19,7 +19,7 @@ States = dict[str, Any]
 
 
 def nested(optimizers: Iterable[Any]) -> dict[str, Optimizer]:
-    """The optimizers of torch among these and in them, by where: "0", "0.base_optimizer".
+    """Returns the optimizers of torch among these and in them, by where: "0", "0.base_optimizer".
 
     Args:
         optimizers: Of a fit; one of an engine's own kind is left out.
@@ -42,7 +42,7 @@ def nested(optimizers: Iterable[Any]) -> dict[str, Optimizer]:
 
 
 def take(optimizers: Iterable[Any]) -> States:
-    """The states of inner optimizers that no checkpoint of the outer ones has."""
+    """Returns the states of inner optimizers that no checkpoint of the outer ones has."""
     optimizers = list(optimizers)
     outer = {str(index) for index in range(len(optimizers))}
     inner = {key: each for key, each in nested(optimizers).items() if key not in outer}

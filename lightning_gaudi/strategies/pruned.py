@@ -23,7 +23,7 @@ _MASKS, _FIRST = "masks", "first_weights"
 
 
 def take(trainer: pl.Trainer) -> dict[str, dict[str, Tensor]]:
-    """The masks, bool, and the weights that callbacks go back to: on the CPU, by names."""
+    """Returns the masks, bool, and the weights that callbacks go back to: on the CPU, by names."""
     masks = {
         f"{name}.{hook._tensor_name}": getattr(each, f"{hook._tensor_name}_mask").bool().cpu()
         for name, each in trainer.lightning_module.named_modules()

@@ -22,7 +22,7 @@ from ..checkpoint.newest import candidates, fallbacks, read_manifest_if_any
 
 
 def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
-    """The local folders that a Trainer's callbacks save to."""
+    """Returns the local folders that a Trainer's callbacks save to."""
     found: list[Any] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint):

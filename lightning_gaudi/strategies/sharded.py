@@ -44,7 +44,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The model's shards on this rank, or all of it on rank 0; see `saves_shards`."""
+        """Returns the model's shards on this rank, or all of it on rank 0; see `saves_shards`."""
         assert self.model is not None
         return sharded_state_dict.model_state(
             self.model, full=not self.saves_shards, offload=not self._copies_to_save
@@ -52,7 +52,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """An optimizer's shards on this rank, or all of it on rank 0 as torch has it."""
+        """Returns an optimizer's shards on this rank, or all of it on rank 0 as torch has it."""
         assert self.model is not None
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer.optimizer
@@ -177,5 +177,5 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
 
 
 def _name(number: int) -> str:
-    """An optimizer's name in a folder of shards, as Lightning has it."""
+    """Returns an optimizer's name in a folder of shards, as Lightning has it."""
     return f"optimizer_{number}"

@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.2
 
 
 def cached_folder(root: Path, name: str, key: Any, make: Callable[[Path], None]) -> Path:
-    """The folder that `make` filled, now or in an earlier run.
+    """Returns the folder that `make` filled, now or in an earlier run.
 
     Ranks may ask together: one makes it, the others wait for that. What was cut off on the way, or
     lost a part since, is made again. Folders that nobody asked for in 30 days are removed when

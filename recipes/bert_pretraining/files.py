@@ -38,13 +38,13 @@ def check(path: str, columns: Mapping[str, str]) -> None:
 
 
 def fingerprint(path: str) -> list[list[Any]]:
-    """Name, size in bytes and time of change of every file, in the order of reading."""
+    """Returns name, size in bytes and time of change of every file, in the order of reading."""
     facts = ((file, file.stat()) for file in _files(path))
     return [[str(file.absolute()), info.st_size, info.st_mtime_ns] for file, info in facts]
 
 
 def read(path: str, columns: Mapping[str, str]) -> Iterator[list[str]]:
-    """The documents of a file or a folder, each a list of sentences.
+    """Yields the documents of a file or a folder, each a list of sentences.
 
     Args:
         path: a text file, a table, or a folder of either; folders are read in order of names, with
@@ -65,7 +65,7 @@ def read(path: str, columns: Mapping[str, str]) -> Iterator[list[str]]:
 
 
 def _files(path: str) -> list[Path]:
-    """The file, or those of the folder, of one format."""
+    """Returns the file, or those of the folder, of one format."""
     root = Path(path).expanduser()
     if root.is_file():
         return [root]
@@ -84,7 +84,7 @@ def _files(path: str) -> list[Path]:
 
 
 def _blocks(file: Path) -> Iterator[str]:
-    """The paragraphs between blank lines."""
+    """Yields the paragraphs between blank lines."""
     block: list[str] = []
     num_characters = 0
     for number, line in enumerate(map(str.strip, lines(file)), 1):

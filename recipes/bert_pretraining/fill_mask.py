@@ -85,7 +85,7 @@ class MaskedLines(Dataset[dict[str, Any]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """A row as `PackedDataset` gives it, without labels."""
+        """Returns a row as `PackedDataset` gives it, without labels."""
         ids, places = self.rows[index]
         length, shape = len(ids), self.shape
         row: dict[str, Any] = {
@@ -148,7 +148,7 @@ def candidates(
 
 
 def lines(masks: Sequence[FilledMask]) -> str:
-    """A readable line for each."""
+    """Returns a readable line for each."""
     return "\n".join(map(line, masks))
 
 

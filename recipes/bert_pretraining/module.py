@@ -144,7 +144,7 @@ class BertPretraining(RecipeModule):
             self._phase1.load_weights(self)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer and its schedule; in phase 2 with the moments of phase 1."""
+        """Returns the optimizer and its schedule; in phase 2 with the moments of phase 1."""
         configured = super().configure_optimizers()
         if self._phase1 is not None:
             self._phase1.load_moments(configured["optimizer"])
@@ -182,7 +182,7 @@ class BertPretraining(RecipeModule):
     def forward(
         self, batch: Mapping[str, Tensor], scores: bool = False
     ) -> dict[str, Tensor] | Tensor:
-        """The losses; for scores the sums that they are made of, float32, in one tensor."""
+        """Returns the losses; for scores the sums that they are made of, float32, in one tensor."""
         token_logits, pair_logits = self.logits(batch)
         if not scores:
             return self._losses(batch, token_logits, pair_logits)
@@ -236,7 +236,7 @@ class BertPretraining(RecipeModule):
         self._log_totals("test")
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[FilledMask]:
-        """The likeliest tokens in each masked place, in the order of the text."""
+        """Returns the likeliest tokens in each masked place, in the order of the text."""
         token_logits, _ = self.logits(batch)
         best = token_logits.float().softmax(dim=-1).topk(self.hparams["num_candidates"])
         tokenizer = self.trainer.datamodule.tokenizer  # type: ignore[attr-defined]
@@ -262,7 +262,7 @@ class BertPretraining(RecipeModule):
         write_predictions(self.trainer, path, self._filled)
 
     def report_sections(self, stage: str) -> list[Section]:
-        """The loss of word frequency alone: what is below it was learnt from context."""
+        """Returns the loss of word frequency alone: what is below it was learnt from context."""
         loss = self.trainer.callback_metrics.get(f"{stage}/mlm_loss")
         if loss is None:
             return []

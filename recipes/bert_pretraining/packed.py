@@ -70,7 +70,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
         return len(self.plan)
 
     def __getitem__(self, key: tuple[int, int] | int) -> dict[str, Any]:
-        """One row.
+        """Returns one row.
 
         Returns:
             input_ids, token_type_ids, position_ids, sequence_ids [T]; masked_positions and
@@ -92,7 +92,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
         return row
 
     def _read(self, epoch: int, index: int) -> dict[str, Any]:
-        """A row before it is masked."""
+        """Returns a row before it is masked."""
         if index < 0:
             return self._assemble([])
         if isinstance(self.plan, RowPlan):

@@ -35,7 +35,7 @@ class Phase1:
 
     @classmethod
     def of(cls, path: str | None, module: RecipeModule) -> Phase1 | None:
-        """The checkpoint that `model.phase1_checkpoint` names, if any, after a look at it.
+        """Returns the checkpoint that `model.phase1_checkpoint` names, if any, after a look at it.
 
         Raises:
             UserError: if it is no checkpoint of phase 1 of the same model.
@@ -125,7 +125,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _without_steps(state: dict[str, Any]) -> dict[str, Any]:
-    """A parameter's averages, in memory of their own, with a count of no steps."""
+    """Returns a parameter's averages, in memory of their own, with a count of no steps."""
     copied = {n: v.clone() if isinstance(v, Tensor) else v for n, v in state.items()}
     if "step" in copied:
         copied["step"] = copied["step"] * 0

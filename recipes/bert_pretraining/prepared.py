@@ -123,7 +123,7 @@ def _write_tokens(
 
 
 def _train(corpus: Corpus, settings: Settings) -> PreTrainedTokenizerFast:
-    """A vocabulary of the training documents only; the corpus is read, not kept."""
+    """Returns a vocabulary of the training documents only; the corpus is read, not kept."""
     num_documents = sum(1 for _ in corpus)
     _check_number(corpus, num_documents, settings.validation_share)
     chosen = np.zeros(num_documents, bool)

@@ -47,7 +47,7 @@ class RowPlan:
 
     @classmethod
     def of(cls, sequences: np.ndarray, packs: Sequence[Sequence[int]]) -> RowPlan:
-        """A plan from packs that are there."""
+        """Returns a plan from packs that are there."""
         packed = np.fromiter(chain.from_iterable(packs), np.int64)
         row_starts = np.cumsum([0, *map(len, packs)])
         has_pairs = bool((sequences[:, 3] > sequences[:, 2]).any())
@@ -80,7 +80,7 @@ class RowPlan:
         return len(self.row_starts) - 1
 
     def __getitem__(self, row: int) -> list[int]:
-        """The indices of the sequences of a row."""
+        """Returns the indices of the sequences of a row."""
         start, stop = self.row_starts[row : row + 2].tolist()
         found = self.packed[start:stop].tolist()
         is_inside = 0 <= start <= stop <= len(self.packed)

@@ -64,7 +64,7 @@ def single_sequences(
 def sentence_pairs(
     corpus: TokenizedCorpus, documents: np.ndarray, max_seq_length: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Pairs of segments that follow one another: whole sentences, as many as fit.
+    """Returns pairs of segments that follow one another: whole sentences, as many as fit.
 
     A document is cut into chunks of consecutive sentences, and each chunk in two at a random
     sentence. Where no two sentences fit, they are shortened at their far ends; a last sentence
@@ -94,7 +94,7 @@ def sentence_pairs(
 
 
 def _chunks(starts: np.ndarray, room: int) -> Iterator[tuple[int, int]]:
-    """First and last + 1 of the sentences of each chunk: at least two of them."""
+    """Yields first and last + 1 of the sentences of each chunk: at least two of them."""
     index, last = 0, len(starts) - 1
     while index < last and last > 1:
         stop = int(np.searchsorted(starts, starts[index] + room, side="right")) - 1
@@ -129,7 +129,7 @@ class Partners:
     def draw(
         self, sequences: np.ndarray, index: int, epoch: int, rng: np.random.Generator
     ) -> tuple[int, int, int]:
-        """The second segment of a pair in an epoch.
+        """Returns the second segment of a pair in an epoch.
 
         Args:
             sequences: [number of pairs, 5].

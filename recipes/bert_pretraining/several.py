@@ -58,7 +58,7 @@ def open_corpora(
 
 
 def _pairs(path: Names, subset: Subsets) -> Sequence[tuple[str | None, str | None]]:
-    """Each path and its subset."""
+    """Returns each path and its subset."""
     paths: list[str] | list[None] = path if isinstance(path, list) else [path]  # type: ignore[list-item,assignment]
     subsets = subset if isinstance(subset, list) else [subset] * len(paths)
     if not paths or len(subsets) != len(paths):

@@ -56,14 +56,14 @@ class TokenizedCorpus:
         return len(self.document_starts) - 1
 
     def sentences_of(self, document: int) -> np.ndarray:
-        """The starts of the sentences of one document, and the end of its last: [n + 1]."""
+        """Returns the starts of the sentences of one document, and the end of its last: [n + 1]."""
         first, last = self.document_starts[document : document + 2]
         if not 0 <= first <= last < len(self.sentence_starts):
             raise damaged(self.folder, f"document {document} has the sentences {first} to {last}")
         return self.sentence_starts[first : last + 1]
 
     def text(self, start: int, stop: int) -> np.ndarray:
-        """The tokens of a range that a file of the cache names.
+        """Returns the tokens of a range that a file of the cache names.
 
         Raises:
             UserError: There is no such range.
@@ -193,7 +193,7 @@ def check_starts(starts: np.ndarray, end: int, folder: Path | None, name: str) -
 
 
 def damaged(folder: Path | None, reason: str) -> UserError:
-    """The error of a cache that says what cannot be."""
+    """Returns the error of a cache that says what cannot be."""
     return UserError(
         f"The prepared data in {folder or 'memory'} are damaged: {reason}. Remove that folder, and "
         "they are made again."

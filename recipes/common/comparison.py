@@ -112,7 +112,7 @@ class PublishedComparison(Callback):
 
 
 def planned_run(run: Run, config: Mapping[str, Any]) -> PublishedRun:
-    """A published run as a plan takes it.
+    """Returns a published run as a plan takes it.
 
     Args:
         run: the published one.

@@ -65,7 +65,7 @@ class RecipeData(LightningDataModule):
         return {"num_ranks": shares["num_replicas"], "rank": shares["rank"]}
 
     def resumed(self, loader: BucketDataLoader) -> BucketDataLoader:
-        """The training loader, at the place of the checkpoint if one is resumed."""
+        """Returns the training loader, at the place of the checkpoint if one is resumed."""
         self._train_loader = loader
         position, self._position = self._position, None
         # Not after `validate` of a checkpoint: that resumes nothing.
@@ -74,7 +74,7 @@ class RecipeData(LightningDataModule):
         return loader
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the epoch, once there is a training loader."""
+        """Returns the place in the epoch, once there is a training loader."""
         return {} if self._train_loader is None else {_POSITION: self._train_loader.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ def save_png(title: str, panels: Sequence[Panel], path: Path) -> None:
 
 
 def to_svg(panels: Sequence[Panel]) -> list[str]:
-    """An <svg> element for each panel, without a fixed size; its text stays text."""
+    """Returns an <svg> element for each panel, without a fixed size; its text stays text."""
     import matplotlib
 
     elements = []

@@ -120,7 +120,7 @@ def _check_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> No
 
 
 def _tokenizer(content: dict[str, Any]) -> transformers.PreTrainedTokenizerBase:
-    """The one that was trained with the model, or the published one that it was given."""
+    """Returns the one that was trained with the model, or the published one that it was given."""
     for state in content.values():
         if isinstance(state, dict) and "tokenizer" in state and "special_tokens" in state:
             return tokenizer_from_state(state)

@@ -49,7 +49,7 @@ def _mode(trainer: Trainer, module: Any) -> str | None:
 
 
 def scores(trainer: Trainer) -> Iterator[Line]:
-    """First and last of each curve; the best of those that a checkpoint goes by."""
+    """Yields first and last of each curve; the best of those that a checkpoint goes by."""
     found = [each for each in trainer.callbacks if isinstance(each, MetricHistory)]  # type: ignore[attr-defined]
     history = found[0] if found else MetricHistory()
     for name, curve in history.training.items():

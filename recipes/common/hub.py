@@ -37,7 +37,7 @@ def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options
 def load_hub_dataset(
     name: str, subset: str | None, split: str | None, revision: str | None = None
 ) -> Any:
-    """A data set of the hub, as a `datasets.Dataset`, or all of its splits by name.
+    """Returns a data set of the hub, as a `datasets.Dataset`, or all of its splits by name.
 
     Args:
         name: of the data set, for example `abisee/cnn_dailymail`.

@@ -73,7 +73,7 @@ class Lamb(torch.optim.Optimizer):
         return loss
 
     def _divisor(self) -> Tensor | float:
-        """The global norm over its limit, but at least one."""
+        """Returns the global norm over its limit, but at least one."""
         limit = self.defaults["max_grad_norm"]
         gradients = [p.grad for group in self.param_groups for p in group["params"]]
         norms = [torch.linalg.vector_norm(g) for g in gradients if g is not None]
@@ -108,7 +108,7 @@ def make_optimizer(
     max_grad_norm: float | None = 1.0,
     epsilon: float = EPSILON,
 ) -> torch.optim.Optimizer:
-    """The optimizer of that name, for the parameters that are trained.
+    """Returns the optimizer of that name, for the parameters that are trained.
 
     Args:
         name: adamw or lamb (torch, any device); fused_adamw or fused_lamb (the vendor's kernels);
@@ -219,7 +219,7 @@ def _optimizer_class(name: OptimizerName) -> Callable[..., torch.optim.Optimizer
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weights, which decay, and biases and norms, which do not; no empty group.
+    """Returns weights, which decay, and biases and norms, which do not; no empty group.
 
     The vendor's kernels crash on an empty group.
     """
@@ -234,7 +234,7 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 def make_schedule(
     name: Schedule, optimizer: torch.optim.Optimizer, num_steps: float, warmup_steps: float
 ) -> LambdaLR:
-    """The learning rate over the steps of a run, as a share of its peak.
+    """Returns the learning rate over the steps of a run, as a share of its peak.
 
     Args:
         name: linear: up to the peak in the warm-up, then down to zero at the last step.

@@ -33,7 +33,7 @@ class RecipeParser(LightningArgumentParser):
 
 
 def _explain(message: str, settings: Sequence[str]) -> str:
-    """One or two sentences of what jsonargparse says in up to fifteen lines."""
+    """Returns one or two sentences of what jsonargparse says in up to fifteen lines."""
     if said := config_errors.unknown_setting(message, settings):
         return said
     if "Problems parsing config" in message and (said := config_errors.syntax_error()):

@@ -21,7 +21,7 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def header_of(file: Path) -> list[str]:
-    """The names in the first line of a table between delimiters.
+    """Returns the names in the first line of a table between delimiters.
 
     Raises:
         UserError: if there is none, one comes twice, or it is not UTF-8.
@@ -157,7 +157,7 @@ def _kind_of(kind: type) -> str:
 
 
 def _json_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a list, or one a line, and where each is."""
+    """Yields the rows of a list, or one a line, and where each is."""
     with file.open(encoding="utf-8-sig") as lines:
         if _is_list(file) and file.suffix.lower() == ".json":
             text = lines.read()
@@ -179,7 +179,7 @@ def _json_rows(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _records(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """The line where each record begins, and its fields; empty lines are none."""
+    """Yields the line where each record begins, and its fields; empty lines are none."""
     csv.field_size_limit(sys.maxsize)  # an article is longer than the 128 KiB that are the default
     # utf-8-sig: files of MSR and of spreadsheets begin with a byte order mark.
     with file.open(encoding="utf-8-sig", newline="") as lines:

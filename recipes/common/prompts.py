@@ -10,7 +10,7 @@ from recipes.common.tables import lines
 
 
 def given_prompts(prompts: Sequence[str] | None, file: str | None) -> list[str] | None:
-    """The prompts of the settings `data.prompts` and `data.prompts_file`.
+    """Returns the prompts of the settings `data.prompts` and `data.prompts_file`.
 
     Args:
         prompts: as set, or None.

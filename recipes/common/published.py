@@ -112,7 +112,7 @@ class Row:
 
 
 def read_runs(folder: Path) -> dict[str, Run]:
-    """The published runs of a recipe by name, as its registry has them.
+    """Returns the published runs of a recipe by name, as its registry has them.
 
     Args:
         folder: the recipe's.
@@ -131,7 +131,7 @@ def read_runs(folder: Path) -> dict[str, Run]:
 
 
 def find_run(folder: Path, name: str) -> Run:
-    """The published run of that name.
+    """Returns the published run of that name.
 
     Raises:
         UserError: there is none; it names those that there are.
@@ -217,7 +217,7 @@ def _shown(value: Any) -> str:
 
 
 def compare(run: Run, measured: Mapping[str, float], hardware: str | None) -> list[Row]:
-    """The figures of a published run, one row each, and those of another run beside them.
+    """Returns the figures of a published run, one row each, and those of another run beside them.
 
     Args:
         run: the published one.
@@ -238,7 +238,7 @@ def _compare(figure: Figure, measured: float | None, hardware: str | None) -> Ro
 
 
 def render(run: Run, rows: Sequence[Row], reasons: Sequence[str]) -> str:
-    """The rows as a table for a terminal, and why they are not comparable, if so."""
+    """Returns the rows as a table for a terminal, and why they are not comparable, if so."""
     table = [("figure", "published", "on", "this run", "difference", "")]
     for row in rows:
         unit = f" {row.figure.unit}" if row.figure.unit else ""

@@ -69,7 +69,7 @@ class Row:
         return f"data.path={self.source}, {line_of(self.source, self.number)}"
 
     def text(self, name: str) -> str:
-        """The text of that name, without white space around it; "" where there is none.
+        """Returns the text of that name, without white space around it; "" where there is none.
 
         Raises:
             UserError: if it is something else than text.
@@ -84,7 +84,7 @@ class Row:
         return (value or "").strip()
 
     def needed_text(self, name: str) -> str:
-        """The same, but never "".
+        """Returns the same, but never "".
 
         Raises:
             UserError: if there is none, or it is something else.
@@ -148,7 +148,7 @@ class Table:
         return rows.iter(batch_size=_ROWS_AT_ONCE)
 
     def _columns(self, source: Path | tuple[str, Any], found: Sequence[str]) -> dict[str, str]:
-        """The recipe's names to those in the file, of the columns that are there."""
+        """Returns the recipe's names to those in the file, of the columns that are there."""
         fields = self.fields
         needed = fields.texts if self.is_test else (*fields.texts, *fields.others)
         own = {name: name for name in fields.names}

@@ -46,7 +46,7 @@ def section(title: str, rows: Iterable[Row | tuple[str, str | None]]) -> Section
 
 
 def table(sections: Iterable[Section]) -> str:
-    """The sections as text; those without a line are left out."""
+    """Returns the sections as text; those without a line are left out."""
     filled = [each for each in sections if each.rows]
     width = max((len(row.name) for each in filled for row in each.rows), default=0)
     lines = []

@@ -34,7 +34,7 @@ Batch = Mapping[str, Sequence[Any]]
 
 
 def by_kind(files: Iterable[Path], suffixes: Sequence[str] = SUFFIXES) -> dict[str, list[Path]]:
-    """The files of each suffix, in the order of `suffixes`.
+    """Returns the files of each suffix, in the order of `suffixes`.
 
     A .json beside files of another kind is left out: it describes these, as `dataset_info.json`.
     """
@@ -45,7 +45,7 @@ def by_kind(files: Iterable[Path], suffixes: Sequence[str] = SUFFIXES) -> dict[s
 
 
 def columns_of(file: Path) -> list[str]:
-    """The names of a file's columns.
+    """Returns the names of a file's columns.
 
     Raises:
         UserError: if it has none, or cannot be read.
@@ -56,7 +56,7 @@ def columns_of(file: Path) -> list[str]:
 
 
 def batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Batch]:
-    """The rows of a table from the beginning, some at a time.
+    """Yields the rows of a table from the beginning, some at a time.
 
     Args:
         file: a file with one of `SUFFIXES`.
@@ -75,7 +75,7 @@ def batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Batch]
 
 
 def lines(file: Path) -> Iterator[str]:
-    """The lines of a text file in UTF-8, without their ends.
+    """Yields the lines of a text file in UTF-8, without their ends.
 
     Raises:
         UserError: if it is in another encoding, with the line.
@@ -93,7 +93,7 @@ def _objects(file: Path) -> Iterator[Batch]:
 
 
 def _delimited(file: Path) -> Iterator[Batch]:
-    """All values as text: a label `01`, or a sentence `NA`, is what is written."""
+    """Yields all values as text: a label `01`, or a sentence `NA`, is what is written."""
     from datasets import Features, Value
 
     names = header_of(file)
@@ -135,7 +135,7 @@ def _stream(file: Path, method: str, is_text: bool = False, **options: Any) -> I
 
 
 def _next(tables: Iterator[Any]) -> Any:
-    """The next one, or None; quiet meanwhile only, as that holds for the process."""
+    """Returns the next one, or None; quiet meanwhile only, as that holds for the process."""
     with _quiet():
         return next(tables, None)
 

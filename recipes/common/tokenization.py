@@ -125,7 +125,7 @@ def train_byte_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTr
 def tokenizer_from_json(
     text: str, special_tokens: Mapping[str, str] = BERT_TOKENS
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer whose `backend_tokenizer.to_str()` gave `text`.
+    """Returns the tokenizer whose `backend_tokenizer.to_str()` gave `text`.
 
     `BertTokenizerFast(vocab_file=...)` would do on transformers 4 and is ignored by 5; this form
     works on both.
@@ -166,14 +166,14 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
 def learnt_tokenizer_state(
     tokenizer: PreTrainedTokenizerBase | None, name: str | None
 ) -> dict[str, Any]:
-    """The same of one that was learnt; nothing of a published one, which has a name."""
+    """Returns the same of one that was learnt; nothing of a published one, which has a name."""
     if name or not isinstance(tokenizer, PreTrainedTokenizerFast):
         return {}
     return tokenizer_state(tokenizer)
 
 
 def published_tokenizer(name: str, tokenizer: str | None) -> str:
-    """The tokenizer that was named beside a published model.
+    """Returns the tokenizer that was named beside a published model.
 
     Args:
         name: the model's.
@@ -191,7 +191,7 @@ def published_tokenizer(name: str, tokenizer: str | None) -> str:
 
 
 def tokenizer_from_state(state: Mapping[str, Any]) -> PreTrainedTokenizerFast:
-    """The tokenizer of `tokenizer_state`.
+    """Returns the tokenizer of `tokenizer_state`.
 
     Raises:
         UserError: it is none; a checkpoint may be damaged.
@@ -208,7 +208,7 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> PreTrainedTokenizerFast:
 def load_tokenizer(
     name_or_path: str, needed: Sequence[str] = tuple(BERT_TOKENS), model: str = "BERT"
 ) -> PreTrainedTokenizerBase:
-    """A published tokenizer by name, or one that was saved in a folder.
+    """Returns a published tokenizer by name, or one that was saved in a folder.
 
     Args:
         name_or_path: `data.tokenizer`.

@@ -90,7 +90,7 @@ class RecipeModule(LightningModule):
         return None if has_name else "random weights, of a model that has learnt nothing"
 
     def configure_optimizers(self) -> Any:
-        """The optimizer and the schedule that the hyperparameters name."""
+        """Returns the optimizer and the schedule that the hyperparameters name."""
         settings, name = self.hparams, self._optimizer_name()
         if name in CLIPS_ITSELF and self.trainer.gradient_clip_val:
             raise UserError(
@@ -149,7 +149,7 @@ class RecipeModule(LightningModule):
             )
 
     def data_of(self, kind: type[Data], what: str) -> Data:
-        """The Trainer's DataModule.
+        """Returns the Trainer's DataModule.
 
         Args:
             kind: its class.

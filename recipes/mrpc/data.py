@@ -137,11 +137,11 @@ class MrpcData(RecipeData):
         return self._dataloader("test")
 
     def predict_dataloader(self) -> BucketDataLoader:
-        """The pairs of the test split, whose labels are not needed."""
+        """Returns the pairs of the test split, whose labels are not needed."""
         return self._dataloader("test")
 
     def baselines(self, split: str) -> Scores:
-        """F1 and accuracy of what a model must beat, by name."""
+        """Returns F1 and accuracy of what a model must beat, by name."""
         if split not in self._baselines:
             train = self.pairs.get("train", [])
             self._baselines[split] = baseline_scores(train, self._split(split))

@@ -25,7 +25,7 @@ _MAX_SENTENCES_WITH_WORD = 400  # common words say little: those who share one s
 def embedded_pairs(
     packages: Sequence[str], pairs_per_sentence: int, validation_share: float, seed: int
 ) -> Splits:
-    """Pairs of each split; a document is in one of them, with all of its sentences.
+    """Returns pairs of each split; a document is in one of them, with all of its sentences.
 
     Args:
         packages: installed packages whose documentation is read, besides Python's.

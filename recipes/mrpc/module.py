@@ -115,7 +115,7 @@ class Mrpc(RecipeModule):
         return self.model.classifier(self.model.dropout(bert.pooler(hidden)))
 
     def forward(self, batch: Mapping[str, Tensor], scores: bool = False) -> Tensor:
-        """The mean loss; for scores [B, 3] float32, the logits and the label."""
+        """Returns the mean loss; for scores [B, 3] float32, the logits and the label."""
         logits, labels = self.logits(batch).float(), batch["labels"]
         if scores:
             return torch.cat([logits, labels[:, None]], dim=1)
@@ -154,7 +154,7 @@ class Mrpc(RecipeModule):
         return super().configure_callbacks() + ([] if has_writer else [SubmissionWriter()])
 
     def report_sections(self, stage: str) -> list[Section]:
-        """F1 and accuracy of the model, and of what it must beat."""
+        """Returns F1 and accuracy of the model, and of what it must beat."""
         metrics, data = self.trainer.callback_metrics, self.trainer.datamodule
         if f"{stage}/f1" not in metrics:
             return []
@@ -171,7 +171,7 @@ class Mrpc(RecipeModule):
         return [section(f"{split}: {num_pairs} pairs, {data.origin}", rows)]
 
     def references(self, name: str) -> dict[str, float]:
-        """F1 of the baselines."""
+        """Returns F1 of the baselines."""
         if name != self.validation_score:
             return {}
         return {

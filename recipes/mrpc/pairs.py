@@ -43,7 +43,7 @@ _NOT = re.compile(r"(?:not|non|no|un)[-_ ]?", re.IGNORECASE)
 
 
 def read_pairs(tables: Mapping[str, Table], positive_label: str | None) -> Splits:
-    """The pairs of all splits.
+    """Returns the pairs of all splits.
 
     Args:
         tables: of `FIELDS`.
@@ -115,7 +115,7 @@ def _label(row: Row, numbers: Mapping[str, int], is_test: bool) -> int | None:
 
 
 def _text(label: Any) -> str:
-    """A label as one would type it: 1, 1.0, "1" and " 1" are the same."""
+    """Returns a label as one would type it: 1, 1.0, "1" and " 1" are the same."""
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     return "" if label is None else str(label).strip().lower().removesuffix(".0")

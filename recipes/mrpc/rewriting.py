@@ -47,7 +47,7 @@ def _join(words: Words) -> str:
 
 
 def _core(word: str) -> tuple[str, str]:
-    """A word and the punctuation after it."""
+    """Returns a word and the punctuation after it."""
     core = word.rstrip(".,;:")
     return core, word[len(core) :]
 

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 
 def new_model(config: BertConfig) -> BertForSequenceClassification:
-    """A model whose words attend to the same words in the other sentence from the start.
+    """Returns a model whose words attend to the same words in the other sentence from the start.
 
     Attention must first find in one sentence what stands in the other. So keys begin as queries,
     which makes equal words attend to each other, and places and segments count less than words.

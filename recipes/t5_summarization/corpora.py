@@ -46,7 +46,7 @@ def check_source(source: Source, path: str | Sequence[str] | None) -> None:
 
 
 def read_rows(table: Table) -> Iterator[Row]:
-    """The rows of a split; one without an id is called by its number.
+    """Yields the rows of a split; one without an id is called by its number.
 
     Raises:
         UserError: for a file that cannot be read, or values that are no text.
@@ -61,7 +61,7 @@ def read_rows(table: Table) -> Iterator[Row]:
 
 
 def embedded_rows(packages: Sequence[str], split: str, seed: int) -> Iterator[Row]:
-    """Short articles whose summary is one of their sentences: extractive by construction.
+    """Yields short articles whose summary is one of their sentences: extractive by construction.
 
     An article is a few sentences that follow each other in the documentation of Python and of
     `packages`, and `In short:` stands before one of them. To find that sentence is trivial for
@@ -79,7 +79,7 @@ def embedded_rows(packages: Sequence[str], split: str, seed: int) -> Iterator[Ro
 
 
 def _articles(document: Sequence[str], name: str, rng: random.Random) -> Iterator[Row]:
-    """Each window of sentences twice, with another one marked."""
+    """Yields each window of sentences twice, with another one marked."""
     short = [s for s in document if len(s.split()) in _WORDS and len(s) <= _MAX_CHARACTERS]
     for start in range(0, len(short) - 1, _SENTENCES_PER_ARTICLE):
         window = short[start : start + _SENTENCES_PER_ARTICLE]
@@ -89,5 +89,5 @@ def _articles(document: Sequence[str], name: str, rng: random.Random) -> Iterato
 
 
 def marked(article: str) -> str:
-    """The sentence behind `In short:`: the trivial solution of the embedded task."""
+    """Returns the sentence behind `In short:`: the trivial solution of the embedded task."""
     return lead(article.partition(MARK)[2])

@@ -134,7 +134,7 @@ class SummarizationData(RecipeData):
             next(self._rows("train"), None)
 
     def dataset(self, split: str) -> TokenizedRows:
-        """The rows of a split, read and tokenized when they are first asked for.
+        """Returns the rows of a split, read and tokenized when they are first asked for.
 
         Raises:
             UserError: if it has no rows, or longer ones than it may have.
@@ -225,7 +225,7 @@ class SummarizationData(RecipeData):
         )
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        """The published one, that of the checkpoint, or one that is learnt now."""
+        """Returns the published one, that of the checkpoint, or one that is learnt now."""
         if self.tokenizer is None:
             prefix = self.hparams["source_prefix"]
             texts = ([prefix + row.article, row.highlights] for row in self._rows("train"))

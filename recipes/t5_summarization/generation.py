@@ -36,7 +36,7 @@ def generate(
     num_tokens: int,
     end_step: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """The most probable next token, `num_tokens` times.
+    """Returns the most probable next token, `num_tokens` times.
 
     Args:
         model: in evaluation mode.
@@ -100,7 +100,7 @@ def _step(
     source_bias: Tensor,
     position: Tensor,
 ) -> Tensor:
-    """One block for one new token; its keys and values are written into `past`."""
+    """Returns one block for one new token; its keys and values are written into `past`."""
     own, other, feed_forward = block.layer
     normed = own.layer_norm(hidden)
     for buffer, new in zip(past, keys_and_values(own.SelfAttention, normed), strict=True):
@@ -113,5 +113,5 @@ def _step(
 
 
 def _empty(like: Tensor, num_tokens: int) -> Tensor:
-    """A buffer for the target, of the type that the keys have (bfloat16 under autocast)."""
+    """Returns a buffer for the target, of the type that the keys have (bfloat16 under autocast)."""
     return like.new_zeros((*like.shape[:2], num_tokens, like.shape[3]))

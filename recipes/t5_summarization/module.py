@@ -123,7 +123,7 @@ class T5Summarization(RecipeModule):
         return decode(self.model, shifted, encoded, mask, recompute)
 
     def forward(self, batch: Mapping[str, Any], scores: bool = False) -> dict[str, Tensor] | Tensor:
-        """The losses; for scores [2] float32, the loss of all tokens and their number."""
+        """Returns the losses; for scores [2] float32, the loss of all tokens and their number."""
         loss, num_targets = _sum_of_losses(self.logits(batch), batch["labels"])
         if scores:
             return torch.stack((loss, num_targets))
@@ -165,7 +165,7 @@ class T5Summarization(RecipeModule):
         self._written = []
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
-        """The numbers of the rows; their summaries are written at the end."""
+        """Returns the numbers of the rows; their summaries are written at the end."""
         self._written.append(self.summarize(batch))
         return batch["indices"]  # type: ignore[no-any-return]
 
@@ -217,7 +217,7 @@ class T5Summarization(RecipeModule):
         self.log_on_host(means)
 
     def report_sections(self, stage: str) -> list[Section]:
-        """ROUGE of the model, and of what does not learn."""
+        """Returns ROUGE of the model, and of what does not learn."""
         metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
         names = ["", *(f"{name}_" for name in self._data().baselines)]
         rows = [
@@ -229,7 +229,7 @@ class T5Summarization(RecipeModule):
         return [section(f"ROUGE ({stage})", named)]
 
     def references(self, name: str) -> dict[str, float]:
-        """ROUGE-L of what does not learn."""
+        """Returns ROUGE-L of what does not learn."""
         metrics = self.trainer.callback_metrics
         found = {each: metrics.get(f"val/{each}_rougeL") for each in self._data().baselines}
         if name != self.validation_score:

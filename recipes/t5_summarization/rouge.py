@@ -32,10 +32,10 @@ def rouge_sums(predictions: Iterable[str], references: Iterable[str]) -> dict[st
 
 
 def on_lines(text: str) -> str:
-    """One sentence a line, as the summaries of CNN/DailyMail have it."""
+    """Returns one sentence a line, as the summaries of CNN/DailyMail have it."""
     return "\n".join(sentence for line in text.splitlines() for sentence in sentences(line))
 
 
 def lead(article: str) -> str:
-    """The first sentence of an article: the baseline that a summarizer must beat."""
+    """Returns the first sentence of an article: the baseline that a summarizer must beat."""
     return next(iter(sentences(article)), "")

@@ -49,7 +49,7 @@ class StaticBlock(T5Block):  # type: ignore[misc]
 def encode(
     model: T5ForConditionalGeneration, input_ids: Tensor, mask: Tensor, recompute: bool = False
 ) -> Tensor:
-    """The encoder's hidden states.
+    """Returns the encoder's hidden states.
 
     Args:
         model: any T5.
@@ -72,7 +72,7 @@ def decode(
     mask: Tensor,
     recompute: bool = False,
 ) -> Tensor:
-    """The logits of every next token.
+    """Returns the logits of every next token.
 
     Args:
         model: any T5.

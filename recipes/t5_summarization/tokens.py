@@ -61,7 +61,7 @@ class TokenizedRows(Dataset[dict[str, Any]]):
         return {"input_ids": self.sources[index], "labels": self.targets[index], "index": index}
 
     def select(self, indices: Sequence[int]) -> TokenizedRows:
-        """Some of the rows, as a data set of its own; the text must have been kept."""
+        """Returns some of the rows, as a data set of its own; the text must have been kept."""
         parts = (_pack([part[i] for i in indices]) for part in (self.sources, self.targets))
         return TokenizedRows(*parts, rows=[self.rows[i] for i in indices])
 

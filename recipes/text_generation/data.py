@@ -167,7 +167,7 @@ class TextData(RecipeData):
         return batch
 
     def read_prompts(self) -> list[Prompt]:
-        """The prompts, in order; their numbers are those of the batches.
+        """Returns the prompts, in order; their numbers are those of the batches.
 
         Raises:
             UserError: if there is none, or one is longer than the largest bucket.
@@ -188,11 +188,11 @@ class TextData(RecipeData):
         return self._baselines[split]
 
     def num_judged(self, split: str) -> int:
-        """Tokens of a split that are predicted."""
+        """Returns tokens of a split that are predicted."""
         return len(Blocks(self._stream(split), self.hparams["block_size"]).predicted) - 1
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The published one, that of the checkpoint, or one that is learnt now."""
+        """Returns the published one, that of the checkpoint, or one that is learnt now."""
         if self.tokenizer is None:
             texts = self._texts("train")
             self.tokenizer = train_byte_bpe([texts], self.hparams["vocab_size"])
@@ -340,7 +340,7 @@ def _check_sizes(block_size: int, prompt_tokens: int | None, buckets: Sequence[i
 
 
 def _collate(samples: list[dict[str, Any]], length: int) -> dict[str, Any]:
-    """Tensors [B, T]; counts, which the host knows, are for TokenThroughput."""
+    """Returns tensors [B, T]; counts, which the host knows, are for TokenThroughput."""
     return {**pad_batch(samples, length), "num_tokens": len(samples) * length}
 
 

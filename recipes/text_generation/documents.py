@@ -46,7 +46,7 @@ def check_source(
 def embedded_texts(
     packages: Sequence[str], split: str, held_out_share: float, seed: int
 ) -> list[str]:
-    """The documentation of Python and of `packages`: a document is in one split, whole."""
+    """Returns the documentation of Python and of `packages`: a document is in one split, whole."""
     documents = embedded_documents(packages)
     random.Random(seed).shuffle(documents)
     held_out = max(1, round(held_out_share * len(documents)))
@@ -56,7 +56,7 @@ def embedded_texts(
 
 
 def table_texts(tables: Mapping[str, Table], split: str, path: object) -> list[str]:
-    """The texts of a split that are not empty.
+    """Returns the texts of a split that are not empty.
 
     Raises:
         UserError: for a split that is not there, or has no text, and for what is no text.
@@ -73,7 +73,7 @@ def table_texts(tables: Mapping[str, Table], split: str, path: object) -> list[s
 def prompt_rows(
     source: Source, path: str | Sequence[str], subset: str | None, columns: Mapping[str, str] | None
 ) -> tuple[str, Iterator[Row]]:
-    """The rows that prompts are made of: of the first split of test, validation and train.
+    """Returns the rows that prompts are made of: of the first split of test, validation and train.
 
     All of them, unlike in training, where a part is held out of what has only one split.
 

@@ -217,7 +217,7 @@ class TextGeneration(RecipeModule):
         self._writer.check(data.read_prompts())
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
-        """The numbers of the prompts; what follows them is written at the end."""
+        """Returns the numbers of the prompts; what follows them is written at the end."""
         assert self._writer is not None
         self._writer.write(batch)
         numbers: list[int] = batch["numbers"]
@@ -241,7 +241,7 @@ class TextGeneration(RecipeModule):
         self._print(path)
 
     def report_sections(self, stage: str) -> list[Section]:
-        """Perplexity of the model, and of what it must beat."""
+        """Returns perplexity of the model, and of what it must beat."""
         metrics, data = self.trainer.callback_metrics, self._data()
         if f"{stage}/perplexity" not in metrics:
             return []
@@ -255,7 +255,7 @@ class TextGeneration(RecipeModule):
         return [section(title, rows)]
 
     def references(self, name: str) -> dict[str, float]:
-        """The perplexity, or the loss, of the better baseline."""
+        """Returns the perplexity, or the loss, of the better baseline."""
         baselines = self._data().baselines("validation")
         best = min(baselines, key=lambda each: baselines[each])
         if name == "loss":

@@ -17,7 +17,7 @@ _FILES = ("*.safetensors", "*.json")
 
 
 def make_on_meta(name: str, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
-    """The model without its weights.
+    """Returns the model without its weights.
 
     Args:
         name: on the hub or in its cache, or a folder.

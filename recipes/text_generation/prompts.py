@@ -30,7 +30,7 @@ class Prompt:
 
 
 def texts_of(rows: Iterable[Row], place: str, max_prompts: int | None) -> list[str]:
-    """The texts of rows; empty ones are left out.
+    """Returns the texts of rows; empty ones are left out.
 
     Raises:
         UserError: if none has a text, or one has something else.
@@ -58,7 +58,7 @@ def encode(
     num_tokens: int | None,
     longest: int,
 ) -> list[Prompt]:
-    """The prompts as tokens.
+    """Returns the prompts as tokens.
 
     Args:
         texts: the prompts.

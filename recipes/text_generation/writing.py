@@ -178,7 +178,7 @@ class Writer:
             return None
 
     def section(self, title: str) -> Section:
-        """The pace, as lines of a report."""
+        """Returns the pace, as lines of a report."""
         latency = self.latency()
         if latency is None:
             return section(title, [("measured", "nothing")])
@@ -221,7 +221,7 @@ def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
 
 
 def _ends(model: Any, tokenizer: Any) -> list[int]:
-    """The model's own, of which there may be several; else the tokenizer's."""
+    """Returns the model's own, of which there may be several; else the tokenizer's."""
     configs = (getattr(model, "generation_config", None), model.config)
     found = (getattr(config, "eos_token_id", None) for config in configs)
     own = next((value for value in found if value is not None), tokenizer.eos_token_id)

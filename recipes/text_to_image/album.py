@@ -98,7 +98,7 @@ def _resized(path: Path) -> Image.Image:
 def _wrapped(
     text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
 ) -> list[str]:
-    """Lines that fit, as many as there is room for; what is left out is an ellipsis."""
+    """Returns lines that fit, as many as there is room for; what is left out is an ellipsis."""
     lines: list[str] = []
     words = text.split()
     while words and len(lines) < _MAX_LINES:

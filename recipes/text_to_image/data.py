@@ -99,13 +99,13 @@ class TextToImageData(RecipeData):
         return self._judge
 
     def split(self, name: str) -> Digits:
-        """The digits of a split, without colour."""
+        """Returns the digits of a split, without colour."""
         if not self._splits:
             self._splits = read_splits(self.hparams["validation_share"], self.hparams["seed"])
         return self._splits[name]
 
     def judged(self, split: str) -> list[Request]:
-        """The pictures that are made to be judged: those of each pair."""
+        """Returns the pictures that are made to be judged: those of each pair."""
         number = self.hparams["num_generated"] if split == "validation" else 5
         return requests_for_digits(number, _FIRST_SEEDS[split]) if number else []
 
@@ -202,7 +202,7 @@ class NoisyPictures:
 
 
 def _collate(samples: Sequence[Mapping[str, Any]], length: int) -> dict[str, Tensor]:
-    """Tensors pictures and noise [B, 3, 8, 8], timesteps [B] and input_ids [B, T]."""
+    """Returns tensors pictures and noise [B, 3, 8, 8], timesteps [B] and input_ids [B, T]."""
     return {
         name: torch.from_numpy(np.stack([sample[name] for sample in samples]))
         for name in samples[0]
@@ -210,5 +210,5 @@ def _collate(samples: Sequence[Mapping[str, Any]], length: int) -> dict[str, Ten
 
 
 def _collate_requests(samples: Sequence[Request], length: int) -> dict[str, Any]:
-    """The requests, a list of B."""
+    """Returns the requests, a list of B."""
     return {"requests": list(samples)}

@@ -58,7 +58,7 @@ class Digits(NamedTuple):
 
 
 def read_splits(held_out_share: float, seed: int) -> dict[str, Digits]:
-    """The digits as train, validation and test.
+    """Returns the digits as train, validation and test.
 
     Args:
         held_out_share: of all digits, for validation, and as many for test.

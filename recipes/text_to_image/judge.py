@@ -60,7 +60,7 @@ class Judge:
         return self.look_at_ink(ink.clip(0, 1), colours)
 
     def look_at_ink(self, ink: NDArray[np.float64], colours: NDArray[np.int64]) -> Verdict:
-        """The same of digits [N, 64] whose colours are known."""
+        """Returns the same of digits [N, 64] whose colours are known."""
         squares = (ink**2).sum(1)[:, None] + (self._train**2).sum(1) - 2 * ink @ self._train.T
         distances = _LEVELS * np.sqrt(squares.min(1).clip(0))
         return Verdict(colours, self._classifier.predict(ink), distances)
@@ -89,7 +89,7 @@ def count(pairs: Sequence[Pair], verdict: Verdict) -> dict[str, float]:
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Shares of the pictures, in percent, and the mean distance, by the names of `SCORES`.
+    """Returns shares of the pictures, in percent, and the mean distance, by the names of `SCORES`.
 
     Args:
         sums: what `count` returns.

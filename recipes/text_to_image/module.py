@@ -203,7 +203,7 @@ class TextToImage(RecipeModule):
         self._gallery = Gallery(folder)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
-        """The numbers of the pictures, which are written."""
+        """Returns the numbers of the pictures, which are written."""
         assert self._painter is not None
         assert self._stopwatch is not None
         requests = _real(batch)
@@ -312,7 +312,7 @@ class TextToImage(RecipeModule):
             )
 
     def _latency(self) -> LatencyReport | None:
-        """None where all batches were needed to warm up."""
+        """Returns None where all batches were needed to warm up."""
         try:
             return None if self._stopwatch is None else self._stopwatch.report()
         except ValueError:
@@ -337,7 +337,7 @@ class TextToImage(RecipeModule):
 
 
 def _real(batch: Mapping[str, Any]) -> list[Request]:
-    """The requests of a batch, without those that only fill it up, which are the last."""
+    """Returns the requests of a batch, without those that only fill it up, which are the last."""
     return [each for each, real in zip(batch["requests"], batch["is_real"], strict=True) if real]
 
 

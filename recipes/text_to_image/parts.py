@@ -101,7 +101,7 @@ def _factor(vae: Any) -> int:
 
 
 def encoder_names(index: Mapping[str, Any]) -> list[str]:
-    """The text encoders of a model, by its model_index.json."""
+    """Returns the text encoders of a model, by its model_index.json."""
     return [each for each in ("text_encoder", "text_encoder_2") if index.get(each, [None])[0]]
 
 
@@ -130,7 +130,7 @@ def read_index(name: str) -> dict[str, Any]:
 def load(
     name: str, dtype: torch.dtype, index: Mapping[str, Any] | None = None
 ) -> tuple[Parts, Loaded]:
-    """A published model, or one that `export` wrote, on the CPU.
+    """Returns a published model, or one that `export` wrote, on the CPU.
 
     The safety checker of Stable Diffusion 1 is no part of it.
 
@@ -163,7 +163,7 @@ def load(
 
 
 def without_weights(name: str, index: Mapping[str, Any]) -> Parts:
-    """The parts as their configurations say, as torch makes them on its current device.
+    """Returns the parts as their configurations say, as torch makes them on its current device.
 
     Raises:
         UserError: naming the part whose configuration is missing.
@@ -226,7 +226,7 @@ def _weights(cls: Any, name: str, part: str, **options: Any) -> Any:
 
 
 def read_part(read: Callable[..., Any], name: str, part: str, **options: Any) -> Any:
-    """A part of a model, by what reads it from a folder or a repository and `subfolder`.
+    """Returns a part of a model, by what reads it from a folder or a repository and `subfolder`.
 
     Raises:
         UserError: it cannot be read.

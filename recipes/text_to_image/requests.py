@@ -71,6 +71,6 @@ def make_requests(
 
 
 def requests_for_digits(num_pictures: int, first_seed: int) -> list[Request]:
-    """Each pair of colour and digit, to be judged."""
+    """Returns each pair of colour and digit, to be judged."""
     captions = [pair.caption for pair in PAIRS]
     return make_requests(captions, (), num_pictures, [first_seed])

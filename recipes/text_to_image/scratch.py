@@ -89,7 +89,7 @@ def make_text_encoder(
 
 
 def make_unet(widths: Sequence[int], num_layers: int, text_width: int) -> UNet2DConditionModel:
-    """A UNet of pictures [3, 8, 8] that halves them once for each further width.
+    """Returns a UNet of pictures [3, 8, 8] that halves them once for each further width.
 
     It attends to the caption at its narrowest, and has its mean in each block, beside the time.
     """

@@ -33,7 +33,7 @@ class CheckpointIndex:
     def fit_weights(
         self, model: str, weights: Mapping[str, Any], *, strict: bool
     ) -> dict[str, Any]:
-        """The weights of a model that the checkpoint has, too.
+        """Returns the weights of a model that the checkpoint has, too.
 
         Args:
             model: The model's name in the checkpoint.
@@ -64,7 +64,7 @@ class CheckpointIndex:
         return {name: value for name, value in weights.items() if name not in missing}
 
     def param_groups(self, optimizer: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The settings that an optimizer was saved with, for each group of its parameters.
+        """Returns the settings that an optimizer was saved with, for each group of its parameters.
 
         Args:
             optimizer: The optimizer's name in the checkpoint.
@@ -138,7 +138,7 @@ class CheckpointIndex:
 
 
 def _groups(optimizer: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The groups of parameters that a checkpoint has, if they are such."""
+    """Returns the groups of parameters that a checkpoint has, if they are such."""
     groups = found[optimizer].get("param_groups") if isinstance(found[optimizer], dict) else None
     if not isinstance(groups, list) or not all(
         isinstance(group, dict)

@@ -162,7 +162,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Tensor]:
-    """The weights of a checkpoint in shards, whole, by their names in the model.
+    """Returns the weights of a checkpoint in shards, whole, by their names in the model.
 
     One process reads it, whatever number of ranks has saved it, and needs no HPU.
 
@@ -244,7 +244,7 @@ def _opened(folder: str | Path, *, verify: bool = True) -> Metadata:
 
 
 def saved_names(metadata: Metadata) -> tuple[list[str], list[str]]:
-    """The names under which a checkpoint has models, and those of its optimizers."""
+    """Returns the names under which a checkpoint has models, and those of its optimizers."""
     below: dict[str, set[Any]] = {}
     for path in (metadata.planner_data or {}).values():
         below.setdefault(str(path[0]), set()).update(path[1:2])

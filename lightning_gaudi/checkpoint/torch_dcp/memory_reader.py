@@ -76,12 +76,12 @@ class MemoryReader(StorageReader):
 
     @override
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Returns the plan as it is."""
         return plan
 
     @override
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Returns the plans as they are."""
         return plans
 
     @classmethod

@@ -175,7 +175,7 @@ def _finish(
 
 
 def _explain(target: Path, failures: Mapping[int, BaseException]) -> OSError:
-    """An error that says what failed on which ranks, and what is left."""
+    """Returns an error that says what failed on which ranks, and what is left."""
     errors = [error for error in failures.values() if isinstance(error, OSError)]
     reason = errors[0].strerror if errors else next(iter(failures.values()))
     ranks = ", ".join(str(rank) for rank in sorted(failures))

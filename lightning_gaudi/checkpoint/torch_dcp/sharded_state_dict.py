@@ -53,7 +53,7 @@ _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def model_state(model: Module, *, full: bool, offload: bool = True) -> State:
-    """The state of a model, by the names that its parts have without any wrapper.
+    """Returns the state of a model, by the names that its parts have without any wrapper.
 
     Args:
         model: In shards.
@@ -73,7 +73,7 @@ def model_state(model: Module, *, full: bool, offload: bool = True) -> State:
 def optimizer_state(
     model: Module, optimizer: Optimizer, *, full: bool, offload: bool = True
 ) -> State:
-    """The state of an optimizer, by the names of its parameters; see `model_state`."""
+    """Returns the state of an optimizer, by the names of its parameters; see `model_state`."""
     state: State
     if _is_wrapped(model):
         with _offloading(model, full):
@@ -247,7 +247,7 @@ class _Planner(Planner):
 
 
 def _named(key: str, state: Any, made: Mapping[str, Any]) -> Any:
-    """An optimizer's state with names where torch has the positions of parameters."""
+    """Returns an optimizer's state with names where torch has the positions of parameters."""
     if key not in made or not _is_numbered(state):
         return state
     saved, own = state["param_groups"], made[key]["param_groups"]

@@ -80,7 +80,7 @@ def extras(shards: Shards) -> dict[str, Any]:
 
 
 def weights(shards: Shards) -> Weights:
-    """The whole model's state, in fp32: the masters where there are shards of some.
+    """Returns the whole model's state, in fp32: the masters where there are shards of some.
 
     Args:
         shards: The files of a version, of any stage.
@@ -146,7 +146,7 @@ def _extras(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _materialized(weights: Weights) -> dict[str, Any]:
-    """All of it in memory of its own; tied weights stay tied."""
+    """Returns all of it in memory of its own; tied weights stay tied."""
     made: dict[int, Any] = {}
     for name, lazy in weights.data.items():
         if id(lazy) not in made:

@@ -141,7 +141,7 @@ def is_engine(value: Any) -> bool:
 
 
 def _engine(state: State, typed: str) -> tuple[Any, str]:
-    """The engine among the objects, and its name."""
+    """Returns the engine among the objects, and its name."""
     found = [(each, name) for name, each in state.items() if is_engine(each)]
     if len(found) != 1:
         names = ", ".join(repr(name) for _, name in found) or "none"

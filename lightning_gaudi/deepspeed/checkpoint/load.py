@@ -124,7 +124,7 @@ def load(
 
 
 def _find(folder: Path, version: Path, *, verify: bool) -> Shards:
-    """The files; where they cannot be told, the manifest says which is damaged."""
+    """Returns the files; where they cannot be told, the manifest says which is damaged."""
     try:
         with damage_on_all_ranks():
             return on_rank_zero(lambda: shards.find(folder))

@@ -138,7 +138,7 @@ _NO_FILE = re.compile(r"/|\0|^\.*$")
 
 
 def _names(state: Mapping[str, Any]) -> Iterator[Any]:
-    """All names in a file that DeepSpeed makes names of files of."""
+    """Yields all names in a file that DeepSpeed makes names of files of."""
     for shapes in (*(state.get("param_shapes") or ()), state.get("frozen_param_shapes") or {}):
         yield from shapes
     for key in ("module", "frozen_param_fragments", "shared_params"):
@@ -163,14 +163,14 @@ def param_groups(shards: Shards) -> list[dict[str, Any]]:
 
 
 def _kept(shards: Shards) -> frozenset[str]:
-    """The names of what the optimizer keeps of each parameter."""
+    """Returns the names of what the optimizer keeps of each parameter."""
     with _shards.as_damage(shards.folder):
         state: Mapping[Any, Mapping[str, Any]] = _optimizer_state(shards)["state"]
         return frozenset(key for values in state.values() for key in values)
 
 
 def _optimizer_state(shards: Shards) -> dict[str, Any]:
-    """The state dict of the user's or the configured optimizer, of rank 0."""
+    """Returns the state dict of the user's or the configured optimizer, of rank 0."""
     state = _shards.load(shards.optimizer_files[0])["optimizer_state_dict"]
     # By this name in stage 3.
     found: dict[str, Any] = state.get("optimizer_state_dict") or state["base_optimizer_state"]

@@ -139,7 +139,7 @@ def _write(snapshot: Snapshot, path: Path) -> FileEntry:
 
 
 def local_folder(path: _PATH) -> Path:
-    """The path of a checkpoint, which DeepSpeed can only have in the local file system.
+    """Returns the path of a checkpoint, which DeepSpeed can only have in the local file system.
 
     Raises:
         ValueError: It is somewhere else.

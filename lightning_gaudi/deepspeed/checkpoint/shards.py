@@ -68,7 +68,7 @@ class Shards(NamedTuple):
 
 
 def find(folder: Path) -> Shards:
-    """The files of the latest version of a checkpoint, all of them there and whole.
+    """Returns the files of the latest version of a checkpoint, all of them there and whole.
 
     Args:
         folder: What a strategy of DeepSpeed's has saved.
@@ -192,7 +192,7 @@ def _saved_by(version: Path, names: list[str]) -> tuple[int, bool]:
 
 
 def _checked_count(count: Any, path: Path) -> int:
-    """A number of ranks, if it is one."""
+    """Returns a number of ranks, if it is one."""
     if type(count) is not int or not 0 < count <= _MAX_RANKS:
         raise DamagedCheckpointError(
             f"{printable(path)} is damaged: it says that {printable(repr(count), max_chars=100)} "

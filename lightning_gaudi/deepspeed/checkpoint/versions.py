@@ -95,7 +95,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def latest(folder: Path) -> str:
-    """The name of the version to load.
+    """Returns the name of the version to load.
 
     Raises:
         DamagedCheckpointError: What it names is not within the folder.

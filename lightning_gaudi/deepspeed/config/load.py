@@ -49,7 +49,7 @@ _SECTIONS = (
 
 
 def read(config: str | os.PathLike[str] | Mapping[str, Any] | None, variable: str) -> Config | None:
-    """The settings, as a dict of their own.
+    """Returns the settings, as a dict of their own.
 
     Args:
         config: A dict, the path of a JSON or YAML file, the name of a preset, or None.
@@ -145,7 +145,7 @@ class Settings:
 
 
 def complete(config: Mapping[str, Any], settings: Settings) -> Config:
-    """The settings with what Lightning adds to them.
+    """Returns the settings with what Lightning adds to them.
 
     Args:
         config: As the user gave them; not changed.

@@ -136,7 +136,7 @@ def _device(config: Mapping[str, Any], name: str) -> str | None:
 
 
 def _named(config: Mapping[str, Any]) -> str | None:
-    """The optimizer that the settings name."""
+    """Returns the optimizer that the settings name."""
     return (config.get("optimizer") or {}).get("type")
 
 

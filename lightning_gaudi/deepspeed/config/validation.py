@@ -108,7 +108,7 @@ class _Recorded(dict[str, Any]):
 
 
 def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without `"auto"`, which the parser takes for a value."""
+    """Returns the settings without `"auto"`, which the parser takes for a value."""
     return {
         name: _without_auto(value) if isinstance(value, Mapping) else value
         for name, value in config.items()

@@ -34,7 +34,7 @@ def make_engine(
     optimizer: Optimizer | None = None,
     lr_scheduler: Any = None,
 ) -> tuple[Any, Any]:
-    """An engine that trains `model`.
+    """Returns an engine that trains `model`.
 
     Args:
         model: Its parameters that require gradients are trained.
@@ -89,7 +89,7 @@ def _without_trial_step() -> Iterator[None]:
 
 
 def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
-    """An engine that evaluates `model`, in shards under ZeRO-3.
+    """Returns an engine that evaluates `model`, in shards under ZeRO-3.
 
     Args:
         model: Its weights may be in shards already.

@@ -12,7 +12,7 @@ _OPTION = "managed_gradient_accumulation"
 
 
 def stepped_by_user(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with which DeepSpeed reduces gradients when it is told to step.
+    """Returns the settings with which DeepSpeed reduces gradients when it is told to step.
 
     By default it takes each backward for the last before a step. In ZeRO-1 and 2 a second one would
     throw away the gradients of the first.

@@ -25,7 +25,7 @@ _SHARDS_PER_BUCKET = 4
 
 
 def with_fitting_buckets(config: dict[str, Any], model: Module, world_size: int) -> dict[str, Any]:
-    """The settings, with no larger a bucket of gradients than the model has use for.
+    """Returns the settings, with no larger a bucket of gradients than the model has use for.
 
     DeepSpeed allocates the whole bucket, in ZeRO-3 for good: 763 MiB in fp32 with Lightning's
     default, whatever the model's size. What the user has set stays.

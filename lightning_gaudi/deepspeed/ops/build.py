@@ -47,7 +47,7 @@ class OpBuildError(RuntimeError):
 
 
 def provide(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> ModuleType:
-    """The operation of one of DeepSpeed's builders, which from now on loads this one too.
+    """Returns the operation of one of DeepSpeed's builders, which from now on loads this one too.
 
     Args:
         builder: An instance of a class of `deepspeed.ops.op_builder`, such as `CPUAdamBuilder`.
@@ -70,7 +70,7 @@ def provide(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Mod
 
 
 def ensure_built(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Path:
-    """The operation's library in the cache, built first if it is not there.
+    """Returns the operation's library in the cache, built first if it is not there.
 
     Args:
         builder: See `provide`.
@@ -134,7 +134,7 @@ def _root() -> Path:
 
 
 def _find(build: _Build) -> Path | None:
-    """The cached build; without a compiler, whichever one has built it."""
+    """Returns the cached build; without a compiler, whichever one has built it."""
     folders = [build.folder] if compiler.is_there() else sorted(_root().glob(f"{build.key}-*"))
     libraries = (folder / f"{build.name}.so" for folder in folders)
     return next((library for library in libraries if library.exists()), None)

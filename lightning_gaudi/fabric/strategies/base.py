@@ -111,7 +111,7 @@ class HPUStrategy(HPUMixin):
         return loader
 
     def _of_all_ranks(self, value: Any) -> list[Any]:
-        """A value of each rank, by rank."""
+        """Returns a value of each rank, by rank."""
         return [value]
 
     @override

@@ -138,7 +138,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         return self._deepspeed_engine
 
     def _make_engine(self, module: Module, optimizer: Optimizer | None = None) -> Any:
-        """An engine that trains; what it made of the optimizer."""
+        """Returns an engine that trains; what it made of the optimizer."""
         self._compile_for_fabric(module)
         found, wrapped = make_engine(module, self.deepspeed_config, optimizer=optimizer)
         configure_checkpointing(self.deepspeed_config)

@@ -92,7 +92,7 @@ class StrategySelection(NamedTuple):
         *,
         is_interactive: bool,
     ) -> Any:
-        """The HPU's form of what was passed as `strategy`, for the cards that it is to use.
+        """Returns the HPU's form of what was passed as `strategy`, for the cards that it is to use.
 
         Args:
             strategy: A registered name, or an instance; an instance stays the user's object, and
@@ -116,7 +116,7 @@ class StrategySelection(NamedTuple):
         return found
 
     def to_form(self, strategy: Any) -> Any:
-        """The HPU's form of a strategy, checked; see `convert`."""
+        """Returns the HPU's form of a strategy, checked; see `convert`."""
         typed = _typed(strategy)
         # By name: some of Lightning's ask for their library as soon as they are made.
         kind = self._kind(strategy)
@@ -199,7 +199,7 @@ class StrategySelection(NamedTuple):
         return self.registry[strategy]["strategy"] if isinstance(strategy, str) else type(strategy)
 
     def _lightning_base(self, kind: type[Any]) -> type[Any]:
-        """The class of Lightning's that `kind` is or extends."""
+        """Returns the class of Lightning's that `kind` is or extends."""
         return next(base for base in kind.__mro__ if base.__module__.startswith(self.lightning))
 
     def _base_name(self, kind: type[Any]) -> str:

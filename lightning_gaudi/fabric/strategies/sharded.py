@@ -159,7 +159,7 @@ def _load_model(path: _PATH, model: Module, read: Callable[[_PATH], Any], *, str
 
 
 def _only_model(state: Mapping[str, Any]) -> tuple[str, Module]:
-    """The one model in shards, and its name."""
+    """Returns the one model in shards, and its name."""
     models = [(name, value) for name, value in state.items() if is_sharded_model(value)]
     if len(models) != 1:
         found = ", ".join(repr(name) for name, _ in models) or "none"

@@ -71,7 +71,7 @@ _MANY = 12
 
 
 def markdown() -> str:
-    """The document."""
+    """Returns the document."""
     return "\n".join(_parts())
 
 

@@ -134,7 +134,7 @@ def _sentence(rule: Rule, operator: str, detail: str) -> str:
 
 
 def _short(file: str) -> str:
-    """The file as the user would name it from where the program runs."""
+    """Returns the file as the user would name it from where the program runs."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 

@@ -55,7 +55,7 @@ _OF_NARROW_INTEGERS = ("beyond_int32", "from_host_beyond_int32")
 
 
 def find(key: str) -> Rule:
-    """The rule of that key.
+    """Returns the rule of that key.
 
     Raises:
         KeyError: There is none.

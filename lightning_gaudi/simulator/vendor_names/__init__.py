@@ -98,7 +98,7 @@ class Flag:
 
 @functools.cache
 def modules() -> dict[str, Module]:
-    """All modules by address below `habana_frameworks`."""
+    """Returns all modules by address below `habana_frameworks`."""
     return {
         name: Module(
             name,
@@ -113,7 +113,7 @@ def modules() -> dict[str, Module]:
 
 @functools.cache
 def flags() -> dict[str, Flag]:
-    """All switches by name."""
+    """Returns all switches by name."""
     return {
         name: Flag(
             name,
@@ -140,7 +140,7 @@ def find_module(address: str) -> Module | None:
 
 
 def by_release(values: dict[str, Any], release: Release) -> Any:
-    """The value that holds in a release, of values by the release that they hold from."""
+    """Returns the value that holds in a release, of values by the release that they hold from."""
     return [value for key, value in values.items() if _is_between(release, key, None)][-1]
 
 

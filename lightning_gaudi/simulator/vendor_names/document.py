@@ -45,7 +45,7 @@ Of the {num_names} names of {newest} in eager mode {num_works} work.
 
 
 def markdown(found: dict[str, list[Found]]) -> str:
-    """The document's text.
+    """Returns the document's text.
 
     Args:
         found: What importing finds, by release.

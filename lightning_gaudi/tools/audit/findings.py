@@ -30,7 +30,7 @@ _WAITS = {"copy_to_host": "copy-to-host-waits", "barrier": "barrier-waits"}
 
 
 def find(audit: Audit) -> list[Finding]:
-    """All findings of all ranks; one that several ranks have is one.
+    """Returns all findings of all ranks; one that several ranks have is one.
 
     Args:
         audit: The records.
@@ -78,7 +78,7 @@ def _rules(record: Record) -> Iterator[Finding]:
 
 
 def _waits(record: Record) -> Iterator[Finding]:
-    """Lines that make the host wait in most steps; a value may be read now and then."""
+    """Yields lines that make the host wait in most steps; a value may be read now and then."""
     for line, steps in lines_of(record, ("host_sync",), _TRAINING):
         if line.what == "cpu_fallback" or not _is_usual(line, steps, record):
             continue

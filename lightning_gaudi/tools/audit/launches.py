@@ -33,7 +33,7 @@ def find(record: Record) -> Iterator[Finding]:
 
 
 def _lines(record: Record) -> list[tuple[Line, list[int]]]:
-    """All but the optimizer's, the line with the most launches of the model first."""
+    """Returns all but the optimizer's, the line with the most launches of the model first."""
     found = [
         (line, steps)
         for line, steps in lines_of(record, ("launch",), _TRAINING)

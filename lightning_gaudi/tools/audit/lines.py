@@ -54,7 +54,7 @@ class LineTotals:
 
 
 def totals(record: Record) -> list[LineTotals]:
-    """Every line of the user's that gave the card something to do, most launches first."""
+    """Returns every line of the user's that gave the card something to do, most launches first."""
     found: dict[tuple[str, int], LineTotals] = {}
     for line in record.lines:
         if line.stage == TRAINING:

@@ -175,7 +175,7 @@ def _varying(shapes: list[dict[str, list[int]]]) -> dict[str, list[int]]:
 
 
 def _describe(collate: Any) -> str:
-    """A function by its name, and its place if it is the user's."""
+    """Returns a function by its name, and its place if it is the user's."""
     collate = getattr(collate, "data_collator", collate)  # of transformers, around the user's
     name = getattr(collate, "__qualname__", type(collate).__name__)
     function = inspect.unwrap(getattr(collate, "__func__", collate))

@@ -59,7 +59,7 @@ class Audit:
 
 
 def judged_steps(record: Record) -> range:
-    """The steps of a process that are judged: those after the warm-up.
+    """Returns the steps of a process that are judged: those after the warm-up.
 
     Of a program without an optimizer all is one step, which is judged.
     """

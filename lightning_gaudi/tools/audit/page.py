@@ -35,7 +35,7 @@ _CODE_LENGTH = 48
 
 
 def render(audit: Audit, found: Sequence[Finding]) -> str:
-    """The whole page.
+    """Returns the whole page.
 
     Args:
         audit: What was noted.

@@ -129,14 +129,14 @@ def _stage(name: str) -> str | None:
 
 
 def _show(frame: FrameType) -> str:
-    """A line of a library, and its function: "transformers/trainer.py:1914, _run_epoch"."""
+    """Returns a line of a library, and its function: "transformers/trainer.py:1914, _run_epoch"."""
     code = frame.f_code
     return f"{_short(code.co_filename)}:{frame.f_lineno}, {code.co_name}"
 
 
 @functools.cache
 def _short(file: str) -> str:
-    """A library's file as its users know it: from its package on."""
+    """Returns a library's file as its users know it: from its package on."""
     parts = Path(file).parts
     for folder in ("site-packages", "dist-packages"):
         if folder in parts:

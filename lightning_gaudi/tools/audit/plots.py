@@ -12,7 +12,7 @@ _ROW, _LABEL = 24, 250
 
 
 def bars_by_step(parts: Mapping[str, Sequence[int]], num_warm_up: int, what: str) -> str:
-    """A bar for each step, made of parts; steps of the warm-up are shaded.
+    """Returns a bar for each step, made of parts; steps of the warm-up are shaded.
 
     Args:
         parts: By name, a figure for each step.
@@ -44,7 +44,7 @@ def bars_by_step(parts: Mapping[str, Sequence[int]], num_warm_up: int, what: str
 
 
 def bars(values: Mapping[str, int], shown: Mapping[str, str], what: str) -> str:
-    """A lying bar for each name.
+    """Returns a lying bar for each name.
 
     Args:
         values: By name, its length.

@@ -148,13 +148,13 @@ def _run_name() -> str:
 
 
 def _rank() -> tuple[int, int]:
-    """The rank, and the number of ranks."""
+    """Returns the rank, and the number of ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return read_integer("RANK", 0), read_integer("WORLD_SIZE", 1, at_least=1)
 
 
 def _modules() -> torch.nn.Module:
-    """All of this process's: nobody says which is the model."""
+    """Returns all of this process's: nobody says which is the model."""
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
     return torch.nn.ModuleList(modules)

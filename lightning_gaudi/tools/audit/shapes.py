@@ -55,7 +55,7 @@ def _is_dynamic(loader: Loader) -> bool:
 
 
 def _beyond_the_first(loader: Loader) -> set[str]:
-    """The distinct shapes without their first dimension, which counts samples."""
+    """Returns the distinct shapes without their first dimension, which counts samples."""
     return {str({name: s[1:] for name, s in shape.items()}) for shape in loader.shapes}
 
 
@@ -107,13 +107,13 @@ def _odd_batches(loader: Loader) -> Finding:
 
 
 def _show(shape: dict[str, list[int]]) -> str:
-    """The first of a batch's tensors; the others vary with it."""
+    """Returns the first of a batch's tensors; the others vary with it."""
     name, sizes = next(iter(shape.items()))
     return f"{name} {sizes}"
 
 
 def _recompilations(record: Record, explained: set[int]) -> Iterator[Finding]:
-    """Lines that had graphs compiled again, in steps in which no loader gave a new shape."""
+    """Yields lines that had graphs compiled again, in steps in which no loader gave a new shape."""
     for line, steps in lines_of(record, ("graph", "compilation"), _TRAINING):
         unexplained = [step for step in steps if step not in explained]
         if line.what == "recompiled" and len(unexplained) > 1:

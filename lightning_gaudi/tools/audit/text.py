@@ -40,7 +40,7 @@ _MAX_CHARS = 1_000_000
 
 
 def render(audit: Audit, found: Sequence[Finding]) -> str:
-    """The whole report.
+    """Returns the whole report.
 
     Args:
         audit: What was noted.

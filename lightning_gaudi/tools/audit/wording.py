@@ -38,12 +38,12 @@ def headline(audit: Audit) -> str:
 
 
 def source_line(finding: Finding) -> str:
-    """The line of the user's code."""
+    """Returns the line of the user's code."""
     return linecache.getline(finding.file, finding.line).strip()
 
 
 def short(file: str) -> str:
-    """A file as the user would name it from here."""
+    """Returns a file as the user would name it from here."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
@@ -62,7 +62,7 @@ def frequency(finding: Finding, num_judged: int) -> str:
 
 
 def label(file: str, line: int) -> str:
-    """A place in as many characters as there is room for."""
+    """Returns a place in as many characters as there is room for."""
     name = f"{short(file)}:{line}"
     return name if len(name) <= _LABEL_LENGTH else f"…{name[1 - _LABEL_LENGTH :]}"
 
@@ -87,12 +87,12 @@ def collectives(record: Record) -> dict[str, tuple[int, int]]:
 
 
 def step_values(record: Record, name: str) -> list[int]:
-    """A figure of every step."""
+    """Returns a figure of every step."""
     return [int(getattr(step, name)) for step in record.steps]
 
 
 def size(num_bytes: int) -> str:
-    """Bytes, for people."""
+    """Returns bytes, for people."""
     if num_bytes >= 2**30:
         return f"{num_bytes / 2**30:,.2f} GiB"
     return f"{num_bytes / 2**20:,.2f} MiB"

@@ -69,12 +69,12 @@ def find_root() -> Path:
 
 
 def read_recipes() -> list[Recipe]:
-    """All recipes, by name."""
+    """Returns all recipes, by name."""
     return [read_recipe(folder) for folder in _folders().values()]
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name.
+    """Returns the recipe of that name.
 
     Raises:
         UsageError: There is none; it names those that there are.
@@ -173,7 +173,7 @@ def _read_configuration(path: Path, folder: Path) -> Configuration:
 
 
 def _header(text: str) -> list[str]:
-    """The paragraphs of the comment that `text` begins with; `# Word:` begins one, too."""
+    """Returns the paragraphs of the comment that `text` begins with; `# Word:` begins one, too."""
     lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     comment = "\n".join(line[1:] for line in lines)
     return [" ".join(part.split()) for part in re.split(r"\n(?= \w+:)|\n\s*\n", comment)]

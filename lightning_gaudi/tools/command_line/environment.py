@@ -173,7 +173,7 @@ def _actual(name: str, value: str) -> str:
 
 
 def _copy(path: Path, folder: Path) -> Path:
-    """A copy whose name says what is in it; many ranks may make it at once.
+    """Returns a copy whose name says what is in it; many ranks may make it at once.
 
     Raises:
         UsageError: It is no list of operators, or the copy's name is taken by another user's file.
@@ -197,7 +197,7 @@ def _copy(path: Path, folder: Path) -> Path:
 
 
 def _operators(path: Path) -> bytes:
-    """A list of operators; what is none is not copied to where others may look for it."""
+    """Returns a list of operators; what is none is not copied to where others may look for it."""
     if path.stat().st_size > _MAX_LIST_BYTES:
         raise catalog.UsageError(
             f"{path} is no list of operators: it has {path.stat().st_size} bytes."

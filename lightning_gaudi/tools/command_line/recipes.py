@@ -45,7 +45,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def _lines(recipe: catalog.Recipe) -> Iterator[str]:
-    """A recipe and its configurations; only a terminal has its lines broken."""
+    """Yields a recipe and its configurations; only a terminal has its lines broken."""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _ONE_LINE
     yield f"{recipe.name}: {recipe.summary}"
     for each in recipe.configurations:

@@ -216,7 +216,7 @@ def check_visible_modules(machine: Machine) -> Iterator[Finding]:
 
 
 def _modules_here(machine: Machine) -> list[str]:
-    """The modules of the cards, real or simulated; none where that is not known."""
+    """Returns the modules of the cards, real or simulated; none where that is not known."""
     simulated = machine.environment.get(settings.SIMULATE, "")
     if re.fullmatch("[0-9]{1,3}", simulated):
         return [str(index) for index in range(int(simulated))]

@@ -64,7 +64,7 @@ class _About:
 
 
 def merge(processes: Sequence[Process]) -> Report:
-    """One report of all that have answered."""
+    """Returns one report of all that have answered."""
     hosts = list(dict.fromkeys(process.host for process in processes))
     findings: dict[Finding, list[str]] = {}
     for process in processes:
@@ -95,7 +95,7 @@ def compare(processes: Sequence[Process]) -> list[Finding]:
 
 
 def _who(having: Mapping[str | None, Sequence[Process]]) -> dict[str | None, list[str]]:
-    """The names of who has a value: hosts, or ranks where those of a host differ."""
+    """Returns the names of who has a value: hosts, or ranks where those of a host differ."""
     hosts = {value: {process.host for process in each} for value, each in having.items()}
     found: dict[str | None, list[str]] = {}
     for value, processes in having.items():

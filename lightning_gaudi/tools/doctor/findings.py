@@ -65,7 +65,7 @@ class Report:
         return int(any(each.level is Level.ERROR for each in self.findings))
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, in types that JSON knows; the worst first."""
+        """Returns all of it, in types that JSON knows; the worst first."""
         findings = [
             {key: value for key, value in asdict(each).items() if value}
             | {"level": each.level.value}
@@ -123,7 +123,7 @@ def worst_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def table(report: Report) -> str:
-    """Plain text: findings, the worst first, each with its fix; how many; the variables."""
+    """Returns plain text: findings, the worst first, each with its fix; how many; the variables."""
     rows = worst_first(report.findings)
     width = max((len(each.area) for each in rows), default=0)
     lines = [line for each in rows for line in _row(each, width)]
@@ -132,7 +132,7 @@ def table(report: Report) -> str:
 
 
 def _settings(facts: Mapping[str, str]) -> list[str]:
-    """The variables that are set, for who reads a report that was sent."""
+    """Returns the variables that are set, for who reads a report that was sent."""
     prefix = "variable "
     found = {name.removeprefix(prefix): facts[name] for name in facts if name.startswith(prefix)}
     return (

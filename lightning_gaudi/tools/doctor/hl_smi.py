@@ -49,7 +49,7 @@ class Card:
 
 
 def read_cards(machine: Machine) -> list[Card]:
-    """The cards that `hl-smi` lists; none where it does not answer."""
+    """Returns the cards that `hl-smi` lists; none where it does not answer."""
     rows = [line.split(",") for line in machine.run(*QUERY).text.splitlines()]
     return [_card([cell.strip() for cell in row]) for row in rows if len(row) == len(_FIELDS)]
 
@@ -62,7 +62,7 @@ def _card(cells: list[str]) -> Card:
 
 
 def driver(machine: Machine) -> str | None:
-    """The version of the driver; None where there is none, or where it does not say."""
+    """Returns the version of the driver; None where there is none, or where it does not say."""
     return next((card.driver for card in read_cards(machine)), None) or machine.read(DRIVER_VERSION)
 
 

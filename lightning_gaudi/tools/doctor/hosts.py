@@ -226,7 +226,7 @@ def _silent(answers: _Answers, launcher: Sequence[str], timeout_s: float) -> Ite
 
 
 def _first_words(said: str) -> str:
-    """The first line that says what is wrong; all of it is on standard error."""
+    """Returns the first line that says what is wrong; all of it is on standard error."""
     lines = (line.strip() for line in said.splitlines() if not line.startswith((" ", "Traceback")))
     return next((line for line in lines if re.search(r"\w", line)), "no message")
 

@@ -92,7 +92,7 @@ def _texts(launcher: Sequence[str]) -> Iterator[str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The hosts of a list such as `a:2,b` or `gaudi[1-3,5]`."""
+    """Yields the hosts of a list such as `a:2,b` or `gaudi[1-3,5]`."""
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)?", text):
         pattern = re.fullmatch(r"(.*?)\[(.*)\](.*)", part)
         if pattern is None:

@@ -34,7 +34,7 @@ class Machine:
         self._answers: dict[tuple[str, ...], Answer] = {}
 
     def without_home(self, text: str) -> str:
-        """A text in which the folder of this user is `~`: reports are sent to others."""
+        """Returns a text in which the folder of this user is `~`: reports are sent to others."""
         home = self.environment.get("HOME", "").rstrip("/")
         return text.replace(home, "~") if len(home) > 3 else text
 
@@ -45,7 +45,7 @@ class Machine:
         return self._answers[command]
 
     def read(self, path: str) -> str | None:
-        """The text of a file of the system's, stripped; None if it cannot be read."""
+        """Returns the text of a file of the system's, stripped; None if it cannot be read."""
         try:
             return Path(path).read_text(errors="replace").strip()
         except OSError:
@@ -63,7 +63,7 @@ class Machine:
         return os.path.exists(path)  # noqa: PTH110 (never raises)
 
     def total_bytes(self, path: str) -> int | None:
-        """The size of a file system; None if there is none."""
+        """Returns the size of a file system; None if there is none."""
         with contextlib.suppress(OSError):
             status = os.statvfs(path)
             return status.f_blocks * status.f_frsize
@@ -77,7 +77,7 @@ class Machine:
         return None
 
     def version(self, package: str) -> str | None:
-        """The installed version of a Python package; None if it is not installed."""
+        """Returns the installed version of a Python package; None if it is not installed."""
         try:
             return importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -135,5 +135,5 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def python() -> str:
-    """The interpreter that runs the doctor, and so the one that is examined."""
+    """Returns the interpreter that runs the doctor, and so the one that is examined."""
     return sys.executable

@@ -25,7 +25,7 @@ _MAX_BYTES = 2**24
 
 
 def cut(token: str, sender: str, message: Any) -> Iterator[str]:
-    """The lines of a message.
+    """Yields the lines of a message.
 
     Args:
         token: Of the run, so that nothing else is taken for its answers.
@@ -47,7 +47,7 @@ class Joiner:
         self._parts: dict[str, dict[int, str]] = {}
 
     def add(self, line: str) -> Any | None:
-        """The message that a line completes, if it does; None for what is no message."""
+        """Returns the message that a line completes, if it does; None for what is no message."""
         found = _LINE.search(line)
         if found is None or found[1] != self._token:
             return None

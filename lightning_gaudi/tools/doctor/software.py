@@ -34,7 +34,7 @@ _GUIDE = "docs/on-a-gaudi.md, Install beside the vendor's torch"
 
 
 def gaudi_software(machine: Machine) -> str | None:
-    """The release of the Gaudi software, be it simulated; None where there is none."""
+    """Returns the release of the Gaudi software, be it simulated; None where there is none."""
     if machine.environment.get(settings.SIMULATE):
         key = machine.environment.get(settings.RELEASE) or list(settings.RELEASES)[-1]
         return settings.RELEASES[key].version if key in settings.RELEASES else None

@@ -94,7 +94,7 @@ def with_kept(cards: Sequence[Card], kept_gib: float | None) -> list[Card]:
 
 
 def find_cards(names: str) -> list[Card]:
-    """The cards of names with commas; all where there are none.
+    """Returns the cards of names with commas; all where there are none.
 
     Raises:
         ValueError: There is no such card; names the nearest.

@@ -46,7 +46,7 @@ _run: _FabricRun | None = None
 
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a Fabric that rehearses, for those that a program has passed."""
+    """Returns the arguments of a Fabric that rehearses, for those that a program has passed."""
     asked = rehearsal.settings(rehearsal.read_case())
     return {**given, "accelerator": "hpu", "num_nodes": 1, "loggers": None, **asked}
 

@@ -51,7 +51,7 @@ class Fork:
         os.close(writer)
 
     def found(self) -> dict[str, Any]:
-        """The fields of what it has found; waits for it.
+        """Returns the fields of what it has found; waits for it.
 
         Raises:
             RehearsalError: The program cannot be rehearsed.

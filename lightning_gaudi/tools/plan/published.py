@@ -56,7 +56,7 @@ class Room:
 
 
 def declared(callbacks: Iterable[Any]) -> PublishedRun | None:
-    """The run that a Trainer's callbacks say it is, if one does."""
+    """Returns the run that a Trainer's callbacks say it is, if one does."""
     for each in callbacks:
         if hasattr(each, "published_run"):
             run: PublishedRun = each.published_run()
@@ -65,12 +65,12 @@ def declared(callbacks: Iterable[Any]) -> PublishedRun | None:
 
 
 def beside(run: PublishedRun, case: Case, found: Rehearsed, counted: Counted) -> list[Beside]:
-    """Each figure of a run, with its estimate, or with why there is none."""
+    """Returns each figure of a run, with its estimate, or with why there is none."""
     return [_beside(each, run, case, found, counted) for each in run.figures]
 
 
 def rooms(run: PublishedRun, largest: Mapping[str, int]) -> list[Room]:
-    """Each batch that is known to have fitted a card, or not to."""
+    """Returns each batch that is known to have fitted a card, or not to."""
     fitted = {(each.hardware, each.batch_size): True for each in run.figures}
     refused = {(each.hardware, each.batch_size): False for each in run.no_room}
     found = []

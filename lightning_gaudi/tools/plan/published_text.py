@@ -13,7 +13,7 @@ _ON, _VALUE = 12, 24
 
 
 def published_text(planned: Planned) -> list[str]:
-    """Lines of a table: each figure and its estimates, then which batches fitted."""
+    """Returns lines of a table: each figure and its estimates, then which batches fitted."""
     run = planned.published
     if run is None:
         return []
@@ -33,7 +33,7 @@ def published_text(planned: Planned) -> list[str]:
 
 
 def published_dict(planned: Planned) -> dict[str, Any] | None:
-    """The same as plain data; errors are shares of the published value."""
+    """Returns the same as plain data; errors are shares of the published value."""
     if planned.published is None:
         return None
     figures, fitted = _found(planned)

@@ -48,7 +48,7 @@ def fill_weights() -> None:
 
 
 def settings(case: Case) -> dict[str, Any]:
-    """The arguments of a Trainer or Fabric that a case asks for."""
+    """Returns the arguments of a Trainer or Fabric that a case asks for."""
     asked = {"strategy": case.strategy, "precision": case.precision}
     found = {name: value for name, value in asked.items() if value is not None}
     return {"devices": case.devices, **found}

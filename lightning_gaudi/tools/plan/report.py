@@ -61,7 +61,7 @@ def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
 
 
 def describe(case: Case) -> str:
-    """A case in words."""
+    """Returns a case in words."""
     words = [f"{case.devices} card{'s' if case.devices > 1 else ''}"]
     words += [f"strategy {case.strategy}"] if case.strategy else []
     words += [f"precision {case.precision}"] if case.precision else []
@@ -71,7 +71,7 @@ def describe(case: Case) -> str:
 
 
 def gib(num_bytes: float) -> str:
-    """An amount of memory, in the unit that suits it."""
+    """Returns an amount of memory, in the unit that suits it."""
     if num_bytes >= 2**29:
         return f"{num_bytes / 2**30:.2f} GiB"
     return f"{num_bytes / 2**20:.1f} MiB"

@@ -48,7 +48,7 @@ def largest_within(
     *,
     held: int | None = None,
 ) -> Largest:
-    """About the largest batch size that keeps within each budget.
+    """Returns about the largest batch size that keeps within each budget.
 
     The one that is found keeps within it; one that is 2 % larger may, too.
 

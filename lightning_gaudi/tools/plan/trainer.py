@@ -47,7 +47,7 @@ _run: _TrainerRun | None = None
 
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a Trainer that rehearses, for those that a program has passed."""
+    """Returns the arguments of a Trainer that rehearses, for those that a program has passed."""
     case = rehearsal.read_case()
     found = {**given, **_SETTINGS, **rehearsal.settings(case)}
     found["limit_train_batches"] = NUM_STEPS * (found.get("accumulate_grad_batches") or 1)

@@ -158,5 +158,5 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
 
 
 def _key(tensor: Tensor) -> int:
-    """The memory that a tensor shows, as long as it is there."""
+    """Returns the memory that a tensor shows, as long as it is there."""
     return int(tensor.untyped_storage()._cdata)

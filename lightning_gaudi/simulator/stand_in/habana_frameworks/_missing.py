@@ -23,7 +23,7 @@ class NotSimulatedError(NotImplementedError, AttributeError):
 
 
 def not_simulated(what: str, why: str = "") -> NotSimulatedError:
-    """The error for something that a Gaudi may have and the simulated HPU has not.
+    """Returns the error for something that a Gaudi may have and the simulated HPU has not.
 
     Args:
         what: Its dotted name, or the call with its argument.

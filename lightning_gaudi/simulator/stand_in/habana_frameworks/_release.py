@@ -11,7 +11,7 @@ from lightning_gaudi.simulator.settings import read_release
 
 @functools.cache
 def release() -> Release:
-    """The release named by LIGHTNING_GAUDI_SIMULATE_RELEASE, read once."""
+    """Returns the release named by LIGHTNING_GAUDI_SIMULATE_RELEASE, read once."""
     return read_release()
 
 

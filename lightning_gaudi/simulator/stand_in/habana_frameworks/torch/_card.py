@@ -9,5 +9,5 @@ from lightning_gaudi.simulator.settings import Card, read_card
 
 @functools.cache
 def card() -> Card:
-    """The card named by LIGHTNING_GAUDI_SIMULATE_CARD, read once."""
+    """Returns the card named by LIGHTNING_GAUDI_SIMULATE_CARD, read once."""
     return read_card()

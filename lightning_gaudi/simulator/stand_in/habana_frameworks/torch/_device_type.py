@@ -16,7 +16,7 @@ class synDeviceType(enum.IntEnum):  # noqa: N801 (the vendor's name)
 
 
 def _get_device_type() -> synDeviceType:
-    """The card's type."""
+    """Returns the card's type."""
     return synDeviceType[f"syn{card().device_name.replace('GAUDI', 'DeviceGaudi')}"]
 
 

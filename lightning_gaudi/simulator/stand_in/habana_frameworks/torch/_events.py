@@ -101,6 +101,6 @@ def look() -> None:
 
 
 def _new(key: str, count: int) -> range:
-    """The numbers that a counter has reached since the last look; none if it was reset."""
+    """Returns the numbers that a counter has reached since the last look; none if it was reset."""
     before, _seen[key] = _seen.get(key, 0), count
     return range(before, count)

@@ -26,7 +26,7 @@ def scores_of(
     seq_padding_type: str = "left",
     window: Window | None = None,
 ) -> torch.Tensor:
-    """The scores before the softmax, in fp32, of shape (B, H, T, S)."""
+    """Returns the scores before the softmax, in fp32, of shape (B, H, T, S)."""
     # In place, here and below: a copy of the scores takes as long as computing on them.
     scores = torch.matmul(q, k.transpose(-2, -1)).float().mul_(scale)
     hidden = hidden_keys(scores, is_causal, valid_seq_len, seq_padding_type, window)
@@ -181,7 +181,7 @@ def sdpa_bwd(
     scale: float,
     fwd_out: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of `sdpa_fwd` for queries, keys and values, from what it returned."""
+    """Returns the gradients of `sdpa_fwd` for queries, keys and values, from what it returned."""
     return attention_gradients(grad, (q, k, v), P.float(), dm if p > 0 else None, p, scale)
 
 
@@ -256,7 +256,7 @@ def sdpa_recomp_bwd(
     softmax_mode: str,
     fwd_out: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of `sdpa_recomp_fwd`, with the probabilities computed again."""
+    """Returns the gradients of `sdpa_recomp_fwd`, with the probabilities computed again."""
     scores = scores_of(q, k, attention_mask, scale, is_causal)
     probabilities = scores.sub_(m).exp_().mul_(linv)
     kept = None

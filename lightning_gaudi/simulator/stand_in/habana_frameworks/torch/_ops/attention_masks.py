@@ -26,7 +26,7 @@ def hidden_keys(
     seq_padding_type: str = "left",
     window: Window | None = None,
 ) -> torch.Tensor | None:
-    """The keys that causality, padding and a window hide.
+    """Returns the keys that causality, padding and a window hide.
 
     Args:
         scores: Shape (B, ..., T, S).
@@ -67,7 +67,7 @@ def hidden_keys(
 
 
 def sink_logits(sink: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor | None:
-    """Each head's logit that takes part in the softmax and sees no value.
+    """Returns each head's logit that takes part in the softmax and sees no value.
 
     Args:
         sink: Shape (H,), or None.
@@ -93,7 +93,7 @@ def sink_logits(sink: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor
 def softmax_with_sink(
     scores: torch.Tensor, sink: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The probabilities of keys, and what a backward pass makes them of again.
+    """Returns the probabilities of keys, and what a backward pass makes them of again.
 
     Args:
         scores: Shape (B, ..., T, S), fp32.

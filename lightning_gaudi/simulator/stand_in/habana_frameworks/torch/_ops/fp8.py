@@ -37,7 +37,7 @@ def require_fp8(what: str) -> None:
 
 
 def largest(dtype: torch.dtype) -> float:
-    """The largest finite number of an fp8 dtype on this card.
+    """Returns the largest finite number of an fp8 dtype on this card.
 
     Raises:
         ValueError: The dtype is no fp8.

@@ -235,7 +235,7 @@ def fp8_sdpa_bwd(
     is_amax_ds: bool,
     fwd_out: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of `fp8_sdpa_fwd`; the scores' gradient is rounded as the output's is.
+    """Returns the gradients of `fp8_sdpa_fwd`; the scores' gradient is rounded as the output's is.
 
     Args:
         grad: The output's gradient, fp8 or bf16, of shape (B, H, T, D).

@@ -100,7 +100,7 @@ def ctc_loss_custom_backward(
     reduction: int,
     zero_infinity: bool,
 ) -> torch.Tensor:
-    """The gradient of `ctc_loss_custom` for `log_probs`, from its arguments and results.
+    """Returns the gradient of `ctc_loss_custom` for `log_probs`, from its arguments and results.
 
     The losses of the samples are computed again: a reduced loss no longer has them.
     """

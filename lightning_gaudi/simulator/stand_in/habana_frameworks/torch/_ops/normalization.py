@@ -10,7 +10,7 @@ _CLIP_EPS = 1e-6
 
 
 def global_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The norm of all elements together, of shape (1,), without a host sync."""
+    """Returns the norm of all elements together, of shape (1,), without a host sync."""
     norms = torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])
     return torch.linalg.vector_norm(norms).reshape(1)
 
@@ -112,7 +112,7 @@ def rms_norm_backward(
     use_stages: bool,
     bwd_mode: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of `rms_norm` for its data and its scale.
+    """Returns the gradients of `rms_norm` for its data and its scale.
 
     Args:
         grad_in: The output's gradient, of shape (..., D).

@@ -14,7 +14,7 @@ _REST = "Tensor sin, Tensor cos, Tensor? position_ids, int offset, int mode) -> 
 
 
 def _rotated(x: torch.Tensor, mode: int) -> torch.Tensor:
-    """A quarter turn: of the two halves of the last dim, or of each pair of neighbours."""
+    """Returns a quarter turn: of the two halves of the last dim, or of each pair of neighbours."""
     if mode == _BLOCKWISE:
         first, second = x.chunk(2, -1)
         return torch.cat((-second, first), -1)
@@ -24,7 +24,7 @@ def _rotated(x: torch.Tensor, mode: int) -> torch.Tensor:
 def _table(
     table: torch.Tensor, like: torch.Tensor, position_ids: torch.Tensor | None, offset: int
 ) -> torch.Tensor:
-    """The cosines or sines of every token, in a shape that broadcasts to that of `like`."""
+    """Returns the cosines or sines of every token, in a shape that broadcasts to that of `like`."""
     if position_ids is None:
         return table[..., offset : offset + like.shape[-1]]
     if table.shape[:-2].numel() != 1:
@@ -88,7 +88,7 @@ def rotary_pos_embedding_backward(
     offset: int,
     mode: int,
 ) -> torch.Tensor:
-    """The gradient of `rotary_pos_embedding` for its input: the turn back."""
+    """Returns the gradient of `rotary_pos_embedding` for its input: the turn back."""
     _check(grad_in, position_ids, offset, mode)
     grad = grad_in.float()
     cosines = _table(cos, grad_in, position_ids, offset).float()

@@ -18,7 +18,7 @@ def _same(x: torch.Tensor, *args: object) -> torch.Tensor:
 
 @operator("custom_softmax(Tensor input, int flavor) -> Tensor", fake=_same)
 def custom_softmax(input: torch.Tensor, flavor: int) -> torch.Tensor:
-    """The softmax of the last dim; every flavor exact here, computed in fp32.
+    """Returns the softmax of the last dim; every flavor exact here, computed in fp32.
 
     Args:
         input: bf16, of any shape.
@@ -40,7 +40,7 @@ def custom_softmax(input: torch.Tensor, flavor: int) -> torch.Tensor:
 def ragged_softmax(
     self: torch.Tensor, dim: int, half_to_float: bool, valid_count: torch.Tensor
 ) -> torch.Tensor:
-    """The softmax of the first elements of each row, and 0 after them.
+    """Returns the softmax of the first elements of each row, and 0 after them.
 
     Args:
         self: Shape (rows, ..., S).
@@ -69,7 +69,7 @@ def scaled_masked_softmax(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """The softmax of `input * scale + mask` along the last dim, computed in fp32."""
+    """Returns the softmax of `input * scale + mask` along the last dim, computed in fp32."""
     return (input.float() * scale + mask.float()).softmax(-1).to(input.dtype)
 
 
@@ -89,7 +89,7 @@ def scaled_triangular_softmax(
     exp_sum_recpr: torch.Tensor | None = None,
     max: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The softmax of scaled scores of which a token sees no later one.
+    """Returns the softmax of scaled scores of which a token sees no later one.
 
     Args:
         self: Scores, of shape (..., T, S).

@@ -93,7 +93,7 @@ def _tensor_hpu(
     non_blocking: bool = False,
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> torch.Tensor:
-    """A copy of the tensor on the HPU; itself if it is there."""
+    """Returns a copy of the tensor on the HPU; itself if it is there."""
     index = _utils._get_device_index(device, optional=True)
     target = torch.device("hpu", index)
     return self.to(target, non_blocking=non_blocking, memory_format=memory_format)

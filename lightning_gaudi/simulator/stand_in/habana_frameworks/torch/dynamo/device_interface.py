@@ -27,12 +27,12 @@ class HpuInterface(DeviceInterface):
 
         @staticmethod
         def current_device() -> int:
-            """The only device."""
+            """Returns the only device."""
             return 0
 
         @staticmethod
         def get_device_properties(device: torch.types.Device = None) -> str:
-            """The card's properties."""
+            """Returns the card's properties."""
             return hpu.get_device_properties(device)
 
     current_device = staticmethod(hpu.current_device)
@@ -54,7 +54,7 @@ class HpuInterface(DeviceInterface):
 
     @staticmethod
     def get_raw_stream(device_idx: int) -> int:
-        """The current stream's number."""
+        """Returns the current stream's number."""
         return hpu.current_stream().stream_id
 
     @staticmethod
@@ -66,7 +66,7 @@ class HpuInterface(DeviceInterface):
 
     @staticmethod
     def get_compute_capability(device: torch.types.Device = None) -> Any:
-        """The driver's version."""
+        """Returns the driver's version."""
         return hpu.get_device_capability(device)
 
     @staticmethod

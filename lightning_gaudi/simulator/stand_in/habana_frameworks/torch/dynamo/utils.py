@@ -20,7 +20,7 @@ def auto_map(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def str_join(inp: Any) -> str:
-    """A nested list as text, with `str` of what is in it."""
+    """Returns a nested list as text, with `str` of what is in it."""
     if not isinstance(inp, list | tuple):
         return str(inp)
     text = ", ".join(map(str_join, inp))

@@ -40,7 +40,7 @@ def is_initialized() -> bool:
 
 
 def current_device() -> int:
-    """The index of this process's device: 0."""
+    """Returns the index of this process's device: 0."""
     init()
     return int(C.current_device())
 

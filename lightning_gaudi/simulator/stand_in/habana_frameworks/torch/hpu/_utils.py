@@ -21,7 +21,7 @@ Device = torch.device | str | int | None
 
 
 def _get_device_index(device: Device, optional: bool = False, allow_cpu: bool = False) -> int:
-    """The index that `device` means.
+    """Returns the index that `device` means.
 
     Args:
         device: A device, its name, an index, or None for the current device.
@@ -48,7 +48,7 @@ def _get_device_index(device: Device, optional: bool = False, allow_cpu: bool = 
 
 
 def checked_index(device: Device) -> int:
-    """The index that `device` means, within the cards of the server.
+    """Returns the index that `device` means, within the cards of the server.
 
     Raises:
         AssertionError: No card has that index (the vendor's type of error).
@@ -69,7 +69,7 @@ def _get_module_id_from_environ() -> int:
 
 
 def _get_available_modules_from_environ() -> list[int]:
-    """The modules that this job may use, 0 to 7 by default.
+    """Returns the modules that this job may use, 0 to 7 by default.
 
     Raises:
         ValueError: The variable is no list of integers.

@@ -23,12 +23,12 @@ def set_autocast_hpu_dtype(dtype: torch.dtype) -> None:
 
 
 def get_autocast_hpu_dtype() -> torch.dtype:
-    """The lower precision."""
+    """Returns the lower precision."""
     return torch.get_autocast_dtype("hpu")
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The lower precisions that autocast accepts."""
+    """Returns the lower precisions that autocast accepts."""
     return [torch.bfloat16, torch.float16]
 
 

@@ -35,7 +35,7 @@ class Event(torch.Event):
         super().wait(current_stream() if stream is None else stream)
 
     def elapsed_time(self, end_event: Event) -> float:
-        """The milliseconds from this mark to a later one.
+        """Returns the milliseconds from this mark to a later one.
 
         Raises:
             RuntimeError: An event measures no time or was not recorded.

@@ -23,7 +23,7 @@ def memory_stats(device: Device = None) -> dict[str, int]:
 
 
 def memory_allocated(device: Device = None) -> int:
-    """Bytes that tensors occupy."""
+    """Returns bytes that tensors occupy."""
     return memory_stats(device)["InUse"]
 
 
@@ -31,17 +31,17 @@ memory_usage = memory_allocated
 
 
 def max_memory_allocated(device: Device = None) -> int:
-    """The most bytes occupied since `reset_peak_memory_stats`."""
+    """Returns the most bytes occupied since `reset_peak_memory_stats`."""
     return memory_stats(device)["MaxInUse"]
 
 
 def memory_reserved(device: Device = None) -> int:
-    """Bytes of the device's memory: the vendor's allocator reserves all of it."""
+    """Returns bytes of the device's memory: the vendor's allocator reserves all of it."""
     return memory_stats(device)["Limit"]
 
 
 def max_memory_reserved(device: Device = None) -> int:
-    """Bytes of the device's memory, as `memory_reserved`."""
+    """Returns bytes of the device's memory, as `memory_reserved`."""
     return memory_stats(device)["Limit"]
 
 

@@ -12,21 +12,21 @@ from .memory import memory_stats
 
 
 def get_device_name(device: Device = None) -> str:
-    """The card's name: "GAUDI", "GAUDI2" or "GAUDI3"."""
+    """Returns the card's name: "GAUDI", "GAUDI2" or "GAUDI3"."""
     init()
     checked_index(device)
     return _card.card().device_name
 
 
 def get_device_capability(device: Device = None) -> str:
-    """The driver's version, not a pair of numbers; here the release that is followed."""
+    """Returns the driver's version, not a pair of numbers; here the release that is followed."""
     init()
     checked_index(device)
     return release().version
 
 
 def get_device_properties(device: Device = None) -> str:
-    """The card's properties in the vendor's form: a string, not an object."""
+    """Returns the card's properties in the vendor's form: a string, not an object."""
     size = memory_stats(device)["Limit"]
     return (
         f"(sramBaseAddress=0, dramBaseAddress=0, sramSize=0, dramSize={size}, "
@@ -49,12 +49,12 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
 
 
 def get_arch_list() -> list[str]:
-    """The architectures that the library is built for: the card's name."""
+    """Returns the architectures that the library is built for: the card's name."""
     return [get_device_name()]
 
 
 def get_gencode_flags() -> str:
-    """The flags for generating code: none."""
+    """Returns the flags for generating code: none."""
     return ""
 
 

@@ -68,7 +68,7 @@ def set_rng_state(new_state: torch.Tensor, device: Device = "hpu") -> None:
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The states of all devices of this process: one."""
+    """Returns the states of all devices of this process: one."""
     return [get_rng_state(0)]
 
 
@@ -107,7 +107,7 @@ def seed_all() -> None:
 
 
 def initial_seed() -> int:
-    """The seed that the device's generator started from."""
+    """Returns the seed that the device's generator started from."""
     return default_generators[0].initial_seed()
 
 

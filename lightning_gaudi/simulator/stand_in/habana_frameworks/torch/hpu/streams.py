@@ -57,7 +57,7 @@ class Stream(torch.Stream):
         return self.stream_id
 
     def id(self) -> int:
-        """The stream's number."""
+        """Returns the stream's number."""
         return self.stream_id
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ def current_stream(device: Device = None) -> Stream:
 
 @untraced
 def default_stream(device: Device = None) -> Stream:
-    """The stream that work goes to unless another is made current."""
+    """Returns the stream that work goes to unless another is made current."""
     init()
     return _same(0, torch.accelerator.current_stream(torch.device("hpu", 0)))
 
@@ -124,7 +124,7 @@ def _same(stream_id: int, like: torch.Stream) -> Stream:
 
 
 def get_stream_info(stream: torch.Stream) -> tuple[torch.device, int]:
-    """The stream's device and number."""
+    """Returns the stream's device and number."""
     return torch.device("hpu", stream.device_index), stream.stream_id
 
 

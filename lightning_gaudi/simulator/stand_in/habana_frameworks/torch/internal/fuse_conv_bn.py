@@ -36,7 +36,7 @@ def check_for_model_device(model: nn.Module) -> None:
 
 
 def fuse_conv_bn_eval(conv: nn.Module, bn: nn.Module) -> nn.Module:
-    """A convolution that computes what `conv` and, behind it, `bn` do in evaluation."""
+    """Returns a convolution that computes what `conv` and, behind it, `bn` do in evaluation."""
     return fusion.fuse_conv_bn_eval(conv, bn)
 
 
@@ -49,7 +49,7 @@ def fuse_conv_bn_weights(
     bn_w: torch.Tensor | None,
     bn_b: torch.Tensor | None,
 ) -> tuple[nn.Parameter, nn.Parameter]:
-    """The weight and the bias of that convolution.
+    """Returns the weight and the bias of that convolution.
 
     Args:
         conv_w: Its weight.
@@ -72,7 +72,7 @@ def replace_node_module(
 
 
 def fuse(model: nn.Module) -> nn.Module:
-    """A copy of a model with each `BatchNorm2d` in the `Conv2d` before it.
+    """Returns a copy of a model with each `BatchNorm2d` in the `Conv2d` before it.
 
     A model that trains, that is not on the CPU or that `torch.fx` cannot trace is returned as it
     is, as the vendor's does, with a warning.

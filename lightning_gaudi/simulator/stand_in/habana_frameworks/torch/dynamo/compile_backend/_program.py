@@ -71,7 +71,7 @@ class _Writer:
         return last
 
     def _step(self, node: Node) -> tuple[Any, ...] | None:
-        """The arguments of `Program.add`; None for what is no operator."""
+        """Returns the arguments of `Program.add`; None for what is no operator."""
         if node.op == "placeholder" or node.target is operator.getitem:
             return None
         target = node.target
@@ -131,7 +131,7 @@ class _Writer:
 
 
 def _arguments(node: Node, target: torch._ops.OpOverload) -> Sequence[Any]:
-    """A value for each argument of the schema."""
+    """Returns a value for each argument of the schema."""
     values: list[Any] = [*node.args]
     for argument in target._schema.arguments[len(values) :]:
         if argument.name not in node.kwargs and not argument.has_default_value():

@@ -70,7 +70,7 @@ def _is_disallowed() -> bool:
 
 
 def _patched(options: Mapping[str, Any] | None) -> AbstractContextManager[None]:
-    """The options set within a `with` block."""
+    """Returns the options set within a `with` block."""
     for name in options or {}:
         if name not in config._config:
             raise AttributeError(

@@ -11,12 +11,12 @@ from ...utils.debug import Logger
 
 
 def get_compile_backend_logger() -> Logger:
-    """The logger of `hpu_backend`."""
+    """Returns the logger of `hpu_backend`."""
     return Logger("PT_COMPILE")
 
 
 def get_fx_graph_logger() -> Logger:
-    """The logger of its graphs."""
+    """Returns the logger of its graphs."""
     return Logger("PT_COMPILE FX GRAPH")
 
 

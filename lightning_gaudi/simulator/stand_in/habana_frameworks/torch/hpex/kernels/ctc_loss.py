@@ -55,7 +55,7 @@ class CTCLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, loss_grad_in: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of `log_probs`, given the loss's."""
+        """Returns the gradient of `log_probs`, given the loss's."""
         grad = torch.ops.hpu.ctc_loss_custom_backward(
             loss_grad_in, *ctx.saved_tensors, *ctx.settings
         )

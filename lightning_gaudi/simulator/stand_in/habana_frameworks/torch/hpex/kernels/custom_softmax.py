@@ -35,7 +35,7 @@ class CustomSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of the input, given the output's."""
+        """Returns the gradient of the input, given the output's."""
         (output,) = ctx.saved_tensors
         return torch._softmax_backward_data(grad_output, output, -1, torch.bfloat16), None
 

@@ -130,7 +130,7 @@ def fp8_sdpa_fwd_wrapper(
 def fp8_sdpa_bwd_wrapper(
     ctx: Any, dout: torch.Tensor, *args: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of inputs in bf16, given the output's.
+    """Returns the gradients of inputs in bf16, given the output's.
 
     Raises:
         ValueError: The inputs were fp8, whose gradients need scales of their own.

@@ -129,7 +129,7 @@ def sdpa_fwd_wrapper(
 
 
 def sdpa_bwd_wrapper(ctx: Any, dout: torch.Tensor, *args: Any) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of queries, keys and values, given the output's."""
+    """Returns the gradients of queries, keys and values, given the output's."""
     q, k, v, mask, out, *kept = ctx.saved_tensors
     is_causal, dropout_p, scale, mode = ctx.settings
     grad = dout.reshape(out.shape)

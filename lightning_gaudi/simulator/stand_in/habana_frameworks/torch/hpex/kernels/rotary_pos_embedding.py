@@ -67,7 +67,7 @@ def apply_rotary_pos_emb_bwd(
     offset: int = 0,
     mode: RotaryPosEmbeddingMode = RotaryPosEmbeddingMode.BLOCKWISE,
 ) -> torch.Tensor:
-    """The gradient of `apply_rotary_pos_emb` for `p`, given the output's."""
+    """Returns the gradient of `apply_rotary_pos_emb` for `p`, given the output's."""
     grad, cos, sin = match_data_types(p_grad_in, cos, sin)
     return torch.ops.hpu.rotary_pos_embedding_backward(
         grad, sin, cos, position_ids, offset, mode.value
@@ -88,7 +88,7 @@ class RotaryPosEmbeddingHelperV1(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, p_grad_in: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of `p`; the tables get none."""
+        """Returns the gradient of `p`; the tables get none."""
         cos, sin = ctx.saved_tensors
         return apply_rotary_pos_emb_bwd(p_grad_in, cos, sin, None, ctx.offset), None, None, None
 
@@ -110,7 +110,7 @@ class RotaryPosEmbeddingHelperV2(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, p_grad_in: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of `p`; the tables get none."""
+        """Returns the gradient of `p`; the tables get none."""
         cos, sin, position_ids = ctx.saved_tensors
         return apply_rotary_pos_emb_bwd(p_grad_in, cos, sin, position_ids), None, None, None
 
@@ -146,7 +146,7 @@ class RotaryPosEmbeddingHelperV3(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, p_grad_in: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of `p`; the cache gets none."""
+        """Returns the gradient of `p`; the cache gets none."""
         (rope_cache,) = ctx.saved_tensors
         turned, rest, sin, cos = parse_rope_cache(p_grad_in, rope_cache)
         mode = RotaryPosEmbeddingMode.PAIRWISE

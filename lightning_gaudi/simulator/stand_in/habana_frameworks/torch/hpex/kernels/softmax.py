@@ -32,7 +32,7 @@ class RaggedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of the input, given the output's."""
+        """Returns the gradient of the input, given the output's."""
         (output,) = ctx.saved_tensors
         grad = torch._softmax_backward_data(grad_output, output, ctx.dim, ctx.input_dtype)
         return grad, None, None, None
@@ -40,12 +40,12 @@ class RaggedSoftmax(torch.autograd.Function):
 
 @functools.cache
 def valid_counts(p: int, q: int, device: torch.device) -> torch.Tensor:
-    """The numbers 1 to `q`, `p` times, on the device."""
+    """Returns the numbers 1 to `q`, `p` times, on the device."""
     return torch.arange(1, q + 1).repeat(p).to(device)
 
 
 def triu_masked_softmax(input: torch.Tensor) -> torch.Tensor:
-    """The softmax of the last dim, of which row i has i + 1 elements that count.
+    """Returns the softmax of the last dim, of which row i has i + 1 elements that count.
 
     Args:
         input: Shape (..., rows, columns).

@@ -53,7 +53,7 @@ class FusedRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of `data_in` and `gamma`, given the output's."""
+        """Returns the gradients of `data_in` and `gamma`, given the output's."""
         inverse_rms, data_in, gamma = ctx.saved_tensors
         ops = torch.ops.hpu
         operator = ops.rms_norm_fast_backward if ctx.fast_math else ops.rms_norm_backward

@@ -56,7 +56,7 @@ Moments = torch.dtype | tuple[torch.dtype, torch.dtype] | None
 
 
 def moments_dtypes(optimizer: str, asked: Moments) -> tuple[torch.dtype | None, ...]:
-    """The dtypes of both averages; None is the parameter's.
+    """Returns the dtypes of both averages; None is the parameter's.
 
     Raises:
         NotSimulatedError: One is fp8.
@@ -79,7 +79,7 @@ def check_range(name: str, value: float, below: float | None = None) -> None:
 
 
 def dense_gradient(name: str, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The parameter's gradient, without its history.
+    """Returns the parameter's gradient, without its history.
 
     Raises:
         RuntimeError: It is sparse.
@@ -95,7 +95,7 @@ def dense_gradient(name: str, parameter: torch.nn.Parameter) -> torch.Tensor:
 def with_gradients(
     name: str, group: dict[str, Any]
 ) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """The group's parameters that have gradients, with these.
+    """Returns the group's parameters that have gradients, with these.
 
     Raises:
         RuntimeError: A gradient is sparse.
@@ -108,7 +108,7 @@ def on_device(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "hpu",
 ) -> torch.Tensor:
-    """A number or a list of them as a tensor, sent without waiting for the device."""
+    """Returns a number or a list of them as a tensor, sent without waiting for the device."""
     return torch.tensor(value, dtype=dtype).to(device, non_blocking=True)
 
 

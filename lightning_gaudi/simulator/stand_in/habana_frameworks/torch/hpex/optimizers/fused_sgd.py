@@ -92,7 +92,7 @@ class FusedSGD(GroupOptimizer):
         )
 
     def _momentum_buffer(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """The parameter's buffer, in fp32 whatever the parameter's dtype."""
+        """Returns the parameter's buffer, in fp32 whatever the parameter's dtype."""
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros(

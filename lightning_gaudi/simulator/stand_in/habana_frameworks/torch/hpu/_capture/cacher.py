@@ -108,7 +108,7 @@ class ModuleCacher(torch.nn.Module):
         return self.model
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the graphs: a copy, or one that is loaded, captures its own."""
+        """Returns all but the graphs: a copy, or one that is loaded, captures its own."""
         return {**self.__dict__, "model_dict": {}, "cached_hits_dict": {}}
 
     def _install(self) -> None:
@@ -121,7 +121,7 @@ class ModuleCacher(torch.nn.Module):
         model.capture_end = self.capture_end
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's forward: by a graph, captured first if there is room for one."""
+        """Returns the model's forward: by a graph, captured first if there is room for one."""
         key = self._key(args, kwargs)
         return self._run(key, len(self.model_dict) < self.max_graphs, args, kwargs)
 

@@ -221,7 +221,7 @@ def _warm_up(each: Graphed, warmups: int, allow_unused: bool) -> None:
 
 
 def callable_of(each: Graphed) -> Any:
-    """The function, or the module with another forward, that replays the graphs."""
+    """Returns the function, or the module with another forward, that replays the graphs."""
 
     class Replay(torch.autograd.Function):
         @staticmethod

@@ -46,7 +46,7 @@ class _Owner:
     """The module's class."""
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Names and values that a user has put there."""
+        """Yields names and values that a user has put there."""
         return ((k, v) for k, v in list(self.values.items()) if k not in _OF_TORCH)
 
     def is_read(self, name: str) -> bool:
@@ -222,7 +222,7 @@ def _difference(seen: _Seen, values: dict[str, Any]) -> str:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The paths of what has changed: some of them, where they are many."""
+    """Returns the paths of what has changed: some of them, where they are many."""
     paths = [path for path in {**before, **now} if before.get(path) != now.get(path)]
     return paths[:_MAX_NAMED]
 
@@ -247,7 +247,7 @@ def _owners_of_module(module: torch.nn.Module) -> Iterator[_Owner]:
 
 @functools.cache
 def _names_in_code(kind: type) -> frozenset[str]:
-    """The names that the methods of a module's class speak of, but for its constructor."""
+    """Returns the names that the methods of a module's class speak of, but for its constructor."""
     names: set[str] = set()
     for base in kind.__mro__:
         if base in (torch.nn.Module, object):
@@ -260,7 +260,7 @@ def _names_in_code(kind: type) -> frozenset[str]:
 
 
 def _random_states() -> dict[str, Any]:
-    """The states of the host's generators by name."""
+    """Returns the states of the host's generators by name."""
     states = {"random": random.getstate(), "torch.rand on the CPU": bytes(torch.get_rng_state())}
     if (numpy := sys.modules.get("numpy")) is not None:
         states["numpy.random"] = repr(numpy.random.get_state())

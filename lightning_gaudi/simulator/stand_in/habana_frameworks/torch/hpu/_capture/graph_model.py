@@ -90,7 +90,7 @@ def refuse_data_parallel(model: torch.nn.Module) -> None:
 
 
 def process_function_signature(function: Any) -> collections.OrderedDict[str, Any]:
-    """The defaults of a function's arguments by name.
+    """Returns the defaults of a function's arguments by name.
 
     Raises:
         AssertionError: It takes positional arguments without names.
@@ -112,7 +112,7 @@ def process_function_signature(function: Any) -> collections.OrderedDict[str, An
 def get_full_args(
     forward_params: collections.OrderedDict[str, Any], *args: Any, **kwargs: Any
 ) -> collections.OrderedDict[str, Any]:
-    """All arguments of a call by name, with the defaults of those that were not given."""
+    """Returns all arguments of a call by name, with the defaults of those that were not given."""
     full_args = copy.copy(forward_params)
     full_args.update(zip(full_args, args, strict=False))
     full_args.update(kwargs)

@@ -17,7 +17,7 @@ from ..autocast import is_autocast_hpu_enabled
 
 
 def input_hash(obj: Any) -> int:
-    """A number that is equal for inputs that one graph serves.
+    """Returns a number that is equal for inputs that one graph serves.
 
     Tensors count by shape, kind of view and whether autocast is on, since 1.24 by dtype too; lists,
     dicts and dataclasses by what they hold; everything else by its own hash, so that an object
@@ -100,7 +100,7 @@ def get_user_input_tensor_list(
 
 
 def extract_tensors(data: Any) -> list[torch.Tensor]:
-    """All tensors in dicts, lists, tuples and attributes of objects."""
+    """Returns all tensors in dicts, lists, tuples and attributes of objects."""
     if isinstance(data, torch.Tensor):
         return [data]
     if isinstance(data, dict):

@@ -66,7 +66,7 @@ def leaves_of_arguments(inputs: Any) -> dict[str, Any]:
 
 
 def modules_of(inputs: Any) -> list[torch.nn.Module]:
-    """The modules among arguments."""
+    """Returns the modules among arguments."""
     return [each for each in _objects(inputs) if isinstance(each, torch.nn.Module)]
 
 
@@ -120,7 +120,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 @functools.cache
 def names_of_forward(kind: type) -> frozenset[str]:
-    """The names that a module's `forward` speaks of, and what of the class it calls."""
+    """Returns the names that a module's `forward` speaks of, and what of the class it calls."""
     names: set[str] = set()
     todo = ["forward"]
     while todo:

@@ -30,7 +30,7 @@ class TensorPacker:
         self._verbose = verbose
 
     def pack(self, outs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
-        """The tensors in `outs`, and `outs` with an `Index` for each."""
+        """Returns the tensors in `outs`, and `outs` with an `Index` for each."""
         tensors: list[torch.Tensor] = []
 
         def take(value: Any) -> Any:
@@ -45,7 +45,7 @@ class TensorPacker:
         return tuple(tensors), metadata
 
     def unpack(self, tensors: tuple[torch.Tensor, ...], metadata: Any) -> Any:
-        """The reverse of `pack`."""
+        """Returns the reverse of `pack`."""
 
         def put(value: Any) -> Any:
             return tensors[value.value] if isinstance(value, self.Index) else value

@@ -49,7 +49,7 @@ class Step:
         self.has_nested = next(_registers_of((others, self.kwargs)), None) is not None
 
     def reads(self) -> set[int]:
-        """The registers among its arguments."""
+        """Returns the registers among its arguments."""
         return set(_registers_of((self.args, self.kwargs)))
 
     def run(self, registers: list[Any]) -> None:

@@ -152,7 +152,7 @@ class Recorder(TorchDispatchMode):
     def _written(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[torch.Tensor, int]]:
-        """The tensors that the operator will write, and their registers."""
+        """Returns the tensors that the operator will write, and their registers."""
         values = [args[i] if i < len(args) else kwargs.get(name) for i, name in traits.written]
         if traits.is_collective:
             values = [args, kwargs]
@@ -175,7 +175,7 @@ class Recorder(TorchDispatchMode):
             self._backups[storage._cdata] = (storage, content)
 
     def _template(self, arguments: Any) -> Any:
-        """The arguments with registers for tensors."""
+        """Returns the arguments with registers for tensors."""
         if isinstance(arguments, torch.Tensor):
             return Register(self._register(arguments))
         if type(arguments) in (list, tuple):
@@ -185,7 +185,7 @@ class Recorder(TorchDispatchMode):
         return arguments
 
     def _register(self, tensor: torch.Tensor) -> int:
-        """The register of a tensor that exists."""
+        """Returns the register of a tensor that exists."""
         key = key_of(tensor)
         if (index := self.registers.get(key)) is not None:
             return index
@@ -213,7 +213,7 @@ class Recorder(TorchDispatchMode):
         return index
 
     def _add_alias(self, tensor: torch.Tensor, memory: _Memory) -> int:
-        """A tensor that came about without an operator, as `x.data` does."""
+        """Returns a tensor that came about without an operator, as `x.data` does."""
         if tensor.dtype != memory.dtype or tensor.is_conj() or tensor.is_neg():
             raise refusals.CaptureError(
                 f"A tensor of {tensor.dtype} shows memory of {memory.dtype} and was not made by an "

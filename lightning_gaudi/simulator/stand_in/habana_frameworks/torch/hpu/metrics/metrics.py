@@ -40,7 +40,7 @@ class Metric(abc.ABC):
         self._final: Counters | None = None
 
     def name(self) -> str:
-        """The metric's name."""
+        """Returns the metric's name."""
         return self.title
 
     def stats(self) -> Stats:
@@ -63,11 +63,11 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def _read(self) -> Counters:
-        """The counters now."""
+        """Returns the counters now."""
 
     @abc.abstractmethod
     def _present(self, delta: Counters) -> Stats:
-        """The counters' differences under the metric's keys."""
+        """Returns the counters' differences under the metric's keys."""
 
 
 class _GraphCompilation(Metric):

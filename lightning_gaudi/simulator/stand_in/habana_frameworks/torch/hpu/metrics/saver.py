@@ -68,7 +68,7 @@ class Saver:
 
     @classmethod
     def from_environ(cls, metrics: Iterable[Any]) -> Saver:
-        """The saver that the environment describes; it closes at exit.
+        """Returns the saver that the environment describes; it closes at exit.
 
         Raises:
             InvalidMetricDumpFileFormat: `PT_HPU_METRICS_FILE_FORMAT` is unknown.
@@ -152,7 +152,7 @@ def _asked_triggers() -> str:
 
 
 def parse_format(value: str) -> MetricDumpFormat:
-    """The format of that name.
+    """Returns the format of that name.
 
     Raises:
         InvalidMetricDumpFileFormat: There is none.
@@ -167,7 +167,7 @@ def parse_format(value: str) -> MetricDumpFormat:
 
 
 def parse_triggers(value: str) -> frozenset[MetricDumpTrigger]:
-    """The occasions in a comma-separated list.
+    """Returns the occasions in a comma-separated list.
 
     Raises:
         InvalidMetricDumpTrigger: One is unknown.

@@ -70,7 +70,7 @@ def clear_dynamic_bucket_recipe_info() -> None:
 
 
 def get_permute_cache_size() -> int:
-    """The number of weights stored in another order of dimensions: none are."""
+    """Returns the number of weights stored in another order of dimensions: none are."""
     return 0
 
 

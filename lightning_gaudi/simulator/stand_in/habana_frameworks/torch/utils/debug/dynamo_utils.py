@@ -60,11 +60,11 @@ class FxGraphAnalyzer:
         return self.capture_non_hpu_output or (device is not None and device.type == "hpu")
 
     def get_ops_summary(self) -> list[dict[str, OpCount]]:
-        """The counts by operation, of each graph."""
+        """Returns the counts by operation, of each graph."""
         return self.graphs
 
     def get_partition_num(self) -> int:
-        """The number of graphs that went to the device."""
+        """Returns the number of graphs that went to the device."""
         return self.partition_num
 
 

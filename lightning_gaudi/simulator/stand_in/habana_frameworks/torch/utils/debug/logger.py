@@ -28,7 +28,7 @@ _LEVELS = LogLevel  # the name above is not in every release
 
 
 def format_args(args: Sequence[object]) -> str:
-    """The text of a message: a format string with its arguments, or values with commas."""
+    """Returns the text of a message: a format string with its arguments, or values with commas."""
     if not args or not isinstance(args[0], str):
         return ", ".join(map(str, args))
     text, values = args[0], args[1:]
@@ -97,7 +97,7 @@ class Logger:
 
 
 def get_log_level(logger_level: str) -> LogLevel:
-    """The level of a name.
+    """Returns the level of a name.
 
     Raises:
         ValueError: There is none of that name.

@@ -25,7 +25,7 @@ class EventDispatcher:
 
     @staticmethod
     def instance() -> EventDispatcher:
-        """The one of this process."""
+        """Returns the one of this process."""
         if EventDispatcher._instance is None:
             EventDispatcher._instance = EventDispatcher()
         return EventDispatcher._instance

@@ -26,12 +26,12 @@ def _is_available() -> bool:
 
 
 def _data_ptr(t: torch.Tensor) -> int:
-    """The address of a tensor's memory; 0 where it has none."""
+    """Returns the address of a tensor's memory; 0 where it has none."""
     return t.data_ptr()
 
 
 def _compute_stream() -> int:
-    """The number of the stream that work goes to."""
+    """Returns the number of the stream that work goes to."""
     return torch.accelerator.current_stream(torch.device("hpu", 0)).stream_id
 
 
@@ -59,7 +59,7 @@ def _get_is_dynamic_quantization() -> bool:
 
 
 def _get_scale_attribute_hash_id() -> int:
-    """The number of the way in which scales of fp8 are computed: none."""
+    """Returns the number of the way in which scales of fp8 are computed: none."""
     return 0
 
 

@@ -19,7 +19,7 @@ _DEGREES = ((20, "a lot of"), (5, "some"), (1, "a little"), (0, "no"))
 
 
 def get_shape(item: object) -> Hashable:
-    """The shapes in a batch, as something that a dict can have as key.
+    """Returns the shapes in a batch, as something that a dict can have as key.
 
     Args:
         item: A tensor; a list, tuple or dict of items; or anything that has a hash.

@@ -115,7 +115,7 @@ def _is_new(value: object, seen: set[Hashable]) -> bool:
 
 
 def _signature(value: object) -> Hashable:
-    """Shapes and strides of the tensors in `value`, and the other values themselves.
+    """Returns shapes and strides of the tensors in `value`, and the other values themselves.
 
     Raises:
         TypeError: A value has no hash.

@@ -16,12 +16,12 @@ FORWARD = (MetaTensorType.FORWARD, MetaTensorType.HYBRID)
 
 
 def key_of(table: MetaTensorType) -> str:
-    """A table's key in `fp8_meta`."""
+    """Returns a table's key in `fp8_meta`."""
     return FP8GlobalStateManager.get_meta_tensor_key(table)
 
 
 def tables_of(fp8_meta: dict[str, Any], kinds: tuple[MetaTensorType, ...]) -> list[FP8TensorMeta]:
-    """The module's tables of these kinds."""
+    """Returns the module's tables of these kinds."""
     return [fp8_meta[key_of(kind)] for kind in kinds if key_of(kind) in fp8_meta]
 
 

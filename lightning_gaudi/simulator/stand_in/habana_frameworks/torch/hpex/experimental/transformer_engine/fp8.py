@@ -51,12 +51,12 @@ def check_fp8_support() -> tuple[bool, str]:
 
 
 def get_default_fp8_recipe() -> DelayedScaling:
-    """The recipe of `fp8_autocast` without one."""
+    """Returns the recipe of `fp8_autocast` without one."""
     return DelayedScaling()
 
 
 def get_fp8_te_dtype(fp8_recipe: DelayedScaling, fprop_tensor: bool = True) -> torch.dtype:
-    """The fp8 dtype of the forward pass (`fprop_tensor`) or of the backward pass."""
+    """Returns the fp8 dtype of the forward pass (`fprop_tensor`) or of the backward pass."""
     is_e4m3 = fp8_recipe.fp8_format is Format.E4M3
     if is_e4m3 or (fp8_recipe.fp8_format is Format.HYBRID and fprop_tensor):
         return torch.float8_e4m3fn
@@ -100,12 +100,12 @@ class FP8GlobalStateManager:
 
     @classmethod
     def get_fp8_recipe(cls) -> DelayedScaling | None:
-        """The recipe of the `fp8_autocast` that is entered, or None."""
+        """Returns the recipe of the `fp8_autocast` that is entered, or None."""
         return cls.FP8_RECIPE
 
     @classmethod
     def get_fp8_group(cls) -> dist_group_type | None:
-        """The group whose ranks share their largest values; None for all ranks."""
+        """Returns the group whose ranks share their largest values; None for all ranks."""
         return cls.FP8_DISTRIBUTED_GROUP
 
     @classmethod
@@ -175,7 +175,7 @@ class FP8GlobalStateManager:
 
     @classmethod
     def get_global_fp8_state_checkpoint(cls) -> dict[str, Any]:
-        """The counters, for a checkpoint."""
+        """Returns the counters, for a checkpoint."""
         return {name: getattr(cls, name) for name in _CHECKPOINTED}
 
     @classmethod
@@ -187,7 +187,7 @@ class FP8GlobalStateManager:
 
     @classmethod
     def get_fp8_context_id(cls) -> int:
-        """The step in which the first module is."""
+        """Returns the step in which the first module is."""
         return cls.FP8_CURRENT_CONTEXT_ID
 
     @classmethod
@@ -217,19 +217,19 @@ class FP8GlobalStateManager:
 
     @staticmethod
     def get_meta_tensor_key(t: MetaTensorType) -> str:
-        """The table's key in a module's `fp8_meta`."""
+        """Returns the table's key in a module's `fp8_meta`."""
         return f"scaling_{_SUFFIXES[t]}"
 
     @classmethod
     def get_meta_tensor_key_bool(cls, forward: bool = True) -> str:
-        """The key of the forward or the backward pass's table."""
+        """Returns the key of the forward or the backward pass's table."""
         return cls.get_meta_tensor_key(
             MetaTensorType.FORWARD if forward else MetaTensorType.BACKWARD
         )
 
     @staticmethod
     def get_fp8_max_key(t: MetaTensorType) -> str:
-        """The key in `fp8_meta` of the number that a table's scales aim at."""
+        """Returns the key in `fp8_meta` of the number that a table's scales aim at."""
         return "fp8_max_fwd" if t is MetaTensorType.FORWARD else "fp8_max_bwd"
 
     @staticmethod

@@ -57,7 +57,7 @@ def is_gaudi3() -> bool:
 
 
 def cast_if_needed(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """The tensor in the dtype; None stays None."""
+    """Returns the tensor in the dtype; None stays None."""
     return None if tensor is None else tensor.to(dtype)
 
 
@@ -72,13 +72,13 @@ def ensure_divisibility(numerator: int, denominator: int) -> None:
 
 
 def divide(numerator: int, denominator: int) -> int:
-    """The quotient of a number and one that divides it."""
+    """Returns the quotient of a number and one that divides it."""
     ensure_divisibility(numerator, denominator)
     return numerator // denominator
 
 
 def init_method_normal(sigma: float) -> Init:
-    """An initialization from the normal distribution with standard deviation `sigma`."""
+    """Returns an initialization from the normal distribution with standard deviation `sigma`."""
 
     def init(tensor: torch.Tensor) -> torch.Tensor:
         return torch.nn.init.normal_(tensor, std=sigma)
@@ -92,7 +92,7 @@ def scaled_init_method_normal(sigma: float, num_layers: int) -> Init:
 
 
 def get_default_init_method() -> Init:
-    """The initialization of weights: standard deviation 0.023."""
+    """Returns the initialization of weights: standard deviation 0.023."""
     return init_method_normal(0.023)
 
 

@@ -133,7 +133,7 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
         fp8_meta["update_amax_bwd"] = measure["bwd"]
 
     def get_extra_state(self) -> torch.Tensor:
-        """The tables and counters as bytes, for the state_dict; empty if never in fp8."""
+        """Returns the tables and counters as bytes, for the state_dict; empty if never in fp8."""
         if "scaling_fwd" not in self.fp8_meta:
             return torch.empty(0, dtype=torch.uint8)
         kinds = _tables.kinds_in(self.fp8_meta)
