@@ -1,1 +1,22 @@
 """What a program will take of a card, measured before there is one."""
+
+from typing import TYPE_CHECKING
+
+from lightning_gaudi._core import lazy
+
+if TYPE_CHECKING:
+    from .cards import CARDS as CARDS
+    from .case import Case as Case
+    from .plan import PlanError as PlanError, Planned as Planned, plan_module as plan_module
+else:
+    # The program that rehearses imports this package in the middle of `import torch`.
+    __getattr__, __dir__, __all__ = lazy.names(
+        __name__,
+        {
+            "CARDS": ".cards",
+            "Case": ".case",
+            "PlanError": ".plan",
+            "Planned": ".plan",
+            "plan_module": ".plan",
+        },
+    )
