@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from recipes.common import front
+from recipes.common import entrypoint
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -140,5 +140,5 @@ def test_what_is_declared_is_imported(extra: str | None, folder: str, others: se
 
 def test_recipes_know_what_their_extra_installs() -> None:
     """By the names that are imported: what of it is absent is said with how to get it."""
-    assert {_distributions()[name] for name in front.EXTRA} == _declared("recipes")
-    assert {_distributions()[name] for name in front.DIFFUSION} == _declared("diffusion")
+    assert {_distributions()[name] for name in entrypoint.EXTRA} == _declared("recipes")
+    assert {_distributions()[name] for name in entrypoint.DIFFUSION} == _declared("diffusion")

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import whereabouts
+from . import progress
 
 _has_been_connected = False
 """Whether this process has been one of several that speak with each other."""
@@ -99,7 +99,7 @@ def apart(group: Any) -> Iterator[None]:
 
 def waiting(collective: str) -> AbstractContextManager[None]:
     """Notes that a block waits for other ranks, in the thread that trains."""
-    return whereabouts.waiting(collective) if _apart.get() is None else nullcontext()
+    return progress.waiting(collective) if _apart.get() is None else nullcontext()
 
 
 _STEP, _VALIDATION, _DECISION, _BARRIER, _BROADCAST, _GATHER = range(1, 7)
@@ -148,7 +148,7 @@ class _Vote:
     def _explain(self, other: int) -> str:
         does = _DOES.get(other, "does something else")
         told = (
-            f"The ranks do not do the same: rank {dist.get_rank()}, in {whereabouts.here()}, "
+            f"The ranks do not do the same: rank {dist.get_rank()}, in {progress.here()}, "
             f"{_DOES[self._kind]}, but another rank {does}. "
         )
         if _STEP in (self._kind, other):

@@ -33,7 +33,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from . import collectives, exit_status, proc, processes, rank_monitor, whereabouts
+from . import collectives, exit_status, proc, processes, progress, rank_monitor
 from .untrusted import printable
 
 _POLL_S = 0.05
@@ -105,7 +105,7 @@ def destroy_all(destroy: Any) -> None:
     farewell = _ready()
     if farewell is not None:
         farewell.note_destroyed()
-    with _uninterrupted(), whereabouts.waiting("destroy_process_group"):
+    with _uninterrupted(), progress.waiting("destroy_process_group"):
         collectives.forget_cpu_group()
         destroy()
 

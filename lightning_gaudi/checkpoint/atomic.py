@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from . import litter
+from . import leftovers
 from .folders import put_in_place
 from .space import kept, mib
 
@@ -22,11 +22,11 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
     Raises:
         OSError: The file cannot be written; says how much, where, and how much space is left.
     """
-    litter.sweep(target.parent)
-    temporary = litter.file_for(target)
+    leftovers.sweep(target.parent)
+    temporary = leftovers.file_for(target)
     file = None
     try:
-        with litter.create_locked(temporary) as raw:
+        with leftovers.create_locked(temporary) as raw:
             file = _Recording(raw)
             write(file)  # type: ignore[arg-type]
             raw.flush()

@@ -27,11 +27,11 @@ from .cpu_tensors import save_as_cpu_tensors
 from .folders import make_folder, remove_at_once
 from .manifest import describe
 from .opening import open_regular
+from .sealed_zip import SealingFile
 from .snapshot import HostMemory, keep
 from .space import check_space, file_bytes, needed_bytes
 from .torch_dcp.layout import check_replaceable, is_sharded_folder
 from .verify import checking, read_remote
-from .zip_file import SealingFile
 
 
 class HPUCheckpointIO(TorchCheckpointIO):

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning_gaudi._core.collectives import gather_objects, is_connected
 from lightning_gaudi._core.untrusted import path_inside, printable
 
-from . import zip_file
+from . import sealed_zip
 from .checksum import ReadingChecksum, checksum_of
 from .manifest import (
     ADVICE,
@@ -50,17 +50,17 @@ def checking(path: Path, *, with_checksum: bool = True) -> Iterator[IO[bytes]]:
         the block ends, all of it is.
     """
     with open_regular(path) as opened:
-        found = zip_file.inspect_open(opened, path)
+        found = sealed_zip.inspect_open(opened, path)
         if not with_checksum or found.entry is None:
             yield opened
             return
-        with zip_file.reading(opened, found.entry) as file:
+        with sealed_zip.reading(opened, found.entry) as file:
             try:
                 yield cast("IO[bytes]", file)
             except Exception:
-                zip_file.compare(path, file.entry(), found.entry)
+                sealed_zip.compare(path, file.entry(), found.entry)
                 raise
-            zip_file.compare(path, file.entry(), found.entry)
+            sealed_zip.compare(path, file.entry(), found.entry)
 
 
 def read_remote(path: _PATH, *, with_checksum: bool = True) -> bytes:
@@ -75,10 +75,10 @@ def read_remote(path: _PATH, *, with_checksum: bool = True) -> bytes:
     """
     with get_filesystem(path).open(str(path), "rb") as file:
         data: bytes = file.read()
-    found = zip_file.inspect_bytes(data, Path(path))
+    found = sealed_zip.inspect_bytes(data, Path(path))
     if with_checksum and found.entry is not None:
-        actual = zip_file.checksum_in_memory(data, found.entry)
-        zip_file.compare(found.path, actual, found.entry)
+        actual = sealed_zip.checksum_in_memory(data, found.entry)
+        sealed_zip.compare(found.path, actual, found.entry)
     return data
 
 

@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
 from .classes import Classes
-from .giving_up import Watch
+from .graph_breaks import Watch
 
 MAX_IN_A_ROW = 10
 """After how many calls without gradients, each of which compiled a graph of its own, a module

@@ -12,7 +12,7 @@ from torch.nn import Module
 from lightning_gaudi._core import vendor
 
 from .double_backward import mentions_double_backward
-from .giving_up import Watch
+from .graph_breaks import Watch
 from .method import CompiledMethod
 from .regions import find_parts, find_regions, has_blocks, has_compiled_parts
 from .settings import Choice, Compilation

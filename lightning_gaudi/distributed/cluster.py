@@ -22,7 +22,7 @@ from typing_extensions import override
 from lightning_gaudi._core.ports import why_not_listen
 from lightning_gaudi._core.variables import read_integer
 
-from .meeting import uses_agent_store
+from .elastic_rendezvous import uses_agent_store
 
 _SIZE, _RANK = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
 _LOCAL_SIZE, _LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"

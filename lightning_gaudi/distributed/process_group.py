@@ -14,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_gaudi._core import collectives, farewell, vendor
 
 from .cluster import check_not_alone, check_port
-from .meeting import own_store
+from .elastic_rendezvous import own_store
 
 BACKEND = "hccl"
 """The backend for tensors on an HPU; never another."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from lightning_gaudi._core import collectives, vendor, whereabouts
+from lightning_gaudi._core import collectives, progress, vendor
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi.compilation import model as compiled_model, settings
 from lightning_gaudi.compilation.foreach import stepping_at_once
@@ -230,7 +230,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
     def _note_place(self, place: str, step: int | None = None, *, new_batch: bool = False) -> None:
         """Notes for the watchdog where this rank is; its first step may compile for long."""
         is_training = self._num_steps > self._first_step
-        whereabouts.enter(place, step, is_training=is_training, new_batch=new_batch)
+        progress.enter(place, step, is_training=is_training, new_batch=new_batch)
 
     def _note_step(self) -> None:
         self._num_steps += 1

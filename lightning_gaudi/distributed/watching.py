@@ -13,9 +13,9 @@ import torch.distributed as dist
 from lightning_gaudi._core import collectives, processes
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi.reliability import links, stacks, watchdog
-from lightning_gaudi.reliability.board import Board
+from lightning_gaudi.reliability.hang_detection import Limits
+from lightning_gaudi.reliability.heartbeat_store import Board
 from lightning_gaudi.reliability.settings import ReliabilitySettings
-from lightning_gaudi.reliability.verdict import Limits
 
 
 def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lightning_gaudi._core import holdings
+from lightning_gaudi._core import memory_tags
 
 from .tensor_parallel import cache_config
 
@@ -32,7 +32,7 @@ def new_cache(
         device=device,
         dtype=dtype,
     )
-    holdings.declare(cache, "KV cache", _tensors)
+    memory_tags.declare(cache, "KV cache", _tensors)
     return cache
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lightning_gaudi._core import holdings, vendor
+from lightning_gaudi._core import memory_tags, vendor
 
 from .engine import Engine, Runner, resolve
 
@@ -123,7 +123,7 @@ class Denoiser:
         self._runners: dict[tuple[Any, ...], tuple[Runner, list[Tensor]]] = {}
         self._draws_noise = "generator" in inspect.signature(scheduler.step).parameters
         self._current: list[weakref.ref[Tensor]] = []
-        holdings.declare(self, "latents", Denoiser._held_latents)
+        memory_tags.declare(self, "latents", Denoiser._held_latents)
 
     @property
     def is_guided(self) -> bool:

@@ -1,6 +1,6 @@
 """The watchdog: a rank that hangs or has died is named, with its stack, and all ranks end.
 
-HCCL waits for a rank for ever. So each rank notes where it is (`_core.whereabouts`) in memory that
+HCCL waits for a rank for ever. So each rank notes where it is (`_core.progress`) in memory that
 it shares with a process beside it, one a host, which watches all ranks of that host and judges
 (`watcher`). The thread that trains takes no part, and no rank needs its GIL to be seen alive.
 
@@ -26,13 +26,13 @@ from multiprocessing import util
 from pathlib import Path
 
 import lightning_gaudi
-from lightning_gaudi._core import farewell, processes, whereabouts
+from lightning_gaudi._core import farewell, processes, progress
 from lightning_gaudi._core.rank_monitor import say
 
 from . import stacks
-from .board import Board
+from .hang_detection import FAILED, LEFT, RUNS, Limits, where
+from .heartbeat_store import Board
 from .stacks import Process
-from .verdict import FAILED, LEFT, RUNS, Limits, where
 from .watched import WatchedRank
 from .watcher import SURVIVED
 
@@ -144,7 +144,7 @@ class Watchdog:
             with contextlib.suppress(OSError):  # it has ended already
                 if rank != meeting.rank:
                     self._others[rank] = WatchedRank(process)
-        whereabouts.copy_to(board.memory)
+        progress.copy_to(board.memory)
         is_first = min(meeting.local) == meeting.rank
         self._watcher = _start_watcher(meeting) if is_first else None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -155,7 +155,7 @@ class Watchdog:
         if os.getpid() != self._pid:
             return  # a fork, which has no threads
         self.board.state = FAILED if processes.has_failed() else LEFT
-        whereabouts.copy_to(None)
+        progress.copy_to(None)
         self._is_over.set()
         self._thread.join(_PATIENCE_S)
         stacks.close()

@@ -13,13 +13,13 @@ import signal
 import time
 from collections import deque
 
-from lightning_gaudi._core import whereabouts
+from lightning_gaudi._core import progress
 from lightning_gaudi._core.rank_monitor import STOPPED as STOPPED_STATUS
 
 from . import stacks
-from .board import Board
+from .hang_detection import LEFT, MAX_TEXT, RUNS, SILENT_S, STOPPED, Beat
+from .heartbeat_store import Board
 from .stacks import Process, Question
-from .verdict import LEFT, MAX_TEXT, RUNS, SILENT_S, STOPPED, Beat
 
 _ASK_AFTER = 0.6
 """After which part of its limit a rank is asked for its stack."""
@@ -50,7 +50,7 @@ class WatchedRank:
         self.stack = ""
         """What was last found; "" since it has moved."""
         self._since = time.monotonic()
-        self._here = whereabouts.read(self.board.memory) or whereabouts.untold()
+        self._here = progress.read(self.board.memory) or progress.untold()
         self._call: stacks.Call | None = None
         self._asked_at = 0.0
         self._question: Question | None = None
@@ -68,7 +68,7 @@ class WatchedRank:
 
     def beat(self) -> Beat:
         """Returns what is known of it now."""
-        here = whereabouts.read(self.board.memory) or self._here
+        here = progress.read(self.board.memory) or self._here
         if here != self._here:
             self._here, self._call, self.stack = here, None, ""
             self._cpu.clear()

@@ -2,10 +2,10 @@
 
 Much of the vendor's C code waits, or compiles for minutes, without letting Python run: a thread of
 the rank would be silent then, and the rank be blamed. So the first rank of each host starts this
-process, which reads where each rank is in memory that it shares with it (`board`), sees from the
+process, which reads where each rank is in memory that both share (`heartbeat_store`), sees from the
 kernel whether it lives and computes, and takes its stack from outside (`watched`). The process of
-rank 0's host judges all (`verdict`); those of other hosts tell it what they see (`links`), and
-judge for themselves when it is not heard of any more. Nobody asks the store.
+rank 0's host judges all (`hang_detection`); those of other hosts tell it what they see (`links`),
+and judge for themselves when it is not heard of any more. Nobody asks the store.
 
 It is a Python without site-packages: no torch, 20 MB, less than 0.1 s of a processor to start, for
 which nobody waits. It holds no card, has no variable of the environment but `_KEPT`, ignores what
@@ -23,14 +23,14 @@ import sys
 import time
 from typing import Any
 
-from lightning_gaudi._core import whereabouts
+from lightning_gaudi._core import progress
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.untrusted import printable
 
 from . import stacks
+from .hang_detection import RUNS, SILENT_S, STOPPED, Beat, Limits, Verdict, account, judge
 from .links import Links, Message
 from .stacks import Process, innermost
-from .verdict import RUNS, SILENT_S, STOPPED, Beat, Limits, Verdict, account, judge
 from .watched import WatchedRank
 
 SURVIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -328,5 +328,5 @@ def main() -> None:
 def _gone(process: Process) -> Beat:
     """Returns what is known of a rank that has ended before anybody has read its board."""
     how = f"(process {process.pid}) {stacks.how(process) or 'let nobody read its board, and is'}"
-    place = whereabouts.untold().place
+    place = progress.untold().place
     return Beat(1, RUNS, 0, place, False, (0, 0), None, None, 0.0, ended=how)

@@ -30,8 +30,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi.reliability.jobs import Job, count_fit, find_job
 
+from ..checkpoint.candidates import whole
 from ..checkpoint.job_record import JobRecord
-from ..checkpoint.newest import whole
 
 # Beside it stands the rest of a strategy; why it is over ABC says `distributed.strategy`.
 _Base: Any = ABC

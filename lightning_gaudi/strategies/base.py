@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from lightning_gaudi._core import vendor, whereabouts
+from lightning_gaudi._core import progress, vendor
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi._core.untrusted import printable
@@ -35,9 +35,9 @@ from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
 from .auto_resume import AutoResume
 from .compiled_steps import CompiledSteps
-from .ending import Ending, forget_loaders_not_begun
 from .exact_resume import KEY as EXACT_RESUME, ExactResume, warn_of_ranks
 from .resuming import why_not_remove
+from .signals import Ending, forget_loaders_not_begun
 
 _Value = TypeVar("_Value")
 
@@ -184,7 +184,7 @@ class HPUStrategy(AutoResume, HPUMixin):
         return output
 
     @override
-    @whereabouts.elsewhere("saving a checkpoint")
+    @progress.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
@@ -223,7 +223,7 @@ class HPUStrategy(AutoResume, HPUMixin):
     @override
     def on_validation_start(self) -> None:
         """Keeps the random state: as on other devices, the sanity check leaves no trace in it."""
-        whereabouts.enter("validation", is_training=False)
+        progress.enter("validation", is_training=False)
         super().on_validation_start()
         module = self.lightning_module
         if module is not None and module.trainer.sanity_checking:
@@ -272,7 +272,7 @@ class HPUStrategy(AutoResume, HPUMixin):
     @override
     def on_train_end(self) -> None:
         """Look at the losses since the last log step; wait until the last checkpoint is on disk."""
-        whereabouts.enter("the end of the fit", is_training=False)
+        progress.enter("the end of the fit", is_training=False)
         super().on_train_end()
         self._check_losses()
         self._end_async_save()

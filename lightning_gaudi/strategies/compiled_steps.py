@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.nn import Module
 
-from lightning_gaudi.compilation.giving_up import Watch
+from lightning_gaudi.compilation.graph_breaks import Watch
 from lightning_gaudi.compilation.method import CompiledMethod
 from lightning_gaudi.compilation.model import arguments
 from lightning_gaudi.compilation.settings import Compilation

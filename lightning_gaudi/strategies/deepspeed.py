@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core import whereabouts
+from lightning_gaudi._core import progress
 from lightning_gaudi._patches.apply import add
 from lightning_gaudi._patches.deepspeed import unset_variables
 from lightning_gaudi.reliability.trust import as_told
@@ -162,7 +162,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         configure_checkpointing(self.deepspeed_config)
 
     @override
-    @whereabouts.elsewhere("saving a checkpoint")
+    @progress.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:

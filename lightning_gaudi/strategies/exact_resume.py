@@ -20,7 +20,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_gaudi._core import host_random, whereabouts
+from lightning_gaudi._core import host_random, progress
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import replace
 from lightning_gaudi.data.loader_parts import is_ordinary
@@ -29,7 +29,7 @@ from lightning_gaudi.data.position import LoaderPosition
 
 from . import epoch_hooks, fit_changes, nested_optimizers, pruned
 from .accumulated import gradients, watch_steps
-from .fit_place import Place, go_to_next_epoch, go_to_step_end, place_of
+from .loop_position import Place, go_to_next_epoch, go_to_step_end, place_of
 
 KEY = "exact_resume"
 """The checkpoint's key for what is kept here: plain data and CPU tensors."""
@@ -437,7 +437,7 @@ class ExactResume:
     def _note_end(self) -> None:
         """Notes for the watchdog that this rank has no more batches: others may have."""
         count, epoch = self.trainer.fit_loop.epoch_loop.batch_idx, self.trainer.current_epoch
-        whereabouts.enter(f"out of batches in epoch {epoch} after {count + 1}", is_training=True)
+        progress.enter(f"out of batches in epoch {epoch} after {count + 1}", is_training=True)
 
 
 def _iterate(loop: Any) -> None:

@@ -15,10 +15,10 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_gaudi.reliability.session import begin_session, continue_run
 
+from ..checkpoint.candidates import candidates, fallbacks, read_manifest_if_any
 from ..checkpoint.io import local_path
-from ..checkpoint.litter import sweep
+from ..checkpoint.leftovers import sweep
 from ..checkpoint.manifest import DamagedCheckpointError
-from ..checkpoint.newest import candidates, fallbacks, read_manifest_if_any
 
 
 def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:

@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core import whereabouts
+from lightning_gaudi._core import progress
 from lightning_gaudi._core.error_sync import on_rank_zero
 from lightning_gaudi.reliability.trust import as_told
 
@@ -73,7 +73,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         """Nothing: `load_checkpoint` has loaded it."""
 
     @override
-    @whereabouts.elsewhere("saving a checkpoint")
+    @progress.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:

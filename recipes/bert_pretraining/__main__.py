@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from recipes.common import front
+from recipes.common import entrypoint
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import ArgsType
@@ -26,7 +26,7 @@ def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
 
 def main(args: Sequence[str] | None = None, program: str = "") -> None:
     """Runs one of the Trainer's commands, or `export`; see `front.main`."""
-    front.main(__file__, run, args, program)
+    entrypoint.main(__file__, run, args, program)
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def _check_checkpoint(path: str | None) -> None:
 
 
 def _check_environment(wanted: Mapping[str, Any] | None) -> None:
-    """Refuses variables that nobody has set: `front.main` does, before torch is imported."""
+    """Refuses variables that nobody has set: `entrypoint.main` does, before torch is imported."""
     for name, value in (wanted or {}).items():
         if name not in os.environ:
             raise UserError(

@@ -1,7 +1,7 @@
 """The user's own data: splits of rows with named columns, from files or from the hub.
 
-In reading order: `reader` (which files, columns and splits), `tables` (one file), `places` (lines
-for messages). All recipes read with these; what a row means is theirs.
+In reading order: `reader` (which files, columns and splits), `tables` (one file),
+`file_diagnostics` (lines for messages). All recipes read with these; what a row means is theirs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from recipes.common.errors import UserError
+from recipes.common.file_diagnostics import line_of
 from recipes.common.hub import load_hub_dataset
-from recipes.common.places import line_of
 from recipes.common.tables import SUFFIXES, Batch, batches, by_kind, columns_of
 
 SPLITS = ("train", "validation", "test")

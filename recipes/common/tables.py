@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.errors import UserError
-from recipes.common.places import check_rows, check_widths, csv_style, explain, header_of
+from recipes.common.file_diagnostics import check_rows, check_widths, csv_style, explain, header_of
 
 SUFFIXES = (".tsv", ".txt", ".jsonl", ".json", ".csv", ".parquet")
 """Of files that hold tables."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.common import front
+from recipes.common import entrypoint
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import ArgsType
@@ -38,7 +38,7 @@ def export_folder(checkpoint: Path, output: Path) -> str:
 
 def main(args: Sequence[str] | None = None, program: str = "") -> None:
     """Runs one of the Trainer's commands, or `export`; see `front.main`."""
-    front.main(__file__, run, args, program, export_folder)
+    entrypoint.main(__file__, run, args, program, export_folder)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lightning_gaudi.checkpoint import folders, job_record, litter
+from lightning_gaudi.checkpoint import folders, job_record, leftovers
+from lightning_gaudi.checkpoint.candidates import candidates, read_manifest_if_any, whole
 from lightning_gaudi.checkpoint.io import HPUCheckpointIO
 from lightning_gaudi.checkpoint.job_record import JobRecord
-from lightning_gaudi.checkpoint.newest import candidates, read_manifest_if_any, whole
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
 from lightning_gaudi.checkpoint.verify import check_folder
 from lightning_gaudi.deepspeed.checkpoint.consolidate import extras
@@ -294,7 +294,7 @@ class Check:
 
         with (
             mock.patch.object(job_record, "_state", state_of),
-            mock.patch.object(litter, "_boot", return_value="another"),
+            mock.patch.object(leftovers, "_boot", return_value="another"),
         ):
             yield root
         shutil.rmtree(root)

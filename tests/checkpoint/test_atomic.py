@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from lightning_gaudi.checkpoint import litter
+from lightning_gaudi.checkpoint import leftovers
 from lightning_gaudi.checkpoint.atomic import write_atomically
 from tests.helpers.ranks import call_forked
 
@@ -56,7 +56,7 @@ def test_failed_write_is_explained_even_if_the_writer_hides_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
-    monkeypatch.setattr(litter, "create_locked", lambda _: os.fdopen(full, "wb", buffering=0))
+    monkeypatch.setattr(leftovers, "create_locked", lambda _: os.fdopen(full, "wb", buffering=0))
 
     def write(file: IO[bytes]) -> None:
         try:
@@ -143,5 +143,5 @@ def test_what_another_process_begins_to_write_is_left_alone(tmp_path: Path) -> N
 
 def test_lock_that_says_nothing_yet_is_swept(tmp_path: Path) -> None:
     (tmp_path / ".saving-0.lock").touch()
-    litter.sweep(tmp_path)
+    leftovers.sweep(tmp_path)
     assert not list(tmp_path.iterdir())

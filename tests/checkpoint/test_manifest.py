@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_gaudi import HPUCheckpointIO
-from lightning_gaudi.checkpoint import checksum, zip_file
+from lightning_gaudi.checkpoint import checksum, sealed_zip
 from lightning_gaudi.checkpoint.checksum import Checksum, ReadingChecksum, checksum_of
 from lightning_gaudi.checkpoint.io import open_mapped
 from lightning_gaudi.checkpoint.manifest import (
@@ -50,7 +50,7 @@ def _flip(path: Path, position: int, bit: int = 0) -> None:
 
 
 def test_file_tells_what_it_is(path: Path) -> None:
-    found = zip_file.inspect(path).manifest
+    found = sealed_zip.inspect(path).manifest
     assert found is not None
     assert (found.epoch, found.global_step, found.num_ranks, found.resumes) == (2, 7, 1, True)
     assert found.versions.keys() == {"lightning_gaudi", "torch", "lightning"}
@@ -88,7 +88,7 @@ def test_weights_alone_do_not_resume() -> None:
 def test_any_flipped_bit_is_found(path: Path) -> None:
     """In the headers, the pickle, tensors, the directory, the end record and the manifest."""
     whole, rng = path.read_bytes(), random.Random(0)
-    found = zip_file.inspect(path).manifest
+    found = sealed_zip.inspect(path).manifest
     assert found is not None
     end = found.files[""].num_bytes
     positions = [0, 46, 50, 57, 60, 100, end - 20, end - 1, end, end + 1, end + 3, len(whole) - 1]
@@ -223,7 +223,7 @@ def test_what_was_used_is_what_was_compared(
 
 def test_manifest_without_a_size_of_chunks_is_compared(path: Path) -> None:
     """As they were before they told it."""
-    found = zip_file.inspect(path)
+    found = sealed_zip.inspect(path)
     assert found.entry is not None
     old = asdict(found.entry)
     assert old.pop("chunk_bytes") == CHUNK_BYTES

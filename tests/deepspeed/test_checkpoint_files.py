@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gaudi.checkpoint import litter
-from lightning_gaudi.checkpoint.litter import sweep
+from lightning_gaudi.checkpoint import leftovers
+from lightning_gaudi.checkpoint.leftovers import sweep
 from lightning_gaudi.deepspeed.checkpoint import shards, versions
 
 NUM_RANKS = 3
@@ -139,7 +139,7 @@ def _die_saving(folder: Path) -> None:
 def _die_publishing(folder: Path) -> None:
     claim = versions.Claim(folder)
     (folder / claim.tag / MODEL).write_bytes(b"whole")
-    file = litter.create_locked(litter.file_for(folder / "latest"))
+    file = leftovers.create_locked(leftovers.file_for(folder / "latest"))
     file.write(b"half")
     os._exit(0)
 
@@ -180,7 +180,7 @@ def test_a_version_that_is_being_saved_stays(
     claim = versions.Claim(tmp_path / "x")
     sweep(tmp_path)
     assert (tmp_path / "x" / claim.tag).is_dir()
-    monkeypatch.setattr(litter, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(leftovers, "_PATIENCE_S", 0.0)
     with pytest.raises(BlockingIOError, match="another process is saving to it"):
         versions.Claim(tmp_path / "x")
     claim.release()

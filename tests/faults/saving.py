@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from lightning_gaudi.checkpoint import newest
+from lightning_gaudi.checkpoint import candidates
 from lightning_gaudi.checkpoint.folders import remove_at_once
 from lightning_gaudi.checkpoint.io import HPUCheckpointIO
-from lightning_gaudi.checkpoint.litter import sweep
+from lightning_gaudi.checkpoint.leftovers import sweep
 from lightning_gaudi.checkpoint.torch_dcp.load import load_full_checkpoint
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
 from lightning_gaudi.checkpoint.verify import check_folder
@@ -129,7 +129,7 @@ def _go_on(folder: Path, kind: str, has_saved: Any) -> None:
     save, _ = KINDS[kind]
     sweep(folder)
     assert not list(folder.glob(".saving-*"))
-    found = newest.candidates([folder])
+    found = candidates.candidates([folder])
     first = (found[0].age[1] if found else 0) + 1
     for step in itertools.count(first):
         save(folder / f"step={step}.ckpt", step)
@@ -165,7 +165,7 @@ def kill_savers(home: Path, kind: str, num_kills: int) -> None:
         ]
         loaded += len(steps)
         assert max(steps) > newest_step  # one more was saved, at least
-        newest_step = load(newest.candidates([folder])[0].path)
+        newest_step = load(candidates.candidates([folder])[0].path)
         assert newest_step == max(steps)
     sweep(folder)
     assert {each.suffix for each in folder.iterdir()} == {".ckpt"}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_gaudi.checkpoint.candidates import candidates, fallbacks
 from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
-from lightning_gaudi.checkpoint.newest import candidates, fallbacks
 from tests.faults.saving import KINDS
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 

@@ -217,7 +217,7 @@ OWN = {
     # The state of an object that this pickle has made.
     "checkpoint/unpickler.py": {"setattr(target, name, value)"},
     "distributed/watching.py": {"meeting.address", "meeting.listener"},
-    "reliability/board.py": {"board.limits"},
+    "reliability/heartbeat_store.py": {"board.limits"},
     "reliability/links.py": {"channel.host"},
     "reliability/watchdog.py": {
         "_current.board.limits",
@@ -248,14 +248,14 @@ OWN = {
     "callbacks/compile.py": {"strategy.compile_callback"},
     "callbacks/reliability.py": {"strategy.reliability_callback"},
     "tools/plan/host.py": {"full.of_rank"},
-    "reliability/holders.py": {
+    "reliability/memory_owners.py": {
         "found.buckets",
         "found.gathered",
         "found.gradients",
         "found.own",
     },
     # Of a process that rehearses, and ends then.
-    "tools/plan/rehearsal.py": {"group._check_cards"},
+    "tools/plan/dry_run.py": {"group._check_cards"},
     "tools/plan/trainer.py": {
         "loader.num_workers",
         "self._trainer.strategy.teardown",
@@ -303,7 +303,7 @@ OWN = {
     "strategies/base.py": {"self._checkpoint_io.checkpoint_io"},
     "strategies/deepspeed.py": {"self.precision_plugin.gradient_clipping"},
     "strategies/fsdp.py": {"plugin.model"},
-    "strategies/ending.py": {
+    "strategies/signals.py": {
         # A loader that could not start is none: Lightning asks it for its length as it ends.
         "fetcher._combined_loader",
         "exception.code",
@@ -378,7 +378,7 @@ OWN = {
         "loop.epoch_loop.restarting",
         "parameter.grad",
     },
-    "strategies/fit_place.py": {"epochs.completed", "epochs.processed", "loop.restarting"},
+    "strategies/loop_position.py": {"epochs.completed", "epochs.processed", "loop.restarting"},
 }
 """What is set and is no patch, by file."""
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from lightning_gaudi._core import whereabouts
-from lightning_gaudi.reliability.board import Board
-from lightning_gaudi.reliability.verdict import LEFT, RUNS, Limits
+from lightning_gaudi._core import progress
+from lightning_gaudi.reliability.hang_detection import LEFT, RUNS, Limits
+from lightning_gaudi.reliability.heartbeat_store import Board
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,9 +27,9 @@ import sys, json, time, ctypes, os
 sys.path.insert(0, {str(ROOT)!r})
 from lightning_gaudi._core import processes, whereabouts
 from lightning_gaudi.reliability import stacks, watchdog, links
-from lightning_gaudi.reliability.board import Board
+from lightning_gaudi.reliability.heartbeat_store import Board
 from lightning_gaudi.reliability.stacks import Process
-from lightning_gaudi.reliability.verdict import Limits
+from lightning_gaudi.reliability.hang_detection import Limits
 
 rank, host, end = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 board = Board.new(Limits(3.0, 60.0))
@@ -222,17 +222,17 @@ def test_a_board_is_read_as_it_was_written() -> None:
     board.give_stack("in <module>")
     assert other.stack(number) == "in <module>"
     assert not board.is_stack_wanted
-    whereabouts.copy_to(board.memory)
+    progress.copy_to(board.memory)
     try:
-        whereabouts.enter("a place " * 20, 7, is_training=True)
-        with whereabouts.waiting("barrier"):
-            found = whereabouts.read(other.memory)
+        progress.enter("a place " * 20, 7, is_training=True)
+        with progress.waiting("barrier"):
+            found = progress.read(other.memory)
             assert found is not None
             assert found.place == ("a place " * 20)[:64]
-            assert found._replace(place="") == whereabouts.now()._replace(place="")
+            assert found._replace(place="") == progress.now()._replace(place="")
     finally:
-        whereabouts.copy_to(None)
-        whereabouts.enter("the start", 0, is_training=False)
+        progress.copy_to(None)
+        progress.enter("the start", 0, is_training=False)
 
 
 def test_a_board_full_of_noise_is_read_without_an_error() -> None:
@@ -243,5 +243,5 @@ def test_a_board_full_of_noise_is_read_without_an_error() -> None:
         assert board.state in (RUNS, LEFT, "failed")
         assert all(each < float("inf") for each in (board.python_at, *board.limits))
         assert len(board.order) <= 64 * 1024
-        whereabouts.read(board.memory)
-    assert whereabouts.read(Board.new(Limits(1.0, 2.0)).memory) is None
+        progress.read(board.memory)
+    assert progress.read(Board.new(Limits(1.0, 2.0)).memory) is None

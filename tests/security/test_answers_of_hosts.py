@@ -16,7 +16,7 @@ from lightning_gaudi.tools.doctor.findings import Report, error, ok, table
 from lightning_gaudi.tools.doctor.hosts import _Answers
 from lightning_gaudi.tools.doctor.launchers import named_hosts, place
 from lightning_gaudi.tools.doctor.machine import Answer
-from lightning_gaudi.tools.doctor.pieces import Joiner, cut
+from lightning_gaudi.tools.doctor.wire_format import Joiner, cut
 
 REPORT = Report([error("port", "taken", "Choose another."), ok("mode", "lazy")], {"torch": "2.11"})
 MESSAGE = {

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lightning_gaudi import HPUCheckpointIO
-from lightning_gaudi.checkpoint import zip_file
+from lightning_gaudi.checkpoint import sealed_zip
+from lightning_gaudi.checkpoint.candidates import candidates
 from lightning_gaudi.checkpoint.manifest import (
     FOLDER_MANIFEST,
     DamagedCheckpointError,
@@ -21,7 +22,6 @@ from lightning_gaudi.checkpoint.manifest import (
     decode,
     encode,
 )
-from lightning_gaudi.checkpoint.newest import candidates
 from lightning_gaudi.checkpoint.verify import check_folder
 
 _DIGEST = "0" * 64
@@ -95,7 +95,7 @@ def _save(path: Path, **changes: Any) -> None:
     HPUCheckpointIO().save_checkpoint({"loops": {}, "weight": torch.ones(3)}, path)
     content = path.read_bytes()
     at = content.rindex(b"PK\x05\x06") + 22
-    manifest = zip_file.inspect(path).manifest
+    manifest = sealed_zip.inspect(path).manifest
     assert manifest is not None
     values = json.loads(encode(manifest).split(b" ", 2)[2][: -len(b" lightning_gaudi")])
     comment = _encoded(json.dumps(values | changes).encode())

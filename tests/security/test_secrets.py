@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lightning_gaudi._core.secrets import HIDDEN, hide_secrets, shown_command
-from lightning_gaudi.tools.audit import wording
+from lightning_gaudi.tools.audit import formatting
 from lightning_gaudi.tools.audit.merging import Audit
 from lightning_gaudi.tools.doctor import hosts, variables
 from lightning_gaudi.tools.doctor.findings import Report, error, table
@@ -102,7 +102,7 @@ def test_no_report_shows_one() -> None:
         str(shown),
         table(report),
         json.dumps(report.as_json()),
-        wording.command(audit),
+        formatting.command(audit),
         recipes_table([section("x", [("url", TEXTS[0])])]),
     ]
     for text in texts:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from lightning_gaudi.tools import command_line
-from lightning_gaudi.tools.audit import text, wording
+from lightning_gaudi.tools.audit import formatting, text
 from lightning_gaudi.tools.audit.merging import Audit
 from lightning_gaudi.tools.command_line import catalog, consolidate, simulate
 from lightning_gaudi.tools.doctor import hosts
 from lightning_gaudi.tools.doctor.findings import Report, error, table
-from recipes.common import front, parser, sections
+from recipes.common import entrypoint, parser, sections
 
 EVIL = "x\x1b[2J\x1b]0;title\x07\r\x9b31m\u202e\u2028checkpoint verified"
 FORBIDDEN = {"\x1b", "\x07", "\r", "\x9b", "\u202e", "\u2028"}
@@ -29,12 +29,12 @@ def test_reports_are_printable() -> None:
     audit = Audit(command=(EVIL, f"{EVIL}\n{EVIL}"), program_status=1, records=[])
     for shown in (
         table(report),
-        wording.command(audit),
+        formatting.command(audit),
         text.render(audit, []),
         sections.table([sections.section(EVIL, [(EVIL, EVIL)])]),
     ):
         assert _is_clean(shown)
-    assert "\n" not in wording.command(audit)
+    assert "\n" not in formatting.command(audit)
 
 
 def test_what_a_launcher_has_said_is_printable(
@@ -59,7 +59,7 @@ def test_errors_are_printable(
     assert simulate.fail(3, EVIL) == 3
     assert _is_clean(capsys.readouterr().err)
     with pytest.raises(SystemExit):
-        front._exit("program", EVIL)
+        entrypoint._exit("program", EVIL)
     assert _is_clean(capsys.readouterr().err)
     asked: Any = SimpleNamespace(exit_on_error=True, prog="x", _actions=[])
     with pytest.raises(SystemExit):

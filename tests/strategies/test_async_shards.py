@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from lightning_gaudi.checkpoint.background import BackgroundWriter
+from lightning_gaudi.checkpoint.candidates import candidates
 from lightning_gaudi.checkpoint.checksum import ChecksumFile
-from lightning_gaudi.checkpoint.newest import candidates
 from lightning_gaudi.checkpoint.verify import check_folder
 from lightning_gaudi.deepspeed.checkpoint.versions import latest
 from tests.helpers.tiny import QUIET

@@ -24,7 +24,7 @@ from lightning_gaudi._core.error_sync import on_rank_zero
 from ..checksum import ChecksumFile
 from ..cpu_tensors import save_as_cpu_tensors
 from ..folders import make_folder, prepare, put_in_place, remove, sync, temporary_for
-from ..litter import SaveLock, sweep
+from ..leftovers import SaveLock, sweep
 from ..manifest import FileEntry, Manifest, describe, with_files, write_folder_manifest
 from ..space import check_space, file_bytes, kept, mib, needed_bytes, whole_bytes
 from .layout import REST, check_replaceable

@@ -18,10 +18,10 @@ from typing import IO
 from lightning_gaudi._core.untrusted import printable
 
 from ...checkpoint.atomic import write_atomically
+from ...checkpoint.candidates import read_latest
 from ...checkpoint.folders import make_folder, sync
-from ...checkpoint.litter import LATEST, TOOLS, SaveLock, sweep
+from ...checkpoint.leftovers import LATEST, TOOLS, SaveLock, sweep
 from ...checkpoint.manifest import Manifest, write_folder_manifest
-from ...checkpoint.newest import read_latest
 
 _FIRST = "checkpoint"
 _TAG = re.compile(rf"{_FIRST}(?:-(\d+))?")

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
-from lightning_gaudi._core import vendor, whereabouts
+from lightning_gaudi._core import progress, vendor
 from lightning_gaudi._core.fused_clipping import clip_norm
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
@@ -93,7 +93,7 @@ class HPUStrategy(HPUMixin):
     functools.update_wrapper(backward, Strategy.backward)
 
     @override
-    @whereabouts.elsewhere("saving a checkpoint")
+    @progress.elsewhere("saving a checkpoint")
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Saves objects, unless a loss since the last look was not finite."""
         self._check_losses()

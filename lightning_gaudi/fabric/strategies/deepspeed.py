@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core import vendor, whereabouts
+from lightning_gaudi._core import progress, vendor
 from lightning_gaudi.reliability.trust import as_told
 
 from ...deepspeed.checkpoint import fabric_state
@@ -189,7 +189,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         return super().module_init_context(empty_init)
 
     @override
-    @whereabouts.elsewhere("saving a checkpoint")
+    @progress.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self,
         path: _PATH,

@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core import whereabouts
+from lightning_gaudi._core import progress
 from lightning_gaudi._core.error_sync import on_rank_zero
 from lightning_gaudi.reliability.trust import as_told
 
@@ -42,7 +42,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
     """The base of Fabric's strategies with models in shards: how they save and load these."""
 
     @override
-    @whereabouts.elsewhere("saving a checkpoint")
+    @progress.elsewhere("saving a checkpoint")
     def save_checkpoint(
         self,
         path: _PATH,

@@ -1,10 +1,10 @@
 """`lightning-gaudi audit`: what a few steps of somebody's program make a card do, line by line.
 
-In the audited process `process.start` has everything noted (`places`, `recording`, `loaders`) and
-a `record` written; the command reads the records of all ranks (`merging`), judges them (`findings`)
-and shows them (`text`, `page`, `plots`). See docs/audit.md.
+In the audited process `process.install` has everything noted (`call_sites`, `recording`,
+`loaders`) and a `record` written; the command reads the records of all ranks (`merging`), judges
+them (`findings`) and shows them (`text`, `page`, `plots`). See docs/audit.md.
 
-Nothing here is imported unless the environment names a folder for the records.
+Nothing here is imported unless the environment names this tool.
 """
 
 __all__: list[str] = []

@@ -21,8 +21,8 @@ from torch.utils.data import dataloader as torch_dataloader
 from lightning_gaudi._patches import apply
 from lightning_gaudi.simulator.rules.report import is_library
 
-from . import places
-from .places import Place
+from . import call_sites
+from .call_sites import Place
 from .record import Loader
 from .recording import Recorder
 
@@ -60,17 +60,17 @@ class LoaderWatch:
     def _init(self, original: Callable[..., None], loader: Any, *args: Any, **kwargs: Any) -> None:
         original(loader, *args, **kwargs)
         if id(loader.dataset) not in self._made_at:
-            self._made_at[id(loader.dataset)] = places.here()
+            self._made_at[id(loader.dataset)] = call_sites.here()
             self._kept.append(loader.dataset)
 
     def _start_workers(self, original: Callable[..., None], iterator: Any, loader: Any) -> None:
-        with self._recorder.at(self._made_at.get(id(loader.dataset)) or places.here()):
+        with self._recorder.at(self._made_at.get(id(loader.dataset)) or call_sites.here()):
             original(iterator, loader)
 
     def _next(self, original: Callable[[Any], Any], iterator: Any) -> Any:
         batch = original(iterator)
         if self._recorder.is_on:
-            here = places.here()
+            here = call_sites.here()
             made_at = self._made_at.get(id(iterator._dataset), here)
             key = id(iterator._dataset), here.stage
             if key not in self._loaders:

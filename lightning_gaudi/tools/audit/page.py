@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from . import lines, plots, wording
+from . import formatting, line_totals, plots
 from .finding import Finding, Weight
 from .merging import Audit, judged_steps
 from .record import WARM_UP, Loader, Record
@@ -41,12 +41,12 @@ def render(audit: Audit, found: Sequence[Finding]) -> str:
         audit: What was noted.
         found: What is said against it, worst first.
     """
-    command = escape(wording.command(audit))
+    command = escape(formatting.command(audit))
     body = [f"<h1>Audit</h1><pre>{command}</pre>"]
     if audit.status:
         body.append(f"<p><b>The command exited with {audit.status}.</b></p>")
     if audit.records:
-        body.append(f'<p class="quiet">{escape(wording.headline(audit))}</p>')
+        body.append(f'<p class="quiet">{escape(formatting.headline(audit))}</p>')
         body += [_findings(audit, found), *_steps(audit.first), _lines(audit.first)]
         body += [_memory(audit.first), *map(_loader, audit.first.loaders), _collectives(audit)]
     return (
@@ -67,15 +67,15 @@ def _findings(audit: Audit, found: Sequence[Finding]) -> str:
 
 
 def _finding(finding: Finding, num_judged: int, num_ranks: int) -> str:
-    code = wording.source_line(finding)
+    code = formatting.source_line(finding)
     ranks = f", ranks {', '.join(map(str, finding.ranks))}" if num_ranks > 1 else ""
-    via = f" In <code>{escape(where)}</code>." if (where := wording.inside(finding)) else ""
+    via = f" In <code>{escape(where)}</code>." if (where := formatting.inside(finding)) else ""
     source = f'<br><span class="rule">{escape(finding.source)}</span>' if finding.source else ""
     return (
         f'<div class="finding {Weight(finding.weight).name.lower()}">'
-        f"<b><code>{escape(wording.short(finding.file))}:{finding.line}</code></b> "
+        f"<b><code>{escape(formatting.short(finding.file))}:{finding.line}</code></b> "
         f'<span class="rule">{escape(finding.rule)}, '
-        f"{escape(wording.frequency(finding, num_judged))}{ranks}</span>"
+        f"{escape(formatting.frequency(finding, num_judged))}{ranks}</span>"
         f"{f'<pre>{escape(code)}</pre>' if code else ''}"
         f"<p>{escape(finding.message[:1].upper() + finding.message[1:])}{via}<br>"
         f"<b>Instead:</b> {escape(finding.fix)}{source}</p></div>"
@@ -86,19 +86,21 @@ def _steps(record: Record) -> Iterator[str]:
     if not record.steps:
         return
     yield f"<h2>Steps of rank {record.rank}</h2>"
-    launches, graphs = (wording.step_values(record, n) for n in ("launches", "graph_launches"))
+    launches, graphs = (formatting.step_values(record, n) for n in ("launches", "graph_launches"))
     single = [total - of for total, of in zip(launches, graphs, strict=True)]
-    compiled, again = (wording.step_values(record, n) for n in ("compilations", "recompilations"))
+    compiled, again = (
+        formatting.step_values(record, n) for n in ("compilations", "recompilations")
+    )
     first = [total - of for total, of in zip(compiled, again, strict=True)]
     pictures: dict[str, dict[str, list[int]]] = {
         "Launches": {"operators": single, "graphs": graphs},
         "Graphs compiled": {"new": first, "again, for other shapes": again},
-        "Host syncs": {"host syncs": wording.step_values(record, "host_syncs")},
+        "Host syncs": {"host syncs": formatting.step_values(record, "host_syncs")},
         "Bytes copied": {
-            "to the card": wording.step_values(record, "host_to_device_bytes"),
-            "to the host": wording.step_values(record, "device_to_host_bytes"),
+            "to the card": formatting.step_values(record, "host_to_device_bytes"),
+            "to the host": formatting.step_values(record, "device_to_host_bytes"),
         },
-        "Bytes in collectives": {"bytes": wording.step_values(record, "collective_bytes")},
+        "Bytes in collectives": {"bytes": formatting.step_values(record, "collective_bytes")},
     }
     for title, parts in pictures.items():
         if any(map(any, parts.values())):
@@ -109,15 +111,15 @@ def _steps(record: Record) -> Iterator[str]:
 
 def _lines(record: Record) -> str:
     """Returns what each line does, and its code."""
-    found = lines.totals(record)[:_NUM_LINES]
+    found = line_totals.totals(record)[:_NUM_LINES]
     if not found:
         return ""
-    head = "".join(f'<th class="n">{title}</th>' for title in lines.TITLES.values())
+    head = "".join(f'<th class="n">{title}</th>' for title in line_totals.TITLES.values())
     rows = "".join(_row(each) for each in found)
     causes = "".join(
-        f"<tr><td><code>{escape(wording.label(line.file, line.line))}</code></td>"
+        f"<tr><td><code>{escape(formatting.label(line.file, line.line))}</code></td>"
         f'<td>{escape(cause)}</td><td class="n">{count:,}</td></tr>'
-        for line, cause, count in lines.recompilations(record)
+        for line, cause, count in line_totals.recompilations(record)
     )
     again = f"<h3>Graphs compiled again</h3><table>{causes}</table>" if causes else ""
     return (
@@ -126,22 +128,22 @@ def _lines(record: Record) -> str:
     )
 
 
-def _row(each: lines.LineTotals) -> str:
-    figures = (getattr(each, name) for name in lines.TITLES)
+def _row(each: line_totals.LineTotals) -> str:
+    figures = (getattr(each, name) for name in line_totals.TITLES)
     cells = "".join(f'<td class="n">{n:,}</td>' if n else "<td></td>" for n in figures)
     code = linecache.getline(each.file, each.line).strip()
     return (
-        f"<tr><td><code>{escape(wording.label(each.file, each.line))}</code></td>{cells}"
+        f"<tr><td><code>{escape(formatting.label(each.file, each.line))}</code></td>{cells}"
         f"<td><code>{escape(code[:_CODE_LENGTH])}</code></td></tr>"
     )
 
 
 def _memory(record: Record) -> str:
     parts = {name: size for name, size in record.memory.items() if size}
-    shown = {name: wording.size(size) for name, size in parts.items()}
+    shown = {name: formatting.size(size) for name, size in parts.items()}
     return (
-        f"<h2>Memory at its peak</h2><p>At most {wording.size(record.peak_bytes)} of "
-        f"{wording.size(record.limit_bytes)} were in use at a time.</p>"
+        f"<h2>Memory at its peak</h2><p>At most {formatting.size(record.peak_bytes)} of "
+        f"{formatting.size(record.limit_bytes)} were in use at a time.</p>"
         f"{plots.bars(parts, shown, 'Memory by category')}"
     )
 
@@ -154,11 +156,11 @@ def _loader(loader: Loader) -> str:
         label = f"{name} {sizes}"
         values[label] = values.get(label, 0) + count
     shown = {name: f"{count} batch{'es' if count > 1 else ''}" for name, count in values.items()}
-    notes = "".join(f"<br>{escape(line)}" for line in wording.advice(loader))
+    notes = "".join(f"<br>{escape(line)}" for line in formatting.advice(loader))
     parts = [
         f"<h2>Shapes of {escape(loader.name)}, {escape(loader.stage)}</h2>"
         f"<p>{len(loader.batches)} batches of {len(loader.shapes)} shapes, made at "
-        f"<code>{escape(wording.short(loader.file))}:{loader.line}</code> by "
+        f"<code>{escape(formatting.short(loader.file))}:{loader.line}</code> by "
         f"<code>{escape(loader.collate)}</code>{notes}</p>",
         plots.bars(values, shown, "Batches by shape"),
     ]
@@ -179,7 +181,7 @@ def _binned(lengths: dict[int, int]) -> dict[str, int]:
 
 
 def _collectives(audit: Audit) -> str:
-    calls = wording.collectives(audit.first)
+    calls = formatting.collectives(audit.first)
     if not calls:
         return ""
     rows = "".join(

@@ -28,7 +28,7 @@ from lightning_gaudi._patches import register
 from lightning_gaudi.simulator import observer
 from lightning_gaudi.simulator.settings import SERVER, read_card, read_release
 
-from . import places
+from . import call_sites
 from .loaders import LoaderWatch
 from .patches import PATCHES
 from .record import FOLDER, STEPS, WARM_UP, Record
@@ -80,7 +80,7 @@ class _Audit:
             return
         self._rank = _rank()  # at the end of a program its group is gone
         if self.recorder.num_steps == 1:
-            self._trainer = places.trainer()
+            self._trainer = call_sites.trainer()
         if self.recorder.num_steps in (1, WARM_UP, self._num_steps):
             from lightning_gaudi.reliability import memory  # late, as in `loaders`
 

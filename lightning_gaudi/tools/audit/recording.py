@@ -9,8 +9,8 @@ from typing import Any
 
 from lightning_gaudi._core import vendor
 
-from . import places
-from .places import Place
+from . import call_sites
+from .call_sites import Place
 from .record import Line, Step
 
 
@@ -46,8 +46,8 @@ class Recorder:
         """
         if not self.is_on:
             return
-        place = self._place or places.here()
-        if place.stage == places.TRAINING:
+        place = self._place or call_sites.here()
+        if place.stage == call_sites.TRAINING:
             self._step.add(kind, what, amount, place.is_compiled)
         if (kind, what, place) not in self.lines:
             self.lines[kind, what, place] = Line(kind, what, *place)

@@ -13,9 +13,9 @@ from typing import Any
 from lightning_gaudi._core.secrets import hide_words
 from lightning_gaudi._core.untrusted import printable
 
-from . import wording
+from . import formatting
 from .finding import Finding
-from .lines import TITLES, recompilations, totals
+from .line_totals import TITLES, recompilations, totals
 from .merging import Audit, judged_steps
 from .record import WARM_UP, Record
 from .shapes import num_recompilations
@@ -46,14 +46,14 @@ def render(audit: Audit, found: Sequence[Finding]) -> str:
         audit: What was noted.
         found: What is said against it, worst first.
     """
-    lines = ["", f"lightning-gaudi: audit of {wording.command(audit)}"]
+    lines = ["", f"lightning-gaudi: audit of {formatting.command(audit)}"]
     if audit.status:
         lines.append(f"It failed: the command exited with {audit.status}, see above.")
     if missing := audit.missing_ranks:
         ranks = ", ".join(map(str, missing))
         lines.append(f"No record of rank {ranks}: it was killed, or it did not end with the rest.")
     if audit.records:
-        lines += [wording.headline(audit), ""]
+        lines += [formatting.headline(audit), ""]
         lines += _findings(found, len(judged_steps(audit.first)), len(audit.records))
         lines += ["", *_steps(audit.first), *_lines(audit.first), *_recompilations(audit.first)]
         lines += [*_memory(audit), *_shapes(audit), *_collectives(audit)]
@@ -67,23 +67,27 @@ def _findings(found: Sequence[Finding], num_judged: int, num_ranks: int) -> Iter
     yield f"{len(found)} finding{'s' if len(found) > 1 else ''}, worst first:"
     for number, each in enumerate(found, 1):
         yield ""
-        yield f"{number:2}. {wording.short(each.file)}:{each.line}  [{each.rule}]"
-        if code := wording.source_line(each):
+        yield f"{number:2}. {formatting.short(each.file)}:{each.line}  [{each.rule}]"
+        if code := formatting.source_line(each):
             yield f"      {code}"
-        via = f" (in {where})" if (where := wording.inside(each)) else ""
+        via = f" (in {where})" if (where := formatting.inside(each)) else ""
         ranks = f", ranks {', '.join(map(str, each.ranks))}" if num_ranks > 1 else ""
         yield from _wrap(f"{_often(each, num_judged)}{ranks}: {each.message}{via}")
         yield from _wrap(f"Instead: {each.fix}")
 
 
 def _often(finding: Finding, num_judged: int) -> str:
-    often = wording.frequency(finding, num_judged)
+    often = formatting.frequency(finding, num_judged)
     return often[0].upper() + often[1:]
 
 
 def _wrap(text: str) -> list[str]:
     return textwrap.wrap(
-        text, wording.WIDTH, initial_indent="    ", subsequent_indent="    ", break_long_words=False
+        text,
+        formatting.WIDTH,
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
     )
 
 
@@ -110,7 +114,7 @@ def _lines(record: Record) -> Iterator[str]:
     for each in found[:_NUM_LINES]:
         figures = (getattr(each, name) for name in _LINE_TITLES)
         cells = (f"{n:,}" if n else "" for n in figures)
-        yield f"  {wording.label(each.file, each.line):36}" + "".join(f"{n:>15}" for n in cells)
+        yield f"  {formatting.label(each.file, each.line):36}" + "".join(f"{n:>15}" for n in cells)
     if (left_out := len(found) - _NUM_LINES) > 0:
         yield f"  and {left_out} more"
 
@@ -123,7 +127,7 @@ def _recompilations(record: Record) -> Iterator[str]:
     shown = causes[:_NUM_CAUSES]
     for line, cause, count in shown:
         times = f", {count} times" if count > 1 else ""
-        yield f"  {wording.label(line.file, line.line)}: {cause}{times}"
+        yield f"  {formatting.label(line.file, line.line)}: {cause}{times}"
     left_out = num_recompilations(record) - sum(count for *_, count in shown)
     if causes and left_out > 0:
         yield f"  and {left_out} more"
@@ -132,29 +136,30 @@ def _recompilations(record: Record) -> Iterator[str]:
 def _memory(audit: Audit) -> Iterator[str]:
     record = audit.first
     yield ""
-    peak, limit = wording.size(record.peak_bytes), wording.size(record.limit_bytes)
+    peak, limit = formatting.size(record.peak_bytes), formatting.size(record.limit_bytes)
     yield f"Memory: at most {peak} of {limit} in use at a time"
     for name, num_bytes in record.memory.items():
         if num_bytes:
-            yield f"  {name:30}{wording.size(num_bytes):>14}"
+            yield f"  {name:30}{formatting.size(num_bytes):>14}"
 
 
 def _shapes(audit: Audit) -> Iterator[str]:
     for loader in audit.first.loaders:
         yield ""
         yield (
-            f"Loader of {loader.name}, {wording.short(loader.file)}:{loader.line}, {loader.stage}: "
+            f"Loader of {loader.name}, "
+            f"{formatting.short(loader.file)}:{loader.line}, {loader.stage}: "
             f"{len(loader.batches)} batches of {len(loader.shapes)} "
             f"shape{'s' if len(loader.shapes) > 1 else ''}"
         )
         for number, count in Counter(loader.batches).most_common(6):
             shown = ", ".join(f"{name} {sizes}" for name, sizes in loader.shapes[number].items())
-            yield f"  {count:5} x {shown}"[: wording.WIDTH]
-        yield from (f"  {line}" for line in wording.advice(loader))
+            yield f"  {count:5} x {shown}"[: formatting.WIDTH]
+        yield from (f"  {line}" for line in formatting.advice(loader))
 
 
 def _collectives(audit: Audit) -> Iterator[str]:
-    calls = wording.collectives(audit.first)
+    calls = formatting.collectives(audit.first)
     if calls:
         yield ""
         yield f"{'Collectives of rank 0':32}{'calls':>12}{'bytes':>16}"
@@ -178,4 +183,8 @@ def to_json(audit: Audit, found: Sequence[Finding]) -> str:
 
 def _plain(finding: Finding) -> dict[str, Any]:
     values = dataclasses.asdict(finding)
-    return {**values, "weight": finding.weight.name.lower(), "code": wording.source_line(finding)}
+    return {
+        **values,
+        "weight": finding.weight.name.lower(),
+        "code": formatting.source_line(finding),
+    }

@@ -25,7 +25,7 @@ from lightning_gaudi.tools.doctor.diagnosis import Options, diagnose, facts
 from lightning_gaudi.tools.doctor.findings import Finding, Report, error, warning
 from lightning_gaudi.tools.doctor.launchers import named_hosts, parses_again, place
 from lightning_gaudi.tools.doctor.machine import Machine, end, python
-from lightning_gaudi.tools.doctor.pieces import Joiner, cut
+from lightning_gaudi.tools.doctor.wire_format import Joiner, cut
 
 PLACEHOLDER = "{}"
 """Stands in the launcher's words for what each rank is to run; without it that comes last."""

@@ -23,14 +23,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from typing_extensions import override
 
 from lightning_gaudi._core.mirror import Family
-from lightning_gaudi.tools.plan import rehearsal
+from lightning_gaudi.tools.plan import dry_run
 from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated
 from lightning_gaudi.tools.plan.case import Case
 from lightning_gaudi.tools.plan.checkpointing import set_checkpointing
 from lightning_gaudi.tools.plan.forks import Fork, GoOn, Teller
+from lightning_gaudi.tools.plan.measurement import Watch
 from lightning_gaudi.tools.plan.published import declared
 from lightning_gaudi.tools.plan.run import Run
-from lightning_gaudi.tools.plan.watch import Watch
 
 _MOST_BATCHES = 1024
 """Of a loader without steps of an optimizer: what only reads its data is not training."""
@@ -47,7 +47,7 @@ _run: _FabricRun | None = None
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a Fabric that rehearses, for those that a program has passed."""
-    asked = rehearsal.settings(rehearsal.read_case())
+    asked = dry_run.settings(dry_run.read_case())
     return {**given, "accelerator": "hpu", "num_nodes": 1, "loggers": None, **asked}
 
 
@@ -64,12 +64,12 @@ def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -
     """
     if _run is not None:  # another Fabric of the program that a fork plays
         return
-    case = rehearsal.read_case()
+    case = dry_run.read_case()
 
     def start(make_watch: Callable[[Run], Watch], batch_size: int | None) -> Fork:
         def go_on(teller: Teller) -> NoReturn:
             global _run
-            rehearsal.begin_fork(family)
+            dry_run.begin_fork(family)
             _run = _FabricRun(case, batch_size, save, teller, make_watch)
             raise GoOn
 
@@ -78,7 +78,7 @@ def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -
     callbacks = given.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     try:
-        rehearsal.measure(case, start, declared(callbacks))
+        dry_run.measure(case, start, declared(callbacks))
     except GoOn:
         return
 
@@ -132,7 +132,7 @@ class _FabricRun(Run):
 
     def note_setup(self, fabric: Any, module: Any) -> None:
         """A module is about to be set up."""
-        rehearsal.fill_weights()
+        dry_run.fill_weights()
         self._fabric = fabric
         if self._case.checkpointing is not None:
             set_checkpointing(module, is_on=self._case.checkpointing)
@@ -196,7 +196,7 @@ class _FabricRun(Run):
         """
         if not self._modules or self._is_ending:  # it looks at its data
             return iterate(loader)
-        rehearsal.fill_weights()
+        dry_run.fill_weights()
         loader.num_workers = 0  # nobody waits for it here
         is_in_training = any(each.training for each in self._modules)
         if self.is_trained and torch.is_grad_enabled() and is_in_training:

@@ -72,17 +72,17 @@ PATCHES = (
 
 
 def install() -> None:
-    """Makes this process rehearse what `rehearsal.read_case` gives, whatever program it runs."""
+    """Makes this process rehearse what `dry_run.read_case` gives, whatever program it runs."""
     hooks.run_without_values()
     on_import.add(PATCHES)
 
 
 def patch_trainer(module: ModuleType, family: Family) -> None:
     """Makes the Trainer take a few steps, measure them, and end the program."""
-    from lightning_gaudi.tools.plan import rehearsal, trainer as trainer_run
+    from lightning_gaudi.tools.plan import dry_run, trainer as trainer_run
 
     require(_TRAINER, module, "Trainer")
-    rehearsal.leave_weights_empty()
+    dry_run.leave_weights_empty()
 
     @wrap(_TRAINER, module.Trainer, "__init__")
     def init(original: Callable[..., None], trainer: Any, *args: Any, **settings: Any) -> None:
@@ -114,11 +114,11 @@ def patch_fabric(module: ModuleType, family: Family) -> None:
             then not seen to be imported.
         family: Of the Fabric.
     """
-    from lightning_gaudi.tools.plan import fabric as fabric_loop, rehearsal
+    from lightning_gaudi.tools.plan import dry_run, fabric as fabric_loop
 
     module = importlib.import_module(f"{family.fabric}.fabric")
     require(_FABRIC, module, "Fabric")
-    rehearsal.leave_weights_empty()
+    dry_run.leave_weights_empty()
     save = module.Fabric.save
 
     @wrap(_FABRIC, module.Fabric, "__init__")

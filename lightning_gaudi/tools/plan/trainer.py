@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 from typing_extensions import override
 
 from lightning_gaudi._core.mirror import Family
-from lightning_gaudi.tools.plan import rehearsal
+from lightning_gaudi.tools.plan import dry_run
 from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated
 from lightning_gaudi.tools.plan.case import Counted, Rehearsed
 from lightning_gaudi.tools.plan.checkpointing import set_checkpointing
 from lightning_gaudi.tools.plan.empty_weights import EmptyWeights
 from lightning_gaudi.tools.plan.forks import Fork
+from lightning_gaudi.tools.plan.measurement import Watch
 from lightning_gaudi.tools.plan.published import declared
 from lightning_gaudi.tools.plan.run import Run
-from lightning_gaudi.tools.plan.watch import Watch
 
 _DROPPED = (
     *("Checkpoint", "LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor", "Timer"),
@@ -48,8 +48,8 @@ _run: _TrainerRun | None = None
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a Trainer that rehearses, for those that a program has passed."""
-    case = rehearsal.read_case()
-    found = {**given, **_SETTINGS, **rehearsal.settings(case)}
+    case = dry_run.read_case()
+    found = {**given, **_SETTINGS, **dry_run.settings(case)}
     found["limit_train_batches"] = NUM_STEPS * (found.get("accumulate_grad_batches") or 1)
     for name in ("limit_val_batches", "limit_test_batches"):
         if limit := found.get(name):  # of a number, enough to measure; none stay none
@@ -75,7 +75,7 @@ def rehearse(run: Callable[[], Any], trainer: Any, family: Family) -> NoReturn:
     Raises:
         SystemExit: When all is measured.
     """
-    case = rehearsal.read_case()
+    case = dry_run.read_case()
 
     def start(make_watch: Callable[[Run], Watch], batch_size: int | None) -> Fork:
         def find() -> Counted | Rehearsed:
@@ -84,7 +84,7 @@ def rehearse(run: Callable[[], Any], trainer: Any, family: Family) -> NoReturn:
 
         return Fork(lambda teller: teller.end(find))
 
-    rehearsal.measure(case, start, declared(trainer.callbacks))
+    dry_run.measure(case, start, declared(trainer.callbacks))
 
 
 def _find(
@@ -95,8 +95,8 @@ def _find(
 ) -> Counted | Rehearsed:
     """Runs it in this process, a fork that ends behind it."""
     global _run
-    rehearsal.fill_weights()
-    rehearsal.begin_fork(family)
+    dry_run.fill_weights()
+    dry_run.begin_fork(family)
     _run = measured
     watch = make_watch(measured)
     measured.tell(watch, family)

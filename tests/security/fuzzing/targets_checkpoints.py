@@ -23,14 +23,14 @@ from torch.utils._pytree import tree_flatten
 
 from lightning_gaudi._core import host_random
 from lightning_gaudi.checkpoint import (
+    candidates,
     io as checkpoint_io,
     job_record,
-    litter,
+    leftovers,
     manifest,
-    newest,
     restricted,
+    sealed_zip,
     verify,
-    zip_file,
 )
 from lightning_gaudi.checkpoint.checksum import checksum_of
 from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
@@ -102,10 +102,10 @@ def _manifest(folder: Path) -> Parser:
 
 
 @target(
-    "checkpoint.zip_file",
-    f"{_PACKAGE}.zip_file:inspect_open",
-    f"{_PACKAGE}.zip_file:_inspect",
-    f"{_PACKAGE}.zip_file:_length",
+    "checkpoint.sealed_zip",
+    f"{_PACKAGE}.sealed_zip:inspect_open",
+    f"{_PACKAGE}.sealed_zip:_inspect",
+    f"{_PACKAGE}.sealed_zip:_length",
     errors=(manifest.DamagedCheckpointError,),
 )
 def _zip_file(folder: Path) -> Parser:
@@ -120,8 +120,8 @@ def _zip_file(folder: Path) -> Parser:
 
     def parse(given: bytes) -> Any:
         path.write_bytes(given)
-        in_memory = _outcome(lambda: zip_file.inspect_bytes(given, path))
-        found = zip_file.inspect(path)
+        in_memory = _outcome(lambda: sealed_zip.inspect_bytes(given, path))
+        found = sealed_zip.inspect(path)
         return found.entry, in_memory
 
     return Parser(damage, parse)
@@ -249,7 +249,7 @@ def _pickles(folder: Path) -> Parser:
     return Parser(damage, parse)
 
 
-@target("checkpoint.newest", f"{_PACKAGE}.newest:read_latest", errors=())
+@target("checkpoint.candidates", f"{_PACKAGE}.candidates:read_latest", errors=())
 def _newest(folder: Path) -> Parser:
     """Whatever lies beside it, the good checkpoint is found; nothing raises."""
     good, bad = folder / "good.ckpt", folder / "bad.ckpt"
@@ -276,9 +276,9 @@ def _newest(folder: Path) -> Parser:
             (shards / (".metadata" if kind == "manifest" else "latest")).write_bytes(content)
             if kind == "manifest":
                 (shards / manifest.FOLDER_MANIFEST).write_bytes(content)
-        found = newest.candidates([folder], [])
-        newest.fallbacks(bad if kind == "file" else shards)
-        newest.whole([good, bad, shards])
+        found = candidates.candidates([folder], [])
+        candidates.fallbacks(bad if kind == "file" else shards)
+        candidates.whole([good, bad, shards])
         return [each.path for each in found]
 
     def check(given: Any, found: list[Path]) -> None:
@@ -289,7 +289,7 @@ def _newest(folder: Path) -> Parser:
 
 
 @target(
-    "checkpoint.newest.lengths",
+    "checkpoint.candidates.lengths",
     f"{_PACKAGE}.opening:read_small",
     errors=(manifest.DamagedCheckpointError, ValueError),
     foreign=(FileNotFoundError,),
@@ -343,10 +343,10 @@ def _job_record(folder: Path) -> Parser:
 
 
 @target(
-    "checkpoint.litter",
-    f"{_PACKAGE}.litter:_words",
-    f"{_PACKAGE}.litter:_opened",
-    f"{_PACKAGE}.litter:_open_lock",
+    "checkpoint.leftovers",
+    f"{_PACKAGE}.leftovers:_words",
+    f"{_PACKAGE}.leftovers:_opened",
+    f"{_PACKAGE}.leftovers:_open_lock",
     errors=(),
 )
 def _litter(folder: Path) -> Parser:
@@ -355,14 +355,14 @@ def _litter(folder: Path) -> Parser:
     target_ = inside / "last.ckpt"
     digest = hashlib.sha256(b"last.ckpt").hexdigest()[:32]
     kept = (outside / "keep", inside / "mine" / "keep", target_ / "checkpoint-1" / "keep")
-    names = (f".saving-{digest}.lock", ".saving-0.lock", f".saving-file-{litter._boot()}-x.tmp")
+    names = (f".saving-{digest}.lock", ".saving-0.lock", f".saving-file-{leftovers._boot()}-x.tmp")
     for each in kept:
         each.parent.mkdir(parents=True)
         each.write_text("kept")
-    (target_ / litter.LATEST).write_text("checkpoint-1")
+    (target_ / leftovers.LATEST).write_text("checkpoint-1")
 
     def damage(random: Any) -> tuple[str, bytes, bool]:
-        words = [litter._boot(), "last.ckpt", "checkpoint-2"]
+        words = [leftovers._boot(), "last.ckpt", "checkpoint-2"]
         paths = (str(outside), "../outside", "mine", ".", "..", "", "last.ckpt", "last.ckpt/..")
         for place in random.sample(range(3), 1 + random.randrange(2)):
             words[place] = random.choice((*paths, wild.text(random)))
@@ -377,9 +377,9 @@ def _litter(folder: Path) -> Parser:
         path.write_bytes(content)
         if is_old:
             os.utime(path, (time.time() - 9999,) * 2)
-        litter.sweep(inside)
+        leftovers.sweep(inside)
         path.write_bytes(content)
-        litter.SaveLock(target_, "checkpoint-1").release()
+        leftovers.SaveLock(target_, "checkpoint-1").release()
         return [each.is_file() for each in kept]
 
     def check(given: Any, found: list[bool]) -> None:
@@ -387,7 +387,7 @@ def _litter(folder: Path) -> Parser:
             for each in kept:
                 each.parent.mkdir(parents=True, exist_ok=True)
                 each.write_text("kept")
-            (target_ / litter.LATEST).write_text("checkpoint-1")
+            (target_ / leftovers.LATEST).write_text("checkpoint-1")
             raise WrongResultError(f"removed what is no litter: {found}")
 
     return Parser(damage, parse, check)

@@ -46,7 +46,7 @@ _FILES = {
 @target(
     "recipes.tables",
     *(
-        f"{_COMMON}.places:{name}"
+        f"{_COMMON}.file_diagnostics:{name}"
         for name in (
             *(
                 "csv_style",

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from lightning_gaudi._core import processes, whereabouts
+from lightning_gaudi._core import processes, progress
 from lightning_gaudi.data import embedded
-from lightning_gaudi.distributed import meeting
+from lightning_gaudi.distributed import elastic_rendezvous
 from lightning_gaudi.profiler import trace
-from lightning_gaudi.reliability import board, links, stacks, verdict, watcher
+from lightning_gaudi.reliability import hang_detection, heartbeat_store, links, stacks, watcher
 from lightning_gaudi.tools.audit import record as audit_record, text as audit_text
 from lightning_gaudi.tools.audit.merging import Audit
 from lightning_gaudi.tools.doctor import (
@@ -36,7 +36,7 @@ from lightning_gaudi.tools.doctor import (
     variables,
 )
 from lightning_gaudi.tools.doctor.machine import Answer, Machine
-from lightning_gaudi.tools.doctor.pieces import Joiner, cut
+from lightning_gaudi.tools.doctor.wire_format import Joiner, cut
 from lightning_gaudi.tools.plan import case as planning_case, forks
 from tests.helpers import recorded
 
@@ -72,7 +72,7 @@ class _Store:
 )
 def _links(folder: Path) -> Parser:
     """No message of another host may raise, or leave what judging it raises of."""
-    beat = verdict.Beat(7, "runs", 12, "forward", True, (0, 12), None, "all_reduce", 0.25)
+    beat = hang_detection.Beat(7, "runs", 12, "forward", True, (0, 12), None, "all_reduce", 0.25)
     told = {
         "ranks": [1],
         "reason": "rank 1 hangs",
@@ -102,8 +102,8 @@ def _links(folder: Path) -> Parser:
         ends = watch._listen()
         beats = watch._beats
         silent_s = dict.fromkeys(beats, 0.0)
-        judged = verdict.judge(beats, silent_s, verdict.Limits(1.0, 5.0))
-        return ends, judged, verdict.account(beats, silent_s, 2), watch._stacks
+        judged = hang_detection.judge(beats, silent_s, hang_detection.Limits(1.0, 5.0))
+        return ends, judged, hang_detection.account(beats, silent_s, 2), watch._stacks
 
     def check(given: bytes, found: Any) -> None:
         ends, judged, lines, _ = found
@@ -115,39 +115,39 @@ def _links(folder: Path) -> Parser:
 
 
 @target(
-    "reliability.board",
-    f"{_PACKAGE}._core.whereabouts:read",
-    f"{_PACKAGE}._core.whereabouts:_made_of",
-    f"{_PACKAGE}.reliability.board:Board._text",
-    f"{_PACKAGE}.reliability.board:Board._count",
-    f"{_PACKAGE}.reliability.board:Board._double",
+    "reliability.heartbeat_store",
+    f"{_PACKAGE}._core.progress:read",
+    f"{_PACKAGE}._core.progress:_made_of",
+    f"{_PACKAGE}.reliability.heartbeat_store:Board._text",
+    f"{_PACKAGE}.reliability.heartbeat_store:Board._count",
+    f"{_PACKAGE}.reliability.heartbeat_store:Board._double",
     errors=(),
 )
 def _board(folder: Path) -> Parser:
     """The memory that a rank shares with the process that watches it."""
-    own = board.Board.new(verdict.Limits(1.0, 5.0))
-    whereabouts.copy_to(own.memory)
+    own = heartbeat_store.Board.new(hang_detection.Limits(1.0, 5.0))
+    progress.copy_to(own.memory)
     own.order = "rank 1 hangs"
     own.give_stack("  File x, line 1\n")
     seed = bytes(own.memory)
 
     def parse(given: bytes) -> object:
-        memory = mmap.mmap(-1, board.BOARD_BYTES)
+        memory = mmap.mmap(-1, heartbeat_store.BOARD_BYTES)
         memory[: len(given)] = given
-        read = board.Board(memory, "")
-        here = whereabouts.read(memory)
+        read = heartbeat_store.Board(memory, "")
+        here = progress.read(memory)
         return here, read.state, read.order, read.stack(0), read.limits, read.python_at
 
     def damage(random: Any) -> bytes:
-        return bytes(wild.damaged_bytes(random, seed)[: board.BOARD_BYTES])
+        return bytes(wild.damaged_bytes(random, seed)[: heartbeat_store.BOARD_BYTES])
 
     return Parser(damage, parse)
 
 
 @target(
-    "distributed.meeting",
-    f"{_PACKAGE}.distributed.meeting:_answer_to",
-    f"{_PACKAGE}.distributed.meeting:_get",
+    "distributed.elastic_rendezvous",
+    f"{_PACKAGE}.distributed.elastic_rendezvous:_answer_to",
+    f"{_PACKAGE}.distributed.elastic_rendezvous:_get",
     errors=(TimeoutError, ValueError),
 )
 def _meeting(folder: Path) -> Parser:
@@ -157,7 +157,7 @@ def _meeting(folder: Path) -> Parser:
     def parse(given: tuple[int, bytes]) -> object:
         rank, value = given
         key = f"lightning_gaudi/{'answer' if rank else 'hello'}/1"
-        return meeting.agree_on_name(_Store({key: value}), rank, 2)
+        return elastic_rendezvous.agree_on_name(_Store({key: value}), rank, 2)
 
     return Parser(damage, parse)
 
@@ -173,7 +173,7 @@ def _message() -> dict[str, Any]:
     f"{_PACKAGE}.tools.doctor.hosts:_ask",
     f"{_PACKAGE}.tools.doctor.hosts:_lines",
     f"{_PACKAGE}.tools.doctor.hosts:_Answers.take",
-    f"{_PACKAGE}.tools.doctor.pieces:_message",
+    f"{_PACKAGE}.tools.doctor.wire_format:_message",
     errors=(),
 )
 def _hosts(folder: Path) -> Parser:

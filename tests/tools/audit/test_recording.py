@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lightning_gaudi.tools.audit import places
+from lightning_gaudi.tools.audit import call_sites
 from lightning_gaudi.tools.audit.recording import Recorder
 
 
@@ -66,8 +66,8 @@ def test_events_are_counted_by_step_and_by_line() -> None:
 
 def test_what_validation_does_is_kept_apart_from_steps() -> None:
     recorder = Recorder()
-    here = places.here()
-    with recorder.at(here._replace(stage=places.VALIDATION)):
+    here = call_sites.here()
+    with recorder.at(here._replace(stage=call_sites.VALIDATION)):
         recorder.note("launch", "", 5, "")
     recorder.note_stepped(_optimizer())
     assert recorder.steps[0].launches == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi.tools.audit import findings, lines, text
+from lightning_gaudi.tools.audit import findings, line_totals, text
 from lightning_gaudi.tools.audit.merging import Audit
 from lightning_gaudi.tools.audit.record import Line, Loader, Record, Step, read_all
 
@@ -25,7 +25,7 @@ def _record(**others: object) -> Record:
         card="Gaudi 2",
         release="1.24.1",
         steps=[Step(launches=10, host_syncs=1) for _ in range(5)],
-        lines=[
+        line_totals=[
             _line("launch", "", 7),
             _line("host_sync", "aten::_local_scalar_dense", 8),
             _line("rule", "mode-on-cpu", 7),
@@ -43,7 +43,7 @@ def _show(*records: Record, status: int = 0) -> str:
 
 
 def test_each_line_has_what_it_did() -> None:
-    by_line = {each.line: each for each in lines.totals(_record())}
+    by_line = {each.line: each for each in line_totals.totals(_record())}
     assert (by_line[7].launches, by_line[7].fallbacks, by_line[7].bytes_copied) == (50, 5, 640)
     assert by_line[8].host_syncs == 5
     assert (by_line[9].launches, by_line[9].compilations) == (2, 2)

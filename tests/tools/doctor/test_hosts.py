@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lightning_gaudi.tools.doctor.findings import Report, ok
-from lightning_gaudi.tools.doctor.pieces import cut
+from lightning_gaudi.tools.doctor.wire_format import cut
 from tests.helpers.process import run
 from tests.helpers.slurm import running_slurm
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_gaudi.tools.doctor.launchers import named_hosts, place
-from lightning_gaudi.tools.doctor.pieces import Joiner, cut
+from lightning_gaudi.tools.doctor.wire_format import Joiner, cut
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi.tools.doctor import releases, software
+from lightning_gaudi import releases
+from lightning_gaudi.tools.doctor import software
 from lightning_gaudi.tools.doctor.findings import Finding, Level
 from tests.helpers.recorded import Recorded, gaudi2_server, laptop
 

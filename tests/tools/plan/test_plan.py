@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_gaudi.reliability.holders import holders
 from lightning_gaudi.reliability.memory import REST
+from lightning_gaudi.reliability.memory_owners import holders
 from lightning_gaudi.tools.plan import picture, plan_module, report
 from lightning_gaudi.tools.plan.cards import CARDS, find_cards, with_kept
 from lightning_gaudi.tools.plan.case import Case, Rehearsed, read_results
+from lightning_gaudi.tools.plan.measurement import BESIDE
 from lightning_gaudi.tools.plan.plan import Planned
-from lightning_gaudi.tools.plan.watch import BESIDE
 from tests.helpers.process import environment, is_running
 
 SCRIPT = """

@@ -21,9 +21,9 @@ from lightning_gaudi.simulator.memory import own_server, unlimited_memory
 from lightning_gaudi.tools.plan.case import MAX_FORKS, VARIABLE, Case, Rehearsed
 from lightning_gaudi.tools.plan.empty_weights import EmptyWeights
 from lightning_gaudi.tools.plan.forks import Fork, RehearsalError
+from lightning_gaudi.tools.plan.measurement import Counts, MemoryWatch, Watch
 from lightning_gaudi.tools.plan.run import Run
 from lightning_gaudi.tools.plan.search import Need, largest_within
-from lightning_gaudi.tools.plan.watch import Counts, MemoryWatch, Watch
 
 _SEARCH_S = 300.0
 """For how long the largest batch is looked for; what is measured then is measured to its end."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gaudi._core import fsdp2, holdings
+from lightning_gaudi._core import fsdp2, memory_tags
 
 STAYING = ("weights", "gradients", "optimizer state", "communication buckets")
 """Categories of what is there whatever the batch."""
@@ -58,8 +58,8 @@ def holders(module: Any, optimizers: Sequence[Any], device: str = "hpu") -> dict
             *(each.gathered for each in shards),
             *_gathered(parameters, optimizers),
         ],
-        "KV cache": [*holdings.declared("KV cache")],
-        "latents": [*holdings.declared("latents")],
+        "KV cache": [*memory_tags.declared("KV cache")],
+        "latents": [*memory_tags.declared("latents")],
     }
     seen: set[int] = set()
     kept = {name: _on(device, found[name], seen) for name in PRECEDENCE}

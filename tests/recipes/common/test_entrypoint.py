@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import recipes.mrpc.__main__
-from recipes.common import front
+from recipes.common import entrypoint
 from recipes.common.errors import UserError
 from tests.helpers.process import run_python
 
@@ -22,7 +22,7 @@ FIT = ("fit", "--config=simulated")
 def _end(run: Any, *arguments: str) -> Any:
     """The status with which a command ends, whose work is `run`."""
     with pytest.raises(SystemExit) as ended:
-        front.main(FILE, run, arguments, "lightning-gaudi run mrpc")
+        entrypoint.main(FILE, run, arguments, "lightning-gaudi run mrpc")
     return ended.value.code
 
 
@@ -34,7 +34,7 @@ def _raising(error: BaseException) -> Any:
 
 
 def test_help_names_commands_and_configurations(capsys: pytest.CaptureFixture[str]) -> None:
-    front.main(FILE, None, ["--help"])  # type: ignore[arg-type]
+    entrypoint.main(FILE, None, ["--help"])  # type: ignore[arg-type]
     shown = capsys.readouterr().out
     assert shown.startswith("usage: python -m recipes.mrpc COMMAND --config NAME")
     for word in ("fit", "validate", "test", "predict", "export", "simulated"):
@@ -60,7 +60,7 @@ def test_names_of_configurations_become_paths() -> None:
     def run(arguments: list[str], program: str) -> None:
         found.extend([arguments, program])
 
-    front.main(FILE, run, ["fit", "--config", "simulated", "--data.seed=1"])
+    entrypoint.main(FILE, run, ["fit", "--config", "simulated", "--data.seed=1"])
     assert found == [["fit", "--config", CONFIG, "--data.seed=1"], "python -m recipes.mrpc"]
 
 
@@ -109,7 +109,7 @@ def test_ctrl_c_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_bug_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error), match="a bug"):
-        front.main(FILE, _raising(error), FIT)
+        entrypoint.main(FILE, _raising(error), FIT)
 
 
 def test_a_package_of_the_extra_that_is_absent_is_named(
@@ -119,7 +119,7 @@ def test_a_package_of_the_extra_that_is_absent_is_named(
     # It is there, so what it lacks is not for pip to install.
     inner = ModuleNotFoundError("a bug", name="sklearn.svm")
     with pytest.raises(ModuleNotFoundError, match="a bug"):
-        front.main(FILE, _raising(inner), FIT)
+        entrypoint.main(FILE, _raising(inner), FIT)
     find_spec = importlib.util.find_spec
     absent = {"sklearn", "tensorboard"}
     monkeypatch.setattr(

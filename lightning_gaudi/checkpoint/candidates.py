@@ -12,8 +12,8 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_gaudi._core.untrusted import path_inside, printable
 
-from . import zip_file
-from .litter import LATEST
+from . import sealed_zip
+from .leftovers import LATEST
 from .manifest import ADVICE, DamagedCheckpointError, Manifest, read_folder_manifest
 from .opening import read_small
 from .torch_dcp.layout import is_sharded_folder
@@ -97,7 +97,7 @@ def read_manifest_if_any(path: Path) -> Manifest | None:
     """Returns what a checkpoint says of itself, if it can be read; nothing is compared."""
     try:
         if not path.is_dir():
-            return zip_file.inspect(path).manifest
+            return sealed_zip.inspect(path).manifest
         if is_sharded_folder(path):
             return read_folder_manifest(path)
         if (path / LATEST).is_file():
@@ -154,7 +154,7 @@ def _candidate(path: Path) -> Candidate | None:
         manifest = None
         is_checkpoint = path.suffix == _SUFFIX
         if is_checkpoint or path.suffix == ".pt":
-            manifest = zip_file.inspect(path).manifest
+            manifest = sealed_zip.inspect(path).manifest
     written = path.stat().st_mtime
     if manifest is not None and manifest.resumes:
         return Candidate(path, _age(manifest, written), manifest.run)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lightning_gaudi.tools.audit import places
-from lightning_gaudi.tools.audit.places import Place
+from lightning_gaudi.tools.audit import call_sites
+from lightning_gaudi.tools.audit.call_sites import Place
 
 
 def _function_of(module: str, name: str = "run") -> Callable[[Callable[[], object]], Place]:
@@ -22,7 +22,7 @@ def _function_of(module: str, name: str = "run") -> Callable[[Callable[[], objec
 
 def _below(*modules: str) -> Place:
     """The place of a user's line that calls functions of these modules, the outermost first."""
-    call: Callable[[], object] = places.here
+    call: Callable[[], object] = call_sites.here
     for module in reversed(modules):
         name, _, function = module.partition(":")
         outer = _function_of(name, function or "run")
@@ -31,7 +31,7 @@ def _below(*modules: str) -> Place:
 
 
 def test_the_innermost_line_of_the_user_is_told() -> None:
-    place = places.here()
+    place = call_sites.here()
     assert (place.file, place.function) == (
         __file__,
         "test_the_innermost_line_of_the_user_is_told",
@@ -74,6 +74,6 @@ def test_a_compiled_graph_is_known_by_its_backend() -> None:
 
 
 def test_who_trains_is_seen_on_the_stack() -> None:
-    assert places.trainer() == ""
-    assert _function_of("transformers.trainer")(places.trainer) == "transformers"
-    assert _function_of("lightning_fabric.wrappers")(places.trainer) == "lightning"
+    assert call_sites.trainer() == ""
+    assert _function_of("transformers.trainer")(call_sites.trainer) == "transformers"
+    assert _function_of("lightning_fabric.wrappers")(call_sites.trainer) == "lightning"

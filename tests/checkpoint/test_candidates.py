@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gaudi import HPUCheckpointIO
+from lightning_gaudi.checkpoint.candidates import candidates, fallbacks, whole
 from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
-from lightning_gaudi.checkpoint.newest import candidates, fallbacks, whole
 from lightning_gaudi.reliability.session import begin_session, continue_run
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
 

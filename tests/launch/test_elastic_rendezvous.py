@@ -12,7 +12,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from lightning_gaudi.distributed.meeting import agree_on_name, loopback, own_store
+from lightning_gaudi.distributed.elastic_rendezvous import agree_on_name, loopback, own_store
 
 TIMEOUT = timedelta(seconds=60)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_gaudi.reliability.verdict import (
+from lightning_gaudi.reliability.hang_detection import (
     FAILED,
     LEFT,
     RUNS,

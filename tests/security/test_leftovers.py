@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi.checkpoint import folders, litter
+from lightning_gaudi.checkpoint import folders, leftovers
 from lightning_gaudi.checkpoint.atomic import write_atomically
 from lightning_gaudi.checkpoint.folders import temporary_for
-from lightning_gaudi.checkpoint.litter import SaveLock, sweep
+from lightning_gaudi.checkpoint.leftovers import SaveLock, sweep
 from tests.helpers.ranks import call_forked
 
 NOBODY = 65534
@@ -41,7 +41,7 @@ def _save_and_sweep(folder: Path) -> None:
         SaveLock(folder / "last.ckpt", version).release()
 
 
-@pytest.mark.parametrize("boot", [litter._boot(), "00000000"])
+@pytest.mark.parametrize("boot", [leftovers._boot(), "00000000"])
 @pytest.mark.parametrize("version", ["", "checkpoint", "..", "../victim", "."])
 @pytest.mark.parametrize(
     "name", ["{outside}", "..", "../outside", ".", "beside", "beside/inner", "link", "/", ""]
@@ -73,7 +73,7 @@ def test_a_guessed_inode_leads_to_nothing_else(tmp_path: Path) -> None:
     (folder / "linked" / "checkpoint").symlink_to(outside)
     for target, inode in (("data", inner.stat().st_ino + 1), ("linked", outside.stat().st_ino)):
         lock = _lock_for(folder / target)
-        lock.write_text(f"{litter._boot()}\n{target}\ncheckpoint\n{inode}\n0")
+        lock.write_text(f"{leftovers._boot()}\n{target}\ncheckpoint\n{inode}\n0")
     sweep(folder)
     assert (outside / "precious").exists()
     assert (inner / "precious").exists()
@@ -247,7 +247,7 @@ def test_one_who_takes_over_a_lock_is_not_swept(
     target = tmp_path / "last.ckpt"
     first = SaveLock(target)
     second: list[SaveLock] = []
-    lock = litter._lock
+    lock = leftovers._lock
 
     def slowly(descriptor: int) -> bool | None:
         if not second:
@@ -257,7 +257,7 @@ def test_one_who_takes_over_a_lock_is_not_swept(
             temporary_for(target).mkdir()
         return lock(descriptor)
 
-    monkeypatch.setattr(litter, "_lock", slowly)
+    monkeypatch.setattr(leftovers, "_lock", slowly)
     sweep(tmp_path)
     assert temporary_for(target).is_dir()
     assert _lock_for(target).is_file()
@@ -278,7 +278,7 @@ def test_what_a_server_of_files_gives_to_nobody_is_this_users(
     left.mkdir()
     folders.recover(target)
     assert target.is_dir()
-    litter.sweep(tmp_path)
+    leftovers.sweep(tmp_path)
     assert list(tmp_path.iterdir()) == [target]
     os.chown(target, 12345, 12345)
     assert not folders.is_own(target)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lightning_gaudi.simulator.rules import table
 from lightning_gaudi.simulator.rules.rule import Verdict
 
-from .places import TRAINING
+from .call_sites import TRAINING
 from .record import Line, Record
 
 TITLES = {

@@ -2,7 +2,7 @@
 
 It belongs to no file. Whoever opens it does so through `/proc`, which the kernel allows to the same
 user and to nobody else; so no other tenant of the machine reads or writes it. What a rank notes
-(`_core.whereabouts`) is read there while that rank lets no Python run.
+(`_core.progress`) is read there while that rank lets no Python run.
 
 Layout: where the rank is; numbers (`_NUMBERS`); an order of the watching process's; a stack.
 """
@@ -16,11 +16,11 @@ import time
 from mmap import ACCESS_READ, ACCESS_WRITE, mmap
 from pathlib import Path
 
-from lightning_gaudi._core import whereabouts
+from lightning_gaudi._core import progress
 
-from .verdict import FAILED, LEFT, RUNS, Limits
+from .hang_detection import FAILED, LEFT, RUNS, Limits
 
-_NUMBERS = whereabouts.RECORD_BYTES
+_NUMBERS = progress.RECORD_BYTES
 _ORDER = 1024
 _STACK = 32 * 1024
 BOARD_BYTES = 64 * 1024
