@@ -22,7 +22,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
-_VERSIONS = ("4.49.0", "4.57.6", "5.0.0", "5.23.0")
+_VERSIONS = ("4.49.0", "4.57.6", "5.0.0", "5.23.0", "5.24.0")
 _TIMEOUT_S = 1800
 # By column of the table, what the names of its tests contain.
 _PROPERTIES = {

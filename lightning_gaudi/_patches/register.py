@@ -522,7 +522,7 @@ REGISTER = (
     Patch(
         name="transformers-attention",
         library="transformers",
-        checked="4.49 to 5.23",
+        checked="4.49 to 5.24",
         targets=(
             "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS['gaudi_fused_sdpa']",
             "transformers.masking_utils:ALL_MASK_ATTENTION_FUNCTIONS['gaudi_fused_sdpa']",
@@ -540,7 +540,7 @@ REGISTER = (
     Patch(
         name="transformers-captures",
         library="transformers",
-        checked="4.49 to 5.23",
+        checked="4.49 to 5.24",
         targets=("transformers.utils.import_utils:is_cuda_stream_capturing",),
         why=(
             "transformers reads on the host whether a mask of padding hides anything, unless a "
@@ -554,7 +554,7 @@ REGISTER = (
     Patch(
         name="bloom-attention",
         library="transformers",
-        checked="4.49 to 5.23",
+        checked="4.49 to 5.24",
         targets=(
             "transformers.models.bloom.modeling_bloom:BloomAttention.__init__",
             "transformers.models.bloom.modeling_bloom:BloomAttention.forward",
