@@ -10,7 +10,7 @@ import pytest
 from lightning_gaudi.tools.command_line import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 RECIPES = sorted(path for kind in ("*.md", "*.yaml") for path in (ROOT / "recipes").rglob(kind))
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
@@ -70,3 +70,10 @@ def test_supported_releases_are_the_ones_that_the_version_script_checks() -> Non
     malware = re.findall(r'"(2\.\d+\.\d+)"', script.split("_MALWARE")[1].splitlines()[0])
     assert f">={checked[0]}" in requirement
     assert all(f"!={version}" in requirement for version in malware)
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    named = re.findall(r"`(\w+/[\w/]*\.py)`", (ROOT / "ARCHITECTURE.md").read_text())
+    assert len(named) > 20
+    folders = (ROOT, ROOT / "lightning_gaudi")
+    assert [name for name in named if not any((each / name).is_file() for each in folders)] == []
