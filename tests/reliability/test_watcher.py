@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 RANK = f"""
 import sys, json, time, ctypes, os
 sys.path.insert(0, {str(ROOT)!r})
-from lightning_gaudi._core import processes, whereabouts
+from lightning_gaudi._core import processes, progress
 from lightning_gaudi.reliability import stacks, watchdog, links
 from lightning_gaudi.reliability.heartbeat_store import Board
 from lightning_gaudi.reliability.stacks import Process
@@ -44,14 +44,14 @@ meeting = watchdog.Meeting(rank, [Process(*other["process"]) for other in others
 if len(set(meeting.hosts)) > 1:
     meeting.address, meeting.listener = tuple(others[0]["address"]), listener
 watchdog.start(object(), board, meeting)
-whereabouts.enter("forward", 4, is_training=True, new_batch=True)
+progress.enter("forward", 4, is_training=True, new_batch=True)
 
 def hold():
     never, _ = os.pipe()
     ctypes.PyDLL(None).read(never, ctypes.create_string_buffer(1), 1)
 
 if end == "waits":
-    with whereabouts.waiting("all_reduce"):
+    with progress.waiting("all_reduce"):
         time.sleep(60)
 elif end == "sleeps":
     time.sleep(60)
@@ -59,7 +59,7 @@ elif end == "holds":
     hold()
 elif end == "goes on":
     for _ in range(600):
-        whereabouts.enter("forward", is_training=True, new_batch=True)
+        progress.enter("forward", is_training=True, new_batch=True)
         time.sleep(0.1)
 """
 """A rank without torch, which reaches the watchdog as one with torch does."""

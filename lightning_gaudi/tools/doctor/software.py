@@ -23,7 +23,7 @@ SAFE_LIGHTNING = "2.6.6"
 function that `load_from_checkpoint` calls."""
 MALWARE = ("2.6.2", "2.6.3")
 """Releases of Lightning that were malware."""
-TESTED_TRANSFORMERS = ("4.49.0", "5.23.0")
+TESTED_TRANSFORMERS = ("4.49.0", "5.24.0")
 """The oldest and the newest that the recipes are tested with."""
 PACKAGES = (
     *("torch", PLUGIN, *LIGHTNINGS, "lightning-gaudi", "lightning-habana", "deepspeed"),

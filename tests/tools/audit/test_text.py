@@ -25,7 +25,7 @@ def _record(**others: object) -> Record:
         card="Gaudi 2",
         release="1.24.1",
         steps=[Step(launches=10, host_syncs=1) for _ in range(5)],
-        line_totals=[
+        lines=[
             _line("launch", "", 7),
             _line("host_sync", "aten::_local_scalar_dense", 8),
             _line("rule", "mode-on-cpu", 7),
