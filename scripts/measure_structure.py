@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import subprocess
 import sys
+import tempfile
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "lightning_gaudi"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.helpers.rooms import PACKAGE, ROOT, STAND_IN, imports, room_of, sources_of
+
 SIMULATOR = PACKAGE / "simulator"
 SHORT_LINES = 60
 STANDS_UNDER_ALL = "_core"
@@ -62,82 +66,56 @@ print("ANCESTORS", len(ours), len(methods))
 
 def main() -> None:
     """Print all measures."""
-    files, lines = _run(FIT, "RAN", LIGHTNING_GAUDI_SIMULATE="2")
-    print(
-        f"Trainer(accelerator='hpu', devices=2), to the end of step 1: {files} files, {lines} lines"
-    )
+    num_files, lines = _run(FIT, "RAN", LIGHTNING_GAUDI_SIMULATE="2")
+    print(f"a fit on two cards, to the end of step 1: {num_files} files, {lines} lines")
     print(f"import lightning loads {_run(IMPORT, 'LOADED')[0]} modules of ours")
     ancestors, methods = _run(ANCESTORS, "ANCESTORS")
     print(f"HPUDDPStrategy: {ancestors} ancestors of ours, {methods} methods")
     pairs = _pairs()
     others = {pair for pair in pairs if pair[1] != STANDS_UNDER_ALL}
     print(f"rooms: {len(others)} pairs, on {_num_floors(pairs)} floors")
-    sizes = [len(path.read_text().splitlines()) for path in _sources(PACKAGE, SIMULATOR)]
+    plugin = [path for path in sources_of(PACKAGE) if SIMULATOR not in path.parents]
+    sizes = [len(path.read_text().splitlines()) for path in plugin]
     short = sum(size < SHORT_LINES for size in sizes) / len(sizes)
     print(f"files: {len(sizes)}, of which {short:.0%} have fewer than {SHORT_LINES} lines")
-    sources = [*_sources(PACKAGE, SIMULATOR), *_sources(ROOT / "recipes")]
-    print(f"lines of code without comments, docstrings and blanks: {sum(map(_num_lines, sources))}")
-    starts = [text for path in sources for text in _docstrings(path) if text.startswith("Have ")]
+    files = [*plugin, *sources_of(ROOT / "recipes")]
+    print(f"lines of code without comments, docstrings and blanks: {sum(map(_num_lines, files))}")
+    starts = [text for path in files for text in _docstrings(path) if text.startswith("Have ")]
     print(f"docstrings that begin with 'Have ': {len(starts)}")
 
 
 def _run(source: str, mark: str, **env: str) -> list[int]:
     """Returns the numbers behind a mark that a program prints."""
-    import os
-
-    command = [sys.executable, "-c", source]
-    if env:
-        path = ROOT / ".structure.py"  # ranks start it again
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "program.py")  # a file, which the ranks start again
         path.write_text(source)
-        command = [sys.executable, str(path)]
-    try:
         done = subprocess.run(
-            command, env=os.environ | env, capture_output=True, text=True, cwd=ROOT, check=False
+            [sys.executable, str(path)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+            capture_output=True,
+            text=True,
+            check=False,
         )
-    finally:
-        (ROOT / ".structure.py").unlink(missing_ok=True)
     found = [line for line in done.stdout.splitlines() if line.startswith(mark)]
     if not found:
         raise SystemExit(f"{mark} was not printed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return [int(word) for word in found[0].split()[1:]]
 
 
-def _sources(folder: Path, *without: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*.py")):
-        if not any(each in path.parents for each in without):
-            yield path
-
-
-def _room(parts: tuple[str, ...]) -> str:
-    first = parts[0].removesuffix(".py")
-    return f"{first}/{parts[1]}" if first == "tools" and len(parts) > 1 else first
-
-
 def _pairs() -> set[tuple[str, str]]:
-    """Which rooms import which, at any place of their code."""
+    """Returns which rooms import which, at any place of their code."""
     found = set()
-    for path in _sources(PACKAGE, SIMULATOR / "stand_in"):
-        here = path.relative_to(PACKAGE).parts
-        for name in _imports(path):
-            parts = tuple(name.split(".")[1:])
-            if name.split(".")[0] == PACKAGE.name and parts and _is_room(parts[0]):
-                found.add((_room(here), _room(parts)))
-    return {(a, b) for a, b in found if a != b and a != "__init__"}
+    for path in sources_of(PACKAGE):
+        here = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if STAND_IN in path.parents or here == f"{PACKAGE.name}.__init__":
+            continue
+        ours = [name for name in imports(path) if name.startswith(f"{PACKAGE.name}.")]
+        found |= {(room_of(here), room_of(name)) for name in ours if _is_room(name.split(".")[1])}
+    return {(a, b) for a, b in found if a != b}
 
 
 def _is_room(name: str) -> bool:
     return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
-
-
-def _imports(path: Path) -> Iterator[str]:
-    package = list(path.relative_to(ROOT).with_suffix("").parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def _num_floors(pairs: set[tuple[str, str]]) -> int:

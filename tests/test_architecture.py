@@ -4,37 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lightning_gaudi._core import mirror
+from tests.helpers.rooms import PACKAGE, ROOT, STAND_IN, imports, room_of, sources_of
 
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "lightning_gaudi"
-STAND_IN = PACKAGE / "simulator" / "stand_in"
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 
 
-def _sources(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
-
-
-def _imports(path: Path) -> Iterator[str]:
-    """The absolute names that a file imports; relative ones are resolved."""
-    package = list(path.relative_to(ROOT).with_suffix("").parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
 def _roots(path: Path) -> set[str]:
-    return {name.split(".")[0] for name in _imports(path)}
+    return {name.split(".")[0] for name in imports(path)}
 
 
 ROOMS: dict[str, set[str]] = {
@@ -105,12 +86,12 @@ A patch finds what it needs of the rooms below it by name, when an HPU is asked 
 
 def _imported_rooms(room: str) -> set[str]:
     path = PACKAGE / room
-    sources = _sources(path) if path.is_dir() else [path.with_suffix(".py")]
+    sources = sources_of(path) if path.is_dir() else [path.with_suffix(".py")]
     names = {
-        _room_of(name)
+        room_of(name)
         for source in sources
         if STAND_IN not in source.parents
-        for name in _imports(source)
+        for name in imports(source)
         if name.startswith("lightning_gaudi.")
     }
     return names - {room}
@@ -118,12 +99,6 @@ def _imported_rooms(room: str) -> set[str]:
 
 def _is_mirrored(room: str) -> bool:
     return mirror.is_mirrored(room.partition("/")[0])
-
-
-def _room_of(name: str) -> str:
-    """The room of an absolute name; each tool is one."""
-    first, *rest = name.split(".")[1:]
-    return f"{first}/{rest[0]}" if first == "tools" else first
 
 
 def test_every_room_is_in_the_table_and_every_line_is_a_room() -> None:
@@ -148,24 +123,24 @@ def test_imports_go_one_way() -> None:
 def test_only_vendor_imports_the_vendors_package() -> None:
     importers = [
         path.relative_to(PACKAGE).as_posix()
-        for path in _sources(PACKAGE)
+        for path in sources_of(PACKAGE)
         if STAND_IN not in path.parents and "habana_frameworks" in _roots(path)
     ]
     assert importers == ["_core/vendor.py"]
 
 
 def test_data_touches_no_device() -> None:
-    sources = _sources(PACKAGE / "data")
+    sources = sources_of(PACKAGE / "data")
     assert sources
     for path in sources:
-        assert "lightning_gaudi._core.vendor" not in set(_imports(path)), path
+        assert "lightning_gaudi._core.vendor" not in set(imports(path)), path
         assert "hpu" not in path.read_text().split('"'), f"{path} names the device"
 
 
 @pytest.mark.parametrize("room", ["_core", *mirror.SHARED])
 def test_a_room_that_exists_once_knows_nothing_of_lightning(room: str) -> None:
     path = PACKAGE / room
-    sources = _sources(path) if path.is_dir() else [path.with_suffix(".py")]
+    sources = sources_of(path) if path.is_dir() else [path.with_suffix(".py")]
     assert sources
     for path in sources:
         assert LIGHTNING.isdisjoint(_roots(path)), path
@@ -173,7 +148,7 @@ def test_a_room_that_exists_once_knows_nothing_of_lightning(room: str) -> None:
 
 def test_patches_name_lightning_by_its_family() -> None:
     """A patch serves both of Lightning's namespaces, and imports neither."""
-    for path in _sources(PACKAGE / "_patches"):
+    for path in sources_of(PACKAGE / "_patches"):
         assert LIGHTNING.isdisjoint(_roots(path)), path
 
 
@@ -181,9 +156,9 @@ def test_only_the_start_of_the_package_starts_the_simulator() -> None:
     """Nothing else of the plugin asks whether the card is simulated."""
     starts = {
         path.relative_to(PACKAGE).as_posix()
-        for path in _sources(PACKAGE)
+        for path in sources_of(PACKAGE)
         if PACKAGE / "simulator" not in path.parents
-        and any("simulator" in name.split(".") for name in _imports(path))
+        and any("simulator" in name.split(".") for name in imports(path))
     }
     # Commands may ask, as they change nothing: `doctor` says that a card is simulated, an audit is
     # of a program on one, for a Gaudi tells nobody of its launches, and what is planned is
@@ -196,16 +171,16 @@ def test_only_the_start_of_the_package_starts_the_simulator() -> None:
 
 def test_contract_tests_know_nothing_of_the_simulator() -> None:
     """What they say must hold on a real card."""
-    for path in _sources(ROOT / "tests" / "contract"):
+    for path in sources_of(ROOT / "tests" / "contract"):
         source = path.read_text()
-        assert not [name for name in _imports(path) if "simulator" in name.split(".")], path
+        assert not [name for name in imports(path) if "simulator" in name.split(".")], path
         for name in ("_hpu_sim", "host_sync", "LIGHTNING_GAUDI_SIMULATE", "run_python"):
             assert name not in source, f"{path} names {name}"
 
 
 def test_recipes_import_public_names_only() -> None:
-    for path in _sources(ROOT / "recipes"):
-        for name in _imports(path):
+    for path in sources_of(ROOT / "recipes"):
+        for name in imports(path):
             if name.split(".")[0] == "lightning_gaudi":
                 assert not any(part.startswith("_") for part in name.split(".")), (path, name)
                 assert "simulator" not in name.split("."), (path, name)
@@ -213,7 +188,7 @@ def test_recipes_import_public_names_only() -> None:
 
 def test_mirrored_modules_name_lightning_only_as_what_is_replaced() -> None:
     for path in _mirrored():
-        for name in _imports(path):
+        for name in imports(path):
             if name.split(".")[0] in LIGHTNING:
                 assert name.startswith(("lightning.pytorch", "lightning.fabric")), (path, name)
 
@@ -270,5 +245,5 @@ def test_rooms_that_exist_twice_keep_no_state_of_the_process() -> None:
 
 def _mirrored() -> list[Path]:
     rooms = [PACKAGE / room for room in ROOMS if _is_mirrored(room)]
-    found = [path for room in rooms for path in _sources(room)]
+    found = [path for room in rooms for path in sources_of(room)]
     return [*found, *(room.with_suffix(".py") for room in rooms if not room.is_dir())]

@@ -31,7 +31,7 @@ def before_write(sizes: Sizes) -> None:
 def is_written_at_once() -> bool:
     """Returns whether nobody listens who may keep a checkpoint from being written.
 
-    Otherwise what is saved need not be copied first.
+    Where somebody does, nothing is copied before the listener has been told.
     """
     return not _before_write
 
@@ -47,7 +47,7 @@ def listening_before_write(listener: Callable[[Sizes], None]) -> Iterator[None]:
 
 
 def has_values() -> bool:
-    """Whether somebody will read values of tensors. If not, no file with weights need be read."""
+    """Returns whether somebody will read values of tensors; else no weights need be read."""
     return _has_values
 
 

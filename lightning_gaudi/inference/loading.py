@@ -153,7 +153,7 @@ def _load(slots: list[_Slot], stored: Stored, device: torch.device) -> None:
 
 
 def _leave_empty(model: nn.Module, device: torch.device) -> None:
-    """Weights without values, for which no file is read."""
+    """Gives the model weights without values, for which no file is read."""
     for _, slots in _targets(model):
         target, layout = slots[0].get(), slots[0].layout
         if slots[0].is_buffer:
