@@ -6,9 +6,13 @@ import logging
 import os
 import socket
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import torch
+
+_FIRST_GIVEN = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+"""The first port that the kernel gives to a socket which asks for none."""
 
 
 def become_rank(rank: int, num_ranks: int) -> None:
@@ -30,9 +34,18 @@ def become_rank(rank: int, num_ranks: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
+    """Returns ports that were free a moment ago, and that nobody gets who asks for none.
+
+    One of those that the kernel gives to sockets without a port of their own, as gloo's are, may be
+    taken before its turn comes.
+    """
     with ExitStack() as stack:
-        servers = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for server in servers:
-            server.bind(("127.0.0.1", 0))
-        return [server.getsockname()[1] for server in servers]
+        found: list[int] = []
+        for port in range(_FIRST_GIVEN - 1, 1024, -1):
+            server = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                server.bind(("", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise RuntimeError(f"There are no {count} free ports below {_FIRST_GIVEN}.")
