@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import warnings
-from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 
 import torch
 
-_FIRST_GIVEN = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-"""The first port that the kernel gives to a socket which asks for none."""
+from lightning_gaudi._core.ports import why_not_listen
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""The first and the last port that the kernel gives to sockets which ask for none: ip(7)."""
 
 
 def become_rank(rank: int, num_ranks: int) -> None:
@@ -34,18 +35,13 @@ def become_rank(rank: int, num_ranks: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports that were free a moment ago, and that nobody gets who asks for none.
+    """Returns ports that were free a moment ago, below the ephemeral ones.
 
-    One of those that the kernel gives to sockets without a port of their own, as gloo's are, may be
-    taken before its turn comes.
+    The kernel gives those to sockets that ask for no port, as gloo's: one might be taken before its
+    turn comes.
     """
-    with ExitStack() as stack:
-        found: list[int] = []
-        for port in range(_FIRST_GIVEN - 1, 1024, -1):
-            server = stack.enter_context(socket.socket())
-            with suppress(OSError):
-                server.bind(("", port))
-                found.append(port)
-            if len(found) == count:
-                return found
-    raise RuntimeError(f"There are no {count} free ports below {_FIRST_GIVEN}.")
+    below = range(int(_EPHEMERAL.read_text().split()[0]) - 1, 1024, -1)
+    found = list(islice((port for port in below if why_not_listen(port) is None), count))
+    if len(found) < count:
+        raise RuntimeError(f"There are no {count} free ports from 1025 to {below.start}.")
+    return found
