@@ -220,6 +220,12 @@ def mark_step() -> None:
     package().core.mark_step()
 
 
+def end_graph() -> None:
+    """Does as `mark_step` in lazy mode; in eager mode it does not even call the vendor's."""
+    if is_lazy():
+        mark_step()
+
+
 def synchronize() -> None:
     """Waits until the device has done all the work it was given."""
     package().hpu.synchronize()

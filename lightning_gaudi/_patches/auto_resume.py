@@ -27,8 +27,8 @@ def patch_loading(module: ModuleType, family: Family) -> None:
         **kwargs: Any,
     ) -> None:
         if _is_ours(connector.trainer, family):
-            strategy = connector.trainer.strategy
-            checkpoint_path = strategy.choose_checkpoint(connector.trainer, checkpoint_path)
+            auto_resume = connector.trainer.strategy.auto_resume
+            checkpoint_path = auto_resume.choose_checkpoint(connector.trainer, checkpoint_path)
         original(connector, checkpoint_path, *args, **kwargs)
 
 
@@ -44,7 +44,7 @@ def patch_saving(module: ModuleType, family: Family) -> None:
             original(trainer, filepath, *args, **kwargs)
             return
         weights_only = bool(args[0] if args else kwargs.get("weights_only"))
-        with trainer.strategy.noting(filepath, weights_only=weights_only):
+        with trainer.strategy.auto_resume.noting(filepath, weights_only=weights_only):
             original(trainer, filepath, *args, **kwargs)
 
 

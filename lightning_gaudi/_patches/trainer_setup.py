@@ -48,8 +48,8 @@ def patch_trials(module: ModuleType, family: Family) -> None:
     def try_loop_run(
         original: Callable[..., None], trainer: Any, *args: Any, **kwargs: Any
     ) -> None:
-        trial = getattr(trainer.strategy, "trial", nullcontext)
-        with trial():
+        guard = getattr(trainer.strategy, "guard", None)
+        with nullcontext() if guard is None else guard.losses.trial():
             original(trainer, *args, **kwargs)
 
 

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core.deepspeed_versions import warn_if_untested
@@ -51,7 +50,7 @@ class DeepSpeedMixin(RankedMixin):
         """Raises if DeepSpeed is absent or too old."""
         library.check_installed("strategy='deepspeed'")
 
-    def _choice(self) -> Choice:
+    def compile_choice(self) -> Choice:
         """ZeRO-3's default is to compile nothing.
 
         With blocks as DeepSpeed's leaf modules a compiled backward fails: "The size of tensor a (0)
@@ -62,8 +61,8 @@ class DeepSpeedMixin(RankedMixin):
         Raises:
             MisconfigurationException: Its user asks for more.
         """
-        choice = super()._choice()
-        if choice.compilation.mode == "none" or not is_stage_3(self.deepspeed_config):
+        choice = super().compile_choice()
+        if choice.compilation.mode == "none" or self.can_compile:
             return choice
         if choice.origin is not None:
             raise MisconfigurationException(
@@ -73,10 +72,10 @@ class DeepSpeedMixin(RankedMixin):
             )
         return Choice(Compilation("none"), None)
 
-    def _advise(self, module: Module, choice: Choice) -> None:
-        """Advises to compile, but not under stage 3, which refuses it."""
-        if not is_stage_3(self.deepspeed_config):
-            super()._advise(module, choice)
+    @property
+    def can_compile(self) -> bool:  # type: ignore[override]
+        """Whether it is not stage 3, which refuses it; see `compile_choice`."""
+        return not is_stage_3(self.deepspeed_config)
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:
@@ -97,9 +96,10 @@ class DeepSpeedMixin(RankedMixin):
         check_keys(self.deepspeed_config)
         check_offload(self.deepspeed_config)
 
+    @property
     @override
-    def _leaves_steps_out(self) -> bool:
-        # DeepSpeed scales losses itself, and the plugin has no scaler.
+    def leaves_steps_out(self) -> bool:
+        """Whether DeepSpeed scales losses, which it does itself: the plugin has no scaler."""
         return bool((self.deepspeed_config.get("fp16") or {}).get("enabled"))
 
     @override

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -11,35 +11,41 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from lightning_gaudi._patches.apply import add, replace
 from lightning_gaudi.data.loader_parts import is_ordinary
 from lightning_gaudi.data.resumable import ResumableLoader
+from lightning_gaudi.reliability.guard import Part, Run
 
 _PATCH = "exact-resume"
 
 
-class ResumableLoaders:
-    """Those that a strategy has set up."""
+class ResumableLoaders(Part):
+    """Those that a strategy has set up.
 
-    def __init__(self) -> None:
+    Args:
+        run: The strategy.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._known: weakref.WeakKeyDictionary[Any, ResumableLoader] = weakref.WeakKeyDictionary()
         self._has_warned = False
 
-    def add(self, loader: Any, rank: int, of_all_ranks: Callable[[Any], list[Any]]) -> None:
+    def loader(self, loader: Any) -> None:
         """Gives an ordinary DataLoader a `state_dict`; see `ResumableLoader`.
 
         Args:
             loader: What Fabric is about to wrap. One that has a state, or iterates in a way of its
                 own, stays as it is.
-            rank: Of this process.
-            of_all_ranks: Gives a value of each rank, by rank.
         """
-        if not is_ordinary(loader):
+        if not self._run.reliability.exact_resume or not is_ordinary(loader):
             return
-        found = ResumableLoader(loader, rank, of_all_ranks)
+        found = ResumableLoader(
+            loader, getattr(self._run, "global_rank", 0), self._run.of_all_ranks
+        )
         self._known[loader] = found
         replace(_PATCH, loader, "_get_iterator", found.get_iterator)
         add(_PATCH, loader, "state_dict", found.state_dict)
         add(_PATCH, loader, "load_state_dict", found.load_state_dict)
 
-    def check(self, state: Mapping[str, Any]) -> None:
+    def save(self, state: Mapping[str, Any]) -> None:
         """Says once that a checkpoint is without the position of a loader that is in use.
 
         Args:

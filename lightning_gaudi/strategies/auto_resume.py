@@ -16,7 +16,6 @@ came before it in the program.
 from __future__ import annotations
 
 import sys
-from abc import ABC
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,18 +32,21 @@ from lightning_gaudi.reliability.jobs import Job, count_fit, find_job
 from ..checkpoint.candidates import whole
 from ..checkpoint.job_record import JobRecord
 
-# Beside it stands the rest of a strategy; why it is over ABC says `distributed.strategy`.
-_Base: Any = ABC
 
+class AutoResume:
+    """What a strategy of the Trainer decides and writes down for the case of a further start.
 
-class AutoResume(_Base):  # type: ignore[misc]
-    """What a strategy of the Trainer decides and writes down for the case of a further start."""
+    Args:
+        strategy: The one that is asked.
+    """
 
-    # A class attribute, since an instance of Lightning's own strategy may have become one of ours.
-    _record: JobRecord | None = None
-    """What rank 0 writes down of the fit that runs."""
-    _instead: Sequence[Any] = ()
-    """What the fit may begin with where rank 0's choice is damaged, the best first."""
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._record: JobRecord | None = None
+        self.instead: Sequence[Any] = ()
+        """What a further start begins with if the checkpoint that was chosen for it is damaged:
+        paths, the best first, then what the program asks for, None for nothing. Empty where the
+        choice was the program's, and on ranks other than 0."""
 
     def choose_checkpoint(self, trainer: pl.Trainer, given: Any) -> Any:
         """Returns what the Trainer begins with; all ranks call this when they are connected.
@@ -56,41 +58,32 @@ class AutoResume(_Base):  # type: ignore[misc]
         Returns:
             A path, the same on all ranks, or `given`.
         """
-        self._record, self._instead = None, ()
+        self._record, self.instead = None, ()
         if trainer.state.fn != TrainerFn.FITTING:
             return given
         model = type(trainer.lightning_module).__qualname__
         fit, job = (*sys.argv, model, str(count_fit(model))), find_job()
         if job is None or not self._can_note(trainer):
             return given
-        is_restarted = self.reduce_boolean_decision(job.num_restarts > 0, all=False)
+        is_restarted = self._strategy.reduce_boolean_decision(job.num_restarts > 0, all=False)
         chosen = None
-        if self.is_global_zero:
+        if self._strategy.is_global_zero:
             record = JobRecord(trainer.default_root_dir, job.name, job.agent, fit)
             try:
                 own = _choose(record, job, _asked_for(trainer, given), is_restarted=is_restarted)
                 if own:
                     chosen, *others = map(str, own)
-                    self._instead = (*others, None if given is None else str(given))
+                    self.instead = (*others, None if given is None else str(given))
                 self._record = record
             except (OSError, ValueError, LookupError, TypeError) as error:
                 _warn(record, error)
-        chosen = self.broadcast(chosen)
+        chosen = self._strategy.broadcast(chosen)
         return given if chosen is None else chosen
-
-    def instead_of_chosen(self) -> Sequence[Any]:
-        """What a further start begins with if the checkpoint that was chosen for it is damaged.
-
-        Returns:
-            Paths, the best first, then what the program asks for, None for nothing; empty where the
-            choice was the program's, and on ranks other than 0.
-        """
-        return self._instead
 
     def _can_note(self, trainer: pl.Trainer) -> bool:
         is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         is_remote = "://" in str(trainer.default_root_dir)
-        return self.reliability.auto_resume and not is_trial and not is_remote
+        return self._strategy.reliability.auto_resume and not is_trial and not is_remote
 
     @contextmanager
     def noting(self, path: Any, *, weights_only: bool) -> Iterator[None]:
@@ -110,7 +103,9 @@ class AutoResume(_Base):  # type: ignore[misc]
         except OSError as error:
             _warn(record, error)
         yield
-        is_async = isinstance(self.checkpoint_io, AsyncCheckpointIO) or self.reliability.async_save
+        strategy = self._strategy
+        is_async = isinstance(strategy.checkpoint_io, AsyncCheckpointIO)
+        is_async |= strategy.reliability.async_save
         try:
             record.has_saved(absolute, is_written=not is_async)
         except OSError as error:

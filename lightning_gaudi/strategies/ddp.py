@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
@@ -13,15 +14,17 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_gaudi._core.tied_weights import kept_tied
+from lightning_gaudi.reliability.guard import Part
 
 from ..distributed import ddp
+from ..distributed.strategy import RankedMixin
+from .base import HPUStrategy
 from .exact_resume import KEY as EXACT_RESUME
-from .parallel import RankedHPUStrategy
 
 _ORDER = "gradient_order"
 
 
-class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
+class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
     """Data-parallel training over HCCL: `Trainer(strategy="hpu_ddp")`, and what `"auto"` gives.
 
     Every `ddp` name and `DDPStrategy` instance becomes one on accelerator "hpu" and keeps its
@@ -32,13 +35,12 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
     strategy_name = "hpu_ddp"
     old_names = ("hpu_parallel",)
 
-    # A class attribute, since an instance of Lightning's own strategy may have become one of ours.
-    _gradient_order: ddp.GradientOrder | None = None
+    @cached_property
+    def _gradient_order(self) -> _KeptGradientOrder:
+        return _KeptGradientOrder(self)
 
-    @override
-    def setup_distributed(self) -> None:
-        """Connects all ranks over HCCL."""
-        self._connect()
+    def _parts(self) -> tuple[Part, ...]:
+        return *super()._parts(), self._gradient_order
 
     @override
     def determine_ddp_device_ids(self) -> None:
@@ -62,46 +64,11 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
         _register_ddp_comm_hook(self.model, self._ddp_comm_state, hook)
 
     @override
-    def on_train_start(self) -> None:
-        """Notes in which order gradients come, for who goes on from a checkpoint of this fit."""
-        super().on_train_start()
-        model = self.model
-        if not isinstance(model, DistributedDataParallel) or self._gradient_order is not None:
-            return
-        if self.reliability.exact_resume and ddp.rebuilds_buckets(model):
-            self._gradient_order = ddp.GradientOrder(model)
-
-    @override
     def post_backward(self, closure_loss: Tensor) -> None:
         """Cuts the graph after backward."""
         super().post_backward(closure_loss)
         ddp.check_averaged(self.model, self.optimizers)
-        if self._gradient_order is not None:
-            self._gradient_order.end_of_backward()
-
-    @override
-    def _add_resume_state(self, checkpoint: dict[str, Any]) -> None:
-        super()._add_resume_state(checkpoint)
-        order = self._gradient_order
-        if EXACT_RESUME in checkpoint and order is not None and order.names is not None:
-            checkpoint[EXACT_RESUME][_ORDER] = order.names
-
-    @override
-    def _load_resume_state(self, checkpoint: Mapping[str, Any]) -> None:
-        super()._load_resume_state(checkpoint)
-        names, model = checkpoint.get(EXACT_RESUME, {}).get(_ORDER), self.model
-        if names is None or not self.reliability.exact_resume:
-            return
-        if isinstance(model, DistributedDataParallel) and ddp.rebuilds_buckets(model):
-            self._gradient_order = ddp.begin_with_order(model, names)
-
-    @override
-    def teardown(self) -> None:
-        """Forgets the order of the gradients; the model may be another in the next fit."""
-        order, self._gradient_order = self._gradient_order, None
-        if order is not None:
-            order.release()
-        super().teardown()
+        self._gradient_order.note_backward()
 
     @override
     def model_to_device(self) -> None:
@@ -120,3 +87,54 @@ class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
 
 HPUParallelStrategy = HPUDDPStrategy
 """The name of lightning-habana and of Lightning before 2.5.6."""
+
+
+class _KeptGradientOrder(Part):
+    """Notes in which order gradients come, for who goes on from a checkpoint of this fit.
+
+    The model may be another in the next fit.
+
+    Args:
+        strategy: The one of this module.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._order: ddp.GradientOrder | None = None
+
+    def start(self) -> None:
+        """Begins to note, unless a checkpoint has told."""
+        model = self._model()
+        if model is not None and self._order is None:
+            self._order = ddp.GradientOrder(model)
+
+    def note_backward(self) -> None:
+        """Backward has run."""
+        if self._order is not None:
+            self._order.end_of_backward()
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Adds the order to what an exact resume needs."""
+        order = self._order
+        if EXACT_RESUME in state and order is not None and order.names is not None:
+            state[EXACT_RESUME][_ORDER] = order.names
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Begins with the order that was saved."""
+        names, model = state.get(EXACT_RESUME, {}).get(_ORDER), self._model()
+        if names is not None and model is not None:
+            self._order = ddp.begin_with_order(model, names)
+
+    def close(self) -> None:
+        """Forgets the order."""
+        order, self._order = self._order, None
+        if order is not None:
+            order.release()
+
+    def _model(self) -> DistributedDataParallel | None:
+        """Returns the model, if its order decides what is computed, and is to be kept."""
+        model = self._strategy.model
+        if not isinstance(model, DistributedDataParallel):
+            return None
+        is_kept = self._strategy.reliability.exact_resume and ddp.rebuilds_buckets(model)
+        return model if is_kept else None

@@ -36,10 +36,10 @@ from ..deepspeed.engine.lifecycle import restore_linear
 from ..deepspeed.engine.manual_optimization import stepped_by_user, tell_boundary
 from ..deepspeed.strategy import DeepSpeedMixin
 from ..precision.deepspeed import HPUDeepSpeedPrecision, check_precision
-from .parallel import RankedHPUStrategy
+from .base import HPUStrategy
 
 
-class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy):
+class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     """Models larger than a card, through DeepSpeed's ZeRO: `Trainer(strategy="hpu_deepspeed")`.
 
     Every `deepspeed` name and `DeepSpeedStrategy` instance becomes one on accelerator "hpu" and
@@ -107,11 +107,6 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         loader = source.dataloader() if is_fitting and source.is_defined() else None
         return getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 1
 
-    @override
-    def setup_distributed(self) -> None:
-        """Connects all ranks over HCCL, and DeepSpeed with them."""
-        self._connect()
-
     @property
     @override
     def handles_gradient_accumulation(self) -> bool:
@@ -171,14 +166,13 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             raise TypeError(
                 f"DeepSpeed has no use for storage_options={storage_options!r}. Leave them out."
             )
-        self._check_losses()
         states = ("state_dict", "optimizer_states")
         if "optimizer_states" not in checkpoint:
             rank_zero_warn(
                 "save_weights_only=True makes no smaller checkpoint: DeepSpeed's shards have the "
                 "weights with the optimizer. `lightning-gaudi consolidate` takes them out."
             )
-        self._add_resume_state(checkpoint)
+        self.guard.save(checkpoint)
         extras = {name: value for name, value in checkpoint.items() if name not in states}
         save(
             self.deepspeed_engine,
@@ -186,7 +180,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             extras,
             exclude_frozen=self.exclude_frozen_parameters,
             with_manifest=self.reliability.verify_checkpoints,
-            write=self._write,
+            write=self.saving.write,
         )
 
     @override
@@ -211,7 +205,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             if is_fitting:
                 loading.begin_anew(self.deepspeed_engine, path, checkpoint)
         if is_fitting:
-            self._load_resume_state(checkpoint)
+            self.guard.load(checkpoint)
         return checkpoint
 
     @override

@@ -63,10 +63,6 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         super().setup_environment()
 
     @override
-    def _setup_distributed(self) -> None:
-        self._connect()
-
-    @override
     def setup(self, trainer: pl.Trainer) -> None:
         """Sets up the model, and has gradients clipped by the norm over all shards."""
         assert self.model is not None

@@ -93,7 +93,7 @@ def begin(
     """
     begin_session()
     strategy: Any = trainer.strategy
-    strategy.start_async_save()
+    strategy.saving.switch_on()
     if trainer.is_global_zero:
         is_local = path is not None and _is_local_file_protocol(path)
         beside = [local_path(path).parent] if path is not None and is_local else []
@@ -143,7 +143,7 @@ def _instead_of(
 
     None stands for a new beginning.
     """
-    of_job = trainer.strategy.instead_of_chosen()  # type: ignore[attr-defined]
+    of_job = trainer.strategy.auto_resume.instead  # type: ignore[attr-defined]
     if of_job:
         return [*of_job], "all that this job has saved, and what it began with, is damaged"
     if is_newest:

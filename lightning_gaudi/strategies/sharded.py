@@ -25,10 +25,10 @@ from ..checkpoint.torch_dcp.load import read_metadata, saved_names
 from ..checkpoint.torch_dcp.save import refuse_options, save_sharded
 from ..checkpoint.verify import check_folder_together, damage_on_all_ranks
 from ..distributed.sharding import ShardedMixin
-from .parallel import RankedHPUStrategy
+from .base import HPUStrategy
 
 
-class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
+class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
     """The base of the Trainer's strategies with models in shards: how they save and load these."""
 
     has_whole_gradients = False
@@ -47,7 +47,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
         """Returns the model's shards on this rank, or all of it on rank 0; see `saves_shards`."""
         assert self.model is not None
         return sharded_state_dict.model_state(
-            self.model, full=not self.saves_shards, offload=not self._copies_to_save
+            self.model, full=not self.saves_shards, offload=not self.saving.is_background
         )
 
     @override
@@ -60,7 +60,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             self.model,
             optimizer,
             full=not self.saves_shards,
-            offload=not self._copies_to_save,
+            offload=not self.saving.is_background,
         )
         return state if self.saves_shards else sharded_state_dict.numbered(state)
 
@@ -89,9 +89,8 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             IsADirectoryError: `filepath` is a folder with something else in it.
             OSError: It cannot be written.
         """
-        self._check_losses()
         refuse_options(storage_options)
-        self._add_resume_state(checkpoint)
+        self.guard.save(checkpoint)
         path = self.broadcast(filepath)
         if self.saves_shards:
             optimizers = checkpoint.pop("optimizer_states", [])
@@ -103,7 +102,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
                 states = keep((shards, checkpoint), memory)
                 return lambda: save_sharded(path, *states(), with_manifest=verify)
 
-            self._write(prepare)
+            self.saving.write(prepare)
         elif self.is_global_zero:
             self.checkpoint_io.save_checkpoint(checkpoint, path)
 
@@ -150,7 +149,7 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             parts["state_dict"] = checkpoint.pop("state_dict")
             self._load_states(parts, "state_dict", [*parts][:-1])
         if self._is_fitting:
-            self._load_resume_state(checkpoint)
+            self.guard.load(checkpoint)
         return checkpoint
 
     def _load_states(self, source: Path | dict[str, Any], model_key: str, saved: list[str]) -> None:

@@ -23,6 +23,7 @@ from lightning_gaudi._core import collectives, farewell, processes
 from lightning_gaudi._core.interrupts import InterruptWatch
 from lightning_gaudi._core.rank_monitor import INTERRUPTED, STOPPED, say
 from lightning_gaudi._patches.apply import replace
+from lightning_gaudi.reliability.guard import Part
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _SIGINT, _SIGTERM, _REQUEUE = 1, 2, 3
 """Reasons to stop; where ranks have several, the largest holds."""
 
 
-class Ending:
+class Ending(Part):
     """All ranks stop before the same step, whichever of them got a signal.
 
     Lightning asks the device of every rank before each step whether rank 0 got a SIGTERM, and its
@@ -38,24 +39,32 @@ class Ending:
     on. They are replaced, in this Trainer alone.
 
     Args:
-        trainer: Whose strategy is one of ours, about to run.
-        saves: Whether a state is to be saved; otherwise SLURM's signal is left to Lightning.
+        strategy: Of the Trainer. Unless a state is to be saved (`save_on_exit`), SLURM's signal is
+            left to Lightning.
     """
 
-    def __init__(self, trainer: pl.Trainer, *, saves: bool) -> None:
-        self._trainer = trainer
-        self._saves = saves
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._trainer: Any = None
+        self._saves = False
         self._asked = 0
         self._agreed = 0
         self._agreement = collectives.StopAgreement()
         self._interrupts: InterruptWatch | None = None
+
+    def begin(self) -> None:
+        """Takes over from Lightning what signals do in this run."""
+        trainer = self._trainer = self._strategy.lightning_module.trainer
+        self._saves = self._strategy.reliability.save_on_exit
+        self._asked = self._agreed = 0
+        self._agreement = collectives.StopAgreement()
         connector, loop = trainer._signal_connector, trainer.fit_loop.epoch_loop
         replace("sigterm", connector, "_sigterm_notifier_fn", self._note_sigterm)
         replace("sigterm", loop, "_broadcast_sigterm_tensor", self._agree)
-        if saves:
+        if self._saves:
             replace("sigterm", connector, "_slurm_sigusr_handler_fn", self._note_requeue)
 
-    def take_sigint(self) -> None:
+    def start(self) -> None:
         """Delays Ctrl-C on several cards until a step has ended, unless somebody else handles it.
 
         From here on there is something to save.
@@ -66,7 +75,39 @@ class Ending:
             signal.signal(signal.SIGINT, self._note_sigint)
             self._interrupts = InterruptWatch(self._announce, self._end_at_once)
 
-    def release_sigint(self) -> None:
+    def batch(self) -> None:
+        """Ends after the step to come, on one card, unless that would lose gradients."""
+        if self._trainer.world_size > 1 or not self._asked:
+            return
+        if not self._trainer.fit_loop._should_accumulate():
+            self._stop(self._asked)
+
+    def exception(self, exception: BaseException) -> None:
+        """Saves the state, and gives the program its exit status, which a callback may have done.
+
+        Args:
+            exception: What ends the run; nothing is done unless a signal is behind it.
+        """
+        if self._trainer is None or not isinstance(exception, SIGTERMException):
+            return
+        status = INTERRUPTED if self._agreed == _SIGINT else STOPPED
+        is_settled, exception.code = exception.code is not None, exception.code or status
+        if self._trainer.state.fn != TrainerFn.FITTING or not self._saves:
+            return
+        try:
+            if self._agreed == _REQUEUE:
+                self._requeue()
+            elif not is_settled:
+                self._tell(_save(self._trainer))
+        except Exception as error:
+            say(f"the last state could not be saved: {type(error).__name__}: {error}")
+
+    def end(self) -> None:
+        """Gives Ctrl-C back, and waits for the agreement on its way, so that none is left."""
+        self.close()
+        self._agreement.finish()
+
+    def close(self) -> None:
         """Gives Ctrl-C back to Python."""
         if self._interrupts is not None:
             self._interrupts.close()
@@ -84,35 +125,6 @@ class Ending:
         if self._trainer.is_global_zero:
             say("Ctrl-C again: the fit ends at once, and its last steps are not saved")
         processes.end_now(INTERRUPTED)
-
-    def before_step(self) -> None:
-        """Ends after the step to come, on one card, unless that would lose gradients."""
-        if self._trainer.world_size > 1 or not self._asked:
-            return
-        if not self._trainer.fit_loop._should_accumulate():
-            self._stop(self._asked)
-
-    def finish(self) -> None:
-        """Waits for the agreement on its way."""
-        self._agreement.finish()
-
-    def end(self, exception: SIGTERMException) -> None:
-        """Saves the state, and gives the program its exit status, which a callback may have done.
-
-        Args:
-            exception: What ends the fit.
-        """
-        status = INTERRUPTED if self._agreed == _SIGINT else STOPPED
-        is_settled, exception.code = exception.code is not None, exception.code or status
-        if self._trainer.state.fn != TrainerFn.FITTING or not self._saves:
-            return
-        try:
-            if self._agreed == _REQUEUE:
-                self._requeue()
-            elif not is_settled:
-                self._tell(_save(self._trainer))
-        except Exception as error:
-            say(f"the last state could not be saved: {type(error).__name__}: {error}")
 
     def _note_sigterm(self, signum: Any, frame: Any) -> None:
         trainer = self._trainer

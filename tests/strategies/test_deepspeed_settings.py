@@ -378,5 +378,5 @@ def test_a_users_precision_plugin_stays_the_users(found: dict[Any, Any]) -> None
 @pytest.mark.parametrize(("stage", "advises"), [(2, True), (3, False)])
 def test_what_stage_3_refuses_is_not_advised(stage: int, advises: bool) -> None:
     strategy = HPUDeepSpeedStrategy(stage=stage, compile="none")
-    strategy._advise(torch.nn.Linear(1, 1), strategy._choice())
-    assert (strategy._advice is not None) is advises
+    strategy.compiler.compile(torch.nn.Linear(1, 1), with_root=True)
+    assert (strategy.compiler.advice is not None) is advises

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, MutableMapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO, Precision
@@ -20,15 +20,21 @@ from lightning_gaudi._core import progress, vendor
 from lightning_gaudi._core.fused_clipping import clip_norm
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
+from lightning_gaudi.reliability.guard import Part
 
 from ...checkpoint.io import HPUCheckpointIO
+from ...checkpoint.verify import damage_on_all_ranks
 from ...distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecision
 from ..resumable_loaders import ResumableLoaders
+from .launchers import HPUScriptLauncher, HPUSpawnLauncher
 
 
 class HPUStrategy(HPUMixin):
     """The base of Fabric's strategies, beside the one of Lightning's that each of them extends."""
+
+    script_launcher = HPUScriptLauncher
+    spawn_launcher = HPUSpawnLauncher
 
     precision_kind: type[Precision] = HPUPrecision
     """The plugin that computes in the precision asked for by name."""
@@ -38,7 +44,6 @@ class HPUStrategy(HPUMixin):
     # Parameters -> what moves of modules have put in their place. A class attribute, since an
     # instance of Lightning's own strategy may have become one of ours.
     _replaced: MutableMapping[Tensor, Parameter] | None = None
-    _loaders: ResumableLoaders | None = None
 
     def validate_for_hpu(self, typed: str) -> None:
         """Checks what the user passed: Fabric has no loop that could wait for a writer.
@@ -52,6 +57,12 @@ class HPUStrategy(HPUMixin):
                 "async_save=True is for the Trainer, whose loop tells of the writer's errors and "
                 "waits for it. Leave it out with Fabric."
             )
+
+    def _parts(self) -> tuple[Part, ...]:
+        return (ResumableLoaders(self),)
+
+    def _number_ranks(self) -> None:
+        self._set_world_ranks()
 
     @property
     @override
@@ -79,14 +90,14 @@ class HPUStrategy(HPUMixin):
 
     def _compile_for_fabric(self, module: Module) -> None:
         # A LightningModule's steps are called, and not itself.
-        self._compile(module, with_root=not hasattr(module, "training_step"))
+        self.compiler.compile(module, with_root=not hasattr(module, "training_step"))
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Runs backward, then cuts the graph."""
-        self._note_loss(tensor)
+        self.guard.loss(tensor)
         with explained():
             super().backward(tensor, module, *args, **kwargs)
-        self._end_of_graph()
+        vendor.end_graph()
 
     # So that Fabric takes it for Lightning's own. It demands that any other is called, by
     # `Fabric.backward`, but a plain `loss.backward()` does too: with one graph instead of two.
@@ -96,23 +107,15 @@ class HPUStrategy(HPUMixin):
     @progress.elsewhere("saving a checkpoint")
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Saves objects, unless a loss since the last look was not finite."""
-        self._check_losses()
-        if self._loaders is not None:
-            self._loaders.check(kwargs["state"] if "state" in kwargs else args[1])
+        self.guard.save(kwargs["state"] if "state" in kwargs else args[1])
         super().save_checkpoint(*args, **kwargs)
 
     @override
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """See `HPUMixin`; an ordinary loader gets a `state_dict`."""
-        loader = super().process_dataloader(dataloader)
-        if self.reliability.exact_resume:
-            self._loaders = self._loaders or ResumableLoaders()
-            self._loaders.add(loader, getattr(self, "global_rank", 0), self._of_all_ranks)
-        return loader
-
-    def _of_all_ranks(self, value: Any) -> list[Any]:
-        """Returns a value of each rank, by rank."""
-        return [value]
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Loads a checkpoint; all ranks refuse a damaged one."""
+        with damage_on_all_ranks() if self.is_ranked else nullcontext():
+            checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
+        return checkpoint
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:

@@ -8,10 +8,11 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from ...distributed import ddp
-from .parallel import RankedHPUStrategy
+from ...distributed.strategy import RankedMixin
+from .base import HPUStrategy
 
 
-class HPUDDPStrategy(RankedHPUStrategy, DDPStrategy):
+class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
     """Data-parallel training over HCCL: `Fabric(strategy="hpu_ddp")`, and what `"auto"` gives.
 
     Every `ddp` name and `DDPStrategy` instance becomes one on accelerator "hpu" and keeps its

@@ -33,7 +33,7 @@ from ...deepspeed.engine.initialize import (
 from ...deepspeed.engine.lifecycle import holds_zero3_shards
 from ...deepspeed.strategy import DeepSpeedMixin
 from ..precision.deepspeed import HPUDeepSpeedPrecision, check_precision
-from .parallel import RankedHPUStrategy
+from .base import HPUStrategy
 
 # Lightning before 2.6 sets up no schedules, and unpacks two values. Delete with 2.5.
 _TAKES_SCHEDULER = (
@@ -41,7 +41,7 @@ _TAKES_SCHEDULER = (
 )
 
 
-class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy):
+class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     """Models larger than a card, through DeepSpeed's ZeRO: `Fabric(strategy="hpu_deepspeed")`.
 
     Every `deepspeed` name and `DeepSpeedStrategy` instance becomes one on accelerator "hpu" and
@@ -174,8 +174,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
         loss = None if closure is None else closure()
         accumulation: Accumulation = getattr(optimizer, ATTRIBUTE)
         accumulation.step()
-        self._end_of_graph()
-        self._note_step()
+        self._end_step()
         return loss
 
     @override
@@ -205,7 +204,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, RankedHPUStrategy, DeepSpeedStrategy)
             storage_options: Not supported.
             filter: Not supported.
         """
-        self._check_losses()
+        self.guard.save(state)
         fabric_state.save(
             self.broadcast(path),
             state,

@@ -33,12 +33,12 @@ from ...checkpoint.torch_dcp.sharded_state_dict import (
 )
 from ...checkpoint.verify import check_folder_together, damage_on_all_ranks
 from ...distributed.sharding import ShardedMixin
-from .parallel import RankedHPUStrategy
+from .base import HPUStrategy
 
 _Filter = Mapping[str, Callable[[str, Any], bool]]
 
 
-class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
+class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
     """The base of Fabric's strategies with models in shards: how they save and load these."""
 
     @override
@@ -64,8 +64,8 @@ class ShardedHPUStrategy(ShardedMixin, RankedHPUStrategy):
             IsADirectoryError: `path` is a folder with something else in it.
             OSError: It cannot be written.
         """
-        self._check_losses()
         refuse_options(storage_options)
+        self.guard.save(state)
         path = self.broadcast(path)
         key, model = _only_model(state)
         full, filters = not self.saves_shards, dict(filter or {})

@@ -1,0 +1,243 @@
+"""`RunGuard`: what keeps a run; a strategy of the Trainer's or of Fabric's tells it what happens.
+
+Behind it are parts, each of which one can read, and switch off, alone: losses that are not finite
+end the run (`LossWatch`), and in the Trainer exact resume, signals and asynchronous saving
+(`strategies.parts`, `strategies.signals`), in Fabric the loaders that go on where they stood
+(`fabric.resumable_loaders`). Where the run is, is noted for the watchdog (`watchdog`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from lightning_gaudi._core import progress, vendor
+from lightning_gaudi._core.rank_monitor import say
+
+from .finite import NUM_LEFT_OUT, FiniteLosses, left_out, not_finite
+from .settings import ReliabilitySettings
+
+
+class Run(Protocol):
+    """What the parts ask of a strategy."""
+
+    @property
+    def reliability(self) -> ReliabilitySettings:
+        """What the user wants to be kept."""
+
+    @property
+    def steps_per_look(self) -> int:
+        """After how many steps of the optimizer losses are looked at."""
+
+    @property
+    def leaves_steps_out(self) -> bool:
+        """Whether a step whose gradients are not finite is left out, as where losses are scaled."""
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Returns what all ranks (or any of them) decided."""
+
+    def of_all_ranks(self, value: Any) -> list[Any]:
+        """Returns a value of each rank, by rank; all ranks call it."""
+
+
+class Part:
+    """One thing that keeps a run. Each event does nothing, unless a part has a use for it."""
+
+    def begin(self) -> None:
+        """A model has been set up."""
+
+    def loader(self, loader: Any) -> None:
+        """A loader is about to be iterated."""
+
+    def start(self) -> None:
+        """Training starts."""
+
+    def batch(self) -> None:
+        """A batch is about to be trained on."""
+
+    def loss(self, loss: Tensor, step: int) -> None:
+        """Backward is about to run from a loss, for a step of the optimizer, from 1 on."""
+
+    def step(self, number: int) -> None:
+        """The optimizer has made a step, from 1 on."""
+
+    def save(self, state: Any) -> None:
+        """A checkpoint is about to be written; what is put into `state` is in it."""
+
+    def load(self, state: Any) -> None:
+        """A checkpoint has been read, to go on from."""
+
+    def exception(self, exception: BaseException) -> None:
+        """The run ends with an exception."""
+
+    def end(self) -> None:
+        """Training has ended."""
+
+    def close(self) -> None:
+        """The strategy is torn down, whatever has happened."""
+
+
+class RunGuard:
+    """Passes on what happens in a run to its parts, in their order, and notes where the run is.
+
+    Args:
+        run: The strategy.
+        parts: Beside the losses, which come first.
+    """
+
+    def __init__(self, run: Run, parts: Sequence[Part] = ()) -> None:
+        self.losses = LossWatch(run)
+        self.parts: Sequence[Part] = (self.losses, *parts)
+        self.num_steps = 0
+        """Steps of the optimizer."""
+        self._first_step = 0
+
+    def note(self, place: str, step: int | None = None, *, new_batch: bool = False) -> None:
+        """Notes for the watchdog where this rank is; its first step may compile for long.
+
+        Args:
+            place: In a word or two.
+            step: The step of the optimizer, from 1 on; by default that of the last note.
+            new_batch: Whether the next batch begins here.
+        """
+        is_training = self.num_steps > self._first_step
+        progress.enter(place, step, is_training=is_training, new_batch=new_batch)
+
+    def begin(self) -> None:
+        """See `Part.begin`."""
+        self._first_step = self.num_steps
+        for part in self.parts:
+            part.begin()
+
+    def loader(self, loader: Any) -> None:
+        """See `Part.loader`."""
+        for part in self.parts:
+            part.loader(loader)
+
+    def start(self, num_steps: int) -> None:
+        """Training starts, after so many steps of the optimizer."""
+        self.num_steps = self._first_step = num_steps
+        for part in self.parts:
+            part.start()
+
+    def batch(self, num_steps: int) -> None:
+        """A batch is about to be trained on, after so many steps of the optimizer."""
+        self.num_steps = num_steps
+        for part in self.parts:
+            part.batch()
+        self.note("forward", num_steps + 1, new_batch=True)
+
+    def loss(self, loss: Tensor) -> None:
+        """See `Part.loss`."""
+        for part in self.parts:
+            part.loss(loss, self.num_steps + 1)
+
+    def step(self) -> None:
+        """See `Part.step`."""
+        self.num_steps += 1
+        self.note("between two steps", self.num_steps)
+        for part in self.parts:
+            part.step(self.num_steps)
+
+    def save(self, state: Any) -> None:
+        """See `Part.save`."""
+        for part in self.parts:
+            part.save(state)
+
+    def load(self, state: Any) -> None:
+        """See `Part.load`."""
+        for part in self.parts:
+            part.load(state)
+
+    def exception(self, exception: BaseException) -> None:
+        """See `Part.exception`."""
+        for part in self.parts:
+            part.exception(exception)
+
+    def end(self) -> None:
+        """See `Part.end`."""
+        for part in self.parts:
+            part.end()
+
+    def close(self) -> None:
+        """Closes all parts, the last one first, even if one raises."""
+        with ExitStack() as stack:
+            for part in self.parts:
+                stack.callback(part.close)
+
+
+class LossWatch(Part):
+    """A loss that is not finite ends the run, and is in no checkpoint (`stop_on_nan`).
+
+    Losses stay on the device and are looked at together, once an interval and before a save.
+
+    Args:
+        run: The strategy.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._losses: FiniteLosses | None = None
+        self._is_on = False
+        self._is_trial = False
+        self._has_said_left_out = False
+        self._last_step = 0
+
+    def begin(self) -> None:
+        """Forgets the losses of an earlier fit."""
+        self._losses = None
+
+    def loss(self, loss: Tensor, step: int) -> None:
+        """Remembers a loss, before backward, to be looked at later."""
+        if self._losses is None:
+            self._losses = FiniteLosses(NUM_LEFT_OUT if self._run.leaves_steps_out else 0)
+            self._is_on = self._run.reliability.stop_on_nan
+        self._last_step = step - 1
+        if self._is_on and not self._is_trial:
+            self._losses.note(loss, step)
+
+    def step(self, number: int) -> None:
+        """Looks at the losses where an interval ends."""
+        self._last_step = number
+        if self._losses is not None and number % self._run.steps_per_look == 0:
+            self.check(ends_interval=True)
+
+    def save(self, state: Any) -> None:
+        """Looks at the losses: none that is not finite gets into a checkpoint."""
+        self.check()
+
+    def end(self) -> None:
+        """Looks at the losses since the last interval."""
+        self.check()
+
+    def check(self, *, ends_interval: bool = False) -> None:
+        """Raises on all ranks if a loss of any was not finite; waits for the device.
+
+        Args:
+            ends_interval: Whether this is where they are always looked at.
+
+        Raises:
+            LossNotFiniteError: One was not.
+        """
+        if self._is_trial or not self._run.reliability.stop_on_nan:
+            return
+        losses = self._losses or FiniteLosses()
+        bad = losses.first_bad(ends_interval=ends_interval, is_lazy=vendor.is_lazy())
+        if self._run.reduce_boolean_decision(bad is not None, all=False):
+            raise not_finite(self._run.of_all_ranks(bad), self._last_step)
+        if losses.left_out is not None and not self._has_said_left_out:
+            self._has_said_left_out = True
+            rank = getattr(self._run, "global_rank", 0)
+            say(f"[rank: {rank}] {left_out(losses.left_out)}")
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Lets no loss end the run in this block: its steps are tried and taken back."""
+        self._is_trial = True
+        try:
+            yield
+        finally:
+            self._is_trial = False

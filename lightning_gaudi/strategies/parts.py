@@ -1,0 +1,166 @@
+"""The parts of a Trainer's `RunGuard` that read and write checkpoints, beside `signals`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from lightning_gaudi._core import vendor
+from lightning_gaudi.reliability.guard import Part
+
+from ..checkpoint.io import HPUCheckpointIO
+from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
+from ..checkpoint.snapshot import HostMemory
+from .exact_resume import KEY as EXACT_RESUME, ExactResume, warn_of_ranks
+
+
+class DeviceRandom(Part):
+    """The device's random numbers go on where a checkpoint has interrupted them, on all ranks.
+
+    Args:
+        strategy: Of the Trainer.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._saved: Tensor | list[Tensor] | None = None
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Adds the state of this process's generator, or those of all ranks' by rank."""
+        own = vendor.get_rng_state()
+        strategy = self._strategy
+        state[RNG_STATE] = strategy.of_all_ranks(own) if strategy.is_ranked else own
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Keeps what was saved until training starts."""
+        self._saved = state.get(RNG_STATE)
+
+    def start(self) -> None:
+        """Goes on with it."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            trainer = self._strategy.lightning_module.trainer
+            restore_rng_state(saved, rank=trainer.global_rank, world_size=trainer.world_size)
+
+
+class Resuming(Part):
+    """A fit goes on as if it had never ended (`exact_resume`); see `ExactResume`.
+
+    Args:
+        strategy: Of the Trainer.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._resume: ExactResume | None = None
+
+    def of_fit(self) -> ExactResume | None:
+        """What goes on exactly in this fit; None where nobody fits, or it is switched off."""
+        strategy = self._strategy
+        trainer = strategy.lightning_module.trainer
+        if trainer.state.fn != TrainerFn.FITTING or not strategy.reliability.exact_resume:
+            return None
+        if self._resume is None or self._resume.trainer is not trainer:
+            are_whole = strategy.has_whole_gradients
+            self._resume = ExactResume(trainer, has_whole_gradients=are_whole)
+        return self._resume
+
+    def begin(self) -> None:
+        """Follows the loops, before they run."""
+        self.of_fit()
+
+    def loader(self, loader: Any) -> None:
+        """Counts what is taken from it."""
+        if (resume := self.of_fit()) is not None:
+            resume.watch(loader)
+
+    def start(self) -> None:
+        """Begins with what was saved."""
+        if (resume := self.of_fit()) is not None:
+            resume.on_train_start()
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Adds the host's random states, and where the data are, of all ranks."""
+        resume = self.of_fit()
+        if resume is None and self._resume is not None and self._resume.has_ended:
+            resume = self._resume  # saved after the fit, and a validation or the like
+        if resume is not None and "optimizer_states" in state:
+            state[EXACT_RESUME] = {"ranks": self._strategy.of_all_ranks(resume.state())}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Keeps what was saved until the loops run."""
+        resume, saved = self.of_fit(), state.get(EXACT_RESUME)
+        if saved is None:
+            return
+        num_ranks = self._strategy.lightning_module.trainer.world_size
+        if resume is not None:
+            resume.load(saved["ranks"])
+        elif len(saved["ranks"]) != num_ranks:
+            warn_of_ranks(
+                (len(saved["ranks"]), num_ranks), "exact_resume is off, so batches differ."
+            )
+
+    def close(self) -> None:
+        """Leaves the loaders and the optimizers as they were."""
+        if self._resume is not None:
+            self._resume.release()
+
+
+class AsyncSaves(Part):
+    """Checkpoints are written while training goes on, if that is asked for (`async_save`).
+
+    Args:
+        strategy: Of the Trainer.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._io: HPUCheckpointIO | None = None
+
+    def switch_on(self) -> None:
+        """Begins to do so; all ranks call this when they are connected.
+
+        Raises:
+            MisconfigurationException: They cannot be.
+        """
+        strategy = self._strategy
+        if not strategy.reliability.async_save:
+            return
+        io = strategy.checkpoint_io
+        if not isinstance(io, HPUCheckpointIO):
+            raise MisconfigurationException(
+                f"async_save=True is for HPUCheckpointIO, and Trainer(plugins=...) has "
+                f"{type(io).__name__}. Leave out one of them."
+            )
+        io.start_background(strategy.group_for_saving())
+        self._io = io
+
+    @property
+    def is_background(self) -> bool:
+        """Whether what is saved is copied to be written later."""
+        return self._io is not None and self._io.is_background
+
+    def write(self, prepare: Callable[[HostMemory | None], Callable[[], None]]) -> None:
+        """Writes what all ranks write together; see `HPUCheckpointIO.write`."""
+        io = self._strategy.checkpoint_io
+        if isinstance(io, HPUCheckpointIO):
+            io.write(prepare)
+        else:
+            prepare(None)()
+
+    def batch(self) -> None:
+        """Raises what has gone wrong in the thread that writes, if anything."""
+        if self._io is not None:
+            self._io.check_background()
+
+    def end(self) -> None:
+        """Waits until the last checkpoint is on disk."""
+        io, self._io = self._io, None
+        if io is not None:
+            io.stop_background()
+
+    close = end
