@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning_gaudi import _patches
-from lightning_gaudi._core import lazy
+from lightning_gaudi._core import mirror
+from lightning_gaudi.strategy_table import EXPORTS
 
 if TYPE_CHECKING:
     from . import (
@@ -43,23 +44,17 @@ if TYPE_CHECKING:
 
     HPU_AVAILABLE: bool
 
-_find, __dir__, _names = lazy.names(
+_find, __dir__, _names = mirror.lazy_names(
     __name__,
     {
         "__version__": "lightning_gaudi._version",
         "HPUAccelerator": ".accelerator",
         "HPUCheckpointIO": ".checkpoint",
-        "HPUDDPStrategy": ".strategies",
         "HPUDeepSpeedPrecision": ".precision",
         "HPUDeepSpeedPrecisionPlugin": ".precision",
-        "HPUDeepSpeedStrategy": ".strategies",
         "HPUFSDPPrecision": ".precision",
-        "HPUFSDPStrategy": ".strategies",
-        "HPUModelParallelStrategy": ".strategies",
-        "HPUParallelStrategy": ".strategies",
         "HPUPrecisionPlugin": ".precision",
         "HPUProfiler": ".profiler",
-        "SingleHPUStrategy": ".strategies",
         "attention": "lightning_gaudi.attention",
         "callbacks": ".callbacks",
         "data": "lightning_gaudi.data",
@@ -68,6 +63,7 @@ _find, __dir__, _names = lazy.names(
         "profiler": ".profiler",
         "simulator": "lightning_gaudi.simulator",
         "vendor": "lightning_gaudi._core.vendor",
+        **dict.fromkeys(EXPORTS, ".strategies"),
     },
 )
 

@@ -117,3 +117,22 @@ tests/pytest_working/any_mode/test_hpu_fp8_ops_any_mode.py. Pairs: bridge 1.24.0
 def find_gaudi(device_name: str) -> Gaudi | None:
     """The generation that the vendor calls `device_name`; None of one that is not known here."""
     return next((card for card in GAUDIS.values() if card.device_name == device_name), None)
+
+
+EVEN_CARDS_SINCE = (1, 24)
+"""The release that has the rule of `refuses_number`."""
+
+
+def refuses_number(num_cards: int, generation: int | None, release: tuple[int, ...]) -> bool:
+    """Returns whether a job cannot use so many cards: of a Gaudi 3 it is one, or an even number.
+
+    Args:
+        num_cards: How many modules are visible, or ranks are started on a node.
+        generation: 3 for a Gaudi 3; None if it is not known.
+        release: The numbers of the Gaudi software's release.
+
+    Source: Intel Gaudi PyTorch bridge 1.24.0, `hpu/_utils.py`
+    (`_get_available_modules_from_environ`), which asserts it of HABANA_VISIBLE_MODULES.
+    """
+    has_rule = generation == 3 and release[:2] >= EVEN_CARDS_SINCE
+    return has_rule and num_cards > 1 and num_cards % 2 == 1

@@ -17,11 +17,11 @@ OURS = {
     "lightning_gaudi",
     "lightning_gaudi._core",
     "lightning_gaudi._core.last",
-    "lightning_gaudi._core.lazy",
     "lightning_gaudi._core.mirror",
     "lightning_gaudi._patches",
     "lightning_gaudi._patches.on_import",
     "lightning_gaudi._patches.register",
+    "lightning_gaudi.strategy_table",
 }
 
 UNUSED: dict[str, str | None] = {"LIGHTNING_GAUDI_SIMULATE": None}

@@ -2,16 +2,17 @@
 
 Tensors on the card go over HCCL, the vendor's library; what concerns the host alone (barriers,
 objects, decisions) goes over a second group on the CPU (gloo), so that nobody waits for a device
-because of it.
+because of it. What one rank fails at, all are told (`on_rank_zero`, `raise_together`): none waits
+for one that has raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -264,3 +265,44 @@ class StopAgreement:
             return 0
         with waiting("all_reduce of signals"):
             return vote.result()
+
+
+_Value = TypeVar("_Value")
+
+
+def on_rank_zero(function: Callable[[], _Value]) -> _Value:
+    """Returns what the function returns on rank 0, which alone calls it; what it raises, all raise.
+
+    The devices work on.
+    """
+    value, error = None, None
+    if not is_connected() or dist.get_rank() == 0:
+        try:
+            value = function()
+        except Exception as caught:
+            error = caught
+    value, failure = broadcast_object((value, error and _portable(error)))
+    if failure is not None:
+        raise error or failure
+    return value  # type: ignore[no-any-return]
+
+
+def raise_together(error: Exception | None) -> None:
+    """Raises on all ranks if there is an error on any; each its own, or else the first one's.
+
+    The devices work on.
+    """
+    failures = gather_objects(error and _portable(error))
+    if error is not None:
+        raise error
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            raise type(failure)(f"Rank {rank} failed: {failure}")
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that any process can unpickle, of a kind that says as much as the original's."""
+    for kind in (FileNotFoundError, FileExistsError, OSError, ValueError, TypeError):
+        if isinstance(error, kind):
+            return kind(str(error))
+    return RuntimeError(f"{type(error).__name__}: {error}")

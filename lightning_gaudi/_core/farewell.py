@@ -33,7 +33,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from . import collectives, exit_status, proc, processes, progress, rank_monitor
+from . import collectives, exit_status, processes, progress, rank_monitor
 from .untrusted import printable
 
 _POLL_S = 0.05
@@ -207,7 +207,7 @@ class Farewell:
         self._thread: threading.Thread | None = None
         self._world_size = dist.get_world_size()
         self._missing = list(range(self._world_size))
-        self._store.set(f"process/{self.rank}", proc.describe(self.pid))
+        self._store.set(f"process/{self.rank}", processes.describe(self.pid))
 
     def note_destroyed(self) -> None:
         """Note that the program destroys the group; the vendor's package keeps it and its store."""
@@ -268,7 +268,7 @@ class Farewell:
             time.sleep(_POLL_S)
 
     def _is_told(self, rank: int) -> bool:
-        return self._has(f"heard/{rank}") or proc.has_died(self._process(rank))
+        return self._has(f"heard/{rank}") or processes.has_died(self._process(rank))
 
     def wait(self, within_s: float = math.inf, otherwise: str = "") -> str | None:
         """Waits until all ranks have come to their ends.
@@ -308,7 +308,7 @@ class Farewell:
     def _who_has_died(self) -> str | None:
         """Returns which rank has died on this machine without a word."""
         for rank in self._missing:
-            if proc.has_died(self._process(rank)) and not self._has(f"come/{rank}"):
+            if processes.has_died(self._process(rank)) and not self._has(f"come/{rank}"):
                 return f"rank {rank} has died"
         return None
 

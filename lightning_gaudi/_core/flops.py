@@ -1,4 +1,4 @@
-"""The floating-point operations of what runs: those of the model, by the formulas of torch."""
+"""What a model computes, by the formulas of torch, and what the card could at most."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from lightning_gaudi.hardware import GAUDIS
+
+from . import vendor
 
 __all__ = ["FlopCounter"]
 
@@ -128,3 +132,37 @@ def _check_known(func: Any) -> None:
 def _is_recomputing() -> bool:
     """Whether this is a forward within a backward: backward itself runs with gradients disabled."""
     return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
+
+
+def available_flops(dtype: torch.dtype | str) -> int | None:
+    """The peak of this process's card in `dtype`, in FLOP/s; None where `why_no_peak` says why."""
+    card = vendor.generation()
+    if card is None or why_no_peak(dtype):
+        return None
+    return int(card.peaks[_name(dtype)])
+
+
+def why_no_peak(dtype: torch.dtype | str) -> str | None:
+    """Returns why there is no peak to compare this process's card with; None where there is one."""
+    simulation = vendor.metric("simulation")
+    if simulation is not None:
+        return (
+            f"No MFU is reported: this {vendor.device_name()} is simulated and computes on "
+            f"{simulation['ComputesOn']}, whose speed is no Gaudi's."
+        )
+    card = vendor.generation()
+    if card is None:
+        known = ", ".join(each.device_name for each in GAUDIS.values())
+        return f"No MFU is reported: no peak is known of {vendor.device_name()!r}, but of {known}."
+    if card.peak(_name(dtype)) is None:
+        known = " and ".join(name for name in card.peaks if name != "tf32")
+        return (
+            f"No MFU is reported: of a {card.device_name} the peak in {known} is known, and "
+            f"this trains in {_name(dtype)}."
+        )
+    return None
+
+
+def _name(dtype: torch.dtype | str) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return {"bf16": "bfloat16", "fp32": "float32"}.get(name, name)

@@ -10,13 +10,16 @@ The rule for rooms: all are mirrored but those whose names begin with an undersc
 `SHARED`, which know nothing of Lightning's classes, and which a process has once.
 The rule for the sources: a relative import stays in the family (`from .precision import ...`); an
 absolute one leaves it (`from lightning_gaudi._core import vendor`) and is shared by both.
+
+`lazy_names` gives a package names that are imported when they are first used.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
@@ -26,7 +29,7 @@ _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
 SHARED = (
     *("attention", "compilation", "config_errors", "data", "hardware", "inference", "published"),
-    *("releases", "reliability", "simulator", "tools", "untrusted"),
+    *("releases", "reliability", "simulator", "strategy_table", "tools", "untrusted"),
 )
 """The modules and packages at our top that exist once, beside those that begin with `_`."""
 
@@ -119,3 +122,28 @@ class _MirrorLoader(SourceFileLoader):
         path = self.get_filename(fullname)
         source = translate(importlib.util.decode_source(self.get_data(path)))
         return compile(source, path, "exec", dont_inherit=True)
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns the `__getattr__`, `__dir__` and `__all__` of a package (PEP 562).
+
+    Args:
+        package: Its `__name__`.
+        homes: Each of its names, and the module that has it: relative to the package, or absolute.
+            A name of a module itself stands with the module's own address.
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(homes[name], package)
+        found = module if module.__name__.endswith(f".{name}") else getattr(module, name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def listed() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return find, listed, sorted(homes)

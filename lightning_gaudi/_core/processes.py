@@ -1,4 +1,4 @@
-"""Ranks of one node that were started together, and end together.
+"""Processes of this machine, and the ranks of one node, which start and end together.
 
 The process that started the others (it is local rank 0, or waits for all of them) ends last. If one
 of them fails, the others may still say what they have to say, and are then ended; if it dies
@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import util
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from . import exit_status, last, rank_monitor
 from .rank_monitor import RankMonitor, say
@@ -311,3 +313,81 @@ def _exit_now(status: int = 1) -> NoReturn:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(status)
+
+
+ENDED = ("Z", "X")
+"""The states of a process that has ended, and that nobody has waited for yet."""
+
+
+class Status(NamedTuple):
+    """Fields 3, 22, 52, and the sum of 14 and 15, of /proc/PID/stat."""
+
+    state: str
+    started: int
+    """When, in ticks since the machine started: another process may get its number."""
+    code: int
+    ticks: int
+    """How long it has computed."""
+
+
+def status(pid: int) -> Status | None:
+    """Returns what a process does; None if there is none of that number."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return Status(fields[0], int(fields[19]), int(fields[49]), int(fields[11]) + int(fields[12]))
+
+
+def host() -> str:
+    """Returns the machine, and what counts processes on it: a container counts its own."""
+    return f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def describe(pid: int) -> str:
+    """Returns a process as others of its machine find it: who counts, its number, when it began."""
+    found = status(pid)
+    is_there = found is not None and found.state not in ENDED
+    return f"{host()} {pid} {found.started if found is not None and is_there else None}"
+
+
+def has_died(description: str) -> bool:
+    """Returns whether a process that `describe` has described, if one of this machine, is no more.
+
+    Args:
+        description: Of whatever text; of one that describes none, False.
+    """
+    who_counts, *process = description.rsplit(" ", 2)
+    if who_counts != host() or len(process) != 2 or not process[0].isdecimal():
+        return False
+    return describe(int(process[0])) != description
+
+
+_DYING_S = 5.0
+"""How long a process that was killed may take: one with much memory gives it back first."""
+
+
+def end_group(group: int, patience_s: float = 0.0) -> None:
+    """Ends all processes of a group, and returns when they are gone.
+
+    A driver that hangs keeps a process in the kernel, whom no signal ends: nobody waits for it for
+    longer than some seconds.
+
+    Args:
+        group: Its number, that of its leader, which has been waited for.
+        patience_s: Seconds to end in by themselves, once asked to; 0 to kill them at once.
+    """
+    with suppress(ProcessLookupError):  # none is left
+        if patience_s:
+            os.killpg(group, signal.SIGTERM)
+            _wait(group, patience_s)
+        os.killpg(group, signal.SIGKILL)
+        _wait(group, _DYING_S)
+
+
+def _wait(group: int, seconds: float) -> None:
+    """Waits for the end of the last one, which raises ProcessLookupError, or of the time."""
+    give_up_at = time.monotonic() + seconds
+    while time.monotonic() < give_up_at:
+        os.killpg(group, 0)
+        time.sleep(0.02)

@@ -13,9 +13,9 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from lightning_gaudi.hardware import Gaudi, find_gaudi
+from lightning_gaudi.hardware import Gaudi, find_gaudi, refuses_number
 
-from . import even_cards, vendor_import
+from . import vendor_import
 
 if TYPE_CHECKING:
     import torch
@@ -249,7 +249,7 @@ def refuses_together(num_cards: int) -> bool:
     generation = 3 if "Gaudi3" in str(_get_device_type()) else 0
     version = str(vars(package()).get("__version__", "")).split(".")
     release = tuple(int(part) for part in version[:2] if part.isdecimal())
-    return even_cards.is_refused(num_cards, generation, release)
+    return refuses_number(num_cards, generation, release)
 
 
 def is_fp16_supported() -> bool:

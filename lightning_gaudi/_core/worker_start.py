@@ -38,7 +38,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import signal_handling, worker as torch_worker
 
-from . import proc, worker_pickle, worker_server
+from . import processes, worker_pickle, worker_server
 
 _WITHOUT_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULATE": None}
 """Changes to the environment in which the server imports torch; its workers get their program's."""
@@ -62,7 +62,7 @@ def start_server(things: Iterable[Any] = ()) -> None:
     resource_tracker.ensure_running()  # it unblocks what is blocked below
     path = worker_server.list_file(Path(util.get_temp_dir()), os.getpid())
     if not (owner := path.with_suffix(worker_server.OWNER)).is_symlink():
-        owner.symlink_to(proc.describe(os.getpid()))
+        owner.symlink_to(processes.describe(os.getpid()))
         _remove_left(path.parent.parent)
     _modules.update(dict.fromkeys(_modules_of(things)))
     written = path.with_suffix(".new")
@@ -98,7 +98,7 @@ def _is_left(folder: Path) -> bool:
         owners = [each.readlink() for each in folder.glob(f"*{worker_server.OWNER}")]
     except OSError:
         return False
-    return bool(owners) and all(proc.has_died(str(owner)) for owner in owners)
+    return bool(owners) and all(processes.has_died(str(owner)) for owner in owners)
 
 
 def _modules_of(things: Iterable[Any]) -> Iterator[str]:

@@ -17,15 +17,16 @@ the strategies, `accelerator` and `precision` of Fabric.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from lightning_gaudi._core.mirror import Family
+from lightning_gaudi.strategy_table import STRATEGIES
 
-from .apply import raise_missing, require, wrap
-from .registries import LazyEntry, register_accelerator, register_strategies
+from .apply import enter, raise_missing, require, wrap
 
 _ATTRIBUTES = (
     "_accelerator_flag",
@@ -213,3 +214,79 @@ class _Hooks:
             return connector.strategy.precision_kind(getattr(connector, self._spec.precision_name))
         self._selection.convert_precision(plugin)
         return original(connector)
+
+
+class LazyEntry(dict[str, Any]):
+    """What a registry of Lightning's has under a name, with a class that is not imported yet."""
+
+    def __init__(self, key: str, module: str, kind: str, **values: Any) -> None:
+        """Describes an entry.
+
+        Args:
+            key: The key under which the registry's entries have the class.
+            module: Our module that has it.
+            kind: The class.
+            values: The other keys.
+        """
+        super().__init__(**values)
+        self._key = key
+        self._module = module
+        self._kind = kind
+
+    def __missing__(self, key: str) -> Any:
+        if key != self._key:
+            raise KeyError(key)
+        found = self[key] = getattr(importlib.import_module(self._module), self._kind)
+        return found
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns what a dict's `get` does, with the class."""
+        return self[key] if key in self or key == self._key else default
+
+
+def register_accelerator(patch: str, registry: Any, module: str) -> None:
+    """Makes "hpu" a name for `accelerator`.
+
+    Args:
+        patch: The name in the register.
+        registry: Lightning's, of accelerators.
+        module: Ours that has the accelerator.
+
+    Raises:
+        ValueError: Another package has taken the name.
+    """
+    values = {"description": "Intel Gaudi (HPU)", "init_params": {}, "accelerator_name": "hpu"}
+    entry = LazyEntry("accelerator", module, "HPUAccelerator", **values)
+    _enter(patch, registry, "hpu", entry, "accelerator")
+
+
+def register_strategies(patch: str, registry: Any, selection: str) -> None:
+    """Makes our names for `strategy` known.
+
+    Args:
+        patch: The name in the register.
+        registry: Lightning's, of strategies.
+        selection: Our module that chooses among them, beside which they are.
+
+    Raises:
+        ValueError: Another package has taken one of the names.
+    """
+    package = selection.rpartition(".")[0]
+    for each in STRATEGIES:
+        for name in each.names if each.has_fabric_name or ".fabric." not in selection else ():
+            values = {"description": each.kind, "init_params": {}, "strategy_name": name}
+            entry = LazyEntry("strategy", package, each.kind, **values)
+            _enter(patch, registry, name, entry, "strategy")
+
+
+def _enter(patch: str, registry: Any, name: str, entry: LazyEntry, what: str) -> None:
+    found = dict.get(registry, name)  # its own `get` makes an instance
+    if isinstance(found, LazyEntry):
+        return
+    if found is not None:
+        taken = found[what]
+        raise ValueError(
+            f"{what}={name!r} is {taken.__module__}.{taken.__name__} already. Uninstall the other "
+            "plugin for HPUs, such as lightning-habana."
+        )
+    enter(patch, registry, name, entry)

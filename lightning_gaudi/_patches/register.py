@@ -116,7 +116,7 @@ REGISTER = (
         ),
         without="Lightning's own old HPU classes stay stubs that raise",
         trigger="{trainer}._graveyard.hpu",
-        apply="old_names:patch_stubs",
+        apply="trainer_setup:patch_stubs",
     ),
     Patch(
         name="resuming",
@@ -133,7 +133,7 @@ REGISTER = (
         ),
         without="ckpt_path='last' and damaged checkpoints are what Lightning makes of them",
         trigger="{trainer}.trainer.connectors.checkpoint_connector",
-        apply="resuming:patch_resuming",
+        apply="checkpoints:patch_resuming",
     ),
     Patch(
         name="device-log",
@@ -169,7 +169,7 @@ REGISTER = (
         ),
         without="Lightning's ThroughputMonitor will not work on HPUs",
         trigger="{fabric}.utilities.throughput",
-        apply="throughput:patch_throughput",
+        apply="trainer_setup:patch_throughput",
     ),
     Patch(
         name="trainer-throughput",
@@ -182,7 +182,7 @@ REGISTER = (
         why="The Trainer's `ThroughputMonitor` has lists, or copies of them, of its own.",
         without="Lightning's ThroughputMonitor will not work on HPUs",
         trigger="{trainer}.callbacks.throughput_monitor",
-        apply="throughput:patch_throughput",
+        apply="trainer_setup:patch_throughput",
     ),
     Patch(
         name="trainer-out-of-memory",
@@ -235,7 +235,7 @@ REGISTER = (
         ),
         without="TorchCheckpointIO may run code that is in a checkpoint",
         trigger="{fabric}.plugins.io.torch_io",
-        apply="loading:patch_load",
+        apply="checkpoints:patch_load",
     ),
     Patch(
         name="load-from-checkpoint",
@@ -248,7 +248,7 @@ REGISTER = (
         ),
         without="load_from_checkpoint may run code that is in a checkpoint",
         trigger="{trainer}.core.saving",
-        apply="loading:patch_load",
+        apply="checkpoints:patch_load",
     ),
     Patch(
         name="instantiator",
@@ -261,7 +261,7 @@ REGISTER = (
         ),
         without="load_from_checkpoint may call a function that a checkpoint names",
         trigger="{trainer}.core.saving",
-        apply="loading:patch_instantiator",
+        apply="checkpoints:patch_instantiator",
     ),
     Patch(
         name="shards-to-file",
@@ -271,7 +271,7 @@ REGISTER = (
         why="It loads DeepSpeed's files with weights_only=False; see `deepspeed-loading`.",
         without="convert_zero_checkpoint_to_fp32_state_dict may run code that is in a checkpoint",
         trigger="{trainer}.utilities.deepspeed",
-        apply="loading:patch_conversion",
+        apply="checkpoints:patch_conversion",
     ),
     Patch(
         name="cli-errors",
@@ -287,7 +287,7 @@ REGISTER = (
         ),
         without="LightningCLI's errors name no file and line",
         trigger="{trainer}.cli",
-        apply="cli_errors:patch_parser",
+        apply="trainer_setup:patch_parser",
     ),
     Patch(
         name="class-swap",
@@ -365,7 +365,7 @@ REGISTER = (
         ),
         without="a fit that is started again will not go on by itself; pass ckpt_path",
         trigger="{trainer}.trainer.connectors.checkpoint_connector",
-        apply="auto_resume:patch_loading",
+        apply="checkpoints:patch_loading",
     ),
     Patch(
         name="auto-resume-saving",
@@ -378,7 +378,7 @@ REGISTER = (
         ),
         without="a fit that is started again will not go on by itself; pass ckpt_path",
         trigger="{trainer}.trainer.trainer",
-        apply="auto_resume:patch_saving",
+        apply="checkpoints:patch_saving",
     ),
     Patch(
         name="shard-clipping",
@@ -438,7 +438,7 @@ REGISTER = (
         ),
         without="in lazy mode torch.load may run code that is in a file",
         trigger="habana_frameworks.torch.core",
-        apply="loading:patch_lazy_load",
+        apply="checkpoints:patch_lazy_load",
     ),
     Patch(
         name="fused-attention",

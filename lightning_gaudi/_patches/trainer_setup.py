@@ -1,15 +1,24 @@
-"""What the Trainer knows of devices beside its connector: their log, profilers and full memory."""
+"""What the Trainer and its CLI know of an HPU beside the connector.
+
+Its log, its profilers, how full memory is told, peaks for `ThroughputMonitor`, the names that
+Lightning had for HPU classes until 2.5.5, and the errors of a wrong configuration.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_gaudi._core.mirror import Family
 
-from .apply import wrap
+from .apply import find_when_asked, wrap
+from .register import STUBS
+
+if TYPE_CHECKING:
+    import torch
 
 
 def patch_device_log(setup: ModuleType, family: Family) -> None:
@@ -61,3 +70,110 @@ def patch_out_of_memory(module: ModuleType, family: Family) -> None:
         from lightning_gaudi.reliability.memory import is_out_of_memory
 
         return original(exception) or is_out_of_memory(exception)
+
+
+def patch_throughput(module: ModuleType, family: Family) -> None:
+    """Adds ours to a module of Lightning's that asks for a dtype to compute in, or a peak.
+
+    It looks both up by the kind of device and of plugin, and has no entry for ours.
+
+    Args:
+        module: `fabric.utilities.throughput`, or the Trainer's `callbacks.throughput_monitor`.
+        family: Lightning's and ours.
+    """
+    role = "fabric" if module.__name__.startswith(family.fabric) else "trainer"
+    name = f"{role}-throughput"
+
+    @wrap(name, module, "get_available_flops")
+    def get_available_flops(
+        original: Callable[..., int | None], device: torch.device, dtype: torch.dtype | str
+    ) -> int | None:
+        if device.type == "hpu":
+            from lightning_utilities.core.rank_zero import rank_zero_warn
+
+            from lightning_gaudi._core.flops import available_flops, why_no_peak
+
+            why = why_no_peak(dtype)
+            if why is not None:
+                rank_zero_warn(why)  # as Lightning does for a GPU that it does not know
+            return available_flops(dtype)
+        return original(device, dtype)
+
+    @wrap(name, module, "_plugin_to_compute_dtype")
+    def plugin_to_compute_dtype(original: Callable[[Any], torch.dtype], plugin: Any) -> torch.dtype:
+        ours = family.loaded("fabric.precision.plugin", "HPUWholePrecision")
+        if ours is not None and isinstance(plugin, ours):
+            import torch
+
+            kinds = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32}
+            return kinds[plugin.precision.partition("-")[0]]
+        return original(plugin)
+
+
+_HOMES = {
+    "HPUAccelerator": "accelerator",
+    "HPUCheckpointIO": "checkpoint",
+    "HPUParallelStrategy": "strategies",
+    "HPUPrecisionPlugin": "precision",
+    "SingleHPUStrategy": "strategies",
+}
+"""Each of them, and our room that has it."""
+
+
+def patch_stubs(graveyard: ModuleType, family: Family) -> None:
+    """Lets our classes be found where Lightning left stubs for them, when somebody asks.
+
+    Args:
+        graveyard: The module with the stubs, the last one that Lightning imports.
+        family: Lightning's and ours.
+    """
+    for place, names in _places(graveyard, family):
+        homes = {name: f"{family.ours}.{_HOMES[name]}" for name in names}
+        find_when_asked("old-names", place, homes)
+
+
+def _places(graveyard: ModuleType, family: Family) -> Iterator[tuple[Any, list[str]]]:
+    """Yields the modules that have stubs, and their names."""
+    packages = {package for packages in STUBS.values() for package in packages}
+    stubs = {name: vars(graveyard)[name] for name in STUBS if name in vars(graveyard)}
+    for place in (graveyard, *(importlib.import_module(f"{family.trainer}.{p}") for p in packages)):
+        names = [name for name, stub in stubs.items() if vars(place).get(name) is stub]
+        if names:
+            yield place, names
+
+
+_ERRORS = "lightning_gaudi.config_errors"
+_MAX_CHARS = 100_000
+
+
+def patch_parser(module: ModuleType, family: Any) -> None:
+    """Adds them to the errors of LightningCLI's parser, where there is an HPU.
+
+    Args:
+        module: Lightning's, with the parser.
+        family: Not used.
+    """
+    parser = module.LightningArgumentParser
+    if not hasattr(parser, "parse_args"):  # jsonargparse is not installed
+        return
+
+    @wrap("cli-errors", parser, "parse_args")
+    def parse_args(
+        original: Callable[..., Any], self: Any, args: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        with importlib.import_module(_ERRORS).parsing(self, args):
+            return original(self, args, *rest, **options)
+
+    @wrap("cli-errors", parser, "error")
+    def error(
+        original: Callable[..., Any], self: Any, message: str, ex: Exception | None = None
+    ) -> Any:
+        from lightning_gaudi._core import vendor
+        from lightning_gaudi._core.untrusted import printable
+
+        said = importlib.import_module(_ERRORS).explain(message, self)
+        if said and vendor.is_available():
+            message = f"{message.rstrip()}\n{said}"
+        if vendor.is_available():  # keys and values are a file's, and may move the cursor
+            message = printable(message, max_chars=_MAX_CHARS, lines=True)
+        return original(self, message, ex)

@@ -20,7 +20,6 @@ from typing_extensions import override
 from lightning_gaudi._core import collectives, hooks
 from lightning_gaudi._core.untrusted import printable
 
-from . import restricted
 from .atomic import write_atomically
 from .background import BackgroundWriter
 from .cpu_tensors import save_as_cpu_tensors
@@ -222,13 +221,9 @@ def load_file(
         IsADirectoryError: It is a folder, as of shards.
     """
     if not isinstance(path, (str, os.PathLike)):
-        return restricted.load(
-            path, map_location=map_location, weights_only=weights_only, name=name
-        )
+        return _load(path, map_location=map_location, weights_only=weights_only, name=name)
     if str(path).startswith(("http:", "https:")):
-        return restricted.load(
-            _downloaded(str(path)), map_location=map_location, weights_only=weights_only
-        )
+        return _load(_downloaded(str(path)), map_location=map_location, weights_only=weights_only)
     if _is_local_file_protocol(path):
         if local_path(path).is_dir():
             raise IsADirectoryError(
@@ -240,9 +235,13 @@ def load_file(
     else:
         opened = get_filesystem(path).open(path, "rb")
     with opened as file:
-        return restricted.load(
-            file, map_location=map_location, weights_only=weights_only, name=path
-        )
+        return _load(file, map_location=map_location, weights_only=weights_only, name=path)
+
+
+def _load(file: Any, **options: Any) -> Any:
+    from . import restricted  # what reads checkpoints is loaded when one is read
+
+    return restricted.load(file, **options)
 
 
 def _downloaded(url: str) -> Path:
@@ -317,9 +316,7 @@ def open_mapped(path: _PATH, *, weights_only: bool | None, verify: bool = True) 
         raise FileNotFoundError(f"There is no checkpoint at {path}. Check the path.")
     _refuse_folder(path)
     with checking(local_path(path), with_checksum=verify) as file:
-        checkpoint: dict[str, Any] = restricted.load(
-            file, mmap=True, weights_only=weights_only, name=path
-        )
+        checkpoint: dict[str, Any] = _load(file, mmap=True, weights_only=weights_only, name=path)
     return checkpoint
 
 

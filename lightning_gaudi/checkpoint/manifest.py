@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from lightning_gaudi._core.untrusted import parse_json, path_inside, printable
 from lightning_gaudi._version import __version__
-from lightning_gaudi.reliability.session import current_session
+from lightning_gaudi.reliability.jobs import current_session
 
 from .folders import sync
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch.nn import Module
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
 
 from lightning_gaudi._core import vendor
 
 from . import model
-from .foreach import stepping_at_once
-from .launches import LaunchAdvice
 from .regions import declared_regions, has_compiled_parts
 from .settings import Choice
 
@@ -106,3 +107,85 @@ class Compiler:
         is_off = choice.compilation.mode == "none" and self._strategy.can_compile
         if is_off and not is_compiled:
             self.advice = LaunchAdvice(rank_zero_info)
+
+
+_FIRST, _LAST = 2, 3
+"""Between which steps launches are counted: the first ones set up the optimizer's states."""
+
+
+class LaunchAdvice:
+    """Counts steps of the optimizer, and tells after a few.
+
+    Args:
+        tell: Is given the text.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._num_steps = 0
+        self._before: int | None = None
+
+    def note_step(self) -> None:
+        """A step has been taken."""
+        self._num_steps += 1
+        if self._num_steps == _FIRST:
+            self._before = _num_launches()
+        elif self._num_steps == _LAST:
+            now = _num_launches()
+            before, count = self._before, ""
+            if before is not None and now is not None and now >= before:  # else it was set to 0
+                count = f": {now - before} a step"
+            self._tell(
+                f"This model trains in eager mode and nothing of it is compiled, so each operator "
+                f"is a launch of the device{count}. Pass compile='regions' to the strategy, add "
+                "lightning_gaudi.callbacks.Compile() to the Trainer's callbacks, or set "
+                "LIGHTNING_GAUDI_COMPILE=regions."
+            )
+
+
+def _num_launches() -> int | None:
+    metric = vendor.metric("launch")
+    return None if metric is None else int(metric["TotalNumber"])
+
+
+@contextmanager
+def stepping_at_once(optimizer: Any) -> Iterator[None]:
+    """Lets an optimizer's groups step at once in this block, where their user has not said how.
+
+    Left to themselves torch's own do so on CUDA and a few other devices that have kernels for
+    lists. An HPU has them too, but is not in torch's list (2.13, `utils/_foreach_utils.py`): each
+    weight would cost about a dozen launches.
+
+    Args:
+        optimizer: Any; only torch's own have the choice. Its groups, and so its checkpoints, are as
+            they were afterwards.
+    """
+    groups = [group for group in _groups(optimizer) if _may(group)]
+    for group in groups:
+        group["foreach"] = True
+    try:
+        yield
+    finally:
+        for group in groups:
+            group["foreach"] = None
+
+
+def _groups(optimizer: Any) -> list[dict[str, Any]]:
+    is_torchs = isinstance(optimizer, Optimizer) and type(optimizer).__module__.startswith(
+        "torch.optim."
+    )
+    return optimizer.param_groups if is_torchs else []
+
+
+def _may(group: dict[str, Any]) -> bool:
+    if group.get("foreach", False) is not None or group.get("fused") or group["differentiable"]:
+        return False
+    if any(isinstance(value, Tensor) for name, value in group.items() if name != "params"):
+        return False
+    # Of each weight in each step: what a Parameter proper holds is a Tensor, and asking for it as
+    # `data` would make a tensor.
+    weights = group["params"]
+    kinds = {Tensor if kind is Parameter else kind for kind in map(type, weights)}
+    return len(kinds) == 1 and all(
+        weight.is_hpu and not weight.dtype.is_complex for weight in weights
+    )

@@ -9,35 +9,52 @@ In reading order:
 - `workers`: processes that load, in a loop without Lightning.
 - `evaluation`: one batch shape for any data set, each sample once.
 - `packing`: many short sequences in one row of fixed length, each attending only to itself.
-- `describe`: which shapes a loader gives, and how much of them is padding.
+- `shape_report`: which shapes a loader gives, and how much of them is padding.
 - `embedded`: real English text that every machine already has.
 - `cache`: where what is made once is kept.
 """
 
-from lightning_gaudi._core.cache import cache_folder
-from lightning_gaudi.data.buckets import optimal_buckets
-from lightning_gaudi.data.describe import ShapeReport, describe
-from lightning_gaudi.data.embedded import embedded_documents, embedded_fingerprint
-from lightning_gaudi.data.evaluation import evaluation_loader
-from lightning_gaudi.data.loader import BucketDataLoader
-from lightning_gaudi.data.packing import block_diagonal_mask, pack
-from lightning_gaudi.data.padding import pad_batch
-from lightning_gaudi.data.sampler import BucketBatch, BucketBatchSampler
-from lightning_gaudi.data.workers import worker_context
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BucketBatch",
-    "BucketBatchSampler",
-    "BucketDataLoader",
-    "ShapeReport",
-    "block_diagonal_mask",
-    "cache_folder",
-    "describe",
-    "embedded_documents",
-    "embedded_fingerprint",
-    "evaluation_loader",
-    "optimal_buckets",
-    "pack",
-    "pad_batch",
-    "worker_context",
-]
+from lightning_gaudi._core import mirror
+
+if TYPE_CHECKING:
+    from lightning_gaudi._core.cache import cache_folder as cache_folder
+    from lightning_gaudi.data.buckets import optimal_buckets as optimal_buckets
+    from lightning_gaudi.data.embedded import (
+        embedded_documents as embedded_documents,
+        embedded_fingerprint as embedded_fingerprint,
+    )
+    from lightning_gaudi.data.evaluation import evaluation_loader as evaluation_loader
+    from lightning_gaudi.data.loader import BucketDataLoader as BucketDataLoader
+    from lightning_gaudi.data.packing import (
+        block_diagonal_mask as block_diagonal_mask,
+        pack as pack,
+    )
+    from lightning_gaudi.data.padding import pad_batch as pad_batch
+    from lightning_gaudi.data.sampler import (
+        BucketBatch as BucketBatch,
+        BucketBatchSampler as BucketBatchSampler,
+    )
+    from lightning_gaudi.data.shape_report import ShapeReport as ShapeReport, describe as describe
+    from lightning_gaudi.data.workers import worker_context as worker_context
+else:
+    __getattr__, __dir__, __all__ = mirror.lazy_names(
+        __name__,
+        {
+            "BucketBatch": ".sampler",
+            "BucketBatchSampler": ".sampler",
+            "BucketDataLoader": ".loader",
+            "ShapeReport": ".shape_report",
+            "block_diagonal_mask": ".packing",
+            "cache_folder": "lightning_gaudi._core.cache",
+            "describe": ".shape_report",
+            "embedded_documents": ".embedded",
+            "embedded_fingerprint": ".embedded",
+            "evaluation_loader": ".evaluation",
+            "optimal_buckets": ".buckets",
+            "pack": ".packing",
+            "pad_batch": ".padding",
+            "worker_context": ".workers",
+        },
+    )

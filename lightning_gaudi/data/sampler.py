@@ -14,7 +14,7 @@ import torch.distributed
 from torch.utils.data import DistributedSampler
 
 from lightning_gaudi.data.buckets import IntArray, Lengths, bucket_of_each, check_positive
-from lightning_gaudi.data.progress import EpochProgress
+from lightning_gaudi.data.position import EpochProgress
 
 __all__ = ["BucketBatch", "BucketBatchSampler"]
 

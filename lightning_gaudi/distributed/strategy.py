@@ -18,9 +18,10 @@ from lightning_gaudi.compilation.compiler import Compiler
 from lightning_gaudi.compilation.model import CompiledWhole, check_options
 from lightning_gaudi.compilation.settings import Choice, Compilation
 from lightning_gaudi.reliability import settings as reliability_settings
-from lightning_gaudi.reliability.guard import Part, RunGuard
+from lightning_gaudi.reliability.guard import RunGuard
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 from lightning_gaudi.reliability.trust import as_told
+from lightning_gaudi.strategy_table import names_of
 
 from . import watching
 from .devices import DEVICE, select_card
@@ -45,9 +46,6 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     strategy_name: str
     """The name for `strategy`."""
-
-    old_names: tuple[str, ...] = ()
-    """Names of older projects for this class; a class derived from it does not inherit them."""
 
     is_ranked = False
     """Whether this process is one of several that train together."""
@@ -118,17 +116,16 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     @cached_property
     def guard(self) -> RunGuard:
-        """What keeps the run; made when it is first asked for, in the process that trains."""
+        """What keeps the run; made when it is first asked for, in the process that trains.
+
+        `_parts` gives what the Trainer and Fabric have beside the look at the losses.
+        """
         return RunGuard(self, self._parts())
 
     @cached_property
     def compiler(self) -> Compiler:
         """What compiles the models, and steps their optimizers."""
         return Compiler(self)
-
-    def _parts(self) -> tuple[Part, ...]:
-        """Returns what keeps the run beside the look at its losses."""
-        return ()
 
     @override
     def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,7 +158,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
     @override
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
         """Makes the names known to a registry; Lightning's own have them, and keep them."""
-        for name in (cls.strategy_name, *vars(cls).get("old_names", ())):
+        for name in names_of(cls) or (cls.strategy_name,):
             if name not in strategy_registry or strategy_registry[name]["strategy"] is not cls:
                 strategy_registry.register(name, cls, description=cls.__name__)
 

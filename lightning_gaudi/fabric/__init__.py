@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lightning_gaudi._core import lazy
+from lightning_gaudi._core import mirror
 
 if TYPE_CHECKING:
     from ..checkpoint import HPUCheckpointIO as HPUCheckpointIO
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         SingleHPUStrategy as SingleHPUStrategy,
     )
 else:
-    __getattr__, __dir__, __all__ = lazy.names(
+    __getattr__, __dir__, __all__ = mirror.lazy_names(
         __name__,
         {
             "HPUAccelerator": ".accelerator",

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lightning_gaudi._core import lazy
+from lightning_gaudi._core import mirror
 
 if TYPE_CHECKING:
     from .deepspeed import (
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .fsdp import HPUFSDPPrecision as HPUFSDPPrecision
     from .plugin import HPUPrecisionPlugin as HPUPrecisionPlugin
 else:
-    __getattr__, __dir__, __all__ = lazy.names(
+    __getattr__, __dir__, __all__ = mirror.lazy_names(
         __name__,
         {
             "HPUDeepSpeedPrecision": ".deepspeed",

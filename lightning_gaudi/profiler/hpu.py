@@ -20,8 +20,7 @@ from .recording import Recorded, Recorder
 from .report import TraceReport
 from .schedule import AskedSchedule, check_schedule, schedule_for
 from .settings import SORT_KEYS, check_sort_key, trace_settings
-from .stages import EPOCH, STAGES, Stage
-from .steps import StepMeter, device_totals
+from .steps import EPOCH, STAGES, Stage, StepMeter, device_totals
 from .table import OperatorTable
 
 

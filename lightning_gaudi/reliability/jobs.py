@@ -1,13 +1,16 @@
-"""The job of torchrun or SLURM that this process is part of, and whether it was started before."""
+"""The run that this process is part of, and the job of torchrun or SLURM, which may start again."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lightning_gaudi._core.variables import read_integer
 
@@ -79,3 +82,34 @@ def _agent(environ: Mapping[str, str]) -> str:
     if not path or len(Path(path).parents) < 3:
         return ""
     return f"{socket.gethostname()}:{Path(path).parents[2]}"
+
+
+class Session(NamedTuple):
+    """A fit. One that resumes has the name of the run that it goes on with, and begins later."""
+
+    run: str
+    began: float
+    """In seconds since 1970."""
+
+
+_current: Session | None = None
+
+
+def begin_session() -> None:
+    """Notes that a fit begins, of a new run as far as is known yet."""
+    global _current
+    _current = Session(uuid.uuid4().hex, time.time())
+
+
+def continue_run(run: str) -> None:
+    """Notes that the fit goes on with an earlier run."""
+    global _current
+    _current = current_session()._replace(run=run)
+
+
+def current_session() -> Session:
+    """Returns the fit that this process is in; one begins if there is none."""
+    if _current is None:
+        begin_session()
+    assert _current is not None
+    return _current

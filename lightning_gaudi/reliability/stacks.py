@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from lightning_gaudi._core import proc
+from lightning_gaudi._core import processes
 from lightning_gaudi._core.rank_monitor import killed_by
 
 _SIGNAL = signal.SIGRTMAX - 5
@@ -65,9 +65,9 @@ def prepare(board: str = "") -> Process:
         # Memory, and no file on a disk: it ends with the process, killed or not.
         _file = os.fdopen(os.memfd_create("stack"), "w")
         faulthandler.register(_SIGNAL, file=_file, all_threads=False, chain=False)
-    status = proc.status(os.getpid())
+    status = processes.status(os.getpid())
     assert status is not None
-    return Process(proc.host(), os.getpid(), status.started, _path(_file), board)
+    return Process(processes.host(), os.getpid(), status.started, _path(_file), board)
 
 
 def close() -> None:
@@ -145,12 +145,12 @@ def kill(process: Process) -> None:
 
 def how(process: Process) -> str | None:
     """How another process on this host has ended, or that it is stopped; None while it runs."""
-    status = proc.status(process.pid)
+    status = processes.status(process.pid)
     if status is None or status.started != process.started:
         return "died, as by SIGKILL or for want of memory"
     if status.state == "T":
         return "is stopped"
-    if status.state not in proc.ENDED:
+    if status.state not in processes.ENDED:
         return None
     number = status.code & 0x7F
     if not number:
@@ -215,5 +215,5 @@ def busy_s(process: Process) -> float:
             found += sum(map(int, path.read_text().split()[:2]))
     if found:
         return found / 1e9
-    status = proc.status(process.pid)
+    status = processes.status(process.pid)
     return 0.0 if status is None else status.ticks / os.sysconf("SC_CLK_TCK")

@@ -8,7 +8,8 @@ Lightning's. What Fabric's do alike is in `distributed.strategy`, `distributed.s
 
 from typing import TYPE_CHECKING
 
-from lightning_gaudi._core import lazy
+from lightning_gaudi._core import mirror
+from lightning_gaudi.strategy_table import EXPORTS
 
 if TYPE_CHECKING:
     from .ddp import HPUDDPStrategy as HPUDDPStrategy, HPUParallelStrategy as HPUParallelStrategy
@@ -18,14 +19,4 @@ if TYPE_CHECKING:
     from .single import SingleHPUStrategy as SingleHPUStrategy
 else:
     # Each with what it needs, which is DeepSpeed for one and torch's FSDP for another.
-    __getattr__, __dir__, __all__ = lazy.names(
-        __name__,
-        {
-            "HPUDDPStrategy": ".ddp",
-            "HPUDeepSpeedStrategy": ".deepspeed",
-            "HPUFSDPStrategy": ".fsdp",
-            "HPUModelParallelStrategy": ".model_parallel",
-            "HPUParallelStrategy": ".ddp",
-            "SingleHPUStrategy": ".single",
-        },
-    )
+    __getattr__, __dir__, __all__ = mirror.lazy_names(__name__, EXPORTS)

@@ -93,10 +93,6 @@ class HPUStrategy(HPUMixin):
         reset_seed()
         self.set_world_ranks()
 
-    def group_for_saving(self) -> Any:
-        """Returns the group of ranks that write checkpoints while they train, or None."""
-        return collectives.group_apart(self._timeout) if self.writes_together else None
-
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         """Sets up the model, compiles what is to be compiled of it, and is ready for signals."""

@@ -33,7 +33,6 @@ class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
     """
 
     strategy_name = "hpu_ddp"
-    old_names = ("hpu_parallel",)
 
     @cached_property
     def _gradient_order(self) -> _KeptGradientOrder:

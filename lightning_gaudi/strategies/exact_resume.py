@@ -27,9 +27,9 @@ from lightning_gaudi.data.loader_parts import is_ordinary
 from lightning_gaudi.data.order import check_order, describe
 from lightning_gaudi.data.position import LoaderPosition
 
-from . import epoch_hooks, fit_changes, nested_optimizers, pruned
-from .accumulated import gradients, watch_steps
+from . import fit_changes, loop_position, optimizer_state, pruned
 from .loop_position import Place, go_to_next_epoch, go_to_step_end, place_of
+from .optimizer_state import gradients, watch_steps
 
 KEY = "exact_resume"
 """The checkpoint's key for what is kept here: plain data and CPU tensors."""
@@ -73,7 +73,7 @@ class ExactResume:
         self._at_start: fit_changes.Values | None = None
         self._changed: Mapping[str, Any] = {}
         self._pruned: pruned.Pruned = {}
-        self._nested: nested_optimizers.States = {}
+        self._nested: optimizer_state.States = {}
         self._is_to_call_hooks = False
         self._num_stepped = 0
         self._saved: tuple[Place, dict[str, Any]] | None = None
@@ -172,7 +172,7 @@ class ExactResume:
         pruned.put(self.trainer, put)
         nested, self._nested = self._nested, {}
         lost = fit_changes.put(self.trainer, self._changed)
-        lost += nested_optimizers.put(self.trainer.optimizers, nested)
+        lost += optimizer_state.put(self.trainer.optimizers, nested)
         if lost:
             rank_zero_warn(
                 "The checkpoint has what was changed of modules, callbacks and optimizers that "
@@ -192,11 +192,11 @@ class ExactResume:
         is_within = place.is_within_epoch
         return gradients(self.trainer, is_within_epoch=is_within, are_whole=are_whole)
 
-    def _nested_states(self) -> nested_optimizers.States:
+    def _nested_states(self) -> optimizer_state.States:
         optimizers = self.trainer.optimizers
         if self._has_whole_gradients:
-            return nested_optimizers.take(optimizers) if self.trainer.is_global_zero else {}
-        for key, each in nested_optimizers.nested(optimizers).items():
+            return optimizer_state.take(optimizers) if self.trainer.is_global_zero else {}
+        for key, each in optimizer_state.nested(optimizers).items():
             if each.state and each not in optimizers:
                 self._warn_once(
                     key,
@@ -295,7 +295,7 @@ class ExactResume:
         changed, self._changed = self._changed, {}
         if self._is_to_call_hooks:
             self._is_to_call_hooks = False
-            epoch_hooks.call_again(self.trainer)
+            loop_position.call_again(self.trainer)
             fit_changes.put(self.trainer, changed)
 
     def _go_on(self, saved: Mapping[str, Any]) -> None:

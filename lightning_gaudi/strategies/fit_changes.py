@@ -16,7 +16,7 @@ import lightning.pytorch as pl
 from torch import nn
 from torch.optim import Optimizer
 
-from .nested_optimizers import nested
+from .optimizer_state import nested
 
 Values = dict[str, Any]
 """Plain values by "kind/owner/attribute", as "module/net.1/p"."""

@@ -9,7 +9,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import collectives, vendor
 from lightning_gaudi.reliability.guard import Part
 
 from ..checkpoint.io import HPUCheckpointIO
@@ -136,7 +136,8 @@ class AsyncSaves(Part):
                 f"async_save=True is for HPUCheckpointIO, and Trainer(plugins=...) has "
                 f"{type(io).__name__}. Leave out one of them."
             )
-        io.start_background(strategy.group_for_saving())
+        is_together = strategy.writes_together
+        io.start_background(collectives.group_apart(strategy._timeout) if is_together else None)
         self._io = io
 
     @property

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_gaudi.reliability.session import begin_session, continue_run
+from lightning_gaudi.reliability.jobs import begin_session, continue_run
 
 from ..checkpoint.candidates import candidates, fallbacks, read_manifest_if_any
 from ..checkpoint.io import local_path

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gaudi._core import progress
-from lightning_gaudi._core.error_sync import on_rank_zero
+from lightning_gaudi._core.collectives import on_rank_zero
 from lightning_gaudi.reliability.trust import as_told
 
 from ..checkpoint.folders import recover

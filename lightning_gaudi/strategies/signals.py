@@ -7,10 +7,13 @@ SLURM to run the job again, and ends likewise.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,8 +23,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_prefixed_message
 
 from lightning_gaudi._core import collectives, farewell, processes
-from lightning_gaudi._core.interrupts import InterruptWatch
-from lightning_gaudi._core.rank_monitor import INTERRUPTED, STOPPED, say
+from lightning_gaudi._core.rank_monitor import INTERRUPTED, STOPPED, is_second, say
 from lightning_gaudi._patches.apply import replace
 from lightning_gaudi.reliability.guard import Part
 
@@ -229,3 +231,46 @@ def forget_loaders_not_begun(trainer: pl.Trainer) -> None:
         if fetcher is not None and loaders is not None and loaders._iterator is None:
             loaders.reset()  # some of several may have started
             fetcher._combined_loader = None
+
+
+class InterruptWatch:
+    """Calls functions when Ctrl-C comes, and when it comes again, from a thread of its own.
+
+    Python's handler does not run while training waits in native code, as in a collective for a rank
+    that may never come. The main thread makes and closes it.
+
+    Args:
+        at_first: Called in a thread.
+        at_second: The same.
+    """
+
+    def __init__(self, at_first: Callable[[], None], at_second: Callable[[], None]) -> None:
+        self._at_first, self._at_second = at_first, at_second
+        self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._write_end, False)
+        self._before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="interrupts", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watches no longer."""
+        signal.set_wakeup_fd(self._before)
+        os.close(self._write_end)
+        if os.getpid() == self._pid:
+            self._thread.join()
+        os.close(self._read_end)
+
+    def _run(self) -> None:
+        times: list[float] = []
+        while signals := os.read(self._read_end, 64):
+            if self._before != -1:  # who watched before goes on
+                with contextlib.suppress(OSError):
+                    os.write(self._before, signals)
+            if signal.SIGINT not in signals:
+                continue
+            times.append(time.monotonic())
+            if len(times) == 1:
+                self._at_first()
+            elif is_second(times):
+                self._at_second()

@@ -35,7 +35,7 @@ from lightning_gaudi.deepspeed.checkpoint.consolidate import extras
 from lightning_gaudi.deepspeed.checkpoint.save import save as save_deepspeed
 from lightning_gaudi.deepspeed.checkpoint.shards import find
 from lightning_gaudi.deepspeed.checkpoint.versions import latest
-from lightning_gaudi.reliability.session import begin_session
+from lightning_gaudi.reliability.jobs import begin_session
 from tests.faults.resume_cases import Run, strategy_of
 from tests.faults.saving import Engine, rest
 from tests.helpers.disk_states import Disk, State

@@ -24,7 +24,7 @@ from lightning_gaudi.checkpoint.manifest import (
     describe,
     encode,
 )
-from lightning_gaudi.reliability.session import begin_session, continue_run
+from lightning_gaudi.reliability.jobs import begin_session, continue_run
 
 STATE = {
     "state_dict": {"weight": torch.arange(3000.0), "bias": torch.ones(3)},

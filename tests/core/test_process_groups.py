@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core.process_groups import end_group
+from lightning_gaudi._core.processes import end_group
 from tests.helpers.process import is_running
 
 LEFT = """

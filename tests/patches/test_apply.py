@@ -98,7 +98,7 @@ def test_patching_again_changes_nothing() -> None:
 
 
 def test_another_plugin_that_has_taken_our_name_is_named() -> None:
-    from lightning_gaudi._patches.registries import register_accelerator
+    from lightning_gaudi._patches.connector import register_accelerator
 
     class HPUAccelerator:
         """Of lightning-habana, say."""

@@ -209,8 +209,7 @@ def _foreign_assignments(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 OWN = {
     # Objects of our own.
-    "_core/lazy.py": {"setattr(sys.modules[package], name, found)"},
-    "_core/mirror.py": {"spec.loader"},
+    "_core/mirror.py": {"setattr(sys.modules[package], name, found)", "spec.loader"},
     "_core/processes.py": {"self._ranks.is_quiet"},
     # As torch marks its own functions whose result a traced program may keep.
     "attention/limits.py": {"_card_without_kernel._dynamo_marked_constant"},
@@ -264,7 +263,7 @@ OWN = {
     "tools/plan/fabric.py": {"loader.num_workers", "sys.excepthook"},
     "distributed/device_mesh.py": {"plugin.scaler.spans_ranks"},
     "tools/doctor/hosts.py": {"answers.said", "answers.status"},
-    "data/describe.py": {
+    "data/shape_report.py": {
         "report.num_batches",
         "report.num_batches_total",
         "twin.__dict__",
@@ -313,7 +312,7 @@ OWN = {
     # Workers that stay have the samples of another place: torch makes them anew.
     "data/resumable.py": {"loader._iterator"},
     # A mark on a gradient, and what a hook of the user's has set in the process that saved.
-    "strategies/accumulated.py": {"setattr(grad, _TAKEN, grad._version)"},
+    "strategies/optimizer_state.py": {"setattr(grad, _TAKEN, grad._version)"},
     "strategies/fit_changes.py": {"setattr(owner, attribute, value)"},
     # A wrapper that was made there, and by which its strategy finds the weights it averages.
     "distributed/ddp.py": {"setattr(wrapped, _UNFROZEN, self)"},
@@ -321,7 +320,7 @@ OWN = {
     "attention/switch.py": {"_warn_once._dynamo_marked_constant"},
     # A user's model while it trains: compiled in place, and given back as it was.
     "compilation/method.py": {"self.module.__dict__[self._name]"},
-    "strategies/compiled_steps.py": {
+    "strategies/parts.py": {
         "setattr(module, name, untraced)",
         "setattr(self._module, name, own)",
     },

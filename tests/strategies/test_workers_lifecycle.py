@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core import proc, worker_start
+from lightning_gaudi._core import processes, worker_start
 from tests.helpers.forked import fork_python
 from tests.helpers.process import is_running
 
@@ -205,7 +205,7 @@ def _made_folder(temporary, owners):
 
 
 def _dead(**changes):
-    parts = {"host": proc.host(), "pid": os.getpid(), "started": 1, **changes}
+    parts = {"host": processes.host(), "pid": os.getpid(), "started": 1, **changes}
     return " ".join(str(part) for part in parts.values())
 
 
@@ -213,11 +213,11 @@ def _dead(**changes):
     "owners",
     [
         [],
-        [proc.describe(os.getpid())],
-        [_dead(), proc.describe(os.getpid())],
+        [processes.describe(os.getpid())],
+        [_dead(), processes.describe(os.getpid())],
         [_dead(host="another pid:[1]")],
         ["/etc"],
-        [f"{proc.host()} x y"],
+        [f"{processes.host()} x y"],
     ],
     ids=["unknown", "living", "one of two living", "another host's", "no process", "no number"],
 )

@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from lightning_gaudi._core import hooks
-from lightning_gaudi._core.collectives import cpu_group, gather_objects, is_connected
-from lightning_gaudi._core.error_sync import on_rank_zero
+from lightning_gaudi._core.collectives import cpu_group, gather_objects, is_connected, on_rank_zero
 
 from ..checksum import ChecksumFile
 from ..cpu_tensors import save_as_cpu_tensors

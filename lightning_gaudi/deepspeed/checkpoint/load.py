@@ -13,7 +13,7 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from lightning.fabric.utilities.types import _PATH
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
+from lightning_gaudi._core.collectives import on_rank_zero, raise_together
 
 from ...checkpoint import restricted
 from ...checkpoint.errors import UntrustedCheckpointError

@@ -17,8 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gaudi._core.collectives import broadcast_object
-from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
+from lightning_gaudi._core.collectives import broadcast_object, on_rank_zero, raise_together
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import replaced
 

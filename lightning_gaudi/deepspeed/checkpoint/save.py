@@ -14,8 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 
 from lightning_gaudi._core import hooks
-from lightning_gaudi._core.collectives import gather_objects
-from lightning_gaudi._core.error_sync import on_rank_zero, raise_together
+from lightning_gaudi._core.collectives import gather_objects, on_rank_zero, raise_together
 from lightning_gaudi._patches.apply import replaced, require
 
 from ...checkpoint.atomic import write_atomically

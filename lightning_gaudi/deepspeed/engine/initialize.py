@@ -20,8 +20,7 @@ from .. import library
 from ..config.offload import check_stepping
 from ..config.optimizers import take_vendors
 from . import memory
-from .lifecycle import leave_last_engine, move_to_card
-from .unfrozen import refuse_unfrozen
+from .lifecycle import leave_last_engine, move_to_card, refuse_unfrozen
 
 _CARD = 0
 """The index of the card: a process drives one, which it sees as `hpu:0`."""

@@ -7,7 +7,8 @@ strategy of Lightning's.
 
 from typing import TYPE_CHECKING
 
-from lightning_gaudi._core import lazy
+from lightning_gaudi._core import mirror
+from lightning_gaudi.strategy_table import EXPORTS
 
 if TYPE_CHECKING:
     from .ddp import HPUDDPStrategy as HPUDDPStrategy, HPUParallelStrategy as HPUParallelStrategy
@@ -16,14 +17,4 @@ if TYPE_CHECKING:
     from .model_parallel import HPUModelParallelStrategy as HPUModelParallelStrategy
     from .single import SingleHPUStrategy as SingleHPUStrategy
 else:
-    __getattr__, __dir__, __all__ = lazy.names(
-        __name__,
-        {
-            "HPUDDPStrategy": ".ddp",
-            "HPUDeepSpeedStrategy": ".deepspeed",
-            "HPUFSDPStrategy": ".fsdp",
-            "HPUModelParallelStrategy": ".model_parallel",
-            "HPUParallelStrategy": ".ddp",
-            "SingleHPUStrategy": ".single",
-        },
-    )
+    __getattr__, __dir__, __all__ = mirror.lazy_names(__name__, EXPORTS)

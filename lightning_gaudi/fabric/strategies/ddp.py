@@ -21,7 +21,6 @@ class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
     """
 
     strategy_name = "hpu_ddp"
-    old_names = ("hpu_parallel",)
 
     @override
     def _determine_ddp_device_ids(self) -> None:

@@ -1,7 +1,6 @@
 """Which strategy runs on an HPU: the default, or the user's choice in its form for the HPU.
 
-Lightning's strategies and ours that take their places stand in a table of names: a form is imported
-when its strategy is asked for, and none of the others.
+A form of `strategy_table` is imported when its strategy is asked for, and none of the others.
 """
 
 from __future__ import annotations
@@ -19,26 +18,12 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi._patches.class_swap import swap_class
+from lightning_gaudi.strategy_table import FORMS, listed_names
 
 from ...distributed.devices import check_number
 from ..precision.plugin import PORTABLE, check_precision_plugin, unsupported
 
-NAMES = (
-    "'auto', 'hpu_ddp', 'hpu_deepspeed', 'hpu_fsdp', 'hpu_model_parallel', 'hpu_single', or one of "
-    "Lightning's names that begin with 'ddp', 'deepspeed' or 'fsdp'"
-)
-"""What may be passed as strategy, for messages."""
-
 _BEGINNINGS = ("auto", "hpu_", "ddp", "deepspeed", "fsdp")
-
-STRATEGIES = {
-    "DDPStrategy": "ddp.HPUDDPStrategy",
-    "DeepSpeedStrategy": "deepspeed.HPUDeepSpeedStrategy",
-    "FSDPStrategy": "fsdp.HPUFSDPStrategy",
-    "ModelParallelStrategy": "model_parallel.HPUModelParallelStrategy",
-    "SingleDeviceStrategy": "single.SingleHPUStrategy",
-}
-"""Each of Lightning's strategies that has a form for the HPU, and its module and name."""
 
 PRECISIONS = {
     "DeepSpeedPrecision": "deepspeed.HPUDeepSpeedPrecision",
@@ -46,7 +31,7 @@ PRECISIONS = {
     "HalfPrecision": "plugin.HPUPrecision",
     "MixedPrecision": "plugin.HPUPrecision",
 }
-"""The same of the precision plugins."""
+"""Each of Lightning's precision plugins that has a form for the HPU, and its module and name."""
 
 
 class StrategySelection(NamedTuple):
@@ -57,10 +42,11 @@ class StrategySelection(NamedTuple):
     lightning: str
     """Lightning's package that has them."""
     ours: str
-    """Our package that has the forms of `STRATEGIES`."""
+    """Our package that has the forms of `strategy_table`."""
     precision: str
     """Our package that has the forms of `PRECISIONS`."""
-    names: str = NAMES
+    names: str = listed_names(in_fabric=False)
+    """What may be passed as `strategy`, for messages."""
 
     def default(self, is_one: bool) -> Any:
         """Returns what strategy="auto" gives: for one card of one node, or for several."""
@@ -106,7 +92,7 @@ class StrategySelection(NamedTuple):
                 or is not for that many cards.
         """
         found = self.to_form(strategy)
-        if isinstance(found, self._form("SingleDeviceStrategy")):
+        if self._base_name(type(found)) == "SingleDeviceStrategy":
             _refuse_several(strategy, len(devices), num_nodes)
             found.choose_card(devices[0])
         elif is_interactive:
@@ -122,13 +108,13 @@ class StrategySelection(NamedTuple):
         kind = self._kind(strategy)
         base = self._lightning_base(kind)
         is_ours = issubclass(kind, self._base())
-        if not is_ours and (base.__name__ not in STRATEGIES or not _is_movable(strategy)):
-            ddp, single = (STRATEGIES[name] for name in ("DDPStrategy", "SingleDeviceStrategy"))
+        if not is_ours and (base.__name__ not in FORMS or not _is_movable(strategy)):
+            ddp, single = FORMS["DDPStrategy"].kind, FORMS["SingleDeviceStrategy"].kind
             home = self.ours.removesuffix(".strategies")
             raise MisconfigurationException(
                 f"strategy={typed} does not train on accelerator='hpu' in this version. Pass "
-                f"{self.names}, or derive your strategy from {home}.{ddp.partition('.')[2]} or "
-                f"{single.partition('.')[2]}."
+                f"{self.names}, or derive your strategy from {home}.{ddp} or "
+                f"{single}."
             )
         form = kind if is_ours else self._form(base.__name__)
         form.check_installed()
@@ -188,7 +174,7 @@ class StrategySelection(NamedTuple):
         )
 
     def _form(self, name: str) -> Any:
-        return _find(f"{self.ours}.{STRATEGIES[name]}")
+        return _find(f"{self.ours}.{FORMS[name].module}.{FORMS[name].kind}")
 
     def _base(self) -> type[Any]:
         """Returns what all of ours are."""
@@ -211,7 +197,7 @@ SELECTION = StrategySelection(
     lightning="lightning.fabric.",
     ours=__name__.rpartition(".")[0],
     precision=f"{__name__.partition('.fabric.')[0]}.fabric.precision",
-    names=NAMES.replace("'hpu_model_parallel', ", ""),
+    names=listed_names(in_fabric=True),
 )
 
 

@@ -137,7 +137,7 @@ class _Batches:
 
 def _mask(tensors: dict[str, Tensor]) -> Tensor | None:
     """[B, T], true where a batch holds a token, if it says so; on the host."""
-    from lightning_gaudi.data.describe import MASKS
+    from lightning_gaudi.data.shape_report import MASKS
 
     for masks in MASKS.values():
         for name in masks:

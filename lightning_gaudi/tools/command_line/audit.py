@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lightning_gaudi._core.process_groups import end_group
+from lightning_gaudi._core.processes import end_group
 from lightning_gaudi._patches.on_import import TOOL
 from lightning_gaudi.simulator.settings import RULES
 from lightning_gaudi.tools.audit import findings, page, text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from lightning_gaudi._core import even_cards
+from lightning_gaudi import hardware
 from lightning_gaudi._core.vendor import parse_modules
 from lightning_gaudi.releases import LAST_WITH_FIRST_GAUDI, minor, numbers
 from lightning_gaudi.simulator import settings
@@ -204,7 +204,7 @@ def check_visible_modules(machine: Machine) -> Iterator[Finding]:
             "them.",
         )
     elif any(
-        even_cards.is_refused(len(modules), card.generation, numbers(installed)) for card in cards
+        hardware.refuses_number(len(modules), card.generation, numbers(installed)) for card in cards
     ):
         yield error(
             "modules",

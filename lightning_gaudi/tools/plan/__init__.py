@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lightning_gaudi._core import lazy
+from lightning_gaudi._core import mirror
 
 if TYPE_CHECKING:
     from .cards import CARDS as CARDS
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .plan import PlanError as PlanError, Planned as Planned, plan_module as plan_module
 else:
     # The program that rehearses imports this package in the middle of `import torch`.
-    __getattr__, __dir__, __all__ = lazy.names(
+    __getattr__, __dir__, __all__ = mirror.lazy_names(
         __name__,
         {
             "CARDS": ".cards",

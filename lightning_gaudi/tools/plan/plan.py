@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lightning_gaudi._core.process_groups import end_group
+from lightning_gaudi._core.processes import end_group
 from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.published import PublishedRun
 from lightning_gaudi.simulator.settings import (

@@ -1,6 +1,7 @@
-"""Loading files without running what is in them, where Lightning and the vendor would.
+"""Where a fit goes on from, what is noted of what it saves, and how files are loaded.
 
-What is loaded instead, and what is refused, is said in our room of checkpoints.
+Files are loaded without running what is in them, where Lightning and the vendor would run it. What
+is loaded instead, and what is refused, the room of checkpoints says.
 """
 
 from __future__ import annotations
@@ -13,6 +14,92 @@ from typing import Any
 from lightning_gaudi._core.mirror import Family
 
 from .apply import replaced, require, wrap
+
+
+def patch_resuming(module: ModuleType, family: Family) -> None:
+    """Makes "last" mean the newest checkpoint, and replaces a damaged one by one that is not."""
+    connector = module._CheckpointConnector
+
+    @wrap("resuming", connector, "_parse_ckpt_path")
+    def parse(
+        original: Callable[..., Any], self: Any, state_fn: Any, ckpt_path: Any, **options: Any
+    ) -> Any:
+        self.newest_checkpoint = None
+        if ckpt_path == "last" and _is_on_hpu(self.trainer, family):
+            resuming = family.find("strategies.resuming")
+            self.newest_checkpoint = resuming.newest_checkpoint(self.trainer)
+        if self.newest_checkpoint is not None:
+            return str(self.newest_checkpoint)
+        return original(self, state_fn, ckpt_path, **options)
+
+    @wrap("resuming", connector, "resume_start")
+    def resume_start(
+        original: Callable[..., None],
+        self: Any,
+        checkpoint_path: Any = None,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        is_fitting = getattr(self.trainer.state.fn, "value", None) == "fit"
+        if not is_fitting or not _is_on_hpu(self.trainer, family):
+            original(self, checkpoint_path, *args, **options)
+            return
+        newest = getattr(self, "newest_checkpoint", None)
+        family.find("strategies.resuming").begin(
+            self.trainer,
+            lambda path: original(self, path, *args, **options),
+            checkpoint_path,
+            is_newest=newest is not None and str(newest) == str(checkpoint_path),
+        )
+
+
+def _is_on_hpu(trainer: Any, family: Family) -> bool:
+    ours = family.loaded("accelerator", "HPUAccelerator")
+    return ours is not None and isinstance(trainer.accelerator, ours)
+
+
+_LOADING, _SAVING = "auto-resume", "auto-resume-saving"
+
+
+def patch_loading(module: ModuleType, family: Family) -> None:
+    """Asks which checkpoint a fit begins with, now that its ranks are connected."""
+    require(_LOADING, module, "_CheckpointConnector")
+    require(_LOADING, module._CheckpointConnector, "_hpc_resume_path")
+
+    @wrap(_LOADING, module._CheckpointConnector, "_restore_modules_and_callbacks")
+    def restore(
+        original: Callable[..., None],
+        connector: Any,
+        checkpoint_path: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if _is_ours(connector.trainer, family):
+            auto_resume = connector.trainer.strategy.auto_resume
+            checkpoint_path = auto_resume.choose_checkpoint(connector.trainer, checkpoint_path)
+        original(connector, checkpoint_path, *args, **kwargs)
+
+
+def patch_saving(module: ModuleType, family: Family) -> None:
+    """Records what a fit saves."""
+    require(_SAVING, module, "Trainer")
+
+    @wrap(_SAVING, module.Trainer, "save_checkpoint")
+    def save_checkpoint(
+        original: Callable[..., None], trainer: Any, filepath: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        if not _is_ours(trainer, family):
+            original(trainer, filepath, *args, **kwargs)
+            return
+        weights_only = bool(args[0] if args else kwargs.get("weights_only"))
+        with trainer.strategy.auto_resume.noting(filepath, weights_only=weights_only):
+            original(trainer, filepath, *args, **kwargs)
+
+
+def _is_ours(trainer: Any, family: Family) -> bool:
+    kind = family.loaded("strategies.base", "HPUStrategy")
+    return kind is not None and isinstance(trainer.strategy, kind)
+
 
 _OLD_KEYS = ("hparams", "module_arguments")
 """Where Lightning looks for hyperparameters besides (`CHECKPOINT_PAST_HPARAMS_KEYS`)."""

@@ -1,0 +1,68 @@
+"""Which strategies there are: one line for each, in the Trainer and in Fabric.
+
+Names for `strategy`, the choice of what runs on an HPU, Lightning's registries, and what packages
+export are derived from this table. To add one: a line here, and its module in `strategies`, in
+`fabric/strategies`, or in both. It imports nothing, so that nothing is loaded before an HPU is
+asked for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Strategy(NamedTuple):
+    """A strategy of ours."""
+
+    kind: str
+    """Our class, of the same name in `strategies` and `fabric.strategies`."""
+    module: str
+    """The module in either that has it."""
+    lightning: str
+    """Lightning's class that becomes this one on accelerator "hpu"."""
+    names: tuple[str, ...]
+    """What may be passed as `strategy`: the name, then those of older projects."""
+    has_fabric_name: bool = True
+    """Whether Fabric knows the names; not where it needs an argument, which a name cannot have."""
+    old_kinds: tuple[str, ...] = ()
+    """The names of the class in older projects."""
+
+
+STRATEGIES = (
+    Strategy("SingleHPUStrategy", "single", "SingleDeviceStrategy", ("hpu_single",)),
+    Strategy(
+        "HPUDDPStrategy",
+        "ddp",
+        "DDPStrategy",
+        ("hpu_ddp", "hpu_parallel"),
+        old_kinds=("HPUParallelStrategy",),
+    ),
+    Strategy("HPUFSDPStrategy", "fsdp", "FSDPStrategy", ("hpu_fsdp",)),
+    Strategy(
+        "HPUModelParallelStrategy",
+        "model_parallel",
+        "ModelParallelStrategy",
+        ("hpu_model_parallel",),
+        has_fabric_name=False,
+    ),
+    Strategy("HPUDeepSpeedStrategy", "deepspeed", "DeepSpeedStrategy", ("hpu_deepspeed",)),
+)
+
+FORMS = {each.lightning: each for each in STRATEGIES}
+"""By Lightning's class."""
+
+EXPORTS = {name: f".{each.module}" for each in STRATEGIES for name in (each.kind, *each.old_kinds)}
+"""What `strategies` and `fabric.strategies` export, and the module of each name."""
+
+
+def listed_names(*, in_fabric: bool) -> str:
+    """Returns what may be passed as `strategy`, for messages."""
+    known = [each.names[0] for each in STRATEGIES if each.has_fabric_name or not in_fabric]
+    names = ", ".join(map(repr, ("auto", *sorted(known))))
+    return f"{names}, or one of Lightning's names that begin with 'ddp', 'deepspeed' or 'fsdp'"
+
+
+def names_of(kind: type) -> tuple[str, ...]:
+    """Returns the names of one of our classes; none of one that a user has derived from it."""
+    found = (each.names for each in STRATEGIES if each.kind == kind.__name__)
+    return next(found, ()) if kind.__module__.startswith("lightning_gaudi.") else ()
