@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning_utilities.core.rank_zero import rank_zero_warn
-
 from lightning_gaudi.compilation.settings import Compilation
+
+from ._setting import SettingCallback
 
 __all__ = ["Compile"]
 
 
-class Compile(Callback):
+class Compile(SettingCallback):
     """Compile what trains on an HPU: as `compile=` of a strategy, which comes before it.
 
     Args:
@@ -29,6 +28,9 @@ class Compile(Callback):
         ValueError: A value is none of these.
     """
 
+    attribute = "compile_callback"
+    does = "compiles"
+
     def __init__(
         self,
         mode: Literal["none", "model", "regions"] = "regions",
@@ -42,20 +44,4 @@ class Compile(Callback):
         self.compilation = Compilation(
             mode, regions, options, dynamic, recompile_limit, on_give_up, foreach
         )
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tells the strategy, before it sets up the model."""
-        strategy: Any = trainer.strategy
-        if hasattr(strategy, "compile_callback"):
-            strategy.compile_callback = self.compilation
-        else:
-            rank_zero_warn(
-                f"The callback Compile compiles on HPUs, and this Trainer runs on "
-                f"{strategy.root_device.type!r}: it has no effect."
-            )
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leaves the strategy as it was."""
-        strategy: Any = trainer.strategy
-        if hasattr(strategy, "compile_callback"):
-            strategy.compile_callback = None
+        super().__init__(self.compilation)

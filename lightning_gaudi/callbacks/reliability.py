@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning_utilities.core.rank_zero import rank_zero_warn
-
 from lightning_gaudi.reliability.settings import ReliabilitySettings
+
+from ._setting import SettingCallback
 
 __all__ = ["Reliability"]
 
 
-class Reliability(Callback):
+class Reliability(SettingCallback):
     """What keeps a run on an HPU when something fails: as `reliability=` of a strategy.
 
     All of it is on where nobody says otherwise; the argument of the strategy comes before this.
@@ -31,6 +28,9 @@ class Reliability(Callback):
     Raises:
         ValueError: A value is none of these.
     """
+
+    attribute = "reliability_callback"
+    does = "keeps runs"
 
     def __init__(
         self,
@@ -55,20 +55,4 @@ class Reliability(Callback):
             watchdog_timeout_s,
             trust_checkpoints,
         )
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tells the strategy, before it sets up the model."""
-        strategy: Any = trainer.strategy
-        if hasattr(strategy, "reliability_callback"):
-            strategy.reliability_callback = self.settings
-        else:
-            rank_zero_warn(
-                f"The callback Reliability keeps runs on HPUs, and this Trainer runs on "
-                f"{strategy.root_device.type!r}: it has no effect."
-            )
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leaves the strategy as it was."""
-        strategy: Any = trainer.strategy
-        if hasattr(strategy, "reliability_callback"):
-            strategy.reliability_callback = None
+        super().__init__(self.settings)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from lightning_gaudi._core.settings import Setting, Wording
 
 VARIABLE = "LIGHTNING_GAUDI_COMPILE"
 MODES = ("none", "model", "regions")
@@ -68,64 +69,30 @@ class Choice(NamedTuple):
     """As the user typed it; None for the default."""
 
 
-def parse(value: Any, origin: str) -> Compilation | None:
-    """Returns what a user wrote.
+def _read(value: Any) -> Compilation | None:
+    mode, _, names = value.partition(":") if isinstance(value, str) else (value, "", "")
+    if names and mode == "regions":
+        return Compilation(regions=[name.strip() for name in names.split(",")])
+    return Compilation(mode=value) if value in MODES else None
 
-    Args:
-        value: One of `MODES`, `"regions:"` and names of classes, a mapping of the fields of
-            `Compilation`, one of these, or None.
-        origin: Where it was set, for messages.
 
-    Raises:
-        ValueError: It is none of these, or has a wrong value.
-    """
-    if value is None or isinstance(value, Compilation):
-        return value
-    try:
-        if isinstance(value, Mapping):
-            _check_names(value)
-            return Compilation(**value)
-        if isinstance(value, str):
-            mode, _, names = value.partition(":")
-            if names and mode == "regions":
-                return Compilation(regions=[name.strip() for name in names.split(",")])
-            if value in MODES:
-                return Compilation(mode=value)  # type: ignore[arg-type]
-        raise ValueError(
+SETTING = Setting(
+    Compilation,
+    VARIABLE,
+    Wording(
+        argument="compile=",
+        callback="Compile",
+        purpose="what to compile",
+        forms=(
             "Pass 'none', 'model', 'regions', 'regions:' and names of classes with commas, or a "
             "Compilation."
-        )
-    except ValueError as error:
-        raise ValueError(f"{origin}: {value!r} says not what to compile. {error}") from error
-
-
-def from_environment() -> Compilation | None:
-    """Returns what `LIGHTNING_GAUDI_COMPILE` says, None if it is not set.
-
-    Raises:
-        ValueError: It says nothing that we know.
-    """
-    return parse(os.environ.get(VARIABLE) or None, VARIABLE)
-
-
-def choose(argument: Compilation | None, callback: Compilation | None) -> Choice:
-    """What holds: the argument of the strategy, else the callback's, the environment's, regions."""
-    if argument is not None:
-        return Choice(argument, "compile=")
-    if callback is not None:
-        return Choice(callback, "the callback Compile")
-    variable = from_environment()
-    if variable is not None:
-        return Choice(variable, VARIABLE)
-    return Choice(Compilation(), None)
+        ),
+    ),
+    _read,
+)
+"""Who may say what is compiled; `regions` holds where nobody does."""
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, choices))}.")
-
-
-def _check_names(value: Mapping[str, Any]) -> None:
-    known = [field.name for field in fields(Compilation)]
-    if unknown := [name for name in value if name not in known]:
-        raise ValueError(f"There is no {unknown[0]!r}. Its names are {', '.join(known)}.")

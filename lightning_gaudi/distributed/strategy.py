@@ -13,13 +13,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gaudi._core import collectives, vendor
-from lightning_gaudi.compilation import settings
 from lightning_gaudi.compilation.compiler import Compiler
 from lightning_gaudi.compilation.model import CompiledWhole, check_options
-from lightning_gaudi.compilation.settings import Choice, Compilation
-from lightning_gaudi.reliability import settings as reliability_settings
+from lightning_gaudi.compilation.settings import SETTING as COMPILATION, Choice, Compilation
 from lightning_gaudi.reliability.guard import RunGuard
-from lightning_gaudi.reliability.settings import ReliabilitySettings
+from lightning_gaudi.reliability.settings import SETTING as RELIABILITY, ReliabilitySettings
 from lightning_gaudi.reliability.trust import as_told
 from lightning_gaudi.strategy_table import names_of
 
@@ -91,10 +89,8 @@ class HPUMixin(_Base):  # type: ignore[misc]
             ValueError: `compile` or `reliability` is none of these.
         """
         name = type(self).__name__
-        self._compile_argument = settings.parse(compile, f"{name}(compile=...)")
-        self._reliability_argument = reliability_settings.parse(
-            reliability, f"{name}(reliability=...)"
-        )
+        self._compile_argument = COMPILATION.parse(compile, f"{name}(compile=...)")
+        self._reliability_argument = RELIABILITY.parse(reliability, f"{name}(reliability=...)")
         super().__init__(*args, **kwargs)
 
     @classmethod
@@ -169,11 +165,11 @@ class HPUMixin(_Base):  # type: ignore[misc]
         Raises:
             ValueError: The environment says nothing that we know.
         """
-        return reliability_settings.choose(self._reliability_argument, self.reliability_callback)
+        return RELIABILITY.choose(self._reliability_argument, self.reliability_callback)[0]
 
     def compile_choice(self) -> Choice:
         """Returns what is to be compiled, and who says so."""
-        return settings.choose(self._compile_argument, self.compile_callback)
+        return Choice(*COMPILATION.choose(self._compile_argument, self.compile_callback))
 
     @property
     def leaves_steps_out(self) -> bool:

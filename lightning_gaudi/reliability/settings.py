@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+from lightning_gaudi._core.settings import Setting, Wording, check_name
 
 VARIABLE = "LIGHTNING_GAUDI_RELIABILITY"
 
@@ -58,50 +57,7 @@ class ReliabilitySettings:
 
 
 NAMES = tuple(each.name for each in fields(ReliabilitySettings))
-
-
-def parse(value: Any, origin: str) -> ReliabilitySettings | None:
-    """Returns what a user wrote.
-
-    Args:
-        value: `"on"`, `"off"`, names and values with commas (`"watchdog=off,async_save=on"`), a
-            bool, a mapping of the fields of `ReliabilitySettings`, one of these, or None.
-        origin: Where it was set, for messages.
-
-    Raises:
-        ValueError: It is none of these, or has a wrong value.
-    """
-    if value is None or isinstance(value, ReliabilitySettings):
-        return value
-    try:
-        if isinstance(value, bool):
-            return _all(value)
-        if isinstance(value, str):
-            whole = _SWITCHES.get(value.lower())
-            return _all(whole) if whole is not None else ReliabilitySettings(**_pairs(value))
-        if isinstance(value, Mapping):
-            for name in value:
-                _check_name(name)
-            return ReliabilitySettings(**value)
-        raise ValueError("Pass 'on', 'off', name=on with commas, a mapping or ReliabilitySettings.")
-    except ValueError as error:
-        raise ValueError(f"{origin}: {value!r} says not what to keep. {error}") from error
-
-
-def from_environment() -> ReliabilitySettings | None:
-    """Returns what `LIGHTNING_GAUDI_RELIABILITY` says, None if it is not set.
-
-    Raises:
-        ValueError: It says nothing that we know.
-    """
-    return parse(os.environ.get(VARIABLE) or None, VARIABLE)
-
-
-def choose(
-    argument: ReliabilitySettings | None, callback: ReliabilitySettings | None
-) -> ReliabilitySettings:
-    """What holds: the argument of the strategy, else the callback's, the environment's, all."""
-    return argument or callback or from_environment() or ReliabilitySettings()
+_FORMS = f"It is 'on' or 'off', or name=on and name=off with commas; names are {', '.join(NAMES)}."
 
 
 def _all(is_on: bool) -> ReliabilitySettings:
@@ -116,7 +72,7 @@ def _pairs(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pair in text.split(","):
         name, _, value = (part.strip() for part in pair.partition("="))
-        _check_name(name)
+        check_name(name, (*NAMES, "on", "off"), _FORMS)
         found[name] = _number(value) if name == "watchdog_timeout_s" else _switch(name, value)
     return found
 
@@ -134,11 +90,24 @@ def _number(value: str) -> float:
         raise ValueError(f"watchdog_timeout_s={value!r} is no time in seconds.") from None
 
 
-def _check_name(name: Any) -> None:
-    if name not in NAMES:
-        close = difflib.get_close_matches(str(name), (*NAMES, "on", "off"), 1)
-        meant = f"Did you mean {close[0]!r}? " if close else ""
-        raise ValueError(
-            f"There is no {name!r}. {meant}It is 'on' or 'off', or name=on and name=off with "
-            f"commas; names are {', '.join(NAMES)}."
-        )
+def _read(value: Any) -> ReliabilitySettings | None:
+    if isinstance(value, bool):
+        return _all(value)
+    if not isinstance(value, str):
+        return None
+    whole = _SWITCHES.get(value.lower())
+    return ReliabilitySettings(**_pairs(value)) if whole is None else _all(whole)
+
+
+SETTING = Setting(
+    ReliabilitySettings,
+    VARIABLE,
+    Wording(
+        argument="reliability=",
+        callback="Reliability",
+        purpose="what to keep",
+        forms="Pass 'on', 'off', name=on with commas, a mapping or ReliabilitySettings.",
+    ),
+    _read,
+)
+"""Who may say what keeps a run; all of it, but what is off by default, where nobody does."""

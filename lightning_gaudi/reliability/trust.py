@@ -90,6 +90,6 @@ def _found() -> str:
     if isinstance(by, bool):
         return ""
     if by is None:
-        found = settings.from_environment()
+        found = settings.SETTING.from_environment()
         by = "trust_checkpoints" if found is not None and found.trust_checkpoints else ""
     return _TORCHS if not by and torch_trusts_all() else by

@@ -26,15 +26,15 @@ from tests.helpers.tiny import hpu_trainer
     ],
 )
 def test_a_value_is_a_word_or_a_mapping(value: Any, expected: Compilation | None) -> None:
-    assert settings.parse(value, "compile=") == expected
+    assert settings.SETTING.parse(value, "compile=") == expected
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("region", "compile=: 'region' says not what to compile. Pass 'none', 'model'"),
+        ("region", "compile=: 'region' does not say what to compile. Pass 'none', 'model'"),
         (True, "compile=: True says not"),
-        ({"mod": "none"}, "There is no 'mod'. Its names are mode, regions"),
+        ({"mod": "none"}, "There is no 'mod'. Did you mean 'mode'? Names are mode, regions"),
         ({"mode": "all"}, "mode='all' is none of 'none', 'model', 'regions'"),
         ({"regions": "BertLayer"}, "regions='BertLayer' is no list"),
         ({"regions": []}, "names no class"),
@@ -45,7 +45,7 @@ def test_a_value_is_a_word_or_a_mapping(value: Any, expected: Compilation | None
 )
 def test_a_wrong_value_is_named(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        settings.parse(value, "compile=")
+        settings.SETTING.parse(value, "compile=")
 
 
 def test_an_argument_comes_before_a_callback_and_that_before_the_environment(
@@ -53,11 +53,11 @@ def test_an_argument_comes_before_a_callback_and_that_before_the_environment(
 ) -> None:
     monkeypatch.setenv(settings.VARIABLE, "model")
     argument, callback = Compilation("none"), Compilation(recompile_limit=3)
-    assert settings.choose(argument, callback) == (argument, "compile=")
-    assert settings.choose(None, callback) == (callback, "the callback Compile")
-    assert settings.choose(None, None) == (Compilation("model"), settings.VARIABLE)
+    assert settings.SETTING.choose(argument, callback) == (argument, "compile=")
+    assert settings.SETTING.choose(None, callback) == (callback, "the callback Compile")
+    assert settings.SETTING.choose(None, None) == (Compilation("model"), settings.VARIABLE)
     monkeypatch.delenv(settings.VARIABLE)
-    assert settings.choose(None, None) == (Compilation(), None)
+    assert settings.SETTING.choose(None, None) == (Compilation(), None)
 
 
 @pytest.mark.parametrize("kind", [HPUDDPStrategy, SingleHPUStrategy])

@@ -244,8 +244,7 @@ OWN = {
         "self.report.num_flops",
         "self.report.peak_flops",
     },
-    "callbacks/compile.py": {"strategy.compile_callback"},
-    "callbacks/reliability.py": {"strategy.reliability_callback"},
+    "callbacks/_setting.py": {"setattr(strategy, self.attribute, value)"},
     "tools/plan/host.py": {"full.of_rank"},
     "reliability/memory_owners.py": {
         "found.buckets",

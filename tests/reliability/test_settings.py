@@ -39,25 +39,28 @@ _NOTHING = ReliabilitySettings(
 def test_a_value_is_a_word_pairs_or_a_mapping(
     value: Any, expected: ReliabilitySettings | None
 ) -> None:
-    assert settings.parse(value, "reliability=") == expected
+    assert settings.SETTING.parse(value, "reliability=") == expected
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("of", "reliability=: 'of' says not what to keep. There is no 'of'. Did you mean 'off'"),
+        (
+            "of",
+            "reliability=: 'of' does not say what to keep. There is no 'of'. Did you mean 'off'",
+        ),
         ("watchdog=maybe", "watchdog='maybe' is neither on nor off"),
         ("watchdog", "watchdog='' is neither on nor off"),
         ("watchdog_timeout_s=soon", "watchdog_timeout_s='soon' is no time in seconds"),
         ({"watchdog_timeout_s": 0}, "watchdog_timeout_s=0 is no time in seconds above 0"),
         ({"watchdog": "off"}, "watchdog='off' is neither True nor False"),
         ({"watchdogs": True}, "There is no 'watchdogs'"),
-        (3, "3 says not what to keep. Pass 'on', 'off'"),
+        (3, "3 does not say what to keep. Pass 'on', 'off'"),
     ],
 )
 def test_a_wrong_value_is_named(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        settings.parse(value, "reliability=")
+        settings.SETTING.parse(value, "reliability=")
 
 
 def test_an_argument_comes_before_a_callback_and_that_before_the_environment(
@@ -66,11 +69,11 @@ def test_an_argument_comes_before_a_callback_and_that_before_the_environment(
     monkeypatch.setenv(settings.VARIABLE, "stop_on_nan=off")
     argument = ReliabilitySettings(watchdog=False)
     callback = ReliabilitySettings(async_save=True)
-    assert settings.choose(argument, callback) == argument
-    assert settings.choose(None, callback) == callback
-    assert settings.choose(None, None) == ReliabilitySettings(stop_on_nan=False)
+    assert settings.SETTING.choose(argument, callback) == (argument, "reliability=")
+    assert settings.SETTING.choose(None, callback) == (callback, "the callback Reliability")
+    assert settings.SETTING.choose(None, None)[0] == ReliabilitySettings(stop_on_nan=False)
     monkeypatch.delenv(settings.VARIABLE)
-    assert settings.choose(None, None) == ReliabilitySettings()
+    assert settings.SETTING.choose(None, None) == (ReliabilitySettings(), None)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def test_strategies_take_it(kind: Any) -> None:
 
 def test_a_trainer_refuses_a_wrong_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.VARIABLE, "watchdog=no")
-    with pytest.raises(ValueError, match=f"{settings.VARIABLE}: 'watchdog=no' says not"):
+    with pytest.raises(ValueError, match=f"{settings.VARIABLE}: 'watchdog=no' does not say"):
         hpu_trainer()
 
 

@@ -55,7 +55,7 @@ def _reliability(folder: Path) -> Parser:
             return wild.document(random, {"watchdog": True, "watchdog_timeout_s": 5.0})
         return wild.damaged_text(random, seed.encode()).decode("utf-8", "surrogateescape")
 
-    return Parser(damage, lambda given: reliability_settings.parse(given, "RunGuard(...)"))
+    return Parser(damage, lambda given: reliability_settings.SETTING.parse(given, "RunGuard(...)"))
 
 
 @target("reliability.jobs", f"{_PACKAGE}.reliability.jobs:find_job")
