@@ -15,8 +15,8 @@ from lightning.pytorch.plugins.precision import (
 from torch import Tensor, nn
 
 from lightning_gaudi import HPUPrecisionPlugin
-from lightning_gaudi._core.autocast_ops import VARIABLES, check_op_lists
-from lightning_gaudi._core.grad_scaler import HPUGradScaler
+from lightning_gaudi._core.precision.autocast_ops import VARIABLES, check_op_lists
+from lightning_gaudi._core.precision.grad_scaler import HPUGradScaler
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 
 

@@ -1,4 +1,4 @@
-"""`Setting`: what one may say of a run in an argument, a callback or the environment, or not at all."""
+"""`Setting`: what one may say of a run in an argument, a callback or the environment."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gaudi._core import autocast_ops, vendor
+from lightning_gaudi._core import vendor
+from lightning_gaudi._core.precision import autocast_ops
 
 from .limits import is_torchs_to_answer, why_not_fused
 

@@ -13,6 +13,6 @@ def worker_context() -> BaseContext:
     `DataLoader(..., num_workers=4, multiprocessing_context=worker_context())`. A Trainer and Fabric
     do that by themselves. It works without a card, too.
     """
-    from lightning_gaudi._core.worker_start import WorkerContext
+    from lightning_gaudi._core.workers.start import WorkerContext
 
     return WorkerContext()

@@ -29,7 +29,7 @@ def start_workers_safely(loader: Any) -> None:
         chosen = set(_SAFE) - {multiprocessing.get_all_start_methods()[0]}
         if multiprocessing.get_start_method(allow_none=True) in chosen:
             return
-        from lightning_gaudi._core import worker_start
+        from lightning_gaudi._core.workers import start as worker_start
 
         loader.multiprocessing_context = worker_start.WorkerContext()
         names = ("dataset", "collate_fn", "worker_init_fn")

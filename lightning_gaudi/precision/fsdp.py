@@ -9,7 +9,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core.gradient_clipping import clip_fsdp_norm
+from lightning_gaudi._core.precision.gradient_clipping import clip_fsdp_norm
 
 from ..distributed.fsdp import was_sharded
 from ..fabric.precision.fsdp import HPUShardedPrecision

@@ -10,7 +10,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core.fused_clipping import clip_norm
+from lightning_gaudi._core.precision.fused_clipping import clip_norm
 
 from ..fabric.precision.plugin import HPUWholePrecision
 

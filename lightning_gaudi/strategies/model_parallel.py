@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
+from lightning_gaudi._core.precision.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
 from lightning_gaudi._patches.apply import replace
 
 from ..distributed.device_mesh import (

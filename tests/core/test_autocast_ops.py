@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import lightning_gaudi.simulator
-from lightning_gaudi._core import autocast_ops
+from lightning_gaudi._core.precision import autocast_ops
 
 _SOURCE = Path(lightning_gaudi.simulator.__file__).parent / "csrc" / "aten" / "autocast.cpp"
 

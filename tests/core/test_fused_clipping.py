@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi._core.fused_clipping import clip_norm
+from lightning_gaudi._core.precision.fused_clipping import clip_norm
 from tests.helpers.forked import fork_python
 
 SHAPES = ((4, 3), (7,), (1,), (2, 3, 5), (6, 6), (3, 1))
@@ -125,7 +125,7 @@ def test_in_lazy_mode_it_cuts_no_graph() -> None:
         """
         import torch
         from lightning_gaudi._core import vendor
-        from lightning_gaudi._core.fused_clipping import clip_norm
+        from lightning_gaudi._core.precision.fused_clipping import clip_norm
         from tests.core.test_fused_clipping import _check, _counted, _parameters
         ours, theirs = _parameters("hpu"), _parameters("cpu")
         vendor.mark_step()

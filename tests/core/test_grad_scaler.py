@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi._core.grad_scaler import HPUGradScaler
+from lightning_gaudi._core.precision.grad_scaler import HPUGradScaler
 from tests.helpers.forked import fork_python
 
 SETTINGS = {"init_scale": 2.0**10, "growth_interval": 2}

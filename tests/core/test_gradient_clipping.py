@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from lightning_gaudi._core.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
+from lightning_gaudi._core.precision.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
 from tests.helpers.trainers import run_trainers
 
 NUM_RANKS = 4

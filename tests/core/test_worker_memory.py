@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lightning_gaudi._core import worker_memory
+from lightning_gaudi._core.workers import shared_memory as worker_memory
 
 
 class _Owner:

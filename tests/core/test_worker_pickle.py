@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 import torch
 
-from lightning_gaudi._core import worker_pickle
+from lightning_gaudi._core.workers import pickling as worker_pickle
 
 
 def _work(dataset, collate_fn, init_fn, num_workers):

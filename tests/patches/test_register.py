@@ -282,7 +282,7 @@ OWN = {
         "self._current.seconds",
     },
     # Tensors, which are there to be written.
-    "_core/gradient_clipping.py": {"parameter.grad"},
+    "_core/precision/gradient_clipping.py": {"parameter.grad"},
     "deepspeed/engine/lifecycle.py": {"tensor.data"},
     # Settings, which Lightning's methods, or a user, set just so.
     "callbacks/exit_checkpoint.py": {
@@ -324,19 +324,19 @@ OWN = {
         "setattr(self._module, name, own)",
     },
     # A process of ours, in which the vendor's package must not be imported for the user's modules.
-    "_core/worker_server.py": {"sys.modules['habana_frameworks']"},
+    "_core/workers/server.py": {"sys.modules['habana_frameworks']"},
     # A worker, in which torch's loop takes no other handler of its signals.
-    "_core/worker_start.py": {
+    "_core/workers/start.py": {
         "signal_handling._set_worker_signal_handlers",
         "torch_worker.ExceptionWrapper",
         "wrapped.exc_msg",
     },
     # A worker's modules, changed as its program has changed them; and its process, before it runs.
-    "_core/worker_globals.py": {
+    "_core/workers/program_state.py": {
         "setattr(target, attribute, function)",
         "setattr(owner, attribute, value)",
     },
-    "_core/worker_pickle.py": {"bare._args", "bare._kwargs", "process._args", "process._kwargs"},
+    "_core/workers/pickling.py": {"bare._args", "bare._kwargs", "process._args", "process._kwargs"},
     # A cache and a mode that were made there.
     "inference/caches.py": {
         "layer.cumulative_length",

@@ -241,7 +241,7 @@ def test_a_run_says_who_says_so(run: Run) -> None:
 
 
 def test_operators_are_the_sources_as_far_as_autocast_has_them() -> None:
-    from lightning_gaudi._core import autocast_ops
+    from lightning_gaudi._core.precision import autocast_ops
 
     run = RUNS["mrpc", "gaudi_1x"]
     names = {"cross_entropy": "cross_entropy_loss"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_gaudi._core import autocast_ops
+from lightning_gaudi._core.precision import autocast_ops
 from lightning_gaudi.tools.command_line import catalog, environment, environment_names
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core import processes, worker_start
+from lightning_gaudi._core import processes
+from lightning_gaudi._core.workers import start as worker_start
 from tests.helpers.forked import fork_python
 from tests.helpers.process import is_running
 
@@ -24,7 +25,7 @@ tempfile.tempdir = os.environ["TMPDIR"] = sys.argv[2]
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 from tests.helpers.tiny import QUIET
-from lightning_gaudi._core.worker_server import SURVIVED
+from lightning_gaudi._core.workers.server import SURVIVED
 from tests.strategies.worker_cases import Ending, Failing, server
 
 def fail(workers):
@@ -140,7 +141,7 @@ def test_a_worker_that_was_killed_is_an_error():
 
 _STARTING = """
 import os, signal, sys
-from lightning_gaudi._core import worker_start
+from lightning_gaudi._core.workers import start as worker_start
 os.setpgrp()
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 worker_start.start_server()
@@ -162,7 +163,7 @@ import os, signal, sys, tempfile
 from pathlib import Path
 tempfile.tempdir = sys.argv[1]
 from multiprocessing import resource_tracker, util
-from lightning_gaudi._core import worker_start
+from lightning_gaudi._core.workers import start as worker_start
 
 def kill(*_):
     for name in sys.argv[2:]:
@@ -177,7 +178,7 @@ worker_start.start_server()
 _STARTS = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from lightning_gaudi._core import worker_start
+from lightning_gaudi._core.workers import start as worker_start
 worker_start.start_server()
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_gaudi._core import worker_start
+from lightning_gaudi._core.workers import start as worker_start
 from tests.helpers.tiny import NUM_FEATURES, QUIET, TinyModule
 
 

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from typing_extensions import override
 
-from lightning_gaudi._core.autocast_ops import check_op_lists
-from lightning_gaudi._core.grad_scaler import CardScaler
+from lightning_gaudi._core.precision.autocast_ops import check_op_lists
+from lightning_gaudi._core.precision.grad_scaler import CardScaler
 from lightning_gaudi._patches.class_swap import swap_class
 
 from .plugin import SHORT, check_device, check_scaler, unsupported

@@ -17,7 +17,7 @@ from torch.amp import GradScaler
 from torch.nn import Module
 from typing_extensions import override
 
-from lightning_gaudi._core.autocast_ops import check_op_lists
+from lightning_gaudi._core.precision.autocast_ops import check_op_lists
 from lightning_gaudi._patches.class_swap import swap_class
 
 from ...distributed.devices import check_float16
@@ -89,7 +89,7 @@ class HPUWholePrecision(Precision):
             check_op_lists()
         if self.precision == "16-mixed":
             # Only then, since others have no use for what it imports.
-            from lightning_gaudi._core.grad_scaler import HPUGradScaler
+            from lightning_gaudi._core.precision.grad_scaler import HPUGradScaler
 
             if self.scaler is None:
                 self.scaler = HPUGradScaler()

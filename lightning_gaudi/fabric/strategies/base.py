@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
 from lightning_gaudi._core import progress, vendor
-from lightning_gaudi._core.fused_clipping import clip_norm
+from lightning_gaudi._core.precision.fused_clipping import clip_norm
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.reliability.guard import Part

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
-from lightning_gaudi._core.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
+from lightning_gaudi._core.precision.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
 
 from ...distributed.device_mesh import (
     FollowsFreezing,

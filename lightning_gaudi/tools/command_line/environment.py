@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_gaudi._core import autocast_ops
+from lightning_gaudi._core.precision import autocast_ops
 from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.simulator import vendor_names
 from lightning_gaudi.tools.command_line import catalog, environment_names

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from lightning_gaudi._core import autocast_ops
+from lightning_gaudi._core.precision import autocast_ops
 
 _SWITCH = r"(?i:0|1|true|false|yes|no|on|off|y|n|t|f)"
 _NUMBER = r"[0-9]{1,12}"

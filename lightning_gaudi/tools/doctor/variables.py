@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from lightning_gaudi._core import autocast_ops
+from lightning_gaudi._core.precision import autocast_ops
 from lightning_gaudi._core.secrets import HIDDEN, hide_secrets, is_secret
 from lightning_gaudi.simulator import vendor_names
 from lightning_gaudi.simulator.settings import is_switched_on

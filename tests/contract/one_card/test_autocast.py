@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lightning_gaudi._core import autocast_ops
+from lightning_gaudi._core.precision import autocast_ops
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 

@@ -11,7 +11,8 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi import config_errors
-from lightning_gaudi._core import autocast_ops, vendor_import
+from lightning_gaudi._core import vendor_import
+from lightning_gaudi._core.precision import autocast_ops
 from lightning_gaudi.deepspeed.config import load as deepspeed_config
 from lightning_gaudi.distributed import cluster, devices
 from lightning_gaudi.profiler import HPUProfiler
@@ -192,8 +193,8 @@ def _simulator(folder: Path) -> Parser:
 
 @target(
     "core.autocast_ops",
-    f"{_PACKAGE}._core.autocast_ops:_check_file",
-    f"{_PACKAGE}._core.autocast_ops:lowers",
+    f"{_PACKAGE}._core.precision.autocast_ops:_check_file",
+    f"{_PACKAGE}._core.precision.autocast_ops:lowers",
 )
 def _autocast(folder: Path) -> Parser:
     path = folder / "ops.txt"

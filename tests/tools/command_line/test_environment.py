@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core import autocast_ops
+from lightning_gaudi._core.precision import autocast_ops
 from lightning_gaudi.tools.command_line import catalog, environment
 from tests.helpers.process import environment as process_environment, run
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from . import vendor
+from .. import vendor
 
 
 class CardScaler(GradScaler):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from . import vendor
+from .. import vendor
 
 # Not float16, whose squares overflow beyond 256.
 _DTYPES = (torch.float32, torch.bfloat16)

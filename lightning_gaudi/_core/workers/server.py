@@ -1,4 +1,4 @@
-"""What the fork server of `worker_start` imports before it forks: else each worker would.
+"""What the fork server of `start` imports before it forks: else each worker would.
 
 It never has the vendor's package: a module that needs that is left to the workers.
 """

@@ -5,7 +5,7 @@ of `multiprocessing`, started afresh, as a program is. Beside that module's own 
 
 - imports torch and the data sets' modules once and not in each worker, and neither the vendor's
   package nor the simulator;
-- does not have workers run the program again, see `worker_pickle`;
+- does not have workers run the program again, see `pickling`;
 - has them survive what is sent to all processes of a program, Ctrl-C and SIGTERM, and end when the
   process dies that they work for. Server and workers then remove the folder in TMPDIR in which
   their sockets lie: a process that was killed could not. If it was killed before it had a server,
@@ -38,7 +38,8 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import signal_handling, worker as torch_worker
 
-from . import processes, worker_pickle, worker_server
+from .. import processes
+from . import pickling, server
 
 _WITHOUT_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULATE": None}
 """Changes to the environment in which the server imports torch; its workers get their program's."""
@@ -47,7 +48,7 @@ _MAX_NESTED = 3
 _FOR_WANT = (AttributeError, LookupError, NameError, ImportError, NotImplementedError)
 
 _server = forkserver.ForkServer()
-_server.set_forkserver_preload([worker_server.__name__, "torch.utils.data", __name__])
+_server.set_forkserver_preload([server.__name__, "torch.utils.data", __name__])
 _modules: dict[str, None] = {}
 """What the server was told to import, in this order."""
 
@@ -60,17 +61,17 @@ def start_server(things: Iterable[Any] = ()) -> None:
             defined, as it starts or else before its next fork.
     """
     resource_tracker.ensure_running()  # it unblocks what is blocked below
-    path = worker_server.list_file(Path(util.get_temp_dir()), os.getpid())
-    if not (owner := path.with_suffix(worker_server.OWNER)).is_symlink():
+    path = server.list_file(Path(util.get_temp_dir()), os.getpid())
+    if not (owner := path.with_suffix(server.OWNER)).is_symlink():
         owner.symlink_to(processes.describe(os.getpid()))
         _remove_left(path.parent.parent)
     _modules.update(dict.fromkeys(_modules_of(things)))
     written = path.with_suffix(".new")
     written.write_text(json.dumps([list(_modules), sys.path]))
     written.replace(path)  # at once: the server may be reading
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, worker_server.SURVIVED)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, server.SURVIVED)
     try:
-        with _changed_environment({**_WITHOUT_DEVICE, worker_server.MODULES: str(path)}):
+        with _changed_environment({**_WITHOUT_DEVICE, server.MODULES: str(path)}):
             _server.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -95,7 +96,7 @@ def _is_left(folder: Path) -> bool:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             return False
-        owners = [each.readlink() for each in folder.glob(f"*{worker_server.OWNER}")]
+        owners = [each.readlink() for each in folder.glob(f"*{server.OWNER}")]
     except OSError:
         return False
     return bool(owners) and all(processes.has_died(str(owner)) for owner in owners)
@@ -144,13 +145,13 @@ class _Worker(ForkServerProcess):
 
             def watch_and_survive() -> None:
                 watch()  # after which SIGTERM would end it
-                worker_server.survive()
+                server.survive()
 
             signal_handling._set_worker_signal_handlers = watch_and_survive  # type: ignore[attr-defined]
             folder = Path(util.get_temp_dir())  # its parent's; where it hands out what it shares
-            path = worker_server.list_file(folder, parent.pid)
+            path = server.list_file(folder, parent.pid)
             torch_worker.ExceptionWrapper = _with_advice  # type: ignore[attr-defined, assignment]
-            util.Finalize(None, worker_server.remove_empty, (path,), exitpriority=-100)
+            util.Finalize(None, server.remove_empty, (path,), exitpriority=-100)
             super().run()
 
 
@@ -158,7 +159,7 @@ def _with_advice(exc_info: Any = None, where: str = "in background") -> Exceptio
     """An error of a worker, with what to do if that is for want of what the program knows."""
     wrapped = ExceptionWrapper(exc_info, where)  # type: ignore[no-untyped-call]
     if issubclass(wrapped.exc_type, _FOR_WANT):
-        wrapped.exc_msg += f"\n{worker_pickle.ADVICE}"
+        wrapped.exc_msg += f"\n{pickling.ADVICE}"
     return wrapped
 
 
@@ -187,7 +188,7 @@ class _Start(popen_forkserver.Popen):
             ForkingPickler(file).dump(_Arrival(process))
         finally:
             set_spawning_popen(None)
-        start_server(worker_pickle.given(process).values())
+        start_server(pickling.given(process).values())
         self.sentinel, write_end = _server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         parent_write_end = os.dup(write_end)
         ends = (parent_write_end, self.sentinel)
@@ -195,7 +196,7 @@ class _Start(popen_forkserver.Popen):
         with open(write_end, "wb") as pipe:  # noqa: PTH123
             pipe.write(file.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
-        worker_pickle.has_started(process)
+        pickling.has_started(process)
 
 
 class _Arrival:
@@ -211,7 +212,7 @@ class _Arrival:
             *(dict(os.environ), torch.get_default_dtype(), strategy),
             {} if numpy is None else numpy.geterr(),
         )
-        return _arrive, (*settings, *worker_pickle.dumps(self._process))
+        return _arrive, (*settings, *pickling.dumps(self._process))
 
 
 def _arrive(
@@ -231,4 +232,4 @@ def _arrive(
     # The server ends with the last process that holds this end of a pipe. A worker does not, so
     # that both end with the process that they are for: torch's workers watch their parent.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    return worker_pickle.loads(*pickled)
+    return pickling.loads(*pickled)

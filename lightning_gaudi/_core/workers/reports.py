@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from . import host_random
+from .. import host_random
 
 
 class Report(NamedTuple):

@@ -3,7 +3,7 @@
 Functions and classes of the program itself, those that have no address (lambdas, local ones), and
 those of modules that no worker could import, are pickled by value: no worker runs the program again
 to find them, so it needs no `if __name__ == "__main__"`, and a notebook may define them. What the
-program has changed elsewhere goes along, see `worker_globals`.
+program has changed elsewhere goes along, see `program_state`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-from . import worker_globals, worker_memory
-from .worker_globals import PROGRAM
+from . import program_state, shared_memory
+from .program_state import PROGRAM
 
 _MAX_DEPTH = 8
 _NAMELESS = "<dynamic-code>"
@@ -44,7 +44,7 @@ _found_for: list[Any] = [None, None]
 _TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 
 
-def dumps(process: BaseProcess) -> tuple[bytes, bytes, Any, list[worker_memory.Place]]:
+def dumps(process: BaseProcess) -> tuple[bytes, bytes, Any, list[shared_memory.Place]]:
     """Pickles a process that is about to start, to what `loads` takes.
 
     Args:
@@ -57,10 +57,10 @@ def dumps(process: BaseProcess) -> tuple[bytes, bytes, Any, list[worker_memory.P
     pickler = _Pickler(file)
     try:
         # In this order: the operators are there before what may hold one.
-        pickler.dump((worker_globals.Operators(), process, pickler.found, _changes(process)))
+        pickler.dump((program_state.Operators(), process, pickler.found, _changes(process)))
     except Exception as error:
         raise ValueError(_explain(process, error)) from error
-    memory = worker_memory.memory_of(_owner(process))
+    memory = shared_memory.memory_of(_owner(process))
     return file.getvalue(), _bare(process), *memory.hand_over(pickler.buffers)
 
 
@@ -68,7 +68,7 @@ def _changes(process: BaseProcess) -> tuple[Any, Any]:
     """What all workers of a loader get of the program's changes, found for the first of them."""
     owner = _owner(process)
     if _found_for[0] is not owner:
-        _found_for[:] = [owner, (worker_globals.patches(), worker_globals.values())]
+        _found_for[:] = [owner, (program_state.patches(), program_state.values())]
     found: tuple[Any, Any] = _found_for[1]
     return found
 
@@ -89,7 +89,7 @@ def has_started(process: BaseProcess) -> None:
     """Frees what `dumps` keeps for the workers of a loader, after the last."""
     arguments = _arguments(process)
     if arguments.get("worker_id", 0) + 1 == arguments.get("num_workers", 1):
-        worker_memory.forget(_owner(process))
+        shared_memory.forget(_owner(process))
         _found_for[:] = [None, None]
 
 
@@ -99,12 +99,12 @@ def _owner(process: BaseProcess) -> object:
 
 
 def loads(
-    content: bytes, bare: bytes, descriptor: Any, places: list[worker_memory.Place]
+    content: bytes, bare: bytes, descriptor: Any, places: list[shared_memory.Place]
 ) -> BaseProcess:
     """Returns, in a worker, the process that `dumps` was given."""
     process: BaseProcess
     try:
-        buffers = worker_memory.take_over(descriptor, places)
+        buffers = shared_memory.take_over(descriptor, places)
         _, process, found, changes = pickle.loads(content, buffers=buffers)
     except Exception as error:
         return _failing(pickle.loads(bare), error)
@@ -112,7 +112,7 @@ def loads(
     main = sys.modules["__main__"]
     vars(main).update(found)
     sys.modules.setdefault("__mp_main__", main)
-    worker_globals.put(*changes)
+    program_state.put(*changes)
     return process
 
 
@@ -149,7 +149,7 @@ def _with_file_name(code: types.CodeType) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles tensors and arrays as `worker_memory` does, and what is the program's by value."""
+    """Pickles tensors and arrays as `shared_memory` does, and what is the program's by value."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {types.CodeType: _with_file_name},
@@ -167,7 +167,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
 
     def _is_kept(self, buffer: pickle.PickleBuffer) -> bool:
-        is_small = buffer.raw().nbytes < worker_memory.MIN_BYTES
+        is_small = buffer.raw().nbytes < shared_memory.MIN_BYTES
         if not is_small:
             self.buffers.append(buffer)
         return is_small
@@ -180,7 +180,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             raise ValueError("it is an open file")  # cloudpickle would read all of it
         if _is_trainer(obj):
             return type(None), ()  # as Lightning pickles a module
-        if (reduced := worker_memory.reduce(obj)) is not None:
+        if (reduced := shared_memory.reduce(obj)) is not None:
             return reduced
         if (reduced := _reduce_of_torch(obj)) is not None:
             return reduced
@@ -205,7 +205,7 @@ def _reduce_of_torch(obj: Any) -> tuple[Any, ...] | None:
     if isinstance(obj, torch._ops.OpOverload):
         return getattr, (obj.overloadpacket, obj._overloadname)
     if isinstance(obj, CustomOpDef):
-        return worker_globals.operator_named, (obj._qualname,)
+        return program_state.operator_named, (obj._qualname,)
     return None
 
 
