@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._core.wording import nearest
+from lightning_gaudi.untrusted import printable
 
 _parsing: ContextVar[tuple[Any, Sequence[str] | None]] = ContextVar(
     "_parsing", default=(None, None)

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from .untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 _LARGEST = 2**63 - 1
 _Decoded = TypeVar("_Decoded")

@@ -33,8 +33,9 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
+from lightning_gaudi.untrusted import printable
+
 from . import collectives, exit_status, processes, progress, rank_monitor
-from .untrusted import printable
 
 _POLL_S = 0.05
 _BACKEND = "hccl"

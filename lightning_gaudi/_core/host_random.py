@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 _PYTHON = struct.Struct("<625I?d")  # what the Mersenne Twister of random has, and of gauss
 _NUMPY = struct.Struct("<i?d")

@@ -20,9 +20,10 @@ from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from lightning_gaudi.untrusted import read_integer
+
 from . import exit_status, last, rank_monitor
 from .rank_monitor import RankMonitor, say
-from .variables import read_integer
 
 if TYPE_CHECKING:
     from .rank_monitor import Process

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

@@ -155,7 +155,7 @@ def _as_dict(hparams: Any) -> dict[Any, Any]:
 
 def _check(hparams: dict[Any, Any], cls: type, advice: str) -> None:
     """Refuses hyperparameters that have something else called than LightningCLI's, for `cls`."""
-    from lightning_gaudi._core.untrusted import printable
+    from lightning_gaudi.untrusted import printable
 
     name = hparams.get("_instantiator")
     if name is None:

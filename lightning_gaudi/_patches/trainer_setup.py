@@ -169,7 +169,7 @@ def patch_parser(module: ModuleType, family: Any) -> None:
         original: Callable[..., Any], self: Any, message: str, ex: Exception | None = None
     ) -> Any:
         from lightning_gaudi._core import vendor
-        from lightning_gaudi._core.untrusted import printable
+        from lightning_gaudi.untrusted import printable
 
         said = importlib.import_module(_ERRORS).explain(message, self)
         if said and vendor.is_available():

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_gaudi._core.untrusted import path_inside, printable
+from lightning_gaudi.untrusted import path_inside, printable
 
 from . import sealed_zip
 from .leftovers import LATEST

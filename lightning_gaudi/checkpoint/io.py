@@ -18,7 +18,7 @@ from lightning.fabric.utilities.types import _PATH
 from typing_extensions import override
 
 from lightning_gaudi._core import collectives, hooks
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 from .atomic import write_atomically
 from .background import BackgroundWriter

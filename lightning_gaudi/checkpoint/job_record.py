@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from lightning_gaudi._core.untrusted import parse_json
+from lightning_gaudi.untrusted import parse_json
 
 from .atomic import write_atomically
 from .folders import make_folder, sync

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_gaudi._core.untrusted import parse_json, path_inside, printable
 from lightning_gaudi._version import __version__
 from lightning_gaudi.reliability.jobs import current_session
+from lightning_gaudi.untrusted import parse_json, path_inside, printable
 
 from .folders import sync
 

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 import torch
 from typing_extensions import override
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 from .manifest import DamagedCheckpointError
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from lightning_gaudi._core import own_pickles
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.reliability.trust import ADVICE, trusted_by
+from lightning_gaudi.untrusted import printable
 
 from .archive import open_archive
 from .errors import ExceededError, RefusedError, UntrustedCheckpointError

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 from .atomic import write_atomically
 from .folders import make_folder

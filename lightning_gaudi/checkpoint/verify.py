@@ -12,7 +12,7 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.fabric.utilities.types import _PATH
 
 from lightning_gaudi._core.collectives import gather_objects, is_connected
-from lightning_gaudi._core.untrusted import path_inside, printable
+from lightning_gaudi.untrusted import path_inside, printable
 
 from . import sealed_zip
 from .checksum import ReadingChecksum, checksum_of

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lightning_gaudi._core.cache import cache_folder
-from lightning_gaudi._core.untrusted import parse_json
 from lightning_gaudi.data.text import count_words, paragraphs, sentences
+from lightning_gaudi.untrusted import parse_json
 
 __all__ = ["embedded_documents", "embedded_fingerprint"]
 

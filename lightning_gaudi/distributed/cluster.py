@@ -20,7 +20,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightning_gaudi._core.ports import why_not_listen
-from lightning_gaudi._core.variables import read_integer
+from lightning_gaudi.untrusted import read_integer
 
 from .elastic_rendezvous import uses_agent_store
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lightning_gaudi._core.untrusted import parse_json, path_inside, printable
+from lightning_gaudi.untrusted import parse_json, path_inside, printable
 
 _MAX_INDEX_BYTES = 2**26
 """How long an index may be; that of ten thousand tensors has a hundredth of it."""

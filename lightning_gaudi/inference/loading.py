@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_gaudi._core.hooks import has_values
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._core.wording import listed
+from lightning_gaudi.untrusted import printable
 
 from .checkpoint_files import Stored, read_headers, read_tensor
 from .parallel_layers import as_parameter

@@ -12,7 +12,7 @@ from lightning.pytorch.profilers import PyTorchProfiler
 from typing_extensions import override
 
 from lightning_gaudi._core.recompilations import Recompilations
-from lightning_gaudi._core.variables import read_integer
+from lightning_gaudi.untrusted import read_integer
 
 from .files import RankFiles
 from .modules import ModuleRanges

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 SILENT_S = 5.0
 """After how long without a sign of life a rank is called silent."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_gaudi._core.variables import read_integer
+from lightning_gaudi.untrusted import read_integer
 
 _num_fits: Counter[str] = Counter()
 """How often each model's class has been fitted in this process."""

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_gaudi._core.untrusted import parse_json
+from lightning_gaudi.untrusted import parse_json
 
 MAX_BYTES = 256 * 1024
 """How large a message may be."""

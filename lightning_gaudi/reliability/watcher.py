@@ -25,7 +25,7 @@ from typing import Any
 
 from lightning_gaudi._core import progress
 from lightning_gaudi._core.rank_monitor import say
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 from . import stacks
 from .hang_detection import RUNS, SILENT_S, STOPPED, Beat, Limits, Verdict, account, judge

@@ -21,10 +21,9 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
-from lightning_gaudi._core.ownership import make_folder, trusted
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.simulator import toolchain
 from lightning_gaudi.simulator.settings import CACHE_DIR, SimulatorError, cache_dir
+from lightning_gaudi.untrusted import make_folder, printable, trusted
 
 MODULE = "_hpu_sim"
 SOURCES = Path(__file__).parent / "csrc"

@@ -24,11 +24,11 @@ from typing_extensions import override
 from lightning_gaudi._core import collectives, progress, vendor
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.tied_weights import kept_tied
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.reliability import memory, notes
 from lightning_gaudi.reliability.finite import MAX_STEPS
 from lightning_gaudi.reliability.guard import Part
+from lightning_gaudi.untrusted import printable
 
 from ..checkpoint.io import HPUCheckpointIO
 from ..checkpoint.verify import damage_on_all_ranks

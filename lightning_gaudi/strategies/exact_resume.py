@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_gaudi._core import host_random, progress
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import replace
 from lightning_gaudi.data.loader_parts import is_ordinary
 from lightning_gaudi.data.order import check_order, describe
 from lightning_gaudi.data.position import LoaderPosition
+from lightning_gaudi.untrusted import printable
 
 from . import fit_changes, loop_position, optimizer_state, pruned
 from .loop_position import Place, go_to_next_epoch, go_to_step_end, place_of

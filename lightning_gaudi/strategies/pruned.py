@@ -16,7 +16,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 Pruned = Mapping[str, Mapping[str, Tensor]]
 _MASKS, _FIRST = "masks", "first_weights"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core.untrusted import check_depth, parse_json, path_inside, printable
+from lightning_gaudi.untrusted import check_depth, parse_json, path_inside, printable
 
 
 @pytest.mark.parametrize(

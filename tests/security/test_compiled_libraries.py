@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core.ownership import why_untrusted
 from lightning_gaudi.deepspeed.ops import build as deepspeed_build
 from lightning_gaudi.simulator import build
 from lightning_gaudi.simulator.settings import SimulatorError
+from lightning_gaudi.untrusted import why_untrusted
 from tests.helpers.ranks import call_forked
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="Run as root: it becomes other users.")

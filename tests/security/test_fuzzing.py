@@ -124,7 +124,7 @@ def test_what_a_parser_may_not_do_is_noticed(
 def test_an_error_of_ours_is_none_and_a_wrong_result_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from lightning_gaudi._core.untrusted import parse_json
+    from lightning_gaudi.untrusted import parse_json
 
     _register(monkeypatch, lambda given: parse_json(b"[" * 99_999))
     outcome = target.run("x", 5)

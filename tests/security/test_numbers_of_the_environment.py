@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import lightning_gaudi
-from lightning_gaudi._core.variables import read_integer
 from lightning_gaudi.distributed.cluster import OpenMPIEnvironment
 from lightning_gaudi.reliability.jobs import find_job
+from lightning_gaudi.untrusted import read_integer
 
 NAMES = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"

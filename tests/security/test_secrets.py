@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core.secrets import HIDDEN, hide_secrets, shown_command
 from lightning_gaudi.tools.audit import formatting
 from lightning_gaudi.tools.audit.merging import Audit
 from lightning_gaudi.tools.doctor import hosts, variables
 from lightning_gaudi.tools.doctor.findings import Report, error, table
 from lightning_gaudi.tools.doctor.launchers import parses_again
 from lightning_gaudi.tools.doctor.machine import Machine
+from lightning_gaudi.untrusted import HIDDEN, hide_secrets, shown_command
 from recipes.common.sections import section, table as recipes_table
 
 SECRET = "s3cr3tS3cr3tS3cr3t"

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import StorageReader
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 from ..manifest import ADVICE, DamagedCheckpointError
 from .load import read_values

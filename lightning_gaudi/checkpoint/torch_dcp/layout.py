@@ -12,7 +12,7 @@ import errno
 from pathlib import Path
 from typing import Any
 
-from lightning_gaudi._core.untrusted import path_inside, printable
+from lightning_gaudi.untrusted import path_inside, printable
 
 from .. import restricted
 from ..manifest import ADVICE, DamagedCheckpointError

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from lightning_gaudi._core.untrusted import path_inside, printable
+from lightning_gaudi.untrusted import path_inside, printable
 
 _MAX_PAIRS = 2 * 10**6
 """How many chunks are compared with one another; those of a rank along one axis need none."""

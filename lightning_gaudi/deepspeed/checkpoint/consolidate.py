@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 from ...checkpoint.manifest import ADVICE, DamagedCheckpointError
 from ...checkpoint.verify import check_folder

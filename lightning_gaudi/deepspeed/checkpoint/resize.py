@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gaudi._core.collectives import broadcast_object, on_rank_zero, raise_together
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import replaced
+from lightning_gaudi.untrusted import printable
 
 from ...checkpoint.manifest import ADVICE, DamagedCheckpointError
 from . import shards as _shards

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_gaudi._core.untrusted import path_inside, printable
 from lightning_gaudi._core.wording import listed
 from lightning_gaudi._patches.apply import replaced
+from lightning_gaudi.untrusted import path_inside, printable
 
 from ...checkpoint import restricted
 from ...checkpoint.archive import DirectoryError, read_directory

@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 from typing import IO
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 from ...checkpoint.atomic import write_atomically
 from ...checkpoint.candidates import read_latest

@@ -20,7 +20,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi._core.untrusted import check_depth, printable
+from lightning_gaudi.untrusted import check_depth, printable
 
 from .presets import PRESETS
 

@@ -13,7 +13,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 
 from .. import library
 

@@ -27,9 +27,8 @@ import filelock
 import torch
 
 from lightning_gaudi._core.cache import cache_folder
-from lightning_gaudi._core.ownership import make_folder, trusted
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._patches.apply import enter, require
+from lightning_gaudi.untrusted import make_folder, printable, trusted
 
 from . import compiler
 

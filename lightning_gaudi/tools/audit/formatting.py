@@ -7,8 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from lightning_gaudi._core.secrets import hide_words
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import hide_words, printable
 
 from .finding import Finding
 from .merging import Audit

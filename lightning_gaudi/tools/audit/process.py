@@ -23,10 +23,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi._core.variables import read_integer
 from lightning_gaudi._patches import register
 from lightning_gaudi.simulator import observer
 from lightning_gaudi.simulator.settings import SERVER, read_card, read_release
+from lightning_gaudi.untrusted import read_integer
 
 from . import call_sites
 from .loaders import LoaderWatch

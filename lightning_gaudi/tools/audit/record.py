@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning_gaudi._core.decoding import decode
-from lightning_gaudi._core.untrusted import parse_json, printable
+from lightning_gaudi.untrusted import parse_json, printable
 
 FOLDER = "LIGHTNING_GAUDI_AUDIT"
 """The variable of the environment that names the folder for the records."""

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lightning_gaudi._core.secrets import hide_words
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import hide_words, printable
 
 from . import formatting
 from .finding import Finding

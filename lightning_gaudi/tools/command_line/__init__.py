@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from lightning_gaudi._core.secrets import shown
 from lightning_gaudi._core.wording import nearest
 from lightning_gaudi._version import __version__
 from lightning_gaudi.tools.command_line import (
@@ -22,6 +21,7 @@ from lightning_gaudi.tools.command_line import (
     run,
     simulate,
 )
+from lightning_gaudi.untrusted import shown
 
 __all__ = ["main"]
 

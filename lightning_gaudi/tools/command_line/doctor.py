@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_gaudi._core.secrets import shown_command
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi._version import __version__
 from lightning_gaudi.tools.command_line.catalog import UsageError
 from lightning_gaudi.tools.command_line.sigterm import unwound_by_sigterm
+from lightning_gaudi.untrusted import printable, shown_command
 
 if TYPE_CHECKING:
     from lightning_gaudi.tools.doctor import Options, Report

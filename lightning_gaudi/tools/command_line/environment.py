@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gaudi._core.precision import autocast_ops
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.simulator import vendor_names
 from lightning_gaudi.tools.command_line import catalog, environment_names
+from lightning_gaudi.untrusted import printable
 
 KEY = "environment"
 """The key of a YAML file, and the option of a recipe's command line."""

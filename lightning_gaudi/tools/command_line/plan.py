@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_gaudi._core.secrets import shown
 from lightning_gaudi.simulator.settings import MAX_CARDS
 from lightning_gaudi.tools.command_line.catalog import UsageError
 from lightning_gaudi.tools.command_line.sigterm import unwound_by_sigterm
 from lightning_gaudi.tools.command_line.simulate import prepare
+from lightning_gaudi.untrusted import shown
 
 if TYPE_CHECKING:
     _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from lightning_gaudi._core.secrets import shown
 from lightning_gaudi.simulator import activation, build
 from lightning_gaudi.simulator.settings import (
     CARD,
@@ -26,6 +25,7 @@ from lightning_gaudi.simulator.settings import (
     path_with_stand_in,
     server_name,
 )
+from lightning_gaudi.untrusted import shown
 
 if TYPE_CHECKING:
     _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

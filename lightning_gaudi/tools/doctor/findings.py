@@ -10,8 +10,7 @@ from enum import Enum
 from typing import Any
 
 from lightning_gaudi._core.decoding import decode
-from lightning_gaudi._core.secrets import hide_secrets
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import hide_secrets, printable
 
 _WIDTH = 100
 _MAX_CHARS = 1_000_000

@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from lightning_gaudi._core.secrets import hide_secrets, shown_command
-from lightning_gaudi._core.untrusted import printable
 from lightning_gaudi.tools.doctor.comparison import Process, merge
 from lightning_gaudi.tools.doctor.diagnosis import Options, diagnose, facts
 from lightning_gaudi.tools.doctor.findings import Finding, Report, error, warning
 from lightning_gaudi.tools.doctor.launchers import named_hosts, parses_again, place
 from lightning_gaudi.tools.doctor.machine import Machine, end, python
 from lightning_gaudi.tools.doctor.wire_format import Joiner, cut
+from lightning_gaudi.untrusted import hide_secrets, printable, shown_command
 
 PLACEHOLDER = "{}"
 """Stands in the launcher's words for what each rank is to run; without it that comes last."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lightning_gaudi._core.decoding import decode
-from lightning_gaudi._core.untrusted import parse_json, printable
 from lightning_gaudi.simulator import build, settings
 from lightning_gaudi.simulator.settings import SimulatorError
 from lightning_gaudi.tools.doctor import hl_smi, software
 from lightning_gaudi.tools.doctor.findings import Finding, error, ok, warning
 from lightning_gaudi.tools.doctor.machine import Machine, python
+from lightning_gaudi.untrusted import parse_json, printable
 
 _SOURCE = """
 import json, sys

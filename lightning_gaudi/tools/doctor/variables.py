@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 from lightning_gaudi._core.precision import autocast_ops
-from lightning_gaudi._core.secrets import HIDDEN, hide_secrets, is_secret
 from lightning_gaudi.simulator import vendor_names
 from lightning_gaudi.simulator.settings import is_switched_on
 from lightning_gaudi.tools.doctor import hl_smi, software
@@ -22,6 +21,7 @@ from lightning_gaudi.tools.doctor.findings import (
     warning,
 )
 from lightning_gaudi.tools.doctor.machine import Machine
+from lightning_gaudi.untrusted import HIDDEN, hide_secrets, is_secret
 
 INSTALLED = {
     "GC_KERNEL_PATH": "/usr/lib/habanalabs/libtpc_kernels.so",

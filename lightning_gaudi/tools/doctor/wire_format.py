@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_gaudi._core.untrusted import parse_json
+from lightning_gaudi.untrusted import parse_json
 
 _SIZE = 900  # with what stands before it, well below what a pipe takes at once (4096)
 _MARK = "@lightning-gaudi-doctor"

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_gaudi._core.untrusted import parse_json, printable
 from lightning_gaudi._patches.on_import import TOOL
 from lightning_gaudi.tools.plan.search import Need
+from lightning_gaudi.untrusted import parse_json, printable
 
 MAX_FORKS = min(4, os.cpu_count() or 1)
 """Of a rehearsal at a time: each is busy, and needs memory for the program's data."""

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import torch
 
 from lightning_gaudi._core.rank_monitor import killed_by
-from lightning_gaudi._core.untrusted import parse_json
 from lightning_gaudi.simulator.rules.report import is_installed, is_library
+from lightning_gaudi.untrusted import parse_json
 
 
 class RehearsalError(RuntimeError):

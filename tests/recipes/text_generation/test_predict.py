@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.strategies import ModelParallelStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from lightning_gaudi._core.untrusted import printable
+from lightning_gaudi.untrusted import printable
 from recipes.common.errors import UserError
 from recipes.text_generation.__main__ import main
 from recipes.text_generation.module import TextGeneration

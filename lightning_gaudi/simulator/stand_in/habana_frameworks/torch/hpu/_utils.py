@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from lightning_gaudi._core.variables import read_integer
+from lightning_gaudi.untrusted import read_integer
 
 from ..._release import release
 from .._card import card

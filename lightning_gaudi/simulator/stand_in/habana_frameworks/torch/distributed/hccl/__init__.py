@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lightning_gaudi._core.variables import read_integer
+from lightning_gaudi.untrusted import read_integer
 
 from ...._missing import missing
 from ..._binding import C
