@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "checkpoint": {"_core", "_version", "reliability", "untrusted"},
     "profiler": {"_core", "checkpoint", "compilation", "untrusted"},
     "distributed": {"_core", "compilation", "reliability", "strategy_table", "untrusted"},
-    "deepspeed": {"_core", "_patches", "checkpoint", "compilation", "distributed", "untrusted"},
+    "deepspeed": {"_core", "_patches", "checkpoint", "distributed", "untrusted"},
     "fabric": {
         "_core",
         "_patches",
@@ -55,7 +55,7 @@ ROOMS: dict[str, set[str]] = {
         "strategy_table",
     },
     "accelerator": {"_core", "fabric"},
-    "precision": {"_core", "distributed", "fabric"},
+    "precision": {"_core", "fabric"},
     "strategies": {
         "_core",
         "_patches",
@@ -70,17 +70,9 @@ ROOMS: dict[str, set[str]] = {
         "strategy_table",
         "untrusted",
     },
-    "tools/plan": {
-        "_core",
-        "_patches",
-        "hardware",
-        "published",
-        "reliability",
-        "simulator",
-        "untrusted",
-    },
+    "tools/plan": {"_core", "_patches", "hardware", "published", "simulator", "untrusted"},
     "tools/doctor": {"_core", "_version", "hardware", "releases", "simulator", "untrusted"},
-    "tools/audit": {"_core", "_patches", "data", "reliability", "simulator", "untrusted"},
+    "tools/audit": {"_core", "_patches", "data", "simulator", "untrusted"},
     "tools/command_line": {
         "_core",
         "_patches",

@@ -67,7 +67,7 @@ def patch_out_of_memory(module: ModuleType, family: Family) -> None:
 
     @wrap("trainer-out-of-memory", module, "is_oom_error")
     def is_oom_error(original: Callable[[BaseException], bool], exception: BaseException) -> bool:
-        from lightning_gaudi.reliability.memory import is_out_of_memory
+        from lightning_gaudi._core.memory.report import is_out_of_memory
 
         return original(exception) or is_out_of_memory(exception)
 

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi.reliability.memory import by_category
+from lightning_gaudi._core.memory.report import by_category
 
 from ._steps import is_log_step
 

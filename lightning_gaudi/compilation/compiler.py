@@ -23,7 +23,7 @@ class Compiling(Protocol):
     """What a strategy says of how its models may be compiled."""
 
     takes_declared_regions: bool
-    can_compile: bool
+    why_not_compiled: str | None
     compiled_whole: Any
 
     def compile_choice(self) -> Choice:
@@ -104,7 +104,7 @@ class Compiler:
     def _advise(self, choice: Choice, module: Module) -> None:
         # Who has asked for it knows; a line is enough.
         is_compiled = vendor.is_lazy() or has_compiled_parts(module)
-        is_off = choice.compilation.mode == "none" and self._strategy.can_compile
+        is_off = choice.compilation.mode == "none" and self._strategy.why_not_compiled is None
         if is_off and not is_compiled:
             self.advice = LaunchAdvice(rank_zero_info)
 

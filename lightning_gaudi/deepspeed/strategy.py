@@ -5,12 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightning_gaudi._core.deepspeed_versions import warn_if_untested
 from lightning_gaudi._patches.deepspeed import set_variables
-from lightning_gaudi.compilation.settings import Choice, Compilation
 
 from ..distributed.strategy import RankedMixin
 from . import library
@@ -50,32 +48,21 @@ class DeepSpeedMixin(RankedMixin):
         """Raises if DeepSpeed is absent or too old."""
         library.check_installed("strategy='deepspeed'")
 
-    def compile_choice(self) -> Choice:
-        """ZeRO-3's default is to compile nothing.
+    @property
+    def why_not_compiled(self) -> str | None:
+        """Nothing is compiled under ZeRO-3.
 
         With blocks as DeepSpeed's leaf modules a compiled backward fails: "The size of tensor a (0)
         must match", of a weight that has been released (deepspeed 0.19.8, torch 2.13). Why it is
         not gathered in time is not known. Without leaf modules two tiny blocks have trained on one
         card; their losses were not compared with uncompiled ones, and on more nobody has tried.
-
-        Raises:
-            MisconfigurationException: Its user asks for more.
         """
-        choice = super().compile_choice()
-        if choice.compilation.mode == "none" or self.can_compile:
-            return choice
-        if choice.origin is not None:
-            raise MisconfigurationException(
-                f"{choice.origin} asks for {choice.compilation.mode!r} to be compiled, which fails "
-                "under DeepSpeed's stage 3: a compiled backward has met weights already released. "
-                "Pass compile='none', stage 2, or strategy='fsdp'."
-            )
-        return Choice(Compilation("none"), None)
-
-    @property
-    def can_compile(self) -> bool:  # type: ignore[override]
-        """Whether it is not stage 3, which refuses it; see `compile_choice`."""
-        return not is_stage_3(self.deepspeed_config)
+        if not is_stage_3(self.deepspeed_config):
+            return None
+        return (
+            "which fails under DeepSpeed's stage 3: a compiled backward has met weights already "
+            "released. Pass compile='none', stage 2, or strategy='fsdp'."
+        )
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:

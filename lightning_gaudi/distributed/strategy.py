@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from lightning.fabric.strategies.registry import _StrategyRegistry
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from typing_extensions import override
 
@@ -52,8 +53,8 @@ class HPUMixin(_Base):  # type: ignore[misc]
     """Whether a model's `compile_regions` holds. Not where its parts are sharded or gathered
     one by one: what does that must stay outside graphs."""
 
-    can_compile = True
-    """Whether anything of a model may be compiled."""
+    why_not_compiled: str | None = None
+    """Why nothing of a model can be compiled, and what to do instead; None where it can be."""
 
     compiled_whole: Any = CompiledWhole
     """Compiles all of a module; what it makes has a `remove`."""
@@ -168,8 +169,21 @@ class HPUMixin(_Base):  # type: ignore[misc]
         return RELIABILITY.choose(self._reliability_argument, self.reliability_callback)[0]
 
     def compile_choice(self) -> Choice:
-        """Returns what is to be compiled, and who says so."""
-        return Choice(*COMPILATION.choose(self._compile_argument, self.compile_callback))
+        """Returns what is to be compiled, and who says so.
+
+        Raises:
+            MisconfigurationException: Its user asks for more than can be compiled.
+            ValueError: The environment says nothing that we know.
+        """
+        choice = Choice(*COMPILATION.choose(self._compile_argument, self.compile_callback))
+        if choice.compilation.mode == "none" or self.why_not_compiled is None:
+            return choice
+        if choice.origin is not None:
+            raise MisconfigurationException(
+                f"{choice.origin} asks for {choice.compilation.mode!r} to be compiled, "
+                f"{self.why_not_compiled}"
+            )
+        return Choice(Compilation("none"), None)
 
     @property
     def leaves_steps_out(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lightning_gaudi._core import memory_tags
+from lightning_gaudi._core.memory import tags as memory_tags
 
 from .tensor_parallel import cache_config
 

@@ -18,7 +18,8 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lightning_gaudi._core import memory_tags, vendor
+from lightning_gaudi._core import vendor
+from lightning_gaudi._core.memory import tags as memory_tags
 
 from .engine import Engine, Runner, resolve
 

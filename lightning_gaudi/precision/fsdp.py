@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from lightning_gaudi._core.precision.gradient_clipping import clip_fsdp_norm
 
-from ..distributed.fsdp import was_sharded
 from ..fabric.precision.fsdp import HPUShardedPrecision
 from .plugin import restore_scale, unscale_to_clip
 
@@ -22,11 +21,13 @@ class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
     # A class attribute, since an instance of Lightning's own plugin may have become one of ours.
     model: Module | None = None
     """What is in shards; the strategy sets it."""
+    is_sharded = False
+    """Whether an earlier run of this process has put the module into shards; see `model`."""
 
     @override
     def convert_module(self, module: Module) -> Module:
         """Brings the weights into the precision they are held in, unless they are in shards."""
-        return module if was_sharded(module) else super().convert_module(module)
+        return module if self.is_sharded else super().convert_module(module)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

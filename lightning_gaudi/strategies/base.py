@@ -22,10 +22,11 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core import collectives, progress, vendor
+from lightning_gaudi._core.memory import report as memory_report
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
-from lightning_gaudi.reliability import memory, notes
+from lightning_gaudi.reliability import notes
 from lightning_gaudi.reliability.finite import MAX_STEPS
 from lightning_gaudi.reliability.guard import Part
 from lightning_gaudi.untrusted import printable
@@ -246,8 +247,8 @@ class HPUStrategy(HPUMixin):
         # The process that waits for spawned ranks has none.
         if (trainer := getattr(self.lightning_module, "_trainer", None)) is not None:
             forget_loaders_not_begun(trainer)
-        if memory.is_out_of_memory(exception):
-            found = memory.report(self.model, self.optimizers)
+        if memory_report.is_out_of_memory(exception):
+            found = memory_report.report(self.model, self.optimizers)
             say(f"[rank: {self.global_rank}] out of memory: {found}")
         said = notes.explain(exception, holds_card=vendor.is_initialized())
         if said is not None and hasattr(exception, "add_note"):  # since Python 3.11

@@ -52,9 +52,11 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         """Puts the model into shards, unless it is, and has its gradients clipped there."""
-        with self._keeping_batch_norms(fsdp.was_sharded(self.model)):
+        plugin, was_sharded = self.precision_plugin, fsdp.was_sharded(self.model)
+        if isinstance(plugin, HPUFSDPPrecision):
+            plugin.is_sharded = was_sharded
+        with self._keeping_batch_norms(was_sharded):
             super().setup(trainer)
-        plugin = self.precision_plugin
         if isinstance(plugin, HPUFSDPPrecision):
             plugin.model = self.model
 

@@ -246,7 +246,7 @@ OWN = {
     },
     "callbacks/_setting.py": {"setattr(strategy, self.attribute, value)"},
     "tools/plan/host.py": {"full.of_rank"},
-    "reliability/memory_owners.py": {
+    "_core/memory/owners.py": {
         "found.buckets",
         "found.gathered",
         "found.gradients",

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_gaudi._core.memory import report as memory_report
 from lightning_gaudi.inference import Denoiser, TextGenerator, draw_latents, make_scheduler
-from lightning_gaudi.reliability import memory
 from tests.helpers.diffusion import make_unet
 from tests.inference.denoised import CONFIG, SEEDS, SHAPE, embeddings
 from tests.inference.tiny_models import build
@@ -27,7 +27,7 @@ def test_bytes_are_told_by_category_and_what_is_shared_once() -> None:
     model(torch.ones(2, 8, device="hpu")).sum().backward()
     optimizer.step()
     weights = (8 * 4 + 4 + 4) * 4
-    sizes = memory.by_category(nn.ModuleList([model, *model]), [optimizer])
+    sizes = memory_report.by_category(nn.ModuleList([model, *model]), [optimizer])
     assert sizes["weights"] == weights + 2 * 4 * 4 + 8  # running statistics, and their count
     assert sizes["gradients"] == weights
     assert sizes["optimizer state"] == 2 * weights
@@ -40,11 +40,11 @@ def test_a_cache_is_told_as_long_as_its_generator_is_there() -> None:
     ids = torch.ones(3, 8, dtype=torch.long)
     generator(ids, torch.ones_like(ids), max_new_tokens=4)
     config = model.config
-    sizes = memory.by_category(model, [])
+    sizes = memory_report.by_category(model, [])
     assert sizes["KV cache"] == 2 * config.num_hidden_layers * 3 * (8 + 4) * config.hidden_size * 4
     assert sizes["weights"] == sum(each.nbytes for each in [*model.parameters(), *model.buffers()])
     del generator
-    assert memory.by_category(model, [])["KV cache"] == 0
+    assert memory_report.by_category(model, [])["KV cache"] == 0
 
 
 def test_latents_are_told_as_long_as_they_are_there() -> None:
@@ -52,7 +52,7 @@ def test_latents_are_told_as_long_as_they_are_there() -> None:
     denoiser = Denoiser(unet, make_scheduler("ddim", CONFIG), num_steps=2, engine="none")
     noise, _ = draw_latents(SEEDS, SHAPE)
     found = denoiser(noise.to("hpu"), embeddings(denoiser.guidance).to("hpu"))
-    assert memory.by_category(unet, [])["latents"] == found.nbytes
+    assert memory_report.by_category(unet, [])["latents"] == found.nbytes
     del found
     gc.collect()
-    assert memory.by_category(unet, [])["latents"] == 0
+    assert memory_report.by_category(unet, [])["latents"] == 0

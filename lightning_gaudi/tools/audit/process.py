@@ -82,9 +82,9 @@ class _Audit:
         if self.recorder.num_steps == 1:
             self._trainer = call_sites.trainer()
         if self.recorder.num_steps in (1, WARM_UP, self._num_steps):
-            from lightning_gaudi.reliability import memory  # late, as in `loaders`
+            from lightning_gaudi._core.memory import report as memory_report
 
-            self._memory = memory.by_category(_modules(), [optimizer])
+            self._memory = memory_report.by_category(_modules(), [optimizer])
         if self.recorder.num_steps >= self._num_steps:
             self._end()
 
@@ -94,7 +94,7 @@ class _Audit:
         if not recorder.is_on or not (recorder.lines or recorder.steps):
             return
         recorder.stop()
-        from lightning_gaudi.reliability import memory  # late, as in `loaders`
+        from lightning_gaudi._core.memory import report as memory_report
 
         rank, world_size = self._rank or _rank()
         stats = vendor.memory_stats()
@@ -110,7 +110,7 @@ class _Audit:
             steps=recorder.steps,
             lines=list(recorder.lines.values()),
             loaders=self.watch.loaders(),
-            memory=memory.with_rest(self._memory, stats["MaxInUse"]),
+            memory=memory_report.with_rest(self._memory, stats["MaxInUse"]),
             peak_bytes=stats["MaxInUse"],
             limit_bytes=stats["Limit"],
         ).write(self._folder)

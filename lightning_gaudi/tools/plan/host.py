@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gaudi._core import hooks
-from lightning_gaudi.reliability.memory_owners import STAYING, holders, num_fsdp_parts
+from lightning_gaudi._core.memory.owners import STAYING, holders, num_fsdp_parts
 from lightning_gaudi.tools.plan.run import Run
 
 

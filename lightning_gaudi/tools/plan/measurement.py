@@ -14,8 +14,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi.reliability.memory import REST
-from lightning_gaudi.reliability.memory_owners import PRECEDENCE, STAYING, gathers, holders
+from lightning_gaudi._core.memory.owners import PRECEDENCE, STAYING, gathers, holders
+from lightning_gaudi._core.memory.report import REST
 from lightning_gaudi.simulator import observer, statistics
 from lightning_gaudi.simulator.memory import MemoryLog
 from lightning_gaudi.simulator.rules import rows_kernels

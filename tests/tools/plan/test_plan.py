@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_gaudi.reliability.memory import REST
-from lightning_gaudi.reliability.memory_owners import holders
+from lightning_gaudi._core.memory.owners import holders
+from lightning_gaudi._core.memory.report import REST
 from lightning_gaudi.tools.plan import picture, plan_module, report
 from lightning_gaudi.tools.plan.cards import CARDS, find_cards, with_kept
 from lightning_gaudi.tools.plan.case import Case, Rehearsed, read_results

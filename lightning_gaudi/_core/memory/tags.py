@@ -14,7 +14,7 @@ def declare(owner: Any, category: str, tensors: Callable[[Any], Any]) -> None:
 
     Args:
         owner: The object; it is not kept.
-        category: One of those of `reliability.memory_owners`.
+        category: One of those of `owners`.
         tensors: Gives the owner's tensors of now, in lists and dicts if it likes.
     """
     _held[owner] = (category, tensors)

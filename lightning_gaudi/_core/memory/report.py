@@ -16,7 +16,7 @@ import torch
 
 from lightning_gaudi._core import vendor
 
-from .memory_owners import holders
+from .owners import holders
 
 REST = "activations and the rest"
 """What no model or optimizer holds."""

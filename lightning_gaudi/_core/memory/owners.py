@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gaudi._core import fsdp2, memory_tags
+from lightning_gaudi._core import fsdp2
+from lightning_gaudi._core.memory import tags as memory_tags
 
 STAYING = ("weights", "gradients", "optimizer state", "communication buckets")
 """Categories of what is there whatever the batch."""
