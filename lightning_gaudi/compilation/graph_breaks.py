@@ -25,7 +25,7 @@ _FEWER = (
 )
 
 
-class Watch:
+class GraphBreakReporter:
     """Asks the compiler after each call whether it gave anything up.
 
     Args:

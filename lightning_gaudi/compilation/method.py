@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-from .graph_breaks import Watch
+from .graph_breaks import GraphBreakReporter
 
 MAX_IN_A_ROW = 10
 """After how many calls without gradients, each of which compiled a graph of its own, a module
@@ -43,7 +43,7 @@ class CompiledMethod:
     Args:
         module: Whose method is compiled.
         settings: Arguments of `torch.compile`.
-        watch: Tells what falls out of graphs.
+        reporter: Tells what falls out of graphs.
         name: The method's.
         inner: Those of modules in this one, for who calls these and not the module: they go with
             its first call, whose graph holds them.
@@ -57,7 +57,7 @@ class CompiledMethod:
         self,
         module: Module,
         settings: dict[str, Any],
-        watch: Watch,
+        reporter: GraphBreakReporter,
         inner: Sequence[CompiledMethod] = (),
         *,
         name: str = "forward",
@@ -69,11 +69,11 @@ class CompiledMethod:
         self.module = module
         self._name = name
         self._failures: tuple[type[Exception], ...] = ()
-        if goes_on or watch.raises:
+        if goes_on or reporter.raises:
             self._failures = TorchDynamoException, FailOnRecompileLimitHit
         self._inner = inner
         self._keeps_inner = keeps_inner
-        self._watch = watch
+        self._reporter = reporter
         self._num_in_a_row = 0
         self._own = module.__dict__.get(name)
         self._kind = type(module)
@@ -88,33 +88,33 @@ class CompiledMethod:
             return self._call_as_written(*args, **kwargs)
         if type(self.module) is not self._kind or self._classes.have_changed():
             self._compiled = None
-            self._watch.tell_changed(self.module)
+            self._reporter.tell_changed(self.module)
             return self._call_as_written(*args, **kwargs)
         if _has_any_global_hook():  # type: ignore[no-untyped-call]
-            self._watch.tell_global_hook(self.module)
+            self._reporter.tell_global_hook(self.module)
             return self._call_as_written(*args, **kwargs)
         if self._inner:
             self._settle_inner()
         may_learn = torch.is_grad_enabled()
-        if not may_learn and self._watch.is_left(self._kind):
+        if not may_learn and self._reporter.is_left(self._kind):
             return self._call_as_written(*args, **kwargs)
-        before = self._watch.count()
+        before = self._reporter.count()
         try:
             result = self._compiled(*args, **kwargs)
         except self._failures as error:
-            if self._watch.raises:
-                self._watch.refuse(self.module, error)
+            if self._reporter.raises:
+                self._reporter.refuse(self.module, error)
             failure = error
         else:
-            has_new_graph = self._watch.tell_since(before, self.module)
+            has_new_graph = self._reporter.tell_since(before, self.module)
             self._num_in_a_row = self._num_in_a_row + 1 if has_new_graph and not may_learn else 0
             if self._num_in_a_row == MAX_IN_A_ROW:
-                self._watch.leave(self.module)
+                self._reporter.leave(self.module)
             return result
         # An error of the user's own is raised as it is without a compiler.
         result = self._call_as_written(*args, **kwargs)
         self._compiled = None
-        self._watch.tell_failure(self.module, failure)
+        self._reporter.tell_failure(self.module, failure)
         return result
 
     def __getattr__(self, name: str) -> Any:

@@ -12,7 +12,7 @@ from torch.nn import Module
 from lightning_gaudi._core import vendor
 
 from .double_backward import mentions_double_backward
-from .graph_breaks import Watch
+from .graph_breaks import GraphBreakReporter
 from .method import CompiledMethod
 from .regions import find_parts, find_regions, has_blocks, has_compiled_parts
 from .settings import Choice, Compilation
@@ -62,7 +62,7 @@ class CompiledRegions:
 
     def __init__(self, root: Module, compilation: Compilation, *, with_root: bool) -> None:
         regions = find_regions(root, compilation.regions, with_root=with_root)
-        self.watch = Watch(raises=compilation.on_give_up == "error")
+        self.reporter = GraphBreakReporter(raises=compilation.on_give_up == "error")
         settings = arguments(compilation)
         self.modules = regions
         """The regions."""
@@ -76,7 +76,9 @@ class CompiledRegions:
                     if id(each) in self._forwards
                 ]
                 is_model = module is region and has_blocks(region)
-                forward = CompiledMethod(module, settings, self.watch, inner, keeps_inner=is_model)
+                forward = CompiledMethod(
+                    module, settings, self.reporter, inner, keeps_inner=is_model
+                )
                 self._forwards[id(module)] = forward
         for forward in self._forwards.values():
             forward.install()
@@ -85,21 +87,21 @@ class CompiledRegions:
         """Leaves the model as it was."""
         for forward in self._forwards.values():
             forward.remove()
-        self.watch.close()
+        self.reporter.close()
 
 
 class CompiledWhole:
     """A module compiled as one, until `remove`; see `CompiledRegions`."""
 
     def __init__(self, module: Module, compilation: Compilation) -> None:
-        self.watch = Watch(raises=compilation.on_give_up == "error")
-        self._forward = CompiledMethod(module, arguments(compilation), self.watch)
+        self.reporter = GraphBreakReporter(raises=compilation.on_give_up == "error")
+        self._forward = CompiledMethod(module, arguments(compilation), self.reporter)
         self._forward.install()
 
     def remove(self) -> None:
         """Leaves the module as it was."""
         self._forward.remove()
-        self.watch.close()
+        self.reporter.close()
 
 
 def arguments(compilation: Compilation) -> dict[str, Any]:

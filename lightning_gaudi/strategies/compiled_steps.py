@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.nn import Module
 
-from lightning_gaudi.compilation.graph_breaks import Watch
+from lightning_gaudi.compilation.graph_breaks import GraphBreakReporter
 from lightning_gaudi.compilation.method import CompiledMethod
 from lightning_gaudi.compilation.model import arguments
 from lightning_gaudi.compilation.settings import Compilation
@@ -24,12 +24,12 @@ class CompiledSteps:
     """
 
     def __init__(self, module: Module, compilation: Compilation) -> None:
-        self.watch = Watch(raises=compilation.on_give_up == "error")
+        self.reporter = GraphBreakReporter(raises=compilation.on_give_up == "error")
         # Each step has another batch_idx, which dynamic=False would make a graph of.
         settings = {**arguments(compilation), "dynamic": compilation.dynamic or None}
         self._module = module
         self._methods = [
-            CompiledMethod(module, settings, self.watch, name=name, goes_on=name == "forward")
+            CompiledMethod(module, settings, self.reporter, name=name, goes_on=name == "forward")
             for name in _METHODS
             if is_overridden(name, module)
         ]
@@ -43,7 +43,7 @@ class CompiledSteps:
 
     def remove(self) -> None:
         """Leaves the module as it was."""
-        self.watch.close()
+        self.reporter.close()
         for method in self._methods:
             method.remove()
         for name, own in self._log.items():

@@ -93,8 +93,8 @@ def add_parser(subparsers: _Subparsers) -> None:
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     from lightning_gaudi.tools.plan import picture, plan, report
     from lightning_gaudi.tools.plan.cards import find_cards, with_kept
-    from lightning_gaudi.tools.plan.case import Case
     from lightning_gaudi.tools.plan.published_text import published_dict
+    from lightning_gaudi.tools.plan.request import Request
 
     if options.config is not None:
         if command:
@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError(str(error)) from error
     if (status := prepare("`lightning-gaudi plan`")) is not None:
         return status
-    case = Case(
+    request = Request(
         strategy=options.strategy,
         devices=options.devices,
         precision=options.precision,
@@ -121,7 +121,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     found: list[plan.Planned] = []
     try:
         with unwound_by_sigterm():
-            for each in plan.plan(command, case, cards, with_changes=options.changes):
+            for each in plan.plan(command, request, cards, with_changes=options.changes):
                 found.append(each)
                 if not options.json:
                     print(shown(report.text(each, cards)), flush=True)

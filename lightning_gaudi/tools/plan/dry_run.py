@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.published import PublishedRun
 from lightning_gaudi.simulator.memory import own_server, unlimited_memory
-from lightning_gaudi.tools.plan.case import MAX_FORKS, VARIABLE, Case, Rehearsed
 from lightning_gaudi.tools.plan.empty_weights import EmptyWeights
 from lightning_gaudi.tools.plan.forks import Fork, RehearsalError
 from lightning_gaudi.tools.plan.measurement import Counts, MemoryWatch, Watch
+from lightning_gaudi.tools.plan.request import MAX_FORKS, VARIABLE, Rehearsed, Request
 from lightning_gaudi.tools.plan.run import Run
 from lightning_gaudi.tools.plan.search import Need, largest_within
 
@@ -47,22 +47,22 @@ def fill_weights() -> None:
         _empty_weights = None
 
 
-def settings(case: Case) -> dict[str, Any]:
-    """Returns the arguments of a Trainer or Fabric that a case asks for."""
-    asked = {"strategy": case.strategy, "precision": case.precision}
+def settings(request: Request) -> dict[str, Any]:
+    """Returns the arguments of a Trainer or Fabric that a request asks for."""
+    asked = {"strategy": request.strategy, "precision": request.precision}
     found = {name: value for name, value in asked.items() if value is not None}
-    return {"devices": case.devices, **found}
+    return {"devices": request.devices, **found}
 
 
 def measure(
-    case: Case,
+    request: Request,
     start: Callable[[Callable[[Run], Watch], int | None], Fork],
     published: PublishedRun | None,
 ) -> NoReturn:
-    """Measures all that a case asks, and ends the program.
+    """Measures all that a request asks, and ends the program.
 
     Args:
-        case: What to rehearse.
+        request: What to rehearse.
         start: Begins a fork with a watch, in batches of a size or, if that is None, as they are.
         published: What the program tells of a published run.
 
@@ -81,10 +81,10 @@ def measure(
 
     try:
         thorough = partial(MemoryWatch, is_thorough=True)
-        counting, measuring = (start(each, case.batch_size) for each in (Counts, thorough))
+        counting, measuring = (start(each, request.batch_size) for each in (Counts, thorough))
         first = Rehearsed(**measuring.found())
         _write(
-            case,
+            request,
             {
                 "rehearsed": asdict(first),
                 "counted": counting.found(),
@@ -94,25 +94,25 @@ def measure(
         end = time.monotonic() + _SEARCH_S
         found = largest_within(
             needs,
-            case.budgets,
+            request.budgets,
             {first.batch_size: first.need},
             lambda: time.monotonic() > end,
             held=first.held_bytes,
         )
-        _write(case, {"largest": found.sizes, "is_complete": found.is_complete})
+        _write(request, {"largest": found.sizes, "is_complete": found.is_complete})
     except RehearsalError as error:
-        _write(case, {"error": str(error)})
+        _write(request, {"error": str(error)})
         raise SystemExit(1) from None
     raise SystemExit(0)
 
 
-def read_case() -> Case:
+def read_request() -> Request:
     """Returns what the environment asks this program to rehearse."""
-    return Case.load(Path(os.environ[VARIABLE]))
+    return Request.load(Path(os.environ[VARIABLE]))
 
 
-def _write(case: Case, found: dict[str, Any]) -> None:
-    with Path(case.result).open("a") as file:
+def _write(request: Request, found: dict[str, Any]) -> None:
+    with Path(request.result).open("a") as file:
         file.write(json.dumps(found) + "\n")
 
 

@@ -25,11 +25,11 @@ from typing_extensions import override
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.tools.plan import dry_run
 from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated
-from lightning_gaudi.tools.plan.case import Case
 from lightning_gaudi.tools.plan.checkpointing import set_checkpointing
 from lightning_gaudi.tools.plan.forks import Fork, GoOn, Teller
 from lightning_gaudi.tools.plan.measurement import Watch
 from lightning_gaudi.tools.plan.published import declared
+from lightning_gaudi.tools.plan.request import Request
 from lightning_gaudi.tools.plan.run import Run
 
 _MOST_BATCHES = 1024
@@ -47,7 +47,7 @@ _run: _FabricRun | None = None
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a Fabric that rehearses, for those that a program has passed."""
-    asked = dry_run.settings(dry_run.read_case())
+    asked = dry_run.settings(dry_run.read_request())
     return {**given, "accelerator": "hpu", "num_nodes": 1, "loggers": None, **asked}
 
 
@@ -64,13 +64,13 @@ def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -
     """
     if _run is not None:  # another Fabric of the program that a fork plays
         return
-    case = dry_run.read_case()
+    request = dry_run.read_request()
 
     def start(make_watch: Callable[[Run], Watch], batch_size: int | None) -> Fork:
         def go_on(teller: Teller) -> NoReturn:
             global _run
             dry_run.begin_fork(family)
-            _run = _FabricRun(case, batch_size, save, teller, make_watch)
+            _run = _FabricRun(request, batch_size, save, teller, make_watch)
             raise GoOn
 
         return Fork(go_on)
@@ -78,7 +78,7 @@ def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -
     callbacks = given.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     try:
-        dry_run.measure(case, start, declared(callbacks))
+        dry_run.measure(request, start, declared(callbacks))
     except GoOn:
         return
 
@@ -92,7 +92,7 @@ class _FabricRun(Run):
     """What the program does from here on; it is told by what Fabric and torch's loaders do.
 
     Args:
-        case: What is asked.
+        request: What is asked.
         batch_size: Of all batches; None for the program's own.
         save: `Fabric.save`.
         teller: Ends this process.
@@ -101,13 +101,13 @@ class _FabricRun(Run):
 
     def __init__(
         self,
-        case: Case,
+        request: Request,
         batch_size: int | None,
         save: Callable[..., None],
         teller: Teller,
         make_watch: Callable[[Run], Watch],
     ) -> None:
-        self._case = case
+        self._request = request
         self._batch_size = batch_size
         self._save = save
         self._teller = teller
@@ -134,8 +134,8 @@ class _FabricRun(Run):
         """A module is about to be set up."""
         dry_run.fill_weights()
         self._fabric = fabric
-        if self._case.checkpointing is not None:
-            set_checkpointing(module, is_on=self._case.checkpointing)
+        if self._request.checkpointing is not None:
+            set_checkpointing(module, is_on=self._request.checkpointing)
         self._watch.note_made(module)
 
     def note_module(self, wrapped: Any) -> None:

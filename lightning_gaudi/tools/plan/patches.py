@@ -72,7 +72,7 @@ PATCHES = (
 
 
 def install() -> None:
-    """Makes this process rehearse what `dry_run.read_case` gives, whatever program it runs."""
+    """Makes this process rehearse what `dry_run.read_request` gives, whatever program it runs."""
     hooks.run_without_values()
     on_import.add(PATCHES)
 

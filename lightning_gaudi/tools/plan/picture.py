@@ -74,7 +74,7 @@ def _legend(colours: Mapping[str, str]) -> list[str]:
 def _bar(planned: Planned, colours: Mapping[str, str], y: int, scale: float) -> list[str]:
     found = planned.rehearsed
     assert found is not None
-    title = f"{planned.change or 'as it is'}: {describe(planned.case)}, batch {found.batch_size}"
+    title = f"{planned.change or 'as it is'}: {describe(planned.request)}, batch {found.batch_size}"
     parts = [f'<text x="{_LEFT}" y="{y + 12}">{escape(title)}, {gib(found.peak_bytes)}</text>']
     x = float(_LEFT)
     for name, num_bytes in found.categories.items():

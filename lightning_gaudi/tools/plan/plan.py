@@ -25,7 +25,7 @@ from lightning_gaudi.simulator.settings import (
     path_with_stand_in,
 )
 from lightning_gaudi.tools.plan.cards import Card
-from lightning_gaudi.tools.plan.case import MAX_FORKS, Case, Counted, Rehearsed, read_results
+from lightning_gaudi.tools.plan.request import MAX_FORKS, Counted, Rehearsed, Request, read_results
 
 
 class PlanError(RuntimeError):
@@ -36,7 +36,7 @@ class PlanError(RuntimeError):
 class Planned:
     """A way to run a program, and what it takes."""
 
-    case: Case
+    request: Request
     change: str
     """What is other than in the program, in words; empty for the program as it is."""
     rehearsed: Rehearsed | None
@@ -55,9 +55,9 @@ class Planned:
     def as_dict(self) -> dict[str, Any]:
         """Returns it as JSON has it."""
         found = asdict(self)
-        found["case"] = {
+        found["request"] = {
             name: value
-            for name, value in found["case"].items()
+            for name, value in found["request"].items()
             if name not in ("budgets", "result")
         }
         return found
@@ -93,13 +93,13 @@ CHANGES: Sequence[tuple[str, Mapping[str, Any]]] = (
 
 
 def plan(
-    command: Sequence[str], case: Case, cards: Sequence[Card], *, with_changes: bool = True
+    command: Sequence[str], request: Request, cards: Sequence[Card], *, with_changes: bool = True
 ) -> Iterator[Planned]:
     """Rehearses a program as it is, and where it does not fit a card, with what makes it fit.
 
     Args:
         command: A program that has a Trainer run.
-        case: How it is to run.
+        request: How it is to run.
         cards: What it might run on.
         with_changes: Whether to look for changes.
 
@@ -108,10 +108,10 @@ def plan(
     """
     missing = [*cards]
     rehearsed: Rehearsed | None = None
-    for found in _rehearse_for_each(command, case, cards, ""):
+    for found in _rehearse_for_each(command, request, cards, ""):
         if found.rehearsed is None:
             raise PlanError(found.error)
-        if case.checkpointing and not found.rehearsed.can_checkpoint:
+        if request.checkpointing and not found.rehearsed.can_checkpoint:
             raise PlanError(
                 "--checkpointing has modules of transformers compute activations again, and this "
                 "program has none that can (no `gradient_checkpointing_enable`): it would be "
@@ -123,8 +123,8 @@ def plan(
         missing = [card for card in missing if not found.largest.get(card.key)]
     assert rehearsed is not None
     for change, values in _changes(rehearsed) if with_changes else ():
-        changed = replace(case, **values)
-        if not missing or changed == case:
+        changed = replace(request, **values)
+        if not missing or changed == request:
             continue
         if error := _too_large_here(changed, rehearsed):
             yield Planned(changed, change, None, error=error)
@@ -139,10 +139,10 @@ def plan(
 
 
 def _rehearse_for_each(
-    command: Sequence[str], case: Case, cards: Sequence[Card], change: str
+    command: Sequence[str], request: Request, cards: Sequence[Card], change: str
 ) -> Iterator[Planned]:
     """Rehearses a program, and once more for cards on which its attention is not fused."""
-    found = _rehearse(command, case, cards, change)
+    found = _rehearse(command, request, cards, change)
     others = [card for card in cards if not card.has_fused_attention]
     is_fused = found.rehearsed is not None and found.rehearsed.has_fused_attention
     if not is_fused or not others:
@@ -150,7 +150,7 @@ def _rehearse_for_each(
         return
     keys = {card.key for card in others}
     yield replace(found, largest={key: n for key, n in found.largest.items() if key not in keys})
-    yield _rehearse(command, case, others, change)
+    yield _rehearse(command, request, others, change)
 
 
 def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
@@ -166,11 +166,11 @@ def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
     return [(change, values) for change, values in left.items() if values]
 
 
-def _too_large_here(case: Case, found: Rehearsed) -> str:
+def _too_large_here(request: Request, found: Rehearsed) -> str:
     """Why a rank that has its part on the host cannot be rehearsed here; that takes real memory."""
-    if "offload" not in (case.strategy or ""):
+    if "offload" not in (request.strategy or ""):
         return ""
-    needed, free = found.held_bytes // case.devices * MAX_FORKS, _free_bytes()
+    needed, free = found.held_bytes // request.devices * MAX_FORKS, _free_bytes()
     if free is None or needed <= free:
         return ""
     return (
@@ -188,14 +188,16 @@ def _free_bytes() -> int | None:
     return None
 
 
-def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change: str) -> Planned:
+def _rehearse(
+    command: Sequence[str], request: Request, cards: Sequence[Card], change: str
+) -> Planned:
     with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
-        result, request = Path(folder, "result"), Path(folder, "case")
+        result, written = Path(folder, "result"), Path(folder, "request")
         budgets = tuple(card.budget_bytes for card in cards)
-        asked = replace(case, result=str(result), budgets=budgets)
+        asked = replace(request, result=str(result), budgets=budgets)
         try:
             status, output = _run(
-                command, _environment(asked.request(request), case.devices, cards)
+                command, _environment(asked.environment(written), request.devices, cards)
             )
             reason = f"the program ended with status {status}"
         except FileNotFoundError:
@@ -209,11 +211,11 @@ def _rehearse(command: Sequence[str], case: Case, cards: Sequence[Card], change:
     if errors or first is None or last is None:
         what = _NOTHING_RAN if first is None else "no largest batch was found"
         error = errors[0] if errors else f"{reason}, and {what}.\n{output}"
-        return Planned(case, change, None, error=error.strip())
+        return Planned(request, change, None, error=error.strip())
     largest = dict(zip((card.key for card in cards), last["largest"], strict=True))
     published = first["published"] if not change else None
     return Planned(
-        case,
+        request,
         change,
         Rehearsed(**first["rehearsed"]),
         Counted(**first["counted"]),
@@ -268,7 +270,7 @@ def _environment(
 
 
 def plan_module(
-    make: Any, batch: Any, case: Case, cards: Sequence[Card], *, with_changes: bool = True
+    make: Any, batch: Any, request: Request, cards: Sequence[Card], *, with_changes: bool = True
 ) -> list[Planned]:
     """Plans the training of a module on a batch.
 
@@ -276,7 +278,7 @@ def plan_module(
         make: A function of a module that makes it, or the module itself, which is pickled: one of
             torch, which AdamW trains on its loss, or a LightningModule.
         batch: What the module takes: keyword arguments in a dict, positional ones in a sequence.
-        case: How it is to run.
+        request: How it is to run.
         cards: What it might run on.
         with_changes: Whether to look for what makes it fit.
 
@@ -287,4 +289,4 @@ def plan_module(
         path = Path(folder, "module")
         path.write_bytes(pickle.dumps((make, batch)))
         program = [sys.executable, "-m", "lightning_gaudi.tools.plan.module_program", str(path)]
-        return list(plan(program, case, cards, with_changes=with_changes))
+        return list(plan(program, request, cards, with_changes=with_changes))

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_gaudi.published import Figure, PublishedRun
 from lightning_gaudi.tools.plan.cards import CARDS, Card
-from lightning_gaudi.tools.plan.case import Case, Counted, Rehearsed
+from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
 from lightning_gaudi.tools.plan.roofline import step_seconds
 
 
@@ -64,9 +64,9 @@ def declared(callbacks: Iterable[Any]) -> PublishedRun | None:
     return None
 
 
-def beside(run: PublishedRun, case: Case, found: Rehearsed, counted: Counted) -> list[Beside]:
+def beside(run: PublishedRun, request: Request, found: Rehearsed, counted: Counted) -> list[Beside]:
     """Returns each figure of a run, with its estimate, or with why there is none."""
-    return [_beside(each, run, case, found, counted) for each in run.figures]
+    return [_beside(each, run, request, found, counted) for each in run.figures]
 
 
 def rooms(run: PublishedRun, largest: Mapping[str, int]) -> list[Room]:
@@ -82,7 +82,7 @@ def rooms(run: PublishedRun, largest: Mapping[str, int]) -> list[Room]:
 
 
 def _beside(
-    figure: Figure, run: PublishedRun, case: Case, found: Rehearsed, counted: Counted
+    figure: Figure, run: PublishedRun, request: Request, found: Rehearsed, counted: Counted
 ) -> Beside:
     card = _card(figure.hardware)
     key = "" if card is None else card.key
@@ -90,7 +90,7 @@ def _beside(
         why_not = "no such card is known"
     elif found.has_fused_attention and not card.has_fused_attention:
         why_not = f"its attention is not fused there: plan with --cards {card.key}"
-    elif case.devices != run.num_cards:
+    elif request.devices != run.num_cards:
         why_not = f"of {run.num_cards} cards: plan with --devices {run.num_cards}"
     elif found.batch_size != figure.batch_size:
         why_not = f"of batch {figure.batch_size}: plan with --batch-size {figure.batch_size}"

@@ -51,7 +51,7 @@ def _found(planned: Planned) -> tuple[Sequence[Beside], Sequence[Room]]:
     assert run is not None
     assert rehearsed is not None
     assert counted is not None
-    figures = beside(run, planned.case, rehearsed, counted)
+    figures = beside(run, planned.request, rehearsed, counted)
     fitted = rooms(run, planned.largest)
     if planned.on:  # what is of other cards stands beside the plan for those
         figures = [each for each in figures if each.card in planned.largest]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_gaudi.tools.plan.cards import Card
-from lightning_gaudi.tools.plan.case import Case, Counted, Rehearsed
 from lightning_gaudi.tools.plan.plan import Planned
 from lightning_gaudi.tools.plan.published_text import published_text
+from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
 from lightning_gaudi.tools.plan.roofline import step_seconds
 
 _SHOWN_BYTES = 2**16
@@ -18,7 +18,7 @@ def text(planned: Planned, cards: Sequence[Card]) -> str:
     """Returns what a way to run a program takes, and which cards it fits."""
     title = planned.change or "as it is"
     title += f", on a {planned.on} (attention unfused)" if planned.on else ""
-    lines = [f"{title}: {describe(planned.case)}"]
+    lines = [f"{title}: {describe(planned.request)}"]
     found = planned.rehearsed
     if found is None:
         return "\n".join([*lines, f"  cannot be planned: {planned.error}", ""])
@@ -60,13 +60,13 @@ def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
     return lines
 
 
-def describe(case: Case) -> str:
-    """Returns a case in words."""
-    words = [f"{case.devices} card{'s' if case.devices > 1 else ''}"]
-    words += [f"strategy {case.strategy}"] if case.strategy else []
-    words += [f"precision {case.precision}"] if case.precision else []
-    if case.checkpointing is not None:
-        words.append(f"activation checkpointing {'on' if case.checkpointing else 'off'}")
+def describe(request: Request) -> str:
+    """Returns a request in words."""
+    words = [f"{request.devices} card{'s' if request.devices > 1 else ''}"]
+    words += [f"strategy {request.strategy}"] if request.strategy else []
+    words += [f"precision {request.precision}"] if request.precision else []
+    if request.checkpointing is not None:
+        words.append(f"activation checkpointing {'on' if request.checkpointing else 'off'}")
     return ", ".join(words)
 
 

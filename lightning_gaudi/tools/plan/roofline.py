@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_gaudi.tools.plan.cards import Card
-from lightning_gaudi.tools.plan.case import Counted, Rehearsed
+from lightning_gaudi.tools.plan.request import Counted, Rehearsed
 
 
 def step_seconds(card: Card, found: Rehearsed, counted: Counted) -> tuple[float, float]:

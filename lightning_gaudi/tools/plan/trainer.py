@@ -17,12 +17,12 @@ from typing_extensions import override
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.tools.plan import dry_run
 from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated
-from lightning_gaudi.tools.plan.case import Counted, Rehearsed
 from lightning_gaudi.tools.plan.checkpointing import set_checkpointing
 from lightning_gaudi.tools.plan.empty_weights import EmptyWeights
 from lightning_gaudi.tools.plan.forks import Fork
 from lightning_gaudi.tools.plan.measurement import Watch
 from lightning_gaudi.tools.plan.published import declared
+from lightning_gaudi.tools.plan.request import Counted, Rehearsed
 from lightning_gaudi.tools.plan.run import Run
 
 _DROPPED = (
@@ -48,8 +48,8 @@ _run: _TrainerRun | None = None
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a Trainer that rehearses, for those that a program has passed."""
-    case = dry_run.read_case()
-    found = {**given, **_SETTINGS, **dry_run.settings(case)}
+    request = dry_run.read_request()
+    found = {**given, **_SETTINGS, **dry_run.settings(request)}
     found["limit_train_batches"] = NUM_STEPS * (found.get("accumulate_grad_batches") or 1)
     for name in ("limit_val_batches", "limit_test_batches"):
         if limit := found.get(name):  # of a number, enough to measure; none stay none
@@ -65,7 +65,7 @@ def _is_dropped(callback: Any) -> bool:
 
 
 def rehearse(run: Callable[[], Any], trainer: Any, family: Family) -> NoReturn:
-    """Measures what a run takes, for all that the case asks, and ends the program.
+    """Measures what a run takes, for all that the request asks, and ends the program.
 
     Args:
         run: Has the Trainer fit, validate, test or predict.
@@ -75,16 +75,16 @@ def rehearse(run: Callable[[], Any], trainer: Any, family: Family) -> NoReturn:
     Raises:
         SystemExit: When all is measured.
     """
-    case = dry_run.read_case()
+    request = dry_run.read_request()
 
     def start(make_watch: Callable[[Run], Watch], batch_size: int | None) -> Fork:
         def find() -> Counted | Rehearsed:
-            measured = _TrainerRun(trainer, batch_size, case.checkpointing)
+            measured = _TrainerRun(trainer, batch_size, request.checkpointing)
             return _find(run, measured, family, make_watch)
 
         return Fork(lambda teller: teller.end(find))
 
-    dry_run.measure(case, start, declared(trainer.callbacks))
+    dry_run.measure(request, start, declared(trainer.callbacks))
 
 
 def _find(

@@ -37,7 +37,7 @@ from lightning_gaudi.tools.doctor import (
 )
 from lightning_gaudi.tools.doctor.machine import Answer, Machine
 from lightning_gaudi.tools.doctor.wire_format import Joiner, cut
-from lightning_gaudi.tools.plan import case as planning_case, forks
+from lightning_gaudi.tools.plan import forks, request as plan_request
 from tests.helpers import recorded
 
 from . import wild
@@ -306,12 +306,12 @@ def _audit(folder: Path) -> Parser:
 
 
 @target(
-    "plan.case",
-    f"{_PACKAGE}.tools.plan.case:Case.load",
-    f"{_PACKAGE}.tools.plan.case:read_results",
+    "plan.request",
+    f"{_PACKAGE}.tools.plan.request:Request.load",
+    f"{_PACKAGE}.tools.plan.request:read_results",
 )
 def _case(folder: Path) -> Parser:
-    fields = dataclasses.fields(planning_case.Case)
+    fields = dataclasses.fields(plan_request.Request)
     values = {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
     seed = {**{each.name: 1 for each in fields}, **values, "budgets": [2**30], "result": "x"}
     path = folder / "case.json"
@@ -321,7 +321,7 @@ def _case(folder: Path) -> Parser:
 
     def parse(given: tuple[bool, bytes]) -> object:
         path.write_bytes(given[1])
-        return planning_case.Case.load(path) if given[0] else planning_case.read_results(path)
+        return plan_request.Request.load(path) if given[0] else plan_request.read_results(path)
 
     return Parser(damage, parse)
 

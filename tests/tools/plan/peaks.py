@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_gaudi.tools.plan.batches import LOOKED_AT
-from lightning_gaudi.tools.plan.case import Case
+from lightning_gaudi.tools.plan.request import Request
 from tests.tools.plan.rehearsing import MEASURED, measured_peak, planned_peak, rehearse
 
 ROOT = Path(__file__).parents[3]
@@ -146,14 +146,14 @@ EXAMPLES = ("vae", "gan", "image_classifier", "multi_loader", "contrastive")
 
 def of_recipe(run: Run, folder: Path) -> tuple[int, int]:
     """The planned peak of the first card, and the measured one."""
-    planned = rehearse(folder, run.command, Case(devices=run.num_cards))
+    planned = rehearse(folder, run.command, Request(devices=run.num_cards))
     return planned_peak(planned), measured_peak(folder, run.command, run.num_cards)
 
 
 def of_example(name: str, folder: Path) -> tuple[int, int]:
     """Likewise; the program is run for an epoch."""
     command = [*MEASURED, str(ROOT / "examples" / f"{name}.py")]
-    planned = rehearse(folder, command, Case())
+    planned = rehearse(folder, command, Request())
     return planned_peak(planned), measured_peak(folder, [*command, "--max_epochs=1"], 1)
 
 

@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_gaudi.tools.plan.case import Case, Rehearsed, read_results
+from lightning_gaudi.tools.plan.request import Rehearsed, Request, read_results
 from tests.helpers.process import run
 
 MEASURED = (sys.executable, str(Path(__file__).with_name("measured.py")))
 """Runs a recipe or a script, and prints the peak of each rank."""
 
 
-def rehearse(folder: Path, command: Sequence[str], case: Case) -> Rehearsed:
+def rehearse(folder: Path, command: Sequence[str], case: Request) -> Rehearsed:
     """What the first of the case's ranks takes on a dry card; the others are not there."""
     result, request = folder / "result", folder / "case"
-    env = Case(**{**vars(case), "result": str(result)}).request(request) | {
+    env = Request(**{**vars(case), "result": str(result)}).environment(request) | {
         "LIGHTNING_GAUDI_RELIABILITY": "off"
     }
     env |= {"LIGHTNING_GAUDI_SIMULATE": "8", "LIGHTNING_GAUDI_SIMULATE_DRY": "1"}

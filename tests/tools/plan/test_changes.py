@@ -11,8 +11,8 @@ import pytest
 from lightning_gaudi.simulator.settings import CARD
 from lightning_gaudi.tools.plan import plan as module
 from lightning_gaudi.tools.plan.cards import CARDS, Card
-from lightning_gaudi.tools.plan.case import MAX_FORKS, Case, Rehearsed
 from lightning_gaudi.tools.plan.plan import PlanError, Planned, plan
+from lightning_gaudi.tools.plan.request import MAX_FORKS, Rehearsed, Request
 
 GIB = 2**30
 
@@ -27,7 +27,7 @@ def _tried(
 ) -> list[Planned]:
     """What is planned of a program that fits nowhere, whatever is changed."""
 
-    def rehearse(command: Any, case: Case, cards: Sequence[Card], change: str) -> Planned:
+    def rehearse(command: Any, case: Request, cards: Sequence[Card], change: str) -> Planned:
         sizes = {"weights": 0, "gradients": 0, "optimizer state": 0} | held
         total = sum(sizes.values())
         found = Rehearsed(1, total, total, total, held_bytes=total, categories=sizes)
@@ -36,14 +36,14 @@ def _tried(
 
     monkeypatch.setattr(module, "_rehearse", rehearse)
     monkeypatch.setattr(module, "_free_bytes", lambda: free)
-    return [*plan(["program"], Case(checkpointing=checkpointing or None), [CARDS["gaudi2"]])]
+    return [*plan(["program"], Request(checkpointing=checkpointing or None), [CARDS["gaudi2"]])]
 
 
 def test_a_program_that_trains_is_tried_in_shards_and_on_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = _tried(monkeypatch, weights=60 * GIB, gradients=60 * GIB)
-    assert [each.case.strategy for each in found[1:]] == [
+    assert [each.request.strategy for each in found[1:]] == [
         *(f"deepspeed_stage_{stage}" for stage in (1, 2, 3, 3)),
         "deepspeed_stage_3_offload",
     ]
@@ -55,7 +55,7 @@ def test_what_cannot_checkpoint_is_not_said_to(monkeypatch: pytest.MonkeyPatch) 
         *(f"ZeRO-{stage} on 8 cards" for stage in (1, 2, 3)),
         "ZeRO-3 on 8 cards with its optimizer on the host",
     ]
-    assert not any(each.case.checkpointing for each in found)
+    assert not any(each.request.checkpointing for each in found)
     with pytest.raises(PlanError, match=r"has none that can \(no `gradient_checkpointing_enable`"):
         _tried(monkeypatch, can_checkpoint=False, checkpointing=True)
 
@@ -64,7 +64,7 @@ def test_what_only_predicts_has_nothing_but_weights_to_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = _tried(monkeypatch, **{"weights": 120 * GIB, "KV cache": GIB})
-    assert [each.case.strategy for each in found[1:]] == ["deepspeed_stage_3"]
+    assert [each.request.strategy for each in found[1:]] == ["deepspeed_stage_3"]
 
 
 @pytest.mark.parametrize(("spare", "is_tried"), [(0, True), (-1, False)])
@@ -74,7 +74,7 @@ def test_shards_on_the_host_must_fit_this_machine(
     of_each = 160 * GIB // 8
     free = of_each * MAX_FORKS + spare
     last = _tried(monkeypatch, free, weights=80 * GIB, gradients=80 * GIB)[-1]
-    assert last.case.strategy == "deepspeed_stage_3_offload"
+    assert last.request.strategy == "deepspeed_stage_3_offload"
     assert (last.rehearsed is not None) == is_tried
     assert ("GiB are free on this machine" in last.error) != is_tried
 
@@ -90,7 +90,7 @@ def test_a_card_without_fused_attention_is_planned_for_by_itself(
 ) -> None:
     asked = []
 
-    def rehearse(command: Any, case: Case, cards: Sequence[Card], change: str) -> Planned:
+    def rehearse(command: Any, case: Request, cards: Sequence[Card], change: str) -> Planned:
         asked.append([card.key for card in cards])
         is_fused = any(card.has_fused_attention for card in cards) and attends
         found = Rehearsed(1, GIB, GIB, has_fused_attention=is_fused)
@@ -99,11 +99,11 @@ def test_a_card_without_fused_attention_is_planned_for_by_itself(
     monkeypatch.setattr(module, "_rehearse", rehearse)
     cards = [CARDS[key] for key in ("gaudi1", "gaudi2", "a100")]
     attends = True
-    found = [*plan(["program"], Case(), cards, with_changes=False)]
+    found = [*plan(["program"], Request(), cards, with_changes=False)]
     assert asked == [["gaudi1", "gaudi2", "a100"], ["gaudi1"]]
     assert [each.largest for each in found] == [{"gaudi2": 1, "a100": 1}, {"gaudi1": 2}]
     attends = False
-    found = [*plan(["program"], Case(), cards, with_changes=False)]
+    found = [*plan(["program"], Request(), cards, with_changes=False)]
     assert [sorted(each.largest) for each in found] == [["a100", "gaudi1", "gaudi2"]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lightning_gaudi.tools.plan.case import Case
+from lightning_gaudi.tools.plan.request import Request
 from tests.tools.plan.rehearsing import rehearse
 
 SCRIPT = """
@@ -57,7 +57,7 @@ pl.Trainer().fit(Model(), datamodule=Data())
 def test_weights_are_made_without_values_in_the_hooks_of_a_module(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    found = rehearse(tmp_path, (sys.executable, str(script)), Case())
+    found = rehearse(tmp_path, (sys.executable, str(script)), Request())
     num_bytes = 3 * 4 * (1024 * 1024 + 1024)
     assert found.categories["weights"] == num_bytes
     assert found.host["weights, as they are made"] == num_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi.tools.plan.case import Case, Counted, read_results
+from lightning_gaudi.tools.plan.request import Counted, Request, read_results
 from tests.helpers.process import run
 from tests.tools.plan.rehearsing import MEASURED, measured_peak, planned_peak, rehearse
 
@@ -59,7 +59,7 @@ def test_a_plan_is_what_a_loop_takes_and_saves(
 ) -> None:
     monkeypatch.setenv("LIGHTNING_GAUDI_COMPILE", "none")
     command = [sys.executable, str(SCRIPT), name, str(num_cards)]
-    found = rehearse(tmp_path, [*command, "not-there"], Case(devices=num_cards))
+    found = rehearse(tmp_path, [*command, "not-there"], Request(devices=num_cards))
     assert not (tmp_path / "not-there").exists()
     assert found.batch_size == 16
     assert sum(found.categories.values()) == found.peak_bytes
@@ -82,7 +82,7 @@ def test_a_plan_is_what_a_loop_takes_and_saves(
 @pytest.mark.slow
 def test_an_example_is_planned_in_other_batches(tmp_path: Path) -> None:
     script = Path(__file__).parents[3] / "examples" / "fabric_loop.py"
-    found = rehearse(tmp_path, [sys.executable, str(script)], Case(batch_size=256))
+    found = rehearse(tmp_path, [sys.executable, str(script)], Request(batch_size=256))
     command = (str(script), "--batch_size", "256", "--max_epochs", "2", "--accelerator", "hpu")
     peak = measured_peak(tmp_path, [*MEASURED, *command], 1)
     assert found.batch_size == 256
@@ -99,7 +99,7 @@ def test_what_runs_behind_the_steps_is_planned(tmp_path: Path) -> None:
     )
     path = tmp_path / "train.py"
     path.write_text(text)
-    found = rehearse(tmp_path, [sys.executable, str(path)], Case())
+    found = rehearse(tmp_path, [sys.executable, str(path)], Request())
     assert not (tmp_path / "saved.ckpt").exists()
     out = run([sys.executable, str(path)], env={"LIGHTNING_GAUDI_SIMULATE": "1"}, cwd=tmp_path)
     peak = int(re.findall(r"PEAK of rank 0: (\d+)", out.stdout)[0])
@@ -111,7 +111,7 @@ def test_a_step_of_two_optimizers_and_two_batches_is_counted_once(tmp_path: Path
     text = TRAINED + ACCUMULATED
     path = tmp_path / "train.py"
     path.write_text(text)
-    found = rehearse(tmp_path, [sys.executable, str(path)], Case())
+    found = rehearse(tmp_path, [sys.executable, str(path)], Request())
     assert found.categories["weights"] == 2 * 4 * (512 * 512 + 512)
     counted = Counted(**read_results(tmp_path / "result")[0]["counted"])
     assert counted.num_micro_batches == 2
@@ -123,7 +123,7 @@ def test_batches_that_a_program_keeps_end_it_too(tmp_path: Path) -> None:
     text = TRAINED + "from itertools import cycle\n" + STEP.replace("in loader", "in cycle(loader)")
     path = tmp_path / "train.py"
     path.write_text(text)
-    found = rehearse(tmp_path, [sys.executable, str(path)], Case())
+    found = rehearse(tmp_path, [sys.executable, str(path)], Request())
     assert found.categories["optimizer state"] == pytest.approx(2 * WEIGHTS / 6, rel=0.01)
 
 
@@ -132,7 +132,7 @@ def test_what_only_predicts_is_planned(tmp_path: Path) -> None:
     text += "model.eval()\nwith torch.inference_mode():\n    [model(batch) for batch in loader]\n"
     path = tmp_path / "predict.py"
     path.write_text(text)
-    found = rehearse(tmp_path, [sys.executable, str(path)], Case(batch_size=8))
+    found = rehearse(tmp_path, [sys.executable, str(path)], Request(batch_size=8))
     assert found.batch_size == 8
     assert found.categories["gradients"] == 0
     assert found.checkpoint == {}
@@ -159,7 +159,7 @@ def test_what_only_predicts_is_planned(tmp_path: Path) -> None:
 def test_what_cannot_be_planned_says_why(text: str, error: str, tmp_path: Path) -> None:
     path, result, request = (tmp_path / name for name in ("train.py", "result", "case"))
     path.write_text(text)
-    env = Case(result=str(result)).request(request) | {"LIGHTNING_GAUDI_RELIABILITY": "off"}
+    env = Request(result=str(result)).environment(request) | {"LIGHTNING_GAUDI_RELIABILITY": "off"}
     env |= {"LIGHTNING_GAUDI_SIMULATE": "1", "LIGHTNING_GAUDI_SIMULATE_DRY": "1"}
     done = run([sys.executable, str(path)], env=env, cwd=tmp_path, check=False)
     assert done.returncode == 1

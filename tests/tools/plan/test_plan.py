@@ -21,9 +21,9 @@ from lightning_gaudi._core.memory.owners import holders
 from lightning_gaudi._core.memory.report import REST
 from lightning_gaudi.tools.plan import picture, plan_module, report
 from lightning_gaudi.tools.plan.cards import CARDS, find_cards, with_kept
-from lightning_gaudi.tools.plan.case import Case, Rehearsed, read_results
 from lightning_gaudi.tools.plan.measurement import BESIDE
 from lightning_gaudi.tools.plan.plan import Planned
+from lightning_gaudi.tools.plan.request import Rehearsed, Request, read_results
 from tests.helpers.process import environment, is_running
 
 SCRIPT = """
@@ -110,7 +110,7 @@ def _make(namespace: str | None) -> Any:
 def test_a_module_is_planned_as_it_trains(namespace: str | None) -> None:
     batch = [torch.randn(16, 64)]
     make = functools.partial(_make, namespace)
-    (planned,) = plan_module(make, batch, Case(), find_cards("gaudi2"), with_changes=False)
+    (planned,) = plan_module(make, batch, Request(), find_cards("gaudi2"), with_changes=False)
     assert planned.rehearsed is not None, planned.error
     found = planned.rehearsed.categories
     num_weights = 64 * 512 + 512
@@ -143,7 +143,7 @@ def test_a_script_is_planned_and_nothing_of_it_is_written(tmp_path: Path) -> Non
 
 def _rehearse(folder: Path, script: Path, *, is_dry: bool) -> dict[str, Any]:
     result, request = folder / f"result{is_dry}", folder / "case"
-    env = Case(batch_size=24, result=str(result)).request(request) | {
+    env = Request(batch_size=24, result=str(result)).environment(request) | {
         "LIGHTNING_GAUDI_RELIABILITY": "off"
     }
     env["LIGHTNING_GAUDI_SIMULATE_DRY"] = str(int(is_dry))
@@ -335,7 +335,7 @@ def test_a_plan_is_told_and_drawn_with_all_that_may_hold_memory(tmp_path: Path) 
         host=host,
         checkpoint={"with the optimizer": 6 * 2**30, "weights alone": 2 * 2**30},
     )
-    planned = Planned(Case(), "", found, largest={"gaudi2": 8})
+    planned = Planned(Request(), "", found, largest={"gaudi2": 8})
     lines = [" ".join(each.split()) for each in report.text(planned, find_cards("")).splitlines()]
     assert "gathered weights 5.00 GiB" in lines
     assert "beside tensors 9.00 GiB" in lines
@@ -373,5 +373,7 @@ def test_what_is_kept_free_of_a_gaudi_can_be_said() -> None:
 def test_lazy_mode_says_what_no_plan_knows() -> None:
     for is_lazy in (True, False):
         found = Rehearsed(1, 2**30, 0, is_lazy=is_lazy)
-        told = report.text(Planned(Case(), "", found, largest={"gaudi2": 8}), find_cards("gaudi2"))
+        told = report.text(
+            Planned(Request(), "", found, largest={"gaudi2": 8}), find_cards("gaudi2")
+        )
         assert ("In lazy mode a step is one graph" in told) == is_lazy

@@ -8,10 +8,10 @@ import pytest
 
 from lightning_gaudi.published import Figure, NoRoom, PublishedRun
 from lightning_gaudi.tools.plan.cards import CARDS
-from lightning_gaudi.tools.plan.case import Case, Counted, Rehearsed
 from lightning_gaudi.tools.plan.plan import Planned
 from lightning_gaudi.tools.plan.published import beside, rooms
 from lightning_gaudi.tools.plan.published_text import published_dict, published_text
+from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
 from lightning_gaudi.tools.plan.roofline import step_seconds
 
 GAUDI2, A100 = CARDS["gaudi2"], CARDS["a100"]
@@ -37,11 +37,11 @@ COUNTED = Counted(
     flops=10**13, moved_bytes=10**12, num_micro_batches=2, num_replicas=8, weight_bytes=2 * 10**9
 )
 LARGEST = {"gaudi1": 0, "gaudi2": 64, "a100": 12}
-PLANNED = Planned(Case(devices=8), "", FOUND, COUNTED, LARGEST, published=RUN)
+PLANNED = Planned(Request(devices=8), "", FOUND, COUNTED, LARGEST, published=RUN)
 
 
 def test_rates_and_times_are_those_of_a_planned_step() -> None:
-    rate, whole, score, other_batch, no_card = beside(RUN, PLANNED.case, FOUND, COUNTED)
+    rate, whole, score, other_batch, no_card = beside(RUN, PLANNED.request, FOUND, COUNTED)
     # 8 groups of cards with 2 micro-batches of a sample, in a step that is bound by arithmetic.
     assert rate.least == pytest.approx(16 / (10**13 / GAUDI2.bf16_flops))
     assert rate.unfused == pytest.approx(16 / (10**12 / GAUDI2.bandwidth))
@@ -51,7 +51,7 @@ def test_rates_and_times_are_those_of_a_planned_step() -> None:
     assert score.why_not == "it is not the time of a planned step"
     assert other_batch.why_not == "of batch 16: plan with --batch-size 16"
     assert no_card.why_not == "no such card is known"
-    (first, *_) = beside(RUN, Case(devices=1), FOUND, COUNTED)
+    (first, *_) = beside(RUN, Request(devices=1), FOUND, COUNTED)
     assert (first.errors, first.why_not) == (None, "of 8 cards: plan with --devices 8")
 
 
@@ -59,7 +59,7 @@ def test_weights_that_are_read_once_a_token_bound_a_step() -> None:
     seconds, _ = step_seconds(GAUDI2, FOUND, replace(COUNTED, flops=1))
     assert seconds == pytest.approx(2 * 10**9 / GAUDI2.bandwidth)
     texts = replace(RUN, figures=(Figure("latency_seconds", 3.0, "s", "Gaudi 2", BLOG, 1),))
-    (latency,) = beside(texts, PLANNED.case, FOUND, replace(COUNTED, flops=1))
+    (latency,) = beside(texts, PLANNED.request, FOUND, replace(COUNTED, flops=1))
     assert latency.least == seconds
 
 
@@ -100,7 +100,7 @@ def test_figures_of_a_card_without_fused_attention_stand_beside_its_own_plan() -
     figures = (Figure("latency_seconds", 3.0, "s", "Gaudi", BLOG, 1), *FIGURES[:1])
     run = replace(RUN, figures=figures, no_room=())
     fused = replace(FOUND, has_fused_attention=True)
-    first, second = beside(run, PLANNED.case, fused, COUNTED)
+    first, second = beside(run, PLANNED.request, fused, COUNTED)
     assert first.why_not == "its attention is not fused there: plan with --cards gaudi1"
     assert second.least is not None
     alone = replace(PLANNED, on="Gaudi 1", largest={"gaudi1": 3}, published=run)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi.tools.plan.case import Case, Rehearsed
+from lightning_gaudi.tools.plan.request import Rehearsed, Request
 from tests.helpers.process import run
 from tests.tools.plan.rehearsing import planned_peak, rehearse
 
@@ -28,7 +28,7 @@ def test_a_plan_is_what_ranks_take_and_save(
 ) -> None:
     monkeypatch.setenv("LIGHTNING_GAUDI_COMPILE", "none")
     command = [sys.executable, str(SCRIPT), name, str(num_cards)]
-    found = rehearse(tmp_path, command, Case(devices=num_cards))
+    found = rehearse(tmp_path, command, Request(devices=num_cards))
     held = found.categories
     assert sum(held.values()) == found.peak_bytes
     is_whole = name in ("auto", "ddp")
@@ -53,7 +53,7 @@ def test_a_plan_is_what_ranks_hold_on_the_host(
 ) -> None:
     monkeypatch.setenv("LIGHTNING_GAUDI_COMPILE", "none")
     command = [sys.executable, str(SCRIPT), name, "2"]
-    found = rehearse(tmp_path, command, Case(devices=2))
+    found = rehearse(tmp_path, command, Request(devices=2))
     out = _assert_is_as_in_a_run(found, command, 2, tmp_path)
     (num_bytes,) = re.findall(r"HOST (\d+)", out)
     held = sum(size for what, size in found.host.items() if what.endswith("offloaded"))

@@ -17,11 +17,11 @@ from lightning_gaudi.untrusted import parse_json, printable
 MAX_FORKS = min(4, os.cpu_count() or 1)
 """Of a rehearsal at a time: each is busy, and needs memory for the program's data."""
 VARIABLE = "_LIGHTNING_GAUDI_REHEARSAL"
-"""The file with the case that a process is to rehearse."""
+"""The file with the request that a process is to rehearse."""
 
 
 @dataclass(frozen=True)
-class Case:
+class Request:
     """One way to run a program. What is None stays as the program has it."""
 
     strategy: str | None = None
@@ -42,13 +42,13 @@ class Case:
         """Writes it where `load` finds it."""
         path.write_text(json.dumps(asdict(self)))
 
-    def request(self, path: Path) -> dict[str, str]:
+    def environment(self, path: Path) -> dict[str, str]:
         """Writes it to a file; returns the environment in which a program rehearses it."""
         self.save(path)
         return {VARIABLE: str(path), TOOL: "lightning_gaudi.tools.plan.patches"}
 
     @classmethod
-    def load(cls, path: Path) -> Case:
+    def load(cls, path: Path) -> Request:
         """Reads what `save` has written.
 
         Raises:
@@ -59,7 +59,7 @@ class Case:
             return cls(**{**found, "budgets": tuple(found["budgets"])})
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{path} is no case to rehearse ({printable(error, max_chars=200)}). Start the "
+                f"{path} is no request to rehearse ({printable(error, max_chars=200)}). Start the "
                 "rehearsal by `lightning-gaudi plan`, which writes it."
             ) from error
 
