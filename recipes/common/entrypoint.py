@@ -10,8 +10,9 @@ import importlib.util
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from lightning_gaudi.tools.command_line import catalog, environment
 from lightning_gaudi.untrusted import shown
@@ -36,6 +37,43 @@ Run = Callable[..., Any]
 """A recipe's `run`: parses the arguments with its classes, and runs the command."""
 Export = Callable[[Path, Path], str]
 """Makes a folder of a checkpoint, and says how to load it."""
+
+
+class RecipeProgram(NamedTuple):
+    """A recipe as a program: its `__main__` makes one."""
+
+    file: str
+    """`__file__` of the recipe's `__main__`."""
+    package: str
+    """The recipe's: `__package__` there."""
+    module: str
+    """The LightningModule's class, in the recipe's `module`."""
+    data: str
+    """The LightningDataModule's class, in the recipe's `data`."""
+    links: tuple[str, ...] = ()
+    """Settings of the module that are the data's; see `RecipeCLI`."""
+    check: Callable[[], None] | None = None
+    """Raises if a library of the recipe's own is too old."""
+    export: Export | None = None
+    """The recipe's own, where the model is none of transformers."""
+
+    def run(self, args: Any = None, **options: Any) -> Any:
+        """Parses the arguments (the command line's by default) and runs the command.
+
+        Returns:
+            The `RecipeCLI`.
+        """
+        if self.check is not None:
+            self.check()
+        from recipes.common import cli
+
+        module = getattr(import_module(f"{self.package}.module"), self.module)
+        data = getattr(import_module(f"{self.package}.data"), self.data)
+        return cli.run(module, data, args, links=self.links, **options)
+
+    def main(self, args: Sequence[str] | None = None, program: str = "") -> None:
+        """Runs one of the Trainer's commands, or `export`; see the function `main`."""
+        main(self.file, self.run, args, program, self.export)
 
 
 def main(

@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-from recipes.common import entrypoint
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import ArgsType
-
-    from recipes.common.cli import RecipeCLI
+from recipes.common.entrypoint import RecipeProgram
 
 LINKS = ("vocab_size", "max_length")
-
-
-def run(args: ArgsType = None, **options: Any) -> RecipeCLI:
-    """Parses the arguments (the command line's by default) and runs the command."""
-    from recipes.common import cli
-    from recipes.mrpc.data import MrpcData
-    from recipes.mrpc.module import Mrpc
-
-    return cli.run(Mrpc, MrpcData, args, links=LINKS, **options)
-
-
-def main(args: Sequence[str] | None = None, program: str = "") -> None:
-    """Runs one of the Trainer's commands, or `export`; see `front.main`."""
-    entrypoint.main(__file__, run, args, program)
-
+RECIPE = RecipeProgram(__file__, __package__ or "", "Mrpc", "MrpcData", LINKS)
+run, main = RECIPE.run, RECIPE.main
 
 if __name__ == "__main__":
     main()
