@@ -29,7 +29,7 @@ _PACKAGE = "lightning_gaudi"
 _MIRROR = f"{_PACKAGE}.pytorch_lightning"
 SHARED = (
     *("attention", "compilation", "config_errors", "data", "hardware", "inference", "published"),
-    *("releases", "reliability", "simulator", "strategy_table", "tools", "untrusted"),
+    *("releases", "reliability", "report", "simulator", "strategy_table", "tools", "untrusted"),
 )
 """The modules and packages at our top that exist once, beside those that begin with `_`."""
 

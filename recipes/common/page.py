@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
-from recipes.common.sections import Row, Section
+from markupsafe import Markup
+
+from lightning_gaudi.report import html
+from recipes.common.sections import Section
 
 _STYLE = """\
 :root { color-scheme: light }
@@ -37,6 +39,35 @@ td { overflow-wrap: anywhere; font-variant-numeric: tabular-nums }
 """
 
 
+_TEMPLATE = """\
+{% extends "document" %}
+{% block body %}
+<h1>{{ title }}</h1>
+<p class="state{{ " early" if is_early }}">{{ state }}</p>
+{% if drawings %}
+<figure>
+{% for each in drawings %}
+{{ each }}
+{% endfor %}
+</figure>
+{% endif %}
+{% for section in sections if section.rows %}
+<section>
+<h2>{{ section.title }}</h2>
+<table>
+{% for row in section.rows %}
+<tr><th scope="row">{{ row.name }}</th><td>{{ row.value }}
+{%- if row.is_met is not none %} <span class="{{ "met" if row.is_met else "missed" }}">
+{{- row.verdict }}</span>{% endif %}</td></tr>
+{% endfor %}
+</table>
+</section>
+{% endfor %}
+<footer>{{ footer }}</footer>
+{% endblock %}
+"""
+
+
 def page(
     title: str,
     state: str,
@@ -55,37 +86,13 @@ def page(
         sections: those without a line are left out.
         footer: a line of text.
     """
-    body = "\n".join(_section(each) for each in sections if each.rows)
-    drawn = "\n".join(drawings)
-    figure = f"<figure>\n{drawn}\n</figure>\n" if drawn else ""
-    return f"""\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<style>
-{_STYLE}</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
-<p class="state{" early" if is_early else ""}">{escape(state)}</p>
-{figure}{body}
-<footer>{escape(footer)}</footer>
-</body>
-</html>
-"""
-
-
-def _section(each: Section) -> str:
-    rows = "\n".join(map(_row, each.rows))
-    return f"<section>\n<h2>{escape(each.title)}</h2>\n<table>\n{rows}\n</table>\n</section>"
-
-
-def _row(row: Row) -> str:
-    verdict = ""
-    if row.is_met is not None:
-        kind = "met" if row.is_met else "missed"
-        verdict = f' <span class="{kind}">{escape(row.verdict)}</span>'
-    return f'<tr><th scope="row">{escape(row.name)}</th><td>{escape(row.value)}{verdict}</td></tr>'
+    return html.render(
+        _TEMPLATE,
+        title=title,
+        style=_STYLE,
+        state=state,
+        is_early=is_early,
+        drawings=[Markup(each) for each in drawings],
+        sections=list(sections),
+        footer=footer,
+    )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from . import formatting, line_totals, plots
+from markupsafe import Markup
+
+from lightning_gaudi.report import html, svg
+
+from . import formatting, line_totals
 from .finding import Finding, Weight
 from .merging import Audit, judged_steps
 from .record import WARM_UP, Loader, Record
@@ -31,6 +35,88 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 """
 _NUM_LINES = 40
 _NUM_SHAPES = 12
+_TEMPLATE = """\
+{% extends "document" %}
+{% block body %}
+<h1>Audit</h1>
+<pre>{{ command }}</pre>
+{% if status %}
+<p><b>The command exited with {{ status }}.</b></p>
+{% endif %}
+{% if record %}
+<p class="quiet">{{ shown.headline(audit) }}</p>
+{% if not found %}
+<div class="finding clean"><p>Nothing was found.</p></div>
+{% else %}
+<h2>{{ found|length }} finding{{ "s" if found|length > 1 }}, worst first</h2>
+{% endif %}
+{% for each in found %}
+<div class="finding {{ weight(each) }}">
+<b><code>{{ shown.short(each.file) }}:{{ each.line }}</code></b>
+<span class="rule">{{ each.rule }}, {{ shown.frequency(each, num_judged) }}
+{%- if num_ranks > 1 %}, ranks {{ each.ranks|join(", ") }}{% endif %}</span>
+{% if shown.source_line(each) %}
+<pre>{{ shown.source_line(each) }}</pre>
+{% endif %}
+<p>{{ each.message[:1].upper() }}{{ each.message[1:] }}
+{%- if shown.inside(each) %} In <code>{{ shown.inside(each) }}</code>.{% endif %}<br>
+<b>Instead:</b> {{ each.fix }}
+{%- if each.source %}<br><span class="rule">{{ each.source }}</span>{% endif %}</p>
+</div>
+{% endfor %}
+{% if record.steps %}
+<h2>Steps of rank {{ record.rank }}</h2>
+{% for title, plot in steps %}
+<h3>{{ title }}</h3>{{ plot }}
+{% endfor %}
+<p class="quiet">Shaded: the first steps, which set up and are not judged.</p>
+{% endif %}
+{% if lines %}
+<h2>By line, all steps</h2>
+<table>
+<tr><th>line</th>
+{%- for title in titles.values() %}<th class="n">{{ title }}</th>{% endfor %}<th></th></tr>
+{% for each, code in lines %}
+<tr><td><code>{{ shown.label(each.file, each.line) }}</code></td>
+{%- for name in titles %}{{ number(each[name]) }}{% endfor %}<td><code>{{ code }}</code></td></tr>
+{% endfor %}
+</table>
+{% if causes %}
+<h3>Graphs compiled again</h3>
+<table>
+{% for line, cause, count in causes %}
+<tr><td><code>{{ shown.label(line.file, line.line) }}</code></td>
+{#- #}<td>{{ cause }}</td>{{ number(count) }}</tr>
+{% endfor %}
+</table>
+{% endif %}
+{% endif %}
+<h2>Memory at its peak</h2>
+<p>At most {{ shown.size(record.peak_bytes) }} of {{ shown.size(record.limit_bytes) }} were in use at
+a time.</p>
+{{ memory }}
+{% for each, shapes, lengths in loaders %}
+<h2>Shapes of {{ each.name }}, {{ each.stage }}</h2>
+<p>{{ each.batches|length }} batches of {{ each.shapes|length }} shapes, made at
+<code>{{ shown.short(each.file) }}:{{ each.line }}</code> by <code>{{ each.collate }}</code>
+{%- for line in shown.advice(each) %}<br>{{ line }}{% endfor %}</p>
+{{ shapes }}
+{% if lengths %}
+<h3>Samples by length</h3>{{ lengths }}
+{% endif %}
+{% endfor %}
+{% if collectives %}
+<h2>Collectives</h2>
+<table>
+<tr><th>kind</th><th class="n">calls</th><th class="n">bytes</th></tr>
+{% for name, (count, size) in collectives.items() %}
+<tr><td>{{ name }}</td>{{ number(count) }}{{ number(size) }}</tr>
+{% endfor %}
+</table>
+{% endif %}
+{% endif %}
+{% endblock %}
+"""
 _CODE_LENGTH = 48
 
 
@@ -41,154 +127,92 @@ def render(audit: Audit, found: Sequence[Finding]) -> str:
         audit: What was noted.
         found: What is said against it, worst first.
     """
-    command = escape(formatting.command(audit))
-    body = [f"<h1>Audit</h1><pre>{command}</pre>"]
-    if audit.status:
-        body.append(f"<p><b>The command exited with {audit.status}.</b></p>")
-    if audit.records:
-        body.append(f'<p class="quiet">{escape(formatting.headline(audit))}</p>')
-        body += [_findings(audit, found), *_steps(audit.first), _lines(audit.first)]
-        body += [_memory(audit.first), *map(_loader, audit.first.loaders), _collectives(audit)]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>Audit of {command}</title><style>{_STYLE}</style></head>"
-        f"<body>{''.join(body)}</body></html>\n"
+    command, record = formatting.command(audit), audit.first if audit.records else None
+    return html.render(
+        _TEMPLATE,
+        title=f"Audit of {command}",
+        style=_STYLE,
+        command=command,
+        status=audit.status,
+        audit=audit,
+        found=found,
+        num_ranks=len(audit.records),
+        record=record,
+        shown=formatting,
+        weight=lambda each: Weight(each.weight).name.lower(),
+        number=_number,
+        titles=line_totals.TITLES,
+        **({} if record is None else _values(record)),
     )
 
 
-def _findings(audit: Audit, found: Sequence[Finding]) -> str:
-    if not found:
-        return '<div class="finding clean"><p>Nothing was found.</p></div>'
-    num_judged = len(judged_steps(audit.first))
-    parts = [f"<h2>{len(found)} finding{'s' if len(found) > 1 else ''}, worst first</h2>"]
-    parts += [_finding(each, num_judged, len(audit.records)) for each in found]
-    return "".join(parts)
+def _values(record: Record) -> dict[str, Any]:
+    """Returns what the template shows of the first rank."""
+    found = line_totals.totals(record)[:_NUM_LINES]
+    codes = (linecache.getline(each.file, each.line).strip() for each in found)
+    parts = {name: size for name, size in record.memory.items() if size}
+    sizes = {name: formatting.size(size) for name, size in parts.items()}
+    return {
+        "num_judged": len(judged_steps(record)),
+        "steps": [*_steps(record)],
+        "lines": [(each, code[:_CODE_LENGTH]) for each, code in zip(found, codes, strict=True)],
+        "causes": [*line_totals.recompilations(record)],
+        "memory": svg.bars(parts, sizes, "Memory by category"),
+        "loaders": [(each, _shapes(each), _lengths(each)) for each in record.loaders],
+        "collectives": formatting.collectives(record),
+    }
 
 
-def _finding(finding: Finding, num_judged: int, num_ranks: int) -> str:
-    code = formatting.source_line(finding)
-    ranks = f", ranks {', '.join(map(str, finding.ranks))}" if num_ranks > 1 else ""
-    via = f" In <code>{escape(where)}</code>." if (where := formatting.inside(finding)) else ""
-    source = f'<br><span class="rule">{escape(finding.source)}</span>' if finding.source else ""
-    return (
-        f'<div class="finding {Weight(finding.weight).name.lower()}">'
-        f"<b><code>{escape(formatting.short(finding.file))}:{finding.line}</code></b> "
-        f'<span class="rule">{escape(finding.rule)}, '
-        f"{escape(formatting.frequency(finding, num_judged))}{ranks}</span>"
-        f"{f'<pre>{escape(code)}</pre>' if code else ''}"
-        f"<p>{escape(finding.message[:1].upper() + finding.message[1:])}{via}<br>"
-        f"<b>Instead:</b> {escape(finding.fix)}{source}</p></div>"
-    )
+def _number(value: int) -> Markup:
+    """Returns a cell of a table; an empty one for none."""
+    return Markup(f'<td class="n">{value:,}</td>' if value else "<td></td>")
 
 
-def _steps(record: Record) -> Iterator[str]:
-    if not record.steps:
-        return
-    yield f"<h2>Steps of rank {record.rank}</h2>"
-    launches, graphs = (formatting.step_values(record, n) for n in ("launches", "graph_launches"))
-    single = [total - of for total, of in zip(launches, graphs, strict=True)]
-    compiled, again = (
-        formatting.step_values(record, n) for n in ("compilations", "recompilations")
-    )
-    first = [total - of for total, of in zip(compiled, again, strict=True)]
-    pictures: dict[str, dict[str, list[int]]] = {
-        "Launches": {"operators": single, "graphs": graphs},
-        "Graphs compiled": {"new": first, "again, for other shapes": again},
-        "Host syncs": {"host syncs": formatting.step_values(record, "host_syncs")},
-        "Bytes copied": {
-            "to the card": formatting.step_values(record, "host_to_device_bytes"),
-            "to the host": formatting.step_values(record, "device_to_host_bytes"),
+def _steps(record: Record) -> Iterator[tuple[str, Markup]]:
+    def of(name: str) -> Sequence[int]:
+        return formatting.step_values(record, name)
+
+    def without(name: str, part: str) -> Sequence[int]:
+        return [total - of for total, of in zip(of(name), of(part), strict=True)]
+
+    pictures: Mapping[str, Mapping[str, Sequence[int]]] = {
+        "Launches": {
+            "operators": without("launches", "graph_launches"),
+            "graphs": of("graph_launches"),
         },
-        "Bytes in collectives": {"bytes": formatting.step_values(record, "collective_bytes")},
+        "Graphs compiled": {
+            "new": without("compilations", "recompilations"),
+            "again, for other shapes": of("recompilations"),
+        },
+        "Host syncs": {"host syncs": of("host_syncs")},
+        "Bytes copied": {
+            "to the card": of("host_to_device_bytes"),
+            "to the host": of("device_to_host_bytes"),
+        },
+        "Bytes in collectives": {"bytes": of("collective_bytes")},
     }
     for title, parts in pictures.items():
-        if any(map(any, parts.values())):
-            parts = {name: values for name, values in parts.items() if any(values)}
-            yield f"<h3>{title}</h3>{plots.bars_by_step(parts, WARM_UP, f'{title} by step')}"
-    yield '<p class="quiet">Shaded: the first steps, which set up and are not judged.</p>'
+        if parts := {name: values for name, values in parts.items() if any(values)}:
+            yield title, svg.bars_by_step(parts, WARM_UP, f"{title} by step")
 
 
-def _lines(record: Record) -> str:
-    """Returns what each line does, and its code."""
-    found = line_totals.totals(record)[:_NUM_LINES]
-    if not found:
-        return ""
-    head = "".join(f'<th class="n">{title}</th>' for title in line_totals.TITLES.values())
-    rows = "".join(_row(each) for each in found)
-    causes = "".join(
-        f"<tr><td><code>{escape(formatting.label(line.file, line.line))}</code></td>"
-        f'<td>{escape(cause)}</td><td class="n">{count:,}</td></tr>'
-        for line, cause, count in line_totals.recompilations(record)
-    )
-    again = f"<h3>Graphs compiled again</h3><table>{causes}</table>" if causes else ""
-    return (
-        f"<h2>By line, all steps</h2><table><tr><th>line</th>{head}<th></th></tr>{rows}</table>"
-        f"{again}"
-    )
-
-
-def _row(each: line_totals.LineTotals) -> str:
-    figures = (getattr(each, name) for name in line_totals.TITLES)
-    cells = "".join(f'<td class="n">{n:,}</td>' if n else "<td></td>" for n in figures)
-    code = linecache.getline(each.file, each.line).strip()
-    return (
-        f"<tr><td><code>{escape(formatting.label(each.file, each.line))}</code></td>{cells}"
-        f"<td><code>{escape(code[:_CODE_LENGTH])}</code></td></tr>"
-    )
-
-
-def _memory(record: Record) -> str:
-    parts = {name: size for name, size in record.memory.items() if size}
-    shown = {name: formatting.size(size) for name, size in parts.items()}
-    return (
-        f"<h2>Memory at its peak</h2><p>At most {formatting.size(record.peak_bytes)} of "
-        f"{formatting.size(record.limit_bytes)} were in use at a time.</p>"
-        f"{plots.bars(parts, shown, 'Memory by category')}"
-    )
-
-
-def _loader(loader: Loader) -> str:
-    counted = Counter(loader.batches).most_common(_NUM_SHAPES)
+def _shapes(loader: Loader) -> Markup:
     values: dict[str, int] = {}
-    for number, count in counted:
+    for number, count in Counter(loader.batches).most_common(_NUM_SHAPES):
         name, sizes = next(iter(loader.shapes[number].items()))
         label = f"{name} {sizes}"
         values[label] = values.get(label, 0) + count
     shown = {name: f"{count} batch{'es' if count > 1 else ''}" for name, count in values.items()}
-    notes = "".join(f"<br>{escape(line)}" for line in formatting.advice(loader))
-    parts = [
-        f"<h2>Shapes of {escape(loader.name)}, {escape(loader.stage)}</h2>"
-        f"<p>{len(loader.batches)} batches of {len(loader.shapes)} shapes, made at "
-        f"<code>{escape(formatting.short(loader.file))}:{loader.line}</code> by "
-        f"<code>{escape(loader.collate)}</code>{notes}</p>",
-        plots.bars(values, shown, "Batches by shape"),
-    ]
-    if len(loader.lengths) > 1:
-        lengths = _binned(loader.lengths)
-        samples = {name: f"{count:,}" for name, count in lengths.items()}
-        parts.append("<h3>Samples by length</h3>" + plots.bars(lengths, samples, "Lengths"))
-    return "".join(parts)
+    return svg.bars(values, shown, "Batches by shape")
 
 
-def _binned(lengths: dict[int, int]) -> dict[str, int]:
-    """Sorts them into about ten bins of equal width at most."""
-    width = max(1, -(-max(lengths) // 10))
+def _lengths(loader: Loader) -> Markup:
+    """Returns the lengths of the samples, if they differ, in about ten bins of equal width."""
+    if len(loader.lengths) < 2:
+        return Markup()
+    width = max(1, -(-max(loader.lengths) // 10))
     bins: Counter[int] = Counter()
-    for length, count in lengths.items():
+    for length, count in loader.lengths.items():
         bins[(length - 1) // width] += count
-    return {f"{b * width + 1} to {(b + 1) * width}": bins[b] for b in sorted(bins)}
-
-
-def _collectives(audit: Audit) -> str:
-    calls = formatting.collectives(audit.first)
-    if not calls:
-        return ""
-    rows = "".join(
-        f'<tr><td>{escape(name)}</td><td class="n">{count:,}</td><td class="n">{size:,}</td></tr>'
-        for name, (count, size) in calls.items()
-    )
-    return (
-        '<h2>Collectives</h2><table><tr><th>kind</th><th class="n">calls</th>'
-        f'<th class="n">bytes</th></tr>{rows}</table>'
-    )
+    values = {f"{b * width + 1} to {(b + 1) * width}": bins[b] for b in sorted(bins)}
+    return svg.bars(values, {name: f"{count:,}" for name, count in values.items()}, "Lengths")

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lightning_gaudi.tools.audit import findings, page, plots
+from lightning_gaudi.report import svg
+from lightning_gaudi.tools.audit import findings, page
 from lightning_gaudi.tools.audit.merging import Audit
 from lightning_gaudi.tools.audit.record import Line, Loader, Record, Step
 
@@ -110,7 +111,7 @@ def test_a_page_has_every_part(shown: str) -> None:
 
 
 def test_bars_are_as_high_as_their_values() -> None:
-    picture = plots.bars_by_step({"a": [2, 4], "b": [2, 0]}, 1, "what")
+    picture = svg.bars_by_step({"a": [2, 4], "b": [2, 0]}, 1, "what")
     drawing = ElementTree.fromstring(picture.partition("</svg>")[0] + "</svg>")
     bars = {
         title.text: float(rectangle.attrib["height"])
@@ -122,7 +123,7 @@ def test_bars_are_as_high_as_their_values() -> None:
 
 
 def test_lying_bars_are_as_long_as_their_values() -> None:
-    picture = plots.bars({"a": 10, "b": 5}, {"a": "ten", "b": "five"}, "what")
+    picture = svg.bars({"a": 10, "b": 5}, {"a": "ten", "b": "five"}, "what")
     lengths = [float(each.attrib["width"]) for each in ElementTree.fromstring(picture).iter("rect")]
     assert lengths[0] == 2 * lengths[1] > 0
     assert ">five</text>" in picture
