@@ -92,8 +92,8 @@ _TEMPLATE = """\
 {% endif %}
 {% endif %}
 <h2>Memory at its peak</h2>
-<p>At most {{ shown.size(record.peak_bytes) }} of {{ shown.size(record.limit_bytes) }} were in use at
-a time.</p>
+<p>At most {{ shown.size(record.peak_bytes) }} of {{ shown.size(record.limit_bytes) }} were in use
+at a time.</p>
 {{ memory }}
 {% for each, shapes, lengths in loaders %}
 <h2>Shapes of {{ each.name }}, {{ each.stage }}</h2>
