@@ -137,6 +137,13 @@ def test_imports_go_one_way() -> None:
         above.add(room)
 
 
+def test_few_rooms_know_one_another() -> None:
+    """Without those that import nothing, and the room that all stand on."""
+    ground = {room for room, imported in ROOMS.items() if not imported} | {"_core"}
+    pairs = [(room, other) for room, imported in ROOMS.items() for other in imported - ground]
+    assert len(pairs) <= 45, pairs
+
+
 def test_only_vendor_imports_the_vendors_package() -> None:
     importers = [
         path.relative_to(PACKAGE).as_posix()
