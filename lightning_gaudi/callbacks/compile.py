@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from lightning_gaudi.compilation.settings import Compilation
 
-from ._setting import SettingCallback
+from ._settings import SettingCallback
 
 __all__ = ["Compile"]
 

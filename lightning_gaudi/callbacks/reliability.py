@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 
-from ._setting import SettingCallback
+from ._settings import SettingCallback
 
 __all__ = ["Reliability"]
 
