@@ -3,12 +3,11 @@
 from lightning_gaudi._core.flops import FlopCounter
 
 from .alarm import CompilationAlarm, LateCompilationError
-from .compile import Compile
 from .exit_checkpoint import OnExitCheckpoint
 from .graphs import GraphMonitor, GraphReport
 from .history import Curve, MetricHistory
 from .memory import MemoryMonitor
-from .reliability import Reliability
+from .settings import Compile, Reliability
 from .throughput import ThroughputReport, TokenThroughput
 
 __all__ = [

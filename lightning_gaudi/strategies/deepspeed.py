@@ -27,13 +27,13 @@ from ..deepspeed.checkpoint.save import save
 from ..deepspeed.checkpoint.weights import load_weights
 from ..deepspeed.config import load as settings
 from ..deepspeed.config.optimizers import check_named_optimizer
+from ..deepspeed.engine.accumulation import stepped_by_user, tell_boundary
 from ..deepspeed.engine.initialize import (
     configure_checkpointing,
     make_engine,
     make_inference_engine,
 )
 from ..deepspeed.engine.lifecycle import restore_linear
-from ..deepspeed.engine.manual_optimization import stepped_by_user, tell_boundary
 from ..deepspeed.strategy import DeepSpeedMixin
 from ..precision.deepspeed import HPUDeepSpeedPrecision, check_precision
 from .base import HPUStrategy

@@ -4,7 +4,7 @@ import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi.deepspeed import library
-from lightning_gaudi.deepspeed.engine.manual_optimization import stepped_by_user
+from lightning_gaudi.deepspeed.engine.accumulation import stepped_by_user
 
 
 def test_deepspeed_that_cannot_leave_the_step_to_the_user_is_refused(

@@ -244,7 +244,7 @@ OWN = {
         "self.report.num_flops",
         "self.report.peak_flops",
     },
-    "callbacks/_setting.py": {"setattr(strategy, self.attribute, value)"},
+    "callbacks/settings.py": {"setattr(strategy, self.attribute, value)"},
     "tools/plan/host.py": {"full.of_rank"},
     "_core/memory/owners.py": {
         "found.buckets",

@@ -1,4 +1,4 @@
-"""What an audit says of one line."""
+"""What an audit says of one line, and what to change where it is a library's."""
 
 from __future__ import annotations
 
@@ -53,3 +53,47 @@ class Finding:
     def place(self) -> tuple[str, str, int, str]:
         """What two findings have in common that are one."""
         return self.rule, self.file, self.line, self.via
+
+
+_LOGGED = "transformers logs in each step: raise logging_steps of TrainingArguments."
+
+_FIXES: dict[tuple[str, str, str], str] = {
+    ("item-waits", "lightning/fabric/fabric.py", "clip_gradients"): (
+        "Pass error_if_nonfinite=False to fabric.clip_gradients: to check the norm, it reads it."
+    ),
+    ("item-waits", "lightning/fabric/utilities/apply_func.py", "to_item"): (
+        "Metrics are read in each step. Leave prog_bar=True out of self.log, or pass "
+        "TQDMProgressBar(refresh_rate=50); for loggers raise log_every_n_steps of the Trainer."
+    ),
+    ("item-waits", "transformers/trainer.py", "_maybe_log_save_evaluate"): _LOGGED,
+    ("copy-to-host-waits", "transformers/trainer.py", "_maybe_log_save_evaluate"): _LOGGED,
+    ("item-waits", "transformers/trainer.py", "_run_epoch"): (
+        "Pass logging_nan_inf_filter=False to TrainingArguments: the filter reads each loss."
+    ),
+    ("item-waits", "transformers/masking_utils.py", ""): (
+        "transformers reads masks and positions for a shortcut, and not in a compiled model: pass "
+        "torch_compile=True, torch_compile_backend='hpu_backend' to TrainingArguments."
+    ),
+    ("copy-to-card-blocks", "accelerate/utils/operations.py", ""): (
+        "Pass accelerator_config={'non_blocking': True} to TrainingArguments, or of accelerate "
+        "itself dataloader_config=DataLoaderConfiguration(non_blocking=True) to Accelerator."
+    ),
+}
+"""By rule, the library's file and its function ("" for all of the file): settings of that library.
+
+Source: the files named, of Lightning 2.6.6, transformers 5.23 and accelerate 1.15.
+"""
+
+
+def fix(rule: str, via: str, otherwise: str) -> str:
+    """Returns what to change for a finding.
+
+    Args:
+        rule: Its rule.
+        via: The library's line that it got to, as in `record.Line`.
+        otherwise: What helps where it is the user's own line.
+    """
+    file, _, function = via.partition(", ")
+    file = file.rpartition(":")[0]
+    found = _FIXES.get((rule, file, function)) or _FIXES.get((rule, file, ""))
+    return found or otherwise

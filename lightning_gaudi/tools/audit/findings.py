@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from lightning_gaudi.simulator.rules import table
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
 
-from . import fixes, launches, shapes
+from . import finding, launches, shapes
 from .finding import Finding, Weight
 from .merging import Audit, judged_steps, lines_of
 from .record import Line, Record
@@ -152,7 +152,7 @@ def _own(
         line=line.line,
         function=line.function,
         message=message,
-        fix=fixes.fix(key, line.via, fix),
+        fix=finding.fix(key, line.via, fix),
         num_steps=len(steps),
         count=line.count,
         via=line.via,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from lightning_gaudi.tools.doctor import (
     cards,
-    compiler,
     files,
     hl_smi,
     memory,
@@ -43,7 +42,7 @@ CHECKS: tuple[Check, ...] = (
     *(variables.check_mode, variables.check_harm, variables.check_recipe_cache),
     *(variables.check_scale_out, memory.check_huge_pages, memory.check_shared_memory),
     *(memory.check_locked_memory, network.check_address, files.check_tmpdir, files.check_logs),
-    compiler.check_compiler,
+    software.check_compiler,
 )
 """Those that need nothing but the machine."""
 

@@ -1,4 +1,7 @@
-"""Checks of the Python packages: against the releases, the tested pairs and the security floor."""
+"""Checks of the Python packages, and of what the simulated HPU is compiled with.
+
+Against the releases, the tested pairs and the security floor.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,18 @@ from packaging.version import InvalidVersion, Version
 from lightning_gaudi._core import deepspeed_versions
 from lightning_gaudi._version import __version__
 from lightning_gaudi.releases import OLDEST, RELEASES, find_release, minor, numbers
-from lightning_gaudi.simulator import settings
-from lightning_gaudi.tools.doctor.findings import Finding, error, note, ok, warning
+from lightning_gaudi.simulator import activation, build, settings, toolchain
+from lightning_gaudi.simulator.settings import SimulatorError
+from lightning_gaudi.tools.doctor import hl_smi
+from lightning_gaudi.tools.doctor.findings import (
+    Finding,
+    Level,
+    error,
+    from_message,
+    note,
+    ok,
+    warning,
+)
 from lightning_gaudi.tools.doctor.machine import Machine, python
 
 PLUGIN = "habana-torch-plugin"
@@ -224,3 +237,29 @@ def _contains(requirement: Requirement, version: str) -> bool:
     except InvalidVersion:
         return True
     return requirement.specifier.contains(found, prereleases=True)
+
+
+def check_compiler(machine: Machine) -> Iterator[Finding]:
+    """Whether simulated cards can be had here: an error where they are asked for, else a note."""
+    asked = is_simulated(machine)
+    if not asked and hl_smi.has_driver(machine):
+        return  # a Gaudi server needs none
+    try:
+        if asked:
+            activation.refuse_vendor(
+                f"{settings.SIMULATE}={machine.environment[settings.SIMULATE]}"
+            )
+            settings.read_settings()
+            settings.read_rule_mode()
+        built = build.find_built()
+        compiler = None if built else toolchain.require_compiler()
+    except SimulatorError as failure:
+        yield from_message(Level.ERROR if asked else Level.NOTE, "simulator", str(failure))
+        return
+    if compiler is None:
+        yield ok("simulator", "compiled for this torch")
+    else:
+        yield note(
+            "simulator",
+            f"not compiled yet; the first use does that, with {compiler.command[0]}, once",
+        )

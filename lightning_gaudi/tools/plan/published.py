@@ -1,7 +1,8 @@
 """What was published of a run, beside what its plan says.
 
 A program declares that it is a published run by a callback of its Trainer that has a method
-`published_run`. The figures are the program's; none are known here.
+`published_run`. The figures are the program's; none are known here. What a step takes by a card's peaks stands beside
+them: an estimate, and no measurement.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any
 from lightning_gaudi.published import Figure, PublishedRun
 from lightning_gaudi.tools.plan.cards import CARDS, Card
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
-from lightning_gaudi.tools.plan.roofline import step_seconds
 
 
 @dataclass(frozen=True)
@@ -126,3 +126,19 @@ def _card(hardware: str) -> Card | None:
     """The card that is published as `hardware`; a Gaudi of the first generation has no number."""
     title = "Gaudi 1" if hardware == "Gaudi" else hardware
     return next((card for card in CARDS.values() if card.title == title), None)
+
+
+def step_seconds(card: Card, found: Rehearsed, counted: Counted) -> tuple[float, float]:
+    """What a step takes by the card's peaks, in bf16: at least, and if no operators are fused.
+
+    The arithmetic, what is sent, or the memory that is read and written, whichever takes longer.
+    What is held whatever the batch is touched once in each step, and the weights as often as more
+    than what fits a card's caches is read between: once a token, where texts are written.
+    Source: Williams, Waterman, Patterson, "Roofline: An Insightful Visual Performance Model", 2009.
+    """
+    arithmetic = counted.flops / card.bf16_flops
+    sent = sum(counted.collective_bytes.values())
+    links = sent / card.link_bandwidth if card.link_bandwidth else 0.0
+    touched = max(found.held_bytes, counted.weight_bytes)
+    least = max(arithmetic, links, touched / card.bandwidth)
+    return least, max(least, counted.moved_bytes / card.bandwidth)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from lightning_gaudi.tools.plan.cards import Card
 from lightning_gaudi.tools.plan.plan import Planned
+from lightning_gaudi.tools.plan.published import step_seconds
 from lightning_gaudi.tools.plan.published_text import published_text
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
-from lightning_gaudi.tools.plan.roofline import step_seconds
 
 _SHOWN_BYTES = 2**16
 """Of the host: less is not worth a line."""

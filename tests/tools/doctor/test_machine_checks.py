@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_gaudi.simulator import settings
-from lightning_gaudi.tools.doctor import compiler, files, memory, mode, network
+from lightning_gaudi.tools.doctor import files, memory, mode, network, software
 from lightning_gaudi.tools.doctor.findings import Finding, Level
 from lightning_gaudi.tools.doctor.machine import Answer, Machine
 from tests.helpers.recorded import MEMINFO, Recorded, gaudi2_server, laptop, probe
@@ -252,24 +252,24 @@ def test_no_compiler_is_a_note_and_an_error_where_simulated_cards_are_asked_for(
 ) -> None:
     monkeypatch.setenv(settings.CACHE_DIR, str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    (found,) = compiler.check_compiler(laptop())
+    (found,) = software.check_compiler(laptop())
     assert found.level is Level.NOTE
     assert "no C++ compiler was found" in found.found
     assert found.fix.startswith("Install one (Debian: apt-get install g++)")
     monkeypatch.setenv(settings.SIMULATE, "2")
-    (found,) = compiler.check_compiler(_machine(LIGHTNING_GAUDI_SIMULATE="2"))
+    (found,) = software.check_compiler(_machine(LIGHTNING_GAUDI_SIMULATE="2"))
     assert found.level is Level.ERROR
 
 
 def test_a_simulated_server_that_cannot_be_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.SIMULATE, "9")
-    (found,) = compiler.check_compiler(_machine(LIGHTNING_GAUDI_SIMULATE="9"))
+    (found,) = software.check_compiler(_machine(LIGHTNING_GAUDI_SIMULATE="9"))
     assert found.level is Level.ERROR
     assert "is no number of cards" in found.found
 
 
 def test_a_gaudi_server_needs_no_compiler() -> None:
-    assert not list(compiler.check_compiler(gaudi2_server()))
+    assert not list(software.check_compiler(gaudi2_server()))
 
 
 def test_commands_that_are_missing_fail_or_hang_are_told_apart() -> None:

@@ -9,10 +9,9 @@ import pytest
 from lightning_gaudi.published import Figure, NoRoom, PublishedRun
 from lightning_gaudi.tools.plan.cards import CARDS
 from lightning_gaudi.tools.plan.plan import Planned
-from lightning_gaudi.tools.plan.published import beside, rooms
+from lightning_gaudi.tools.plan.published import beside, rooms, step_seconds
 from lightning_gaudi.tools.plan.published_text import published_dict, published_text
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
-from lightning_gaudi.tools.plan.roofline import step_seconds
 
 GAUDI2, A100 = CARDS["gaudi2"], CARDS["a100"]
 BLOG = "a blog"
