@@ -6,7 +6,6 @@ In reading order:
 - `sampler`: batches from one bucket each, shared among ranks, shuffled and resumable.
 - `padding`: samples of different lengths into tensors of one shape.
 - `loader`: a DataLoader of such batches that Lightning takes as it is, saves and resumes.
-- `workers`: processes that load, in a loop without Lightning.
 - `evaluation`: one batch shape for any data set, each sample once.
 - `packing`: many short sequences in one row of fixed length, each attending only to itself.
 - `shape_report`: which shapes a loader gives, and how much of them is padding.
@@ -26,7 +25,10 @@ if TYPE_CHECKING:
         embedded_fingerprint as embedded_fingerprint,
     )
     from lightning_gaudi.data.evaluation import evaluation_loader as evaluation_loader
-    from lightning_gaudi.data.loader import BucketDataLoader as BucketDataLoader
+    from lightning_gaudi.data.loader import (
+        BucketDataLoader as BucketDataLoader,
+        worker_context as worker_context,
+    )
     from lightning_gaudi.data.packing import (
         block_diagonal_mask as block_diagonal_mask,
         pack as pack,
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
         BucketBatchSampler as BucketBatchSampler,
     )
     from lightning_gaudi.data.shape_report import ShapeReport as ShapeReport, describe as describe
-    from lightning_gaudi.data.workers import worker_context as worker_context
 else:
     __getattr__, __dir__, __all__ = mirror.lazy_names(
         __name__,
@@ -55,6 +56,6 @@ else:
             "optimal_buckets": ".buckets",
             "pack": ".packing",
             "pad_batch": ".padding",
-            "worker_context": ".workers",
+            "worker_context": ".loader",
         },
     )

@@ -6,6 +6,7 @@ Shapes: B samples in a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from multiprocessing.context import BaseContext
 from typing import Any, TypeAlias
 
 import torch
@@ -202,3 +203,17 @@ def _mark(batch: Any, is_real: Tensor, label_names: tuple[str, ...]) -> Any:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+__all__ = ["worker_context"]
+
+
+def worker_context() -> BaseContext:
+    """How a DataLoader's workers start where the process must not fork, since it holds a card.
+
+    `DataLoader(..., num_workers=4, multiprocessing_context=worker_context())`. A Trainer and Fabric
+    do that by themselves. It works without a card, too.
+    """
+    from lightning_gaudi._core.workers.start import WorkerContext
+
+    return WorkerContext()

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.published import PublishedRun
 from lightning_gaudi.simulator.memory import own_server, unlimited_memory
-from lightning_gaudi.tools.plan.empty_weights import EmptyWeights
 from lightning_gaudi.tools.plan.forks import Fork, RehearsalError
 from lightning_gaudi.tools.plan.measurement import Counts, MemoryWatch, Watch
+from lightning_gaudi.tools.plan.model_changes import EmptyWeights
 from lightning_gaudi.tools.plan.request import MAX_FORKS, VARIABLE, Rehearsed, Request
 from lightning_gaudi.tools.plan.run import Run
 from lightning_gaudi.tools.plan.search import Need, largest_within

@@ -25,9 +25,9 @@ from typing_extensions import override
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.tools.plan import dry_run
 from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated
-from lightning_gaudi.tools.plan.checkpointing import set_checkpointing
 from lightning_gaudi.tools.plan.forks import Fork, GoOn, Teller
 from lightning_gaudi.tools.plan.measurement import Watch
+from lightning_gaudi.tools.plan.model_changes import set_checkpointing
 from lightning_gaudi.tools.plan.published import declared
 from lightning_gaudi.tools.plan.request import Request
 from lightning_gaudi.tools.plan.run import Run

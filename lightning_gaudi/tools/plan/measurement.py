@@ -22,7 +22,7 @@ from lightning_gaudi.simulator.rules import rows_kernels
 from lightning_gaudi.simulator.rules.table import called_kernels
 from lightning_gaudi.tools.plan import host
 from lightning_gaudi.tools.plan.batches import NUM_STEPS, size_of
-from lightning_gaudi.tools.plan.checkpointing import can_checkpoint
+from lightning_gaudi.tools.plan.model_changes import can_checkpoint
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed
 from lightning_gaudi.tools.plan.run import Run
 from lightning_gaudi.tools.plan.work import Work

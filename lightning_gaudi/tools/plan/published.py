@@ -1,8 +1,8 @@
 """What was published of a run, beside what its plan says.
 
 A program declares that it is a published run by a callback of its Trainer that has a method
-`published_run`. The figures are the program's; none are known here. What a step takes by a card's peaks stands beside
-them: an estimate, and no measurement.
+`published_run`. The figures are the program's; none are known here. What a
+step takes by a card's peaks stands beside them: an estimate, and no measurement.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Weights without values: a model of many gigabytes is made in a moment, and takes no memory.
+"""What a dry run changes of a model: its weights have no values, and it may checkpoint.
 
-What torch allocates on the host takes memory when it is first written. A rehearsal needs none of
-the values, so what would fill large tensors does nothing.
+A model of many gigabytes is made in a moment, and takes no memory. What torch allocates
+on the host takes memory when it is first written. A rehearsal needs none of the values, so what
+would fill large tensors does nothing.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -50,3 +52,27 @@ def _is_large(value: Any) -> bool:
 
 def _name(func: Any) -> str:
     return getattr(func, "__name__", "")
+
+
+_ENABLE = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+_DISABLE = ("activation_checkpointing_disable", "gradient_checkpointing_disable")
+
+
+def set_checkpointing(model: Any, *, is_on: bool) -> None:
+    """Makes modules of transformers compute activations again in backward, or not."""
+    for module in model.modules():
+        for name in _ENABLE if is_on else _DISABLE:
+            # Of the class: a module's `__getattr__` may raise, or ask the module that it wraps.
+            if hasattr(type(module), name):
+                with suppress(ValueError):  # of a model that cannot
+                    getattr(module, name)()
+                break
+
+
+def can_checkpoint(model: Any) -> bool:
+    """Returns whether a module of a model can."""
+    return any(
+        any(hasattr(kind, name) for name in _ENABLE)
+        and getattr(kind, "supports_gradient_checkpointing", True)  # of transformers
+        for kind in map(type, model.modules())
+    )
