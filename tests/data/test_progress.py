@@ -1,6 +1,6 @@
 import pytest
 
-from lightning_gaudi.data.position import EpochProgress
+from lightning_gaudi.data.sampler import EpochProgress
 
 NUM_BATCHES = 10
 
