@@ -49,7 +49,7 @@ class DeepSpeedMixin(RankedMixin):
         library.check_installed("strategy='deepspeed'")
 
     @property
-    def why_not_compiled(self) -> str | None:
+    def why_not_compiled(self) -> str | None:  # type: ignore[override]
         """Nothing is compiled under ZeRO-3.
 
         With blocks as DeepSpeed's leaf modules a compiled backward fails: "The size of tensor a (0)
