@@ -125,7 +125,7 @@ def _run(benchmark: Benchmark, mode: str, is_quick: bool) -> Run:
 
 
 def _measure(benchmark: Benchmark, mode: str, is_quick: bool) -> list[Row]:
-    """The rows that a process of its own writes down."""
+    """Returns the rows that a process of its own writes down."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
         worker = [sys.executable, "-m", "benchmarks.harness.worker", benchmark.name, str(file)]

@@ -24,7 +24,7 @@ HIDDEN, LAYERS, VOCABULARY = 768, 12, 30522
 
 
 def state() -> dict[str, Any]:
-    """The weights of BERT base, about 110 million, and as many of each moment of AdamW's."""
+    """Gives the weights of BERT base, about 110 million, and as many of each moment of AdamW's."""
     sizes = {"embeddings": (VOCABULARY + 514, HIDDEN)}
     for layer in range(LAYERS):
         sizes |= {f"{layer}.attention.{name}": (HIDDEN, HIDDEN) for name in "qkvo"}

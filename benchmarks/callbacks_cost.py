@@ -139,7 +139,7 @@ SIDES: dict[str, Callable[[], list[Callback]]] = {
 
 
 def measure(effort: Effort) -> list[Row]:
-    """What each set of callbacks adds, and how often the host waits for it."""
+    """Returns what each set of callbacks adds, and how often the host waits for it."""
     torch.set_num_threads(1)
     rows = []
     for name, make in SIDES.items():

@@ -219,7 +219,7 @@ def _compare(name: str, kind: type[TinyMlp], ports: Iterator[int], effort: Effor
 
 
 def count_waits(side: str, *, logs: bool, ports: Iterator[int]) -> dict[str, float]:
-    """What the host waits for in a step, by name."""
+    """Returns what the host waits for in a step, by name."""
     model = TinyMlp(logs=logs)
     waits = HostWaits(model.num_warmup_steps)
     with waits.patched():

@@ -58,7 +58,7 @@ def counted() -> dict[str, int]:
 
 
 def prompts(batch_size: int, seed: int) -> LeftPadded:
-    """A batch of random prompts of mixed length."""
+    """Returns a batch of random prompts of mixed length."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(4, BUCKETS[-1] + 1, (batch_size,), generator=generator).tolist()
     texts = [torch.randint(5, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
@@ -121,7 +121,7 @@ def compare(model: Any, batch_size: int, num_rounds: int) -> list[Row]:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """A small Bloom, with one prompt and with eight at a time."""
+    """Returns a small Bloom, with one prompt and with eight at a time."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "n_layer": 4, "n_head": 4, "vocab_size": VOCABULARY}
     config = BloomConfig(**sizes, pad_token_id=PAD, eos_token_id=None, bos_token_id=1)

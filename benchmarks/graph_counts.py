@@ -28,7 +28,7 @@ def compile_many(count: int) -> None:
 
 
 def monitored_step(side: str) -> Callable[[], object]:
-    """A training step of a tiny MLP, with GraphMonitor if `side` says so."""
+    """Returns a training step of a tiny MLP, with GraphMonitor if `side` says so."""
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to("hpu")
     inputs = torch.randn(BATCH_SIZE, 16).to("hpu")

@@ -98,7 +98,7 @@ class Case:
 
 
 def _milliseconds(program: str, *, autoload: str, **variables: str) -> float:
-    """What `program` prints, run in a new process that is not asked for the simulator."""
+    """Returns what `program` prints, run in a new process that is not asked for the simulator."""
     env = {name: value for name, value in os.environ.items() if name != "LIGHTNING_GAUDI_SIMULATE"}
     env |= {"LIGHTNING_GAUDI_AUTOLOAD": autoload, "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, "-c", program]

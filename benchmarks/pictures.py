@@ -22,7 +22,7 @@ OURS, THEIRS = "ours", "diffusers"
 
 
 def make_pictures(side: str) -> Callable[[], object]:
-    """One batch of latents, waited for."""
+    """Returns one batch of latents, waited for."""
     torch.manual_seed(0)
     unet = UNet2DConditionModel(
         sample_size=SHAPE[-1],

@@ -78,11 +78,11 @@ class Task(ABC):
 
     @abstractmethod
     def rows(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        """The sequences of one of the recipe's batches, one by one and without padding."""
+        """Yields the sequences of one of the recipe's batches, one by one and without padding."""
 
     @abstractmethod
     def collator(self, tokenizer: Any, model: Any) -> Callable[[list[dict[str, Any]]], Any]:
-        """The stock collator that one would take: it pads to the longest of a batch."""
+        """Returns the stock collator that one would take: it pads to the longest of a batch."""
 
     def reference_model(self, module: LightningModule) -> transformers.PreTrainedModel:
         """The recipe's model with its weights, and the attention that transformers prefers."""
@@ -93,7 +93,7 @@ class Task(ABC):
         return model
 
     def count(self, batch: Batch) -> int:
-        """The tokens of a batch of either side that are not padding."""
+        """Returns the tokens of a batch of either side that are not padding."""
         return int(batch["attention_mask"].sum())
 
 

@@ -143,7 +143,7 @@ def train(name: str, precision: str, num_ranks: int) -> Memory:
 
 
 def layer_bytes() -> int:
-    """The weights of the largest layer in fp32."""
+    """Returns the weights of the largest layer in fp32."""
     return sum(4 * weight.numel() for weight in Block().parameters())
 
 
@@ -158,7 +158,7 @@ def measure(effort: Effort) -> list[Row]:
 
 
 def compare(precision: str, num_ranks: int) -> list[Row]:
-    """The states of each strategy as a share of DDP's."""
+    """Returns the states of each strategy as a share of DDP's."""
     found = {name: train(name, precision, num_ranks) for name in STRATEGIES}
     ddp = found["ddp"].states
     limit = LIMIT / num_ranks + layer_bytes() / ddp

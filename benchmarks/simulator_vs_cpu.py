@@ -37,7 +37,7 @@ def mlp_step(device: str) -> Work:
 
 
 def add(device: str) -> Work:
-    """The sum of two 8 x 8 tensors."""
+    """Returns the sum of two 8 x 8 tensors."""
     left, right = (torch.randn(8, 8).to(device) for _ in range(2))
     return lambda: left + right
 

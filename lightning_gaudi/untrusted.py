@@ -249,7 +249,7 @@ def _may_be_root(uid: int) -> bool:
 
 
 def _is_private(gid: int) -> bool:
-    """Whether a group has this user's name and no other member, as many systems make them."""
+    """Tells whether a group has this user's name and no other member, as many systems make them."""
     import grp
 
     with contextlib.suppress(KeyError):

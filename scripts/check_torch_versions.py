@@ -52,7 +52,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def _check_version(version: str, folder: Path) -> str:
-    """One row of the table."""
+    """Returns one row of the table."""
     if "/" in version:
         return _check_python(version, folder)
     venv = folder / f"venv-{version}"

@@ -131,7 +131,7 @@ def _outcomes(report: Path) -> list[tuple[str, str]]:
 
 
 def _cell(outcomes: list[tuple[str, str]], word: str) -> str:
-    """How many of the tests with this word passed; none at all is a failure too."""
+    """Returns how many of the tests with this word passed; none at all is a failure too."""
     found = [outcome for name, outcome in outcomes if word in name]
     passed, skipped = found.count("passed"), found.count("skipped")
     note = f", {skipped} skipped" if skipped else ""

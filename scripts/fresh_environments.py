@@ -65,7 +65,7 @@ class Environment:
 def call(
     command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None, status: int = 0
 ) -> str:
-    """What a command says, errors included.
+    """Returns what a command says, errors included.
 
     Raises:
         ProofError: Its status is another one, or it takes too long.

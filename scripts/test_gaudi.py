@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def _environment(*, is_simulated: bool) -> dict[str, str]:
-    """The environment of the tests: this one's, without what a launcher or an import left."""
+    """Gives the environment of the tests: this one's, without what a launcher or an import left."""
     env = dict(os.environ)
     for name in ("LIGHTNING_GAUDI_SIMULATE", "PT_HPU_LAZY_MODE", "HLS_MODULE_ID"):
         env.pop(name, None)
@@ -87,7 +87,7 @@ def _environment(*, is_simulated: bool) -> dict[str, str]:
 
 
 def _why_not(env: dict[str, str], *, is_simulated: bool) -> str | None:
-    """Why the tests cannot run here, in one line; None if they can."""
+    """Returns why the tests cannot run here, in one line; None if they can."""
     for name, remedy in _NEEDED.items():
         if name == "habana_frameworks" and is_simulated:
             continue
@@ -112,7 +112,7 @@ def _why_not(env: dict[str, str], *, is_simulated: bool) -> str | None:
 
 
 def _output(command: list[str], env: dict[str, str]) -> str:
-    """What a command prints, errors included; the reason if it cannot be run."""
+    """Returns what a command prints, errors included; the reason if it cannot be run."""
     try:
         result = subprocess.run(
             command,
@@ -159,7 +159,7 @@ def _describe(env: dict[str, str], say: _Say) -> None:
 
 
 def _modes(asked: str, say: _Say, *, is_simulated: bool) -> list[str]:
-    """The modes to test; the vendor's lazy mode needs its own build of torch."""
+    """Returns the modes to test; the vendor's lazy mode needs its own build of torch."""
     if asked != "both":
         return [asked]
     version = importlib.metadata.version("torch")

@@ -22,7 +22,7 @@ class Effort:
     """Three rounds: to see that it works, not to learn figures."""
 
     def rounds(self, full: int) -> int:
-        """How many rounds to measure in place of so many."""
+        """Returns how many rounds to measure in place of so many."""
         return min(full, 3) if self.is_quick else full
 
 

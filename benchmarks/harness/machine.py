@@ -141,5 +141,5 @@ class OthersWatch:
 
 
 def is_busy(others: float | None) -> bool:
-    """Whether so many cores in use by others make figures doubtful."""
+    """Tells whether so many cores in use by others make figures doubtful."""
     return others is not None and others > BUSY_SHARE * num_cores()

@@ -16,12 +16,12 @@ _WIDTH_IN, _ROW_IN, _HEAD_IN = 10.0, 0.34, 1.0
 
 
 def is_drawn(rows: Sequence[Row]) -> bool:
-    """Whether there is anything to draw: ratios, and what has a limit other than none at all."""
+    """Tells if there is anything to draw: ratios, and what has a limit other than none at all."""
     return bool(_drawn(rows))
 
 
 def draw(title: str, rows: Sequence[Row]) -> str:
-    """One panel for each unit: figures as dots, quartiles as lines, limits as marks.
+    """Returns one panel for each unit: figures as dots, quartiles as lines, limits as marks.
 
     Args:
         title: Of the picture.

@@ -63,13 +63,13 @@ class Result:
 
 
 def read(folder: Path) -> list[Result]:
-    """What a folder has, in the order of the catalog."""
+    """Returns what a folder has, in the order of the catalog."""
     files = (folder / f"{name}.json" for name in BENCHMARKS)
     return [_parse(json.loads(file.read_text("utf-8"))) for file in files if file.exists()]
 
 
 def is_kept(results: Iterable[Result]) -> bool:
-    """Whether all figures keep their limits."""
+    """Tells whether all figures keep their limits."""
     return all(row.is_kept for result in results for row in result.rows())
 
 

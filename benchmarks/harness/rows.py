@@ -48,7 +48,7 @@ class Row:
 
 
 def of_rounds(name: str, figures: Sequence[float], unit: str, **more: Any) -> Row:
-    """The median of what was measured several times, with its quartiles.
+    """Returns the median of what was measured several times, with its quartiles.
 
     Args:
         name: Of the row.
@@ -75,7 +75,7 @@ def ratio(name: str, ours: Sequence[float], theirs: Sequence[float], **more: Any
 
 
 def seconds(value: float) -> str:
-    """A duration with three digits or more, in the unit that suits it."""
+    """Returns a duration with three digits or more, in the unit that suits it."""
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
         if value * scale >= 1:
             return f"{value * scale:.{_decimals(value * scale)}f} {unit}"
@@ -83,7 +83,7 @@ def seconds(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A figure with three digits or more; a whole number without decimals."""
+    """Returns a figure with three digits or more; a whole number without decimals."""
     return f"{value:,.0f}" if value == round(value) else f"{value:,.{_decimals(value)}f}"
 
 

@@ -36,7 +36,7 @@ def is_connected() -> bool:
 
 
 def has_been_connected() -> bool:
-    """Whether this process has once been a rank of several, as `note_connected` was told."""
+    """Tells whether this process has once been a rank of several, as `note_connected` was told."""
     return _has_been_connected
 
 
@@ -68,7 +68,7 @@ def forget_cpu_group() -> None:
 
 
 def group_apart(timeout: timedelta | None = None) -> Any:
-    """One more group of all ranks on the CPU, which all make together; None for a rank alone.
+    """Gives one more group of all ranks on the CPU, which all make together; None for a rank alone.
 
     Args:
         timeout: How long an operation in it may take; None for torch's.

@@ -70,7 +70,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _has_ended_program(error: BaseException) -> bool:
-    """Whether an exception has left the outermost frame, and so was caught nowhere for good.
+    """Tells whether an exception has left the outermost frame, and so was caught nowhere for good.
 
     Its traceback names the last frame that has handled it, if only to raise it again; whoever has
     caught it above went on, and returned.

@@ -80,7 +80,7 @@ def prepare(destroy: Any = None) -> None:
 
 
 def _is_of_this_process(store: Any) -> bool:
-    """Whether no other rank reaches what ranks tell each other: there is nobody to wait for."""
+    """Tells if no other rank reaches what ranks tell each other: there is nobody to wait for."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return isinstance(store, HashStore)

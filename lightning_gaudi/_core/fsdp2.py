@@ -18,6 +18,6 @@ def states_of(module: Module | None) -> Iterator[Any]:
 
 
 def groups_of(state: Any) -> list[Any]:
-    """Its groups of weights that are gathered together: several since torch 2.13."""
+    """Returns its groups of weights that are gathered together: several since torch 2.13."""
     groups = getattr(state, "_fsdp_param_groups", None)
     return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each]

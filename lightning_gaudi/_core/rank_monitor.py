@@ -157,7 +157,7 @@ def _status(process: Process) -> int | None:
 
 
 def is_second(times: Sequence[float]) -> bool:
-    """Whether the last of a signal's times, by `time.monotonic`, is a further one and no echo."""
+    """Tells if the last of a signal's times, by `time.monotonic`, is a further one and no echo."""
     return len(times) > 1 and times[-1] - times[0] > SAME_S
 
 

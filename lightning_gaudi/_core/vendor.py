@@ -150,7 +150,7 @@ def bound_module() -> str:
 
 
 def is_guess(module: str) -> bool:
-    """Whether a module is what the vendor's package has selected, and nobody was told to drive it.
+    """Tells if a module is what the vendor's package has selected, and nobody was told to drive it.
 
     It takes that of the local rank, where there are ranks, before anybody knows which cards the
     run is for.
@@ -159,7 +159,7 @@ def is_guess(module: str) -> bool:
 
 
 def selected_position() -> int:
-    """The position of `selected_module` among the visible modules; 0 where there is none."""
+    """Gives the position of `selected_module` among the visible modules; 0 where there is none."""
     module, modules = selected_module(), _visible_modules()
     if module is None or is_guess(module) or (modules is not None and module not in modules):
         return 0
@@ -201,7 +201,7 @@ def init_hccl(world_size: int, rank: int, local_rank: int) -> None:
 
 
 def is_lazy() -> bool:
-    """Whether ops gather in a graph until `mark_step` (PT_HPU_LAZY_MODE=1), or run eagerly."""
+    """Tells if ops gather in a graph until `mark_step` (PT_HPU_LAZY_MODE=1), or run eagerly."""
     return bool(package().utils.internal.is_lazy())
 
 
@@ -242,7 +242,7 @@ def generation() -> Gaudi | None:
 
 
 def refuses_together(num_cards: int) -> bool:
-    """Whether so many cards of this kind are not used together (`even_cards`); acquires none."""
+    """Tells if so many cards of this kind are not used together (`even_cards`); acquires none."""
     from habana_frameworks.torch.utils.experimental import _get_device_type  # noqa: TID251
 
     # It returns a member of the vendor's `synDeviceType`.
@@ -325,7 +325,7 @@ def fused_adamw() -> type[torch.optim.Optimizer]:
 
 
 def fused_lamb() -> type[torch.optim.Optimizer]:
-    """The vendor's LAMB, which clips by the global norm; empty parameter groups crash it."""
+    """Gives the vendor's LAMB, which clips by the global norm; empty parameter groups crash it."""
     from habana_frameworks.torch.hpex.optimizers import FusedLamb  # noqa: TID251
 
     optimizer: type[torch.optim.Optimizer] = FusedLamb
@@ -375,7 +375,7 @@ def capture(graph: Any) -> AbstractContextManager[None]:
 
 
 def compiler_config() -> ConfigModule:
-    """The vendor's compiler's settings, which are the options that `torch.compile` takes."""
+    """Gives the vendor's compiler's settings, which are the options that `torch.compile` takes."""
     from habana_frameworks.torch.dynamo.compile_backend import config  # noqa: TID251
 
     found: ConfigModule = config

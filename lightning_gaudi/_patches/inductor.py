@@ -63,7 +63,7 @@ def _is_on_hpu(graph_module: Any, example_inputs: Iterable[Any]) -> bool:
 
 
 def _is_left_to_inductor() -> bool:
-    """Whether inductor can generate code for the HPU, or is to write a package ahead of time."""
+    """Tells if inductor can generate code for the HPU, or is to write a package ahead of time."""
     from torch._inductor.codegen.common import device_codegens
     from torch._inductor.virtualized import V
 

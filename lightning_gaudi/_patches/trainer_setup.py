@@ -57,8 +57,9 @@ def patch_trials(module: ModuleType, family: Family) -> None:
     def try_loop_run(
         original: Callable[..., None], trainer: Any, *args: Any, **kwargs: Any
     ) -> None:
-        guard = getattr(trainer.strategy, "guard", None)
-        with nullcontext() if guard is None else guard.losses.trial():
+        kind = family.loaded("strategies.base", "HPUStrategy")
+        is_ours = kind is not None and isinstance(trainer.strategy, kind)
+        with trainer.strategy.guard.losses.trial() if is_ours else nullcontext():
             original(trainer, *args, **kwargs)
 
 

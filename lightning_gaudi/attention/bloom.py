@@ -80,7 +80,7 @@ def forward(
 
 
 def _mask(alibi: Tensor, attention_mask: Tensor | None, query: Tensor, num_keys: int) -> Tensor:
-    """What is added to the scores, (B, H, T, S), made once for all layers of a forward pass.
+    """Gives what is added to the scores, (B, H, T, S), made once for all layers of a forward pass.
 
     They pass the same two tensors, and the backward pass is to keep one mask, and not one for each
     layer. It stays with the ALiBi, and goes with it.

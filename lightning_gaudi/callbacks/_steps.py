@@ -6,6 +6,6 @@ from lightning.pytorch import Trainer
 
 
 def is_log_step(trainer: Trainer, step: int) -> bool:
-    """Whether metrics are read at the end of the optimizer step with this number, from 1 on."""
+    """Tells if metrics are read at the end of the optimizer step with this number, from 1 on."""
     every = int(trainer.log_every_n_steps)  # type: ignore[attr-defined]
     return every > 0 and step % every == 0

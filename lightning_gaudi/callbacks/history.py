@@ -81,7 +81,7 @@ class MetricHistory(Callback):
             _extend(self.validation, trainer.global_step, metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """All curves, and the sums of the interval; waits for the device, as saving does."""
+        """Gives all curves, and the sums of the interval; waits for the device, as saving does."""
         return {
             "training": self.training,
             "validation": self.validation,

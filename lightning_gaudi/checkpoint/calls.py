@@ -95,7 +95,7 @@ class Budget:
 
 
 def _is_index(key: Any) -> bool:
-    """Whether it is what torch's DCP finds a part of a tensor by, which has a text in it."""
+    """Tells whether it is what torch's DCP finds a part of a tensor by, which has a text in it."""
     if type(key).__name__ != "MetadataIndex":
         return False
     offset = vars(key).get("offset")

@@ -72,7 +72,7 @@ def candidates(folders: Iterable[Path], damaged: list[str] | None = None) -> lis
 
 
 def fallbacks(damaged: Path) -> list[Path]:
-    """What to go on from instead of a damaged checkpoint that a user chose, the newest first.
+    """Gives what to go on from instead of a damaged checkpoint that a user chose, the newest first.
 
     Those are the older ones of the same run in the same folder. Where the damaged one does not tell
     any more what it was, all must be of one run, and were saved before it was written last.

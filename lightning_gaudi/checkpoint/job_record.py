@@ -134,7 +134,7 @@ class JobRecord:
 
 
 def _read_own(path: Path) -> bytes:
-    """The content of a file that this user has written: it says which checkpoints are his."""
+    """Gives the content of a file that this user has written: it says which checkpoints are his."""
     if path.parent.is_symlink():
         raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link", str(path.parent))
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -146,7 +146,7 @@ def _read_own(path: Path) -> bytes:
 
 
 def _is_own(owner: int, folder: Path) -> bool:
-    """Whether an owner is this user, or whom a server of files gives what he makes there."""
+    """Tells whether an owner is this user, or whom a server of files gives what he makes there."""
     if owner == os.geteuid():
         return True
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".owner-") as file:

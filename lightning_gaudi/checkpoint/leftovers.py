@@ -231,7 +231,7 @@ def _parse(lock: Path, descriptor: int) -> _Said | None:
 
 
 def _is_component(name: str) -> bool:
-    """Whether it names something that lies directly in a folder, and may be a target there."""
+    """Tells if it names something that lies directly in a folder, and may be a target there."""
     return name not in (".", "..") and "/" not in name and "\0" not in name
 
 
@@ -245,7 +245,7 @@ def _words(descriptor: int) -> str | None:
 
 
 def _is_old(*paths: Path) -> bool:
-    """Whether nothing in files or folders was written for a while; links are not followed."""
+    """Tells whether nothing in files or folders was written for a while; links are not followed."""
     now = time.time()
     for path in paths:
         if not os.path.lexists(path):
@@ -353,7 +353,7 @@ def _locked(path: Path) -> Iterator[int | None]:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the name still leads to the file; it may have been removed before it was locked."""
+    """Tells if the name still leads to the file; it may have been removed before it was locked."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
@@ -383,7 +383,7 @@ def _open_lock(path: Path) -> int | None:
 
 
 def _is_usable(descriptor: int) -> bool:
-    """Whether a file may be written to: no other name leads to it, no other user has made it."""
+    """Tells if a file may be written to: no other name leads to it, no other user has made it."""
     found = os.fstat(descriptor)
     is_ours = found.st_uid in (os.geteuid(), 0)
     return stat.S_ISREG(found.st_mode) and is_ours and found.st_nlink <= 1

@@ -266,7 +266,7 @@ def _marking(map_location: Any) -> Any:
 
 
 def _moved(value: Any, map_location: Any) -> Any:
-    """What was loaded onto the CPU, where the vendor's `torch.load` of lazy mode puts it."""
+    """Gives what was loaded onto the CPU, where the vendor's `torch.load` of lazy mode puts it."""
     target = map_location.get("cpu", "cpu") if isinstance(map_location, dict) else map_location
     if str(target) == "cpu":
         return value

@@ -14,7 +14,7 @@ _OTHERS = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "trans
 
 
 def mentions_double_backward(root: Module) -> str | None:
-    """Which method, or function that one calls, names `create_graph`; None if there is none.
+    """Tells which method, or function that one calls, names `create_graph`; None if there is none.
 
     It reads the code of the classes of all modules, and of functions that they name; those of
     libraries are left out.

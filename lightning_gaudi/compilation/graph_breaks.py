@@ -79,7 +79,7 @@ class GraphBreakReporter:
         return now[2] > num_graphs
 
     def is_left(self, kind: type) -> bool:
-        """Whether modules of this class compute as written where gradients are not computed."""
+        """Tells if modules of this class compute as written where gradients are not computed."""
         return kind in self._left
 
     def leave(self, module: Module) -> None:

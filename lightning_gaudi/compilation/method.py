@@ -210,7 +210,7 @@ def _traceable(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _code(kind: type, name: str, code: types.CodeType) -> types.CodeType:
-    """A class's own: graphs are shared by, and counted for, what has the same code."""
+    """Returns a class's own: graphs are shared by, and counted for, what has the same code."""
     return code.replace(co_name=f"{kind.__name__}.{name}")
 
 

@@ -65,7 +65,7 @@ def declared_regions(root: Module) -> list[str]:
 
 
 def find_parts(region: Module) -> list[Module]:
-    """The modules in a region that would be regions if it were not, the outer ones first."""
+    """Gives the modules in a region that would be regions if it were not, the outer ones first."""
     inner = [*region.modules()][1:]
     return [each for each in inner if _is_traceable(each) and _is_worth_it(each)]
 
@@ -164,7 +164,7 @@ def _is_worth_it(module: Module) -> bool:
 
 
 def _is_traceable(module: Module) -> bool:
-    """Whether nothing in it is left alone by torch's compiler, or made to be read by the host."""
+    """Tells if nothing in it is left alone by torch's compiler, or made to be read by the host."""
     metric = getattr(sys.modules.get("torchmetrics"), "Metric", ())
     kinds = (RNNBase, ScriptModule, *((metric,) if metric else ()))
     return not any(isinstance(each, kinds) or _is_wrapper(each) for each in module.modules())

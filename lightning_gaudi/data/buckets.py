@@ -111,7 +111,7 @@ def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> npt.NDArray[n
 
 
 def checked_lengths(lengths: Lengths) -> IntArray:
-    """The lengths as an array, which is not empty and holds whole numbers of at least one."""
+    """Gives the lengths as an array, which is not empty and holds whole numbers of at least one."""
     counted = np.asarray(lengths)
     if counted.ndim != 1 or not len(counted):
         raise ValueError(

@@ -133,7 +133,7 @@ class LoaderPosition:
             self._load_own(saved["samplers_now"], saved["data"])
 
     def make_iterator(self) -> Iterator[Any]:
-        """What `DataLoader._get_iterator` returns, which counts, and goes on if it is to."""
+        """Yields what `DataLoader._get_iterator` returns, which counts, and goes on if it is to."""
         saved, self._saved = self._saved, None
         if saved is None:
             self._begin()

@@ -43,7 +43,7 @@ class ResumableLoader:
         self._told = 0
 
     def get_iterator(self) -> Iterator[Any]:
-        """What `DataLoader._get_iterator` returns: it goes on if a state was loaded."""
+        """Yields what `DataLoader._get_iterator` returns: it goes on if a state was loaded."""
         saved, self._loaded = self._loaded, None
         if saved is not None:
             epochs = [epoch + (not saved["is_within"]) for epoch in saved["epochs"]]

@@ -170,7 +170,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         self.progress.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, how many of its batches were taken, and what their order depends on."""
+        """Gives the epoch, how many of its batches were taken, and what their order depends on."""
         return {
             "epoch": self.progress.epoch,
             "position": self.progress.position,

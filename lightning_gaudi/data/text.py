@@ -39,7 +39,7 @@ def count_words(text: str) -> int:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The prose paragraphs of a documentation string, each on one line and without markup."""
+    """Gives the prose paragraphs of a documentation string, each on one line and without markup."""
     blocks: list[list[str]] = [[]]
     is_code = False
     for line in map(str.strip, text.splitlines()):

@@ -103,7 +103,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _is_cached(folder: Path, name: str) -> bool:
-    """Whether a file is a link into the blobs of the same model, as Hugging Face's cache has them.
+    """Tells if a file is a link into the blobs of the same model, as Hugging Face's cache has them.
 
     models--<who>--<name>/snapshots/<revision>/model.safetensors -> ../../blobs/<hash>
     """

@@ -177,7 +177,7 @@ class Denoiser:
         return [*(each() for each in self._current), *vars(self.scheduler).values()]
 
     def _runner(self, latents: Tensor, embeddings: Tensor, added: dict[str, Tensor]) -> Runner:
-        """What computes the guided noise of batches of these shapes, for these conditions."""
+        """Gives what computes the guided noise of batches of these shapes, for these conditions."""
         conditions = [embeddings, *added.values()]
         key = tuple((each.shape, each.dtype) for each in (latents, *conditions))
         if key not in self._runners:

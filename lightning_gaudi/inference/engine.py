@@ -73,7 +73,7 @@ def resolve(
 
 
 def is_gathered(model: torch.nn.Module) -> bool:
-    """Whether a model's weights are in shards of ZeRO-3, which all ranks gather as they run it."""
+    """Tells if a model's weights are in shards of ZeRO-3, which all ranks gather as they run it."""
     return any(hasattr(each, "ds_tensor") for each in model.parameters())
 
 

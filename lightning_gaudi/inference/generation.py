@@ -250,7 +250,7 @@ def _release(decoders: dict[Any, Decoder]) -> None:
 
 
 def _local(weight: Tensor) -> Tensor:
-    """This rank's part of a weight, if it is a DTensor."""
+    """Returns this rank's part of a weight, if it is a DTensor."""
     part: Tensor = getattr(weight, "_local_tensor", weight)
     return part
 

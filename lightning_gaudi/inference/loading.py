@@ -123,7 +123,7 @@ def _targets(model: nn.Module) -> Iterable[tuple[list[str], list[_Slot]]]:
 
 
 def _spellings(names: Iterable[str], model: nn.Module) -> Iterator[str]:
-    """How files may name a weight: as saved with the model's head or without it."""
+    """Yields how files may name a weight: as saved with the model's head or without it."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     for name in names:
         yield from (name, name.removeprefix(prefix), f"{prefix}{name}")

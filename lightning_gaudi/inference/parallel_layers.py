@@ -51,7 +51,7 @@ class Part(nn.Module):
             self.register_parameter(name, parameter)
 
     def part(self, name: str) -> Tensor | None:
-        """This card's part of a weight, or the whole one; None if the layer has no such."""
+        """Returns this card's part of a weight, or the whole one; None if the layer has no such."""
         parameter = self._parameters.get(name)
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
@@ -142,7 +142,7 @@ PARTS: dict[Style, type[Part]] = {
 
 
 def part_of(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> nn.Parameter:
-    """This card's part of a weight, on the card unless the weight is on meta."""
+    """Returns this card's part of a weight, on the card unless the weight is on meta."""
     num_cards, rank = mesh.size(), mesh.get_local_rank()
     if whole.is_meta:
         part = whole.new_empty(layout.part_shape(num_cards, rank))

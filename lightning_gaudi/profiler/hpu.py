@@ -211,7 +211,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
 
     @override
     def summary(self) -> str:
-        """What the steps cost, where the trace is, what it lacks, and the operators in it."""
+        """Gives what the steps cost, where the trace is, what it lacks, and the operators in it."""
         self._end_step()
         self._stop()
         if problem := None if self._recorder is None else self._recorder.problem:
@@ -278,7 +278,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
         return self._recorder
 
     def _records_around_steps(self, action_name: str) -> bool:
-        """Whether to begin with this action, but not with one of the Trainer's before `setup`.
+        """Tells if to begin with this action, but not with one of the Trainer's before `setup`.
 
         There is no card bound to this process yet, which torch's profiler might open.
         """

@@ -183,7 +183,7 @@ class _Scene:
         return self._still[rank] > self._limit(rank)
 
     def _has_witness(self, rank: int) -> bool:
-        """Whether somebody of whom one hears stands still as well, where this one is silent.
+        """Tells whether somebody of whom one hears stands still as well, where this one is silent.
 
         A host may be silent because of its watching process alone, while the ranks train on.
         """

@@ -63,7 +63,7 @@ class WatchedRank:
         self._since = time.monotonic()
 
     def mute_s(self) -> float:
-        """For how long it has let no Python run."""
+        """Returns for how long it has let no Python run."""
         return max(0.0, time.monotonic() - max(self.board.python_at, self._since))
 
     def beat(self) -> Beat:

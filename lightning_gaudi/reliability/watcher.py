@@ -107,7 +107,7 @@ class Watcher:
             rank.look(beat)
 
     def _is_over(self) -> bool:
-        """Whether all have left; those that have died are waited for by others for a moment."""
+        """Tells if all have left; those that have died are waited for by others for a moment."""
         beats = [self._beats.get(number) for number in self._ranks]
         if any(beat is None or (beat.state == RUNS and not beat.is_dead) for beat in beats):
             return False

@@ -187,7 +187,7 @@ def _keep_backward_on_its_thread(*, has_queue: bool) -> None:
 
 
 def _has_queue() -> bool:
-    """Whether torch's engine, which counts accelerators at the first backward, knows of ours."""
+    """Tells if torch's engine, which counts accelerators at the first backward, knows of ours."""
     import torch
 
     try:

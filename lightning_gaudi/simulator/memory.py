@@ -46,7 +46,7 @@ class MemoryLog:
         return len(self._device.memory_log())
 
     def number_of(self, tensor: Tensor) -> int:
-        """The number of the allocation that a tensor lies in; 0 if it is not on the card."""
+        """Gives the number of the allocation that a tensor lies in; 0 if it is not on the card."""
         number: int = self._device.allocation_of(tensor)
         return number
 

@@ -164,7 +164,7 @@ def is_switched_on(value: str) -> bool:
 
 
 def cache_dir() -> Path:
-    """Where builds are kept: LIGHTNING_GAUDI_CACHE_DIR, else a folder in the user's cache."""
+    """Tells where builds are kept: LIGHTNING_GAUDI_CACHE_DIR, else a folder in the user's cache."""
     if value := os.environ.get(CACHE_DIR):
         return Path(value).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -136,7 +136,7 @@ def _choose(
 
 
 def _asked_for(trainer: pl.Trainer, given: Any) -> str | None:
-    """The path that the program asks for; what Lightning finds for a job of SLURM is none."""
+    """Gives the path that the program asks for; what Lightning finds for a job of SLURM is none."""
     if given is None or given == trainer._checkpoint_connector._hpc_resume_path:
         return None
     return str(given if "://" in str(given) else Path(given).absolute())

@@ -59,7 +59,7 @@ class Resuming(Part):
         self._resume: ExactResume | None = None
 
     def of_fit(self) -> ExactResume | None:
-        """What goes on exactly in this fit; None where nobody fits, or it is switched off."""
+        """Gives what goes on exactly in this fit; None where nobody fits, or it is switched off."""
         strategy = self._strategy
         trainer = strategy.lightning_module.trainer
         if trainer.state.fn != TrainerFn.FITTING or not strategy.reliability.exact_resume:

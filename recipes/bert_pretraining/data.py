@@ -213,7 +213,7 @@ class BertData(RecipeData):
             self._make_datasets()
 
     def unigram_reference(self, split: str = "validation") -> UnigramReference:
-        """What guessing by word frequency reaches on the text and the targets of a split."""
+        """Gives what guessing by word frequency reaches on the text and the targets of a split."""
         dataset = self.datasets[split]
         corpus = dataset.corpus
         text = [corpus.text(start, stop) for start, stop in dataset.plan.text_ranges()]

@@ -105,7 +105,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
         return {**row, "num_tokens": len(row["input_ids"]), "num_sequences": 1}
 
     def _sequences(self, plan: RowPlan, epoch: int, index: int) -> Iterator[_Sequence]:
-        """What a row holds in an epoch."""
+        """Yields what a row holds in an epoch."""
         partners, sequences = plan.partners, plan.sequences
         rng = np.random.default_rng((self.seed, epoch, index + 1, _PARTNERS))
         for number in plan[index]:

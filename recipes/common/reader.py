@@ -180,7 +180,7 @@ def open_tables(
     held_out_share: float = 0.05,
     seed: int = 0,
 ) -> dict[str, Table]:
-    """The splits of a data set; what of validation and test is missing is held out of train.
+    """Gives the splits of a data set; what of validation and test is missing is held out of train.
 
     Whether a row is held out depends on `seed` and on its texts, so rows that are added or change
     places leave the others where they are, and equal rows are in one split.

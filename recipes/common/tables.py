@@ -116,7 +116,7 @@ def _delimited(file: Path) -> Iterator[Batch]:
 
 
 def _stream(file: Path, method: str, is_text: bool = False, **options: Any) -> Iterator[Batch]:
-    """What a reader of `datasets` gives, with errors that name the line."""
+    """Yields what a reader of `datasets` gives, with errors that name the line."""
     is_empty = True
     try:
         with _quiet():

@@ -211,7 +211,7 @@ def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
 
 
 def _difference(checkpoint: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The sizes in which two configurations differ, as `hidden_size 64 (configured: 128)`."""
+    """Gives the sizes in which two configurations differ, as `hidden_size 64 (configured: 128)`."""
     try:
         theirs = parse_json(checkpoint.get(CONFIG_KEY, "{}"))
     except (ValueError, TypeError):  # it only makes a message clearer

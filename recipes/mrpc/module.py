@@ -144,7 +144,7 @@ class Mrpc(RecipeModule):
         self._log_scores("test")
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
-        """What `SubmissionWriter` collects: [B] indices (-1: not a pair) and predictions."""
+        """Gives what `SubmissionWriter` collects: [B] indices (-1: not a pair) and predictions."""
         index = torch.where(batch["is_real"], batch["index"], -1)
         return {"index": index, "prediction": self.logits(batch).argmax(-1)}
 

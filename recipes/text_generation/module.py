@@ -178,7 +178,7 @@ class TextGeneration(RecipeModule):
             )
 
     def forward(self, batch: Mapping[str, Tensor], scores: bool = False) -> Tensor:
-        """The mean loss; for scores [2] float32, the loss of all tokens and their number."""
+        """Gives the mean loss; for scores [2] float32, the loss of all tokens and their number."""
         logits = self.model(input_ids=batch["input_ids"], use_cache=False).logits
         rows, labels = logits.flatten(0, 1).float(), batch["labels"].flatten()
         if scores:

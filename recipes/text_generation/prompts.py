@@ -90,7 +90,7 @@ def encode(
 def beginnings(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, num_tokens: int, max_prompts: int
 ) -> list[Prompt]:
-    """The first tokens of texts that are at least twice as long, and what followed there."""
+    """Gives the first tokens of texts that are at least twice as long, and what followed there."""
     encoded = (
         tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts
     )

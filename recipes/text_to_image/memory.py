@@ -20,7 +20,7 @@ def memory_table(
     height: int | None = None,
     width: int | None = None,
 ) -> MemoryTable:
-    """What a card holds of a model, computed on meta: nothing but its configurations is read.
+    """Gives what a card holds of a model, computed on meta: nothing but its configurations is read.
 
     Not in it is what text encoders, UNet and VAE compute with.
 

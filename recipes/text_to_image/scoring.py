@@ -56,7 +56,7 @@ def real_scores(data: TextToImageData, split: str) -> dict[str, float]:
 
 
 def judged_section(scores: Mapping[str, float], data: TextToImageData, split: str) -> list[Section]:
-    """The scores, with their goals and those of real pictures, as a section of the report."""
+    """Gives the scores, with their goals and those of real pictures, as a section of the report."""
     real = real_scores(data, split)
     rows = []
     for name, value in scores.items():

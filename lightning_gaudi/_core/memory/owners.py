@@ -131,7 +131,7 @@ def _of_state(state: Any) -> Iterator[_Shards]:
 
 
 def _gathered(parameters: Iterable[Any], optimizers: Sequence[Any]) -> Iterator[Any]:
-    """What ZeRO-3 has gathered beside its shards, and the buffers that it came in."""
+    """Yields what ZeRO-3 has gathered beside its shards, and the buffers that it came in."""
     for each in parameters:
         if hasattr(each, "ds_tensor"):
             yield each.data
@@ -181,7 +181,7 @@ def _stepped(optimizers: Sequence[Any]) -> Iterator[Any]:
 
 
 def _states(optimizers: Sequence[Any]) -> Iterator[Any]:
-    """What optimizers hold beside the weights; DeepSpeed's also have masters of them."""
+    """Yields what optimizers hold beside the weights; DeepSpeed's also have masters of them."""
     for optimizer in optimizers:
         yield getattr(optimizer, "state", {})
     yield from _grouped(optimizers)  # masters; weights have been counted
@@ -195,7 +195,7 @@ def _masters(optimizers: Sequence[Any]) -> Iterator[Any]:
 
 
 def _grouped(optimizers: Sequence[Any]) -> Iterator[Any]:
-    """What optimizers step: weights, or their masters."""
+    """Yields what optimizers step: weights, or their masters."""
     for optimizer in optimizers:
         for group in getattr(optimizer, "param_groups", []):
             yield from group["params"]

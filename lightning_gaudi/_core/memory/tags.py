@@ -21,7 +21,7 @@ def declare(owner: Any, category: str, tensors: Callable[[Any], Any]) -> None:
 
 
 def declared(category: str) -> Iterator[Any]:
-    """What is held for something now, by all owners."""
+    """Yields what is held for something now, by all owners."""
     for owner, (name, tensors) in [*_held.items()]:
         if name == category:
             yield tensors(owner)

@@ -71,7 +71,7 @@ def check_op_lists(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def lowers(op: str) -> bool:
-    """Whether autocast computes an operation in its lower precision; see `check_op_lists`."""
+    """Tells whether autocast computes an operation in its lower precision; see `check_op_lists`."""
     path = os.environ.get(VARIABLES[0])
     if not path:
         return op in LOWER_PRECISION_OPS.split()

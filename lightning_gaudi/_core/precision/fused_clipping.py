@@ -54,7 +54,7 @@ def clip_norm(
 
 
 def _has_kernel(gradients: Sequence[Tensor]) -> bool:
-    """Whether they are whole, on the card, and of one dtype, which the kernel takes for all."""
+    """Tells if they are whole, on the card, and of one dtype, which the kernel takes for all."""
     dtypes = {gradient.dtype for gradient in gradients}
     return (
         len(dtypes) == 1

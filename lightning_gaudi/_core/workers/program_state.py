@@ -102,7 +102,7 @@ def _is_class(value: Any) -> bool:
 
 
 def _is_program_s(value: Any) -> bool:
-    """Whether it is a class or a function, or a method of any kind, that the program defines."""
+    """Tells if it is a class or a function, or a method of any kind, that the program defines."""
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
     is_defined = type(value) is types.FunctionType or _is_class(value)

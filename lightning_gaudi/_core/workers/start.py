@@ -103,7 +103,7 @@ def _is_left(folder: Path) -> bool:
 
 
 def _modules_of(things: Iterable[Any]) -> Iterator[str]:
-    """Where things are defined: data sets around data sets, too."""
+    """Yields where things are defined: data sets around data sets, too."""
     for _ in range(_MAX_NESTED):
         things = [thing for thing in things if thing is not None]
         yield from (getattr(thing, "__module__", type(thing).__module__) for thing in things)
@@ -156,7 +156,7 @@ class _Worker(ForkServerProcess):
 
 
 def _with_advice(exc_info: Any = None, where: str = "in background") -> ExceptionWrapper:
-    """An error of a worker, with what to do if that is for want of what the program knows."""
+    """Gives an error of a worker, with what to do if that is for want of what the program knows."""
     wrapped = ExceptionWrapper(exc_info, where)  # type: ignore[no-untyped-call]
     if issubclass(wrapped.exc_type, _FOR_WANT):
         wrapped.exc_msg += f"\n{pickling.ADVICE}"

@@ -135,7 +135,7 @@ class Planner(DefaultLoadPlanner):
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """What a folder of shards holds, after a look at each file: is it there and long enough?
+    """Gives what a folder of shards holds, after a look at each file: is it there and long enough?
 
     Raises:
         ValueError: A file is missing or truncated; it is named.

@@ -92,7 +92,7 @@ def optimizer_state(
 
 
 def _unflattened(model: Module, optimizer: Optimizer, state: State) -> State:
-    """A state of flat parameters, as if each had always been the several that it is made of.
+    """Gives a state of flat parameters, as if each had always been the several that it is made of.
 
     They come in the order that they would have without FSDP, by which other strategies tell them;
     and with a count of steps each, for they have one together, which another run would advance

@@ -156,7 +156,7 @@ def _box(shown: str, size: Any, chunk: Any) -> tuple[tuple[int, ...], tuple[int,
 
 
 def _overlap(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Whether two chunks have a value in common; they are swept along the axis with the most."""
+    """Tells if two chunks have a value in common; they are swept along the axis with the most."""
     if len(boxes) < 2:
         return False
     dims = len(boxes[0][0])

@@ -118,7 +118,7 @@ def _masters(shards: Shards) -> Mapping[str, Any]:
 
 
 def consolidated(folder: Path) -> tuple[dict[str, Any], str]:
-    """A checkpoint as a strategy without shards would have saved it, without the optimizers.
+    """Gives a checkpoint as a strategy without shards would have saved it, without the optimizers.
 
     Args:
         folder: What a strategy of DeepSpeed's has saved, in the Trainer or in Fabric.

@@ -28,7 +28,7 @@ from .weights import load_weights
 
 
 def is_deepspeed_folder(path: _PATH) -> bool:
-    """Whether it is a folder, and not one of torch's shards: then DeepSpeed should have saved it.
+    """Tells if it is a folder, and not one of torch's shards: then DeepSpeed should have saved it.
 
     All ranks call it, and get what rank 0 finds.
     """

@@ -104,7 +104,7 @@ def _load_whole_masters(engine: Any, weights: Mapping[str, Any]) -> None:
 
 
 def _shard(parameter: Any, value: Tensor) -> Tensor:
-    """This rank's part of a parameter's values, of shape (size of a shard,)."""
+    """Returns this rank's part of a parameter's values, of shape (size of a shard,)."""
     size = parameter.ds_tensor.numel()
     start = dist.get_rank(parameter.ds_process_group) * size
     part = value.flatten()[start : start + size]

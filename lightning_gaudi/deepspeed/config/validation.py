@@ -97,7 +97,7 @@ class _Recorded(dict[str, Any]):
         return found
 
     def unknown(self, above: str = "") -> Iterator[tuple[str, set[str]]]:
-        """What nobody looked for, as paths, and what was looked for in its place."""
+        """Yields what nobody looked for, as paths, and what was looked for in its place."""
         for name, value in dict.items(self):
             allowed = _OF_LIGHTNING.get(above.rstrip("."), ())
             if name not in self.asked and name not in allowed:

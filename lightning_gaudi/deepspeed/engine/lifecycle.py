@@ -30,7 +30,7 @@ _HOOKS = ("module_forward_pre_hook", "module_forward_post_hook", "first_dataload
 
 
 def holds_zero3_shards(parameters: Iterable[Tensor]) -> bool:
-    """Whether some of the parameters are in shards of ZeRO-3, and none of those is here whole."""
+    """Tells if some of the parameters are in shards of ZeRO-3, and none of those is here whole."""
     return any(hasattr(parameter, "ds_id") for parameter in parameters)
 
 

@@ -203,7 +203,7 @@ def _check_tools(name: str) -> None:
 
 
 def _is_installed(builder: Any) -> bool:
-    """Whether it was built when DeepSpeed was installed, for the HPU (DS_BUILD_CPU_ADAM=1)."""
+    """Tells if it was built when DeepSpeed was installed, for the HPU (DS_BUILD_CPU_ADAM=1)."""
     from deepspeed.git_version_info import accelerator_name, installed_ops
 
     return bool(installed_ops.get(builder.name)) and accelerator_name == "hpu"

@@ -162,7 +162,7 @@ def _place_of_user() -> tuple[str, int] | None:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file of Python lies where packages are installed, as others' do as a rule."""
+    """Tells whether a file of Python lies where packages are installed, as others' do as a rule."""
     return "/site-packages/" in file or "/dist-packages/" in file
 
 

@@ -101,7 +101,7 @@ def report_kernel(operator: str, arguments: Iterable[object]) -> None:
 
 
 def called_kernels() -> frozenset[str]:
-    """The vendor's own operators that this process, or the one that forked it, has called."""
+    """Gives the vendor's own operators that this process, or the one that forked it, has called."""
     return frozenset(_called)
 
 

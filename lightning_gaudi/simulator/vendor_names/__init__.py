@@ -52,7 +52,7 @@ class Name:
         return _is_between(release, self.since, self.until)
 
     def signature(self, release: Release) -> str | None:
-        """Its parameters in a release; None where they were not read."""
+        """Returns its parameters in a release; None where they were not read."""
         return by_release(self.signatures, release) if self.signatures else None
 
 

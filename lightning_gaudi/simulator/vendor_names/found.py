@@ -94,7 +94,7 @@ def _problem(value: Any, listed: str | None) -> str | None:
 
 
 def _parameters(listed: str) -> list[inspect.Parameter]:
-    """The parameters of a `def`, with None for each default: those name what is not here."""
+    """Gives the parameters of a `def`, with None for each default: those name what is not here."""
     function = ast.parse(f"lambda {listed}: None", mode="eval")
     assert isinstance(function.body, ast.Lambda)
     arguments = function.body.args

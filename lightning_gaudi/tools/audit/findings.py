@@ -126,7 +126,7 @@ def _blocking_copies(record: Record) -> Iterator[Finding]:
 
 
 def _is_usual(line: Line, steps: list[int], record: Record) -> bool:
-    """Whether it was met in at least half of the judged steps; without any, again and again."""
+    """Tells if it was met in at least half of the judged steps; without any, again and again."""
     if not record.steps:
         return line.count >= _MANY
     return 2 * len(steps) >= max(len(judged_steps(record)), 1)

@@ -67,7 +67,7 @@ def label(file: str, line: int) -> str:
 
 
 def advice(loader: Loader) -> Iterator[str]:
-    """What padding costs, and which boundaries would waste least."""
+    """Yields what padding costs, and which boundaries would waste least."""
     if loader.num_tokens is not None and loader.num_places:
         share = 1 - loader.num_tokens / loader.num_places
         yield f"{share:.1%} of the places are padding"

@@ -19,7 +19,7 @@ _NUM_SHOWN = 4
 
 
 def find(record: Record) -> Iterator[Finding]:
-    """What changes shapes, and what else has graphs compiled again."""
+    """Yields what changes shapes, and what else has graphs compiled again."""
     explained: set[int] = set()
     for loader in record.loaders:
         if loader.stage != _TRAINING:

@@ -122,7 +122,7 @@ def prepare(asking: str) -> int | None:
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
-    """This process's environment with the simulator asked for."""
+    """Returns this process's environment with the simulator asked for."""
     return os.environ | {
         SIMULATE: str(options.cards),
         CARD: options.card,

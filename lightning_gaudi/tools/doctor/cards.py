@@ -86,7 +86,7 @@ def _why_no_card(machine: Machine) -> Finding:
 
 
 def check_driver(machine: Machine) -> Iterator[Finding]:
-    """Whether the driver is of the release of the Gaudi software.
+    """Checks whether the driver is of the release of the Gaudi software.
 
     Source: `Device acquire failed` is what an older driver ends in (huggingface/tgi-gaudi, pull
     request 182: software 1.16 on driver 1.15); software 1.23 was run on driver 1.24.
@@ -116,7 +116,7 @@ def check_driver(machine: Machine) -> Iterator[Finding]:
 
 
 def check_firmware(machine: Machine) -> Iterator[Finding]:
-    """Whether all cards have one firmware, of the driver's release.
+    """Checks whether all cards have one firmware, of the driver's release.
 
     What lies in the flash (SPI) may be older: Intel's Enterprise Inference asks for SPI 1.19.2 or
     newer with driver 1.22.2. The other parts are loaded by the driver, which brings its own.
@@ -150,7 +150,7 @@ def _firmware(part: str, versions: list[str], driver: str) -> Finding | None:
 
 
 def check_health(machine: Machine) -> Iterator[Finding]:
-    """Whether the kernel calls each card operational, and whether another program has one."""
+    """Checks if the kernel calls each card operational, and whether another program has one."""
     states = hl_smi.status(machine)
     wrong = {name: text for name, text in states.items() if text.lower() != "operational"}
     broken = any(text.lower() in ("disabled", "needs reset") for text in wrong.values())
@@ -184,7 +184,7 @@ def check_health(machine: Machine) -> Iterator[Finding]:
 
 
 def check_visible_modules(machine: Machine) -> Iterator[Finding]:
-    """Whether HABANA_VISIBLE_MODULES names modules that are here."""
+    """Checks whether HABANA_VISIBLE_MODULES names modules that are here."""
     value = machine.environment.get(_VISIBLE)
     if value is None:
         return

@@ -69,7 +69,7 @@ def diagnose(options: Options | None = None, machine: Machine | None = None) -> 
 
 
 def _run(check: Check, machine: Machine) -> list[Finding]:
-    """What a check finds; that it failed, if it does: the others are worth more than that."""
+    """Gives what a check finds; that it failed, if it does: the others are worth more than that."""
     try:
         return [replace(each, found=machine.without_home(each.found)) for each in check(machine)]
     except Exception as failure:

@@ -44,7 +44,7 @@ def is_remote(kind: str | None) -> bool:
 
 
 def check_tmpdir(machine: Machine) -> Iterator[Finding]:
-    """Whether temporary files can be written: by DataLoader workers, compilers and Python."""
+    """Checks if temporary files can be written: by DataLoader workers, compilers and Python."""
     asked = machine.environment.get("TMPDIR")
     folder = asked or "/tmp"
     name = f"TMPDIR={asked}" if asked else "/tmp"
@@ -67,7 +67,7 @@ def check_tmpdir(machine: Machine) -> Iterator[Finding]:
 
 
 def check_logs(machine: Machine) -> Iterator[Finding]:
-    """Whether the vendor's software can write its logs, which say why a card failed."""
+    """Checks whether the vendor's software can write its logs, which say why a card failed."""
     folder = machine.environment.get("HABANA_LOGS")
     if folder and machine.exists(folder) and hl_smi.read_cards(machine):
         if problem := _why_not_write(folder):
@@ -81,7 +81,7 @@ def check_logs(machine: Machine) -> Iterator[Finding]:
 
 
 def check_checkpoints(machine: Machine, folder: str) -> Iterator[Finding]:
-    """Whether checkpoints can be written whole: space, locks, replacing a file in one step.
+    """Checks whether checkpoints can be written whole: space, locks, replacing a file in one step.
 
     Args:
         machine: This one.

@@ -83,7 +83,7 @@ def firmware(machine: Machine) -> dict[str, list[str]]:
 
 
 def status(machine: Machine) -> dict[str, str]:
-    """What the kernel says of each card, by its name there: "operational" if all is well."""
+    """Gives what the kernel says of each card, by its name there: "operational" if all is well."""
     if not has_driver(machine):
         return {}  # others make accelerators, too
     paths = {name: f"{_CARDS}/{name}/device/status" for name in machine.names(_CARDS)}

@@ -189,7 +189,7 @@ def _ask_to_end(process: subprocess.Popen[str]) -> None:
 
 
 def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
-    """What it prints, until it has ended or the time is over."""
+    """Yields what it prints, until it has ended or the time is over."""
     assert process.stdout is not None
     rest = b""
     with selectors.DefaultSelector() as selector:

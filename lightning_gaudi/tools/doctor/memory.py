@@ -21,7 +21,7 @@ _OVER_HOST_NICS = ("HCCL_OVER_OFI", "FI_EFA_USE_DEVICE_RDMA")
 
 
 def check_huge_pages(machine: Machine) -> Iterator[Finding]:
-    """Whether there are about as many huge pages as published jobs ask for."""
+    """Checks whether there are about as many huge pages as published jobs ask for."""
     cards = len(hl_smi.read_cards(machine))
     text = machine.read("/proc/meminfo") or ""
     found = {
@@ -45,7 +45,7 @@ def check_huge_pages(machine: Machine) -> Iterator[Finding]:
 
 
 def check_shared_memory(machine: Machine) -> Iterator[Finding]:
-    """Whether a container shares the host's memory, as HCCL and workers of a DataLoader need.
+    """Checks if a container shares the host's memory, as HCCL and workers of a DataLoader need.
 
     Source: Intel Gaudi documentation, "Docker installation": `--ipc=host`; Docker gives 64 MiB.
     """
@@ -63,7 +63,7 @@ def check_shared_memory(machine: Machine) -> Iterator[Finding]:
 
 
 def check_locked_memory(machine: Machine) -> Iterator[Finding]:
-    """Whether memory that the host's network cards read and write can be registered.
+    """Checks whether memory that the host's network cards read and write can be registered.
 
     Registering locks it. Cards of one server need none of that, nor do servers whose cards are
     connected directly, so only who asks for the host's network cards is warned.

@@ -32,7 +32,7 @@ _LAZY = "PT_HPU_LAZY_MODE"
 
 
 def check_mode(machine: Machine) -> Iterator[Finding]:
-    """Whether the vendor's package loads and sees the cards, and in which mode it runs."""
+    """Checks whether the vendor's package loads and sees the cards, and in which mode it runs."""
     if not _is_worth_asking(machine):
         return
     found, problem = _probe(machine)
@@ -58,7 +58,7 @@ def check_mode(machine: Machine) -> Iterator[Finding]:
 
 
 def _is_worth_asking(machine: Machine) -> bool:
-    """Whether there is such a package, and asking it does not compile a simulated card first."""
+    """Tells if there is such a package, and asking it does not compile a simulated card first."""
     if machine.version("torch") is None:
         return False
     if not software.is_simulated(machine):

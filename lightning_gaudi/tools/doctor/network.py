@@ -19,7 +19,7 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "NODE_RANK", "GROUP_RA
 
 
 def check_port(machine: Machine, port: int | None) -> Iterator[Finding]:
-    """Whether rank 0 could listen where the others look for it, if this machine is to have it.
+    """Checks if rank 0 could listen where the others look for it, if this machine is to have it.
 
     Args:
         machine: This one.
@@ -48,7 +48,7 @@ def check_port(machine: Machine, port: int | None) -> Iterator[Finding]:
 
 
 def _has_rank_0(machine: Machine) -> bool:
-    """Whether rank 0 is to listen on this machine, as far as the environment says where it is."""
+    """Tells if rank 0 is to listen on this machine, as far as the environment says where it is."""
     if any(machine.environment.get(name, "0") != "0" for name in _RANKS):
         return False
     address = machine.environment.get("MASTER_ADDR")
@@ -72,7 +72,7 @@ def _is_here(address: str) -> bool:
 
 
 def check_address(machine: Machine) -> Iterator[Finding]:
-    """Whether the address of rank 0 can be found."""
+    """Checks whether the address of rank 0 can be found."""
     address = machine.environment.get("MASTER_ADDR")
     if address is None:
         return
@@ -89,7 +89,7 @@ def check_address(machine: Machine) -> Iterator[Finding]:
 
 
 def check_interfaces(machine: Machine, interface: str | None) -> Iterator[Finding]:
-    """Whether the interfaces that are asked for are there and up.
+    """Checks whether the interfaces that are asked for are there and up.
 
     Args:
         machine: This one.
@@ -122,7 +122,7 @@ def _asked(machine: Machine) -> dict[str, str | None]:
 
 
 def _check_host_name(machine: Machine) -> Iterator[Finding]:
-    """Whether the host's name leads to a network: gloo takes that one's interface.
+    """Checks whether the host's name leads to a network: gloo takes that one's interface.
 
     Source: torch.distributed, "Common environment variables".
     """

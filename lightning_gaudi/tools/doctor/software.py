@@ -60,7 +60,7 @@ def is_simulated(machine: Machine) -> bool:
 
 
 def is_upstream(torch: str) -> bool | None:
-    """Whether it is PyTorch's CPU build (True), the vendor's own (False), or another one (None).
+    """Tells if it is PyTorch's CPU build (True), the vendor's own (False), or another one (None).
 
     Source: Intel Gaudi PyTorch bridge 1.24.1, `torch/__init__.py`, which asks for one of the two.
     """
@@ -71,7 +71,7 @@ def is_upstream(torch: str) -> bool | None:
 
 
 def check_python(machine: Machine) -> Iterator[Finding]:
-    """What runs here: for the reader of a report."""
+    """Yields what runs here: for the reader of a report."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield ok("python", f"{platform.python_version()} at {python()}, {system}")
     installed = machine.version("lightning-gaudi")
@@ -93,7 +93,7 @@ def check_python(machine: Machine) -> Iterator[Finding]:
 
 
 def check_torch(machine: Machine) -> Iterator[Finding]:
-    """Whether torch is one that this package and the Gaudi software take."""
+    """Checks whether torch is one that this package and the Gaudi software take."""
     torch, software = machine.version("torch"), gaudi_software(machine)
     if torch is None:
         yield error(
@@ -149,7 +149,7 @@ def _check_pair(machine: Machine, torch: str, software: str) -> Iterator[Finding
 
 
 def check_lightning(machine: Machine) -> Iterator[Finding]:
-    """Whether Lightning is one that is supported, and safe."""
+    """Checks whether Lightning is one that is supported, and safe."""
     versions = {name: machine.version(name) for name in LIGHTNINGS}
     if not any(versions.values()):
         yield error("lightning", "is not installed", "pip install 'lightning>=2.6.6,<2.7'")
@@ -185,7 +185,7 @@ def _check_lightning(machine: Machine, name: str, version: str) -> Finding:
 
 
 def check_deepspeed(machine: Machine) -> Iterator[Finding]:
-    """Whether DeepSpeed is one that is supported, and was run with this torch on a Gaudi."""
+    """Checks whether DeepSpeed is one that is supported, and was run with this torch on a Gaudi."""
     version, torch = machine.version("deepspeed"), machine.version("torch")
     install = "pip install 'lightning-gaudi[deepspeed]'"
     if version is None:
@@ -240,7 +240,7 @@ def _contains(requirement: Requirement, version: str) -> bool:
 
 
 def check_compiler(machine: Machine) -> Iterator[Finding]:
-    """Whether simulated cards can be had here: an error where they are asked for, else a note."""
+    """Checks if simulated cards can be had here: an error where they are asked for, else a note."""
     asked = is_simulated(machine)
     if not asked and hl_smi.has_driver(machine):
         return  # a Gaudi server needs none

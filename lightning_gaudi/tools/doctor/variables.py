@@ -64,7 +64,7 @@ def settings(machine: Machine) -> dict[str, str]:
 
 
 def check_installed(machine: Machine) -> Iterator[Finding]:
-    """Whether what the installation sets is set, and names what is there.
+    """Checks whether what the installation sets is set, and names what is there.
 
     Source: "Graph compile failed" on servers that these do not reach (huggingface/optimum-habana,
     pull request 1779).
@@ -90,7 +90,7 @@ def check_installed(machine: Machine) -> Iterator[Finding]:
 
 
 def check_names(machine: Machine) -> Iterator[Finding]:
-    """Whether a variable is probably another one's name, misspelt: nothing would read it."""
+    """Checks whether a variable is probably another one's name, misspelt: nothing would read it."""
     for name in machine.environment:
         if meant := _meant(name):
             yield warning("variables", f"{name} is read by nothing", f"Did you mean {meant}?")
@@ -126,7 +126,7 @@ def check_mode(machine: Machine) -> Iterator[Finding]:
 
 
 def check_harm(machine: Machine) -> Iterator[Finding]:
-    """What makes a run fail, or its results wrong, whatever the program does."""
+    """Yields what makes a run fail, or its results wrong, whatever the program does."""
     environment = machine.environment
     if is_switched_on(environment.get("PT_COMPILE_ONLY_MODE", "")):
         yield error(
@@ -157,7 +157,7 @@ def check_harm(machine: Machine) -> Iterator[Finding]:
 
 
 def check_recipe_cache(machine: Machine) -> Iterator[Finding]:
-    """Whether the cache of compiled graphs is one that processes can share.
+    """Checks whether the cache of compiled graphs is one that processes can share.
 
     Source: Intel Gaudi documentation, "Runtime environment variables": path, whether to clear it at
     the start, and its size in MB; a disk of this machine, since file locks are needed.
@@ -185,7 +185,7 @@ def check_recipe_cache(machine: Machine) -> Iterator[Finding]:
 
 
 def check_scale_out(machine: Machine) -> Iterator[Finding]:
-    """Whether direct transfers over the host's NICs are asked for in full.
+    """Checks whether direct transfers over the host's NICs are asked for in full.
 
     Source: Intel Gaudi documentation, "Scale-out via host NIC".
     """

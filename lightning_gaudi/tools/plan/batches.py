@@ -202,7 +202,7 @@ def _num_elements(batch: Any) -> int:
 
 
 def _resized(batch: Any, size: int) -> Any:
-    """A batch of its first sample, many times: rows of tensors, and items of plain lists."""
+    """Gives a batch of its first sample, many times: rows of tensors, and items of plain lists."""
     before = size_of(batch)
 
     def resize(value: Any) -> Any:

@@ -75,7 +75,7 @@ sheets (SXM), and what torch reports of their memory.
 
 
 def with_kept(cards: Sequence[Card], kept_gib: float | None) -> list[Card]:
-    """The cards with another amount of memory kept free on each Gaudi; None for the default.
+    """Gives the cards with another amount of memory kept free on each Gaudi; None for the default.
 
     Raises:
         ValueError: It is negative, or leaves nothing of one of them.

@@ -188,7 +188,7 @@ class _FabricRun(Run):
         return max(self._num_stepped.values(), default=0)
 
     def batches(self, iterate: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
-        """What the program gets of a loader.
+        """Yields what the program gets of a loader.
 
         Args:
             iterate: Torch's `DataLoader.__iter__`.

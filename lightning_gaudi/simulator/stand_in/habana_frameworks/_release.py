@@ -17,7 +17,7 @@ def release() -> Release:
 
 @functools.cache
 def is_lazy() -> bool:
-    """Whether operations are gathered into graphs (lazy mode); read once from the environment.
+    """Tells if operations are gathered into graphs (lazy mode); read once from the environment.
 
     Source: `PT_HPU_LAZY_MODE`; "1" is the default up to release 1.20, "0" since 1.21.
     """

@@ -15,7 +15,7 @@ is_loaded = True
 
 
 def is_autoload_enabled() -> bool:
-    """Whether the vendor's package would load itself: `PT_HPU_AUTOLOAD`, else in eager mode."""
+    """Tells if the vendor's package would load itself: `PT_HPU_AUTOLOAD`, else in eager mode."""
     asked = os.environ.get("PT_HPU_AUTOLOAD")
     return asked == "1" if asked in ("0", "1") else not is_lazy()
 

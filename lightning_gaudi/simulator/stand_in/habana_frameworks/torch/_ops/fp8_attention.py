@@ -41,7 +41,7 @@ def _rounded(x: torch.Tensor, dtype: torch.dtype, up: _Optional) -> torch.Tensor
 def _understood(
     x: torch.Tensor, dtype: torch.dtype, up: _Optional, down: _Optional
 ) -> torch.Tensor:
-    """What `x` means after rounding to `dtype`: fp8 with the scales `up` and back `down`."""
+    """Gives what `x` means after rounding to `dtype`: fp8 with the scales `up` and back `down`."""
     rounded = _rounded(x, dtype, up).float()
     if dtype not in FP8_DTYPES:
         return rounded

@@ -119,7 +119,7 @@ def check_env_flag(name: str, default: str = "") -> bool:
 
 
 def adjust_name(name: str) -> str:
-    """The name of a tensor in files of quantization ranges, made of its name in the model."""
+    """Gives the name of a tensor in files of quantization ranges, made of its name in the model."""
     for old, new in ((".min_val", ""), (".max_val", ""), ("layernorm.norm", "layernorm")):
         name = name.replace(old, new)
     return name

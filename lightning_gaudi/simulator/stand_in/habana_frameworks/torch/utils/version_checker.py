@@ -7,7 +7,7 @@ from ..._missing import missing
 
 
 def is_pytorch_older_than(version: str) -> bool:
-    """Whether torch is older than a version, without regard to what its build adds to it."""
+    """Tells whether torch is older than a version, without regard to what its build adds to it."""
     return Version(Version(torch.__version__).base_version) < Version(version)
 
 

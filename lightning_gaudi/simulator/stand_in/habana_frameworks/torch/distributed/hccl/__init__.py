@@ -143,7 +143,7 @@ def _register() -> None:
 
 
 def _has_lazy_collectives() -> bool:
-    """Whether collectives are part of lazy graphs; by default each ends the graph before it."""
+    """Tells if collectives are part of lazy graphs; by default each ends the graph before it."""
     value = os.environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "False")
     return is_lazy() and value.lower() in ("true", "1")
 

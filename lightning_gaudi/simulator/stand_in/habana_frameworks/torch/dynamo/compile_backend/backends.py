@@ -101,7 +101,7 @@ def _compile(
 def _describe(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[Hashable, list[list[object]]]:
-    """What the graph has in common with one for other sizes, and the shapes of its inputs."""
+    """Gives what the graph has in common with one for other sizes, and the shapes of its inputs."""
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     # Graphs for sizes that may vary ask for them, besides what they compute.
     operators = tuple(

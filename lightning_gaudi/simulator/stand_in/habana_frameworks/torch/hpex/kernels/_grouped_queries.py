@@ -39,7 +39,7 @@ def gqa_input_reshape_fwd(
 
 
 def gqa_input_reshape_bwd(q: torch.Tensor, v: torch.Tensor, grad_in: torch.Tensor) -> torch.Tensor:
-    """The output's gradient (B, H, T, D) in the shape of grouped queries (B, G, R, T, D)."""
+    """Gives the output's gradient (B, H, T, D) in the shape of grouped queries (B, G, R, T, D)."""
     return grad_in.reshape((*q.shape[:4], v.shape[-1]))
 
 

@@ -134,7 +134,7 @@ class _Wrapper:
             cached.graph.replay(self.asynchronous)
 
     def modes(self) -> tuple[bool, bool]:
-        """Whether the graph keeps no tensors, and whether a capture only looks what runs."""
+        """Tells whether the graph keeps no tensors, and whether a capture only looks what runs."""
         asked = os.environ.get("PT_HPUGRAPH_DISABLE_TENSOR_CACHE")
         no_cache = self.disable_tensor_cache if asked is None else asked == "1"
         return no_cache, no_cache if self.dry_run is None else self.dry_run

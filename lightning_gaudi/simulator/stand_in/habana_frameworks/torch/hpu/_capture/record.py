@@ -266,7 +266,7 @@ class Recorder(TorchDispatchMode):
             self.steps.append(Step(func, list(args), kwargs, results, traits.is_collective))
 
     def _are_constant(self, template: Any, leaves: list[Any]) -> bool:
-        """Whether results are views of memory from before the capture, as a transposed weight."""
+        """Tells if results are views of memory from before the capture, as a transposed weight."""
         read = Step(None, list(template[0]), template[1], []).reads()
         is_old = all(self.constants[index] is not None for index in read)
         # In inference mode reshape comes here itself, and its result may be a copy.

@@ -58,7 +58,7 @@ def _mem_log(msg: str) -> bool:
 
 
 def get_tensor_info(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """The address and the bytes of a tensor's memory; None for one that is not on the HPU."""
+    """Gives the address and the bytes of a tensor's memory; None for one that is not on the HPU."""
     if tensor.device.type != "hpu":
         return None
     storage = tensor.untyped_storage()

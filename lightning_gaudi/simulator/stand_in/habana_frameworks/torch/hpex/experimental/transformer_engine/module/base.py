@@ -58,7 +58,7 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
         _tables.prepare(self.fp8_meta, recipe)
 
     def measures(self) -> bool:
-        """Whether this step notes largest values: those that the next scales are made of."""
+        """Tells whether this step notes largest values: those that the next scales are made of."""
         manual = FP8GlobalStateManager.get_manual_measurement_mode()
         if manual is not None:
             return manual
