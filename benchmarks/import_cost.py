@@ -76,7 +76,7 @@ class Case:
     limit_ms: float
 
     def measure(self, num_rounds: int) -> list[Row]:
-        """What our code takes by itself, and the difference of imports with us and without."""
+        """Returns what our code takes by itself, and how imports differ with us and without."""
         times = in_turns(
             ("1", "0"), num_rounds, lambda asked: _milliseconds(self.program, autoload=asked)
         )

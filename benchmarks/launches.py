@@ -47,7 +47,7 @@ class Graphs(Callback):
 
 
 def fit(recipe: Any, compile: str, optimizer: str) -> tuple[GraphReport, int]:
-    """Some steps of the recipe's `simulated.yaml`: its counts, and graphs after a validation."""
+    """Runs some steps of a recipe's `simulated.yaml`: counts, and graphs after a validation."""
     torch.compiler.reset()
     os.environ[VARIABLE] = compile
     config = Path(recipe.__file__).with_name("simulated.yaml")

@@ -85,7 +85,7 @@ class Task(ABC):
         """Returns the stock collator that one would take: it pads to the longest of a batch."""
 
     def reference_model(self, module: LightningModule) -> transformers.PreTrainedModel:
-        """The recipe's model with its weights, and the attention that transformers prefers."""
+        """Returns the recipe's model and weights, with the attention transformers prefers."""
         config = type(module.model.config)(**module.model.config.to_diff_dict())
         model = self.reference_class(config)
         missing, _ = model.load_state_dict(module.model.state_dict(), strict=False)

@@ -18,5 +18,5 @@ class HPUAccelerator(FabricHPUAccelerator, Accelerator):
 
     @override
     def get_device_stats(self, device: _DEVICE) -> dict[str, Any]:
-        """The memory figures of the card under the vendor's names; see `vendor.memory_stats`."""
+        """Returns the card's memory figures by the vendor's names; see `vendor.memory_stats`."""
         return vendor.memory_stats()

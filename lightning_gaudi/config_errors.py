@@ -117,7 +117,7 @@ def unknown_setting(message: str, known: Sequence[str]) -> str:
 
 
 def instead(path: str, problem: str) -> str:
-    """What was probably meant by a name of a class, or of a parameter of it, that is not there.
+    """Tells what was probably meant by a name of a class, or of its parameter, that is none.
 
     Args:
         path: The class's.

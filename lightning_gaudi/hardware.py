@@ -115,7 +115,7 @@ tests/pytest_working/any_mode/test_hpu_fp8_ops_any_mode.py. Pairs: bridge 1.24.0
 
 
 def find_gaudi(device_name: str) -> Gaudi | None:
-    """The generation that the vendor calls `device_name`; None of one that is not known here."""
+    """Returns the generation that the vendor calls `device_name`; None of one not known here."""
     return next((card for card in GAUDIS.values() if card.device_name == device_name), None)
 
 

@@ -65,7 +65,7 @@ def minor(version: str) -> str:
 
 
 def find_release(software: str) -> Release | None:
-    """The release that a version belongs to; a patch that is not known counts as the one before."""
+    """Returns a version's release; a patch that is not known counts as the one before."""
     found = [each for each in RELEASES if minor(each.software) == minor(software)]
     before = [each for each in found if numbers(each.software) <= numbers(software)[:3]]
     return next(iter([*reversed(before), *found]), None)

@@ -57,7 +57,7 @@ class Environment:
         return {path.stem for path in self._packages().glob("*.dist-info")}
 
     def run(self, *command: str, cwd: Path, status: int = 0) -> str:
-        """What a command says, of whose environment a stranger has no more than PATH and HOME."""
+        """Returns what a command says in an environment of PATH and HOME alone."""
         path = os.pathsep.join([str(self.bin), os.environ.get("PATH", os.defpath)])
         return call(command, {"PATH": path, "HOME": str(self._home)}, cwd, status)
 

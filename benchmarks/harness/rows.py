@@ -61,7 +61,7 @@ def of_rounds(name: str, figures: Sequence[float], unit: str, **more: Any) -> Ro
 
 
 def ratio(name: str, ours: Sequence[float], theirs: Sequence[float], **more: Any) -> Row:
-    """How many times theirs ours is: the median of the rounds' ratios, with both medians beside.
+    """Tells how many times theirs ours is: the median of ratios, with both medians beside.
 
     Args:
         name: Of the row.

@@ -245,7 +245,7 @@ class StopAgreement:
         self._vote: _Vote | None = None
 
     def agree(self, reason: int) -> int:
-        """The largest reason to stop that a rank had at the last step; all ranks call this at each.
+        """Returns the largest reason to stop that a rank had at the last step; all call it at each.
 
         Args:
             reason: This rank's, or 0 to go on.
@@ -301,7 +301,7 @@ def raise_together(error: Exception | None) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that any process can unpickle, of a kind that says as much as the original's."""
+    """Returns an error that any process can unpickle, and that says as much as the original."""
     for kind in (FileNotFoundError, FileExistsError, OSError, ValueError, TypeError):
         if isinstance(error, kind):
             return kind(str(error))

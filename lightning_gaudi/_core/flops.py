@@ -130,12 +130,12 @@ def _check_known(func: Any) -> None:
 
 
 def _is_recomputing() -> bool:
-    """Whether this is a forward within a backward: backward itself runs with gradients disabled."""
+    """Tells if it is a forward within a backward, which itself runs with gradients disabled."""
     return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
 
 
 def available_flops(dtype: torch.dtype | str) -> int | None:
-    """The peak of this process's card in `dtype`, in FLOP/s; None where `why_no_peak` says why."""
+    """Returns the peak of this card in `dtype`, in FLOP/s; None where `why_no_peak` says why."""
     card = vendor.generation()
     if card is None or why_no_peak(dtype):
         return None

@@ -125,7 +125,7 @@ class RankMonitor:
             say(f"local rank {rank} (process {pid}) {how}; the other ranks end too")
 
     def stopped(self) -> int | None:
-        """The exit status of a rank that SIGTERM or Ctrl-C has ended, in good order, if any."""
+        """Returns the exit status of a rank that SIGTERM or Ctrl-C has ended in good order."""
         found = {*self._statuses().values()} & {STOPPED, INTERRUPTED}
         return max(found, default=None)  # type: ignore[type-var]
 

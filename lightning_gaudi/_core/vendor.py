@@ -237,7 +237,7 @@ def device_name() -> str:
 
 
 def generation() -> Gaudi | None:
-    """What is known of this process's card, which it acquires; None of a generation to come."""
+    """Returns what is known of this card, which it acquires; None of a generation to come."""
     return find_gaudi(device_name())
 
 
@@ -305,7 +305,7 @@ def set_rng_state(state: torch.Tensor) -> None:
 
 
 def metric(name: str) -> dict[str, Any] | None:
-    """The figures of a metric since the start of the process, or None if the device has no such.
+    """Returns a metric's figures since the start of the process; None if there is no such.
 
     Args:
         name: `graph_compilation`, `cpu_fallback`, `memory_defragmentation`, `recipe_cache`; or

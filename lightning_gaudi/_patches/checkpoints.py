@@ -146,7 +146,7 @@ def patch_instantiator(saving: ModuleType, family: Family) -> None:
 
 
 def _as_dict(hparams: Any) -> dict[Any, Any]:
-    """What `dict.update` makes of them, which takes pairs too; nothing of what it does not."""
+    """Returns what `dict.update` makes of them, pairs too; nothing of what it cannot take."""
     try:
         return dict(hparams)
     except (TypeError, ValueError):

@@ -122,7 +122,7 @@ def finite(mask: Tensor, query: Tensor) -> Tensor:
 
 
 def _additive(mask: Tensor, query: Tensor, find_hidden: bool) -> tuple[Tensor, Tensor | None]:
-    """The mask for the kernel, of the queries' rank and dtype, and the queries that it hides."""
+    """Returns the mask for the kernel, of the queries' rank and dtype, and whom it hides."""
     mask = mask[(None,) * (query.dim() - mask.dim())]
     least = lowest(query.dtype)
     hides = None

@@ -96,7 +96,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """What takes the place of torch's function: on the HPU fused, where the switch says so."""
+    """Takes the place of torch's function: on the HPU fused, where the switch says so."""
     if query.device.type == "hpu" and is_fused():
         return fused_or_torchs(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa

@@ -44,7 +44,7 @@ class ModelFlops:
         return self._given == "measured"
 
     def start(self, trainer: Trainer, module: LightningModule) -> bool:
-        """A fit begins; whether it will be known what a batch costs.
+        """Begins a fit; returns whether it will be known what a batch costs.
 
         Raises:
             ValueError: Nobody can measure it here.
@@ -76,7 +76,7 @@ class ModelFlops:
         self._counter.start()
 
     def end_step(self, *, is_whole: bool = True) -> bool:
-        """The step is over; whether it was counted, so that it took longer than others."""
+        """Ends a step; returns whether it was counted, so that it took longer than others."""
         counter, self._counter = self._counter, None
         if counter is None:
             return False

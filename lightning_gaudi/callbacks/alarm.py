@@ -170,7 +170,7 @@ class CompilationAlarm(Callback):
             warnings.warn(text + last, stacklevel=2)
 
     def _new_shape(self, shapes: Shapes) -> str:
-        """What is new in a batch, beside the most usual shapes, and what keeps it from coming."""
+        """Tells what is new in a batch, beside the usual shapes, and what keeps it from coming."""
         if not self._shapes:
             return f"Its batch has {_show(shapes)}."
         # The shape may be in the counts by now: of equally many the first is usual.

@@ -131,7 +131,7 @@ class _Interval:
         return self._read
 
     def take(self) -> dict[str, float]:
-        """The means, and begin anew."""
+        """Returns the means, and begins anew."""
         means = {name: sum(column) / len(column) for name, column in self.values().items()}
         self._read = {}
         return means

@@ -187,7 +187,7 @@ def _text(name: bytes) -> str:
 
 
 def _widened(extra: bytes, *values: int) -> list[int]:
-    """The fields of an entry; those that have no room in it are in its extra field, in order."""
+    """Returns an entry's fields; those without room in it are in its extra field, in order."""
     found = list(values)
     missing = [number for number, value in enumerate(found) if value == _MAX_32]
     if not missing:

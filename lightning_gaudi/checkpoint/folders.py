@@ -130,7 +130,7 @@ def _owner_in(folder: Path, user: int) -> int:
 
 
 def sync(path: Path) -> None:
-    """Bring a folder's names or a file to disk; file systems that cannot do this are left alone."""
+    """Brings a folder's names or a file to disk; file systems that cannot are left alone."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

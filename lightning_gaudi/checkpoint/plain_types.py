@@ -19,7 +19,7 @@ from .errors import RefusedError
 
 
 def _member(kind: Any, name: Any, *default: Any) -> Enum:
-    """The member of an enumeration, which the first releases of Python 3.11 pickle by its name.
+    """Returns an enumeration's member, which early releases of Python 3.11 pickle by name.
 
     Source: CPython's pull request 26658; so in 3.11.2, not in 3.11.7 (`Enum.__reduce_ex__`).
 

@@ -87,7 +87,7 @@ def load_pickle(path: Path) -> Any:
 
 
 def instead_of(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A `torch.load` that runs nothing, whatever its caller asks for: for libraries that trust.
+    """Returns a `torch.load` that runs nothing, whatever is asked for: for trusting libraries.
 
     Args:
         original: The one that it calls where files are trusted.
@@ -252,7 +252,7 @@ def _load_by_torchs(source: Any, location: Any, *, mmap: bool) -> Any:
 
 
 def _marking(map_location: Any) -> Any:
-    """The same `map_location`; what a function of the user's raises is told from other errors."""
+    """Returns `map_location`, and tells what a function of the user's raises from other errors."""
     if not callable(map_location):
         return map_location
 

@@ -43,7 +43,7 @@ class Snapshot:
 
 
 def keep(state: Any, memory: HostMemory | None) -> Callable[[], Any]:
-    """A function that returns a state: a copy of it as it is now, if there is memory for one."""
+    """Returns a function that gives a state: a copy as it is now, if there is memory for one."""
     return (lambda: state) if memory is None else Snapshot(state, memory).state
 
 

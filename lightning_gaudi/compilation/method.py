@@ -179,7 +179,7 @@ def is_compiled(module: Module) -> bool:
 
 
 def _is_traced() -> bool:
-    """Whether something but torch's compiler follows the operators, and has to see each of them."""
+    """Tells if something but torch's compiler follows the operators, and has to see each."""
     from torch.fx._symbolic_trace import is_fx_symbolic_tracing
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 

@@ -125,7 +125,7 @@ def _repeated(root: Module) -> list[Module]:
 
 
 def _are_alike(one: Module, other: Module) -> bool:
-    """Whether they are of one class, or one's is derived from the other's: a special last block."""
+    """Tells if they are of one class, or one's is derived from the other's, as of a last block."""
     return isinstance(one, type(other)) or isinstance(other, type(one))
 
 

@@ -209,7 +209,7 @@ __all__ = ["worker_context"]
 
 
 def worker_context() -> BaseContext:
-    """How a DataLoader's workers start where the process must not fork, since it holds a card.
+    """Returns how a DataLoader's workers start where the process holds a card: without a fork.
 
     `DataLoader(..., num_workers=4, multiprocessing_context=worker_context())`. A Trainer and Fabric
     do that by themselves. It works without a card, too.

@@ -60,7 +60,7 @@ class ResumableLoader:
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data and CPU tensors: where the loader is, on all ranks, which all must ask."""
+        """Returns where the loader is on all ranks, which all must ask: plain data, CPU tensors."""
         position = self._position
         self._told = position.taken
         own = {

@@ -267,7 +267,7 @@ class EpochProgress:
         return start
 
     def set_epoch(self, number: int) -> None:
-        """Name the coming epoch.
+        """Names the coming epoch.
 
         The first call after `load` names the epoch that was loaded, if it has batches left, and
         further calls count from there: Fabric counts epochs from 0 in each run, and Lightning

@@ -105,7 +105,7 @@ class OpenMPIEnvironment(ClusterEnvironment):
 
     @override
     def global_rank(self) -> int:
-        """This process among all."""
+        """Returns which of all processes this is."""
         return read_integer(_RANK)
 
     @override
@@ -114,12 +114,12 @@ class OpenMPIEnvironment(ClusterEnvironment):
 
     @override
     def local_rank(self) -> int:
-        """This process among those of its node."""
+        """Returns which of its node's processes this is."""
         return read_integer(_LOCAL_RANK)
 
     @override
     def node_rank(self) -> int:
-        """This node among all."""
+        """Returns which of all nodes this is."""
         return self.global_rank() // self._local_size()
 
     def _local_size(self) -> int:

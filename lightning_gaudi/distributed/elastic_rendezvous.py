@@ -39,7 +39,7 @@ def uses_agent_store() -> bool:
 
 
 def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any:
-    """Where the ranks of this attempt meet: a part of torchrun's store, or one that rank 0 holds.
+    """Returns where this attempt's ranks meet: part of torchrun's store, or one of rank 0.
 
     A rank alone needs no port, which a group that it has destroyed before may still have. Where all
     are on one machine, as a loopback address says, rank 0 listens there only; torch's own listens

@@ -54,7 +54,7 @@ def read_headers(folder: Path) -> dict[str, Stored]:
 
 
 def read_tensor(stored: Stored) -> Tensor:
-    """A tensor on the CPU; its file is mapped until nobody holds it, and read where it is used."""
+    """Returns a CPU tensor, whose file is mapped until nobody holds it, and read where used."""
     with _opened(stored.path) as file:
         tensor: Tensor = file.get_tensor(stored.name)
     return tensor
@@ -86,7 +86,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The path of a file of a model, which is in the model's folder or where its cache keeps it.
+    """Returns the path of a model's file: in the model's folder, or where its cache keeps it.
 
     Raises:
         ValueError: It is somewhere else.

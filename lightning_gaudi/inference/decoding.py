@@ -165,7 +165,7 @@ class Decoder:
             self._top_p.copy_(torch.tensor([sampling.top_p or 1.0]), non_blocking=True)
 
     def prefill(self) -> Tensor:
-        """Read the prompts and choose the first token; the logits [B, V] that it is chosen from."""
+        """Reads the prompts and chooses the first token; returns its logits [B, V]."""
         return self._run("prefill")
 
     def step(self) -> Tensor:
@@ -227,7 +227,7 @@ class Decoder:
         return self._choose(logits, kind)
 
     def _mask(self, num_queries: int) -> Tensor:
-        """What is added to the scores of the prompt or of one token; the slots, where it is ALiBi.
+        """Returns what is added to the prompt's or a token's scores; the slots, if it is ALiBi.
 
         transformers has no reason to look at the values of the former, which the host waits for.
         """

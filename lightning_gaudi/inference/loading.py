@@ -195,7 +195,7 @@ def _make_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def _without_weights(model: nn.Module) -> nn.Module:
-    """The model anew on the CPU, with what it computes when it is built, and weights on meta."""
+    """Returns the model anew on the CPU, with what it computes as it is built; weights on meta."""
     with _WeightsOnMeta():
         made: nn.Module = type(model)(copy.deepcopy(model.config))
     return made

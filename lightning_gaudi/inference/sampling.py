@@ -95,7 +95,7 @@ def sample(
 def kept_probabilities(
     logits: Tensor, temperature: Tensor, top_p: Tensor | None, top_k: int | None
 ) -> Tensor:
-    """The probabilities [B, V] of logits, 0 for what `top_k` and `top_p` leave out; no sum of 1."""
+    """Returns probabilities [B, V] of logits, 0 for what `top_k` and `top_p` leave out."""
     logits = logits / temperature
     if top_k is not None and top_k < logits.shape[-1]:
         weakest = logits.topk(top_k, dim=-1).values[:, -1:]

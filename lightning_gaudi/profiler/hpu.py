@@ -229,7 +229,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
         super().teardown(stage)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the model, of which Lightning leaves a proxy here: it may be gone by now."""
+        """Returns all but the model, of which Lightning leaves a proxy here that may be gone."""
         return {**vars(self), "_lightning_module": None}
 
     @property

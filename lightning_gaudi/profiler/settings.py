@@ -117,7 +117,7 @@ def _check_activities(asked: Iterable[Any] | None) -> tuple[Any, ...] | None:
 
 
 def _stacks(arguments: dict[str, Any]) -> str | None:
-    """What to weigh stacks by, if they are asked for; torch's profiler is told to keep them."""
+    """Tells what to weigh stacks by, if any; torch's profiler is told to keep them."""
     key = arguments.pop("metric", _STACK_KEYS[0])
     if not arguments.pop("export_to_flame_graph", False):
         return None

@@ -86,7 +86,7 @@ class StepMeter:
             self._idle_since = time.perf_counter()
 
     def close(self) -> bool:
-        """The costs so far were the step's; return whether there was one."""
+        """Ends a step with the costs so far; returns whether there was one."""
         if not self._is_done:
             return False
         self._is_done = False

@@ -60,7 +60,7 @@ class FiniteLosses:
         self._steps.append(step)
 
     def first_bad(self, *, ends_interval: bool, is_lazy: bool) -> BadLoss | None:
-        """The first loss that is not finite of those that nobody has looked at; waits for all.
+        """Returns the first loss not looked at yet that is not finite; waits for all of them.
 
         Where some may be left out, it is the first of a row that is too long; and the last one that
         was left out is in `left_out`.

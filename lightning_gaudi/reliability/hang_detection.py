@@ -325,7 +325,7 @@ def account(beats: Mapping[int, Beat], silent_s: Mapping[int, float], num_ranks:
 
 
 def _stood(beat: Beat, silent_s: float) -> str:
-    """Where a rank stood, without the seconds, in which ranks that stand alike would differ."""
+    """Tells where a rank stood, without the seconds, in which ranks that stand alike differ."""
     told = f"stood in {where(beat)}"
     if beat.state != RUNS:
         return f"had left {'with an error' if beat.state == FAILED else 'at its end'}, and {told}"

@@ -144,7 +144,7 @@ def kill(process: Process) -> None:
 
 
 def how(process: Process) -> str | None:
-    """How another process on this host has ended, or that it is stopped; None while it runs."""
+    """Tells how another process of this host has ended, or that it stands; None as it runs."""
     status = processes.status(process.pid)
     if status is None or status.started != process.started:
         return "died, as by SIGKILL or for want of memory"

@@ -62,7 +62,7 @@ def as_told(load: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Resu
 
 
 def trusted_by(weights_only: bool | None = None) -> str | None:
-    """The setting that trusts checkpoints here and now, after a warning; None if there is none.
+    """Returns the setting that trusts checkpoints here and now, after a warning; or None.
 
     Args:
         weights_only: What the user says of this one, which comes first.

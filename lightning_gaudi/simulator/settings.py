@@ -58,7 +58,7 @@ class Settings:
 
 
 def server_name() -> str:
-    """The simulated server that this process shares with those that have the same name for it.
+    """Returns the simulated server that this process shares with those that name it, too.
 
     Without LIGHTNING_GAUDI_SIMULATE_SERVER it is the run that the first process with the simulator
     has started: the variable is set here, for what this process starts. So ranks share a server

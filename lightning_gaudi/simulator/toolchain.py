@@ -150,7 +150,7 @@ def compile_library(
 
 
 def _abi_flags() -> list[str]:
-    """What torch was built with and its extensions must be too, or their types do not match."""
+    """Returns what torch was built with, as its extensions must be for types to match."""
     import torch
 
     c = torch._C

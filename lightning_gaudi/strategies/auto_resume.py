@@ -115,7 +115,7 @@ class AutoResume:
 def _choose(
     record: JobRecord, job: Job, given: str | None, *, is_restarted: bool
 ) -> Sequence[Path]:
-    """The fit's own checkpoints, the newest first; none where it begins with what was given."""
+    """Returns the fit's own checkpoints, newest first; none if it begins with what was given."""
     agent, again = record.read(), f"{job.scheduler} has started this again; "
     if agent is None or not job.is_restart_of(agent, is_restarted=is_restarted):
         record.begin(given)

@@ -143,7 +143,7 @@ class HPUStrategy(HPUMixin):
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """One step of the evaluation, one graph: batches do not pile up until a metric is read."""
+        """Runs a step of the evaluation as a graph: batches do not pile up until a metric is read."""
         output: STEP_OUTPUT = super().validation_step(*args, **kwargs)
         vendor.end_graph()
         return output
@@ -209,7 +209,7 @@ class HPUStrategy(HPUMixin):
 
     @override
     def on_validation_end(self) -> None:
-        """Undo the sanity check's draws; the metrics of any validation leave operations behind."""
+        """Undoes the sanity check's draws; the metrics of a validation leave operations behind."""
         super().on_validation_end()
         self.guard.note("after a validation")
         self._has_remains = True
@@ -235,7 +235,7 @@ class HPUStrategy(HPUMixin):
 
     @override
     def on_train_end(self) -> None:
-        """Look at the losses since the last log step; wait until the last checkpoint is on disk."""
+        """Looks at the losses since the last log step; waits for the last checkpoint."""
         progress.enter("the end of the fit", is_training=False)
         super().on_train_end()
         self.guard.end()

@@ -115,7 +115,7 @@ def _plain(owner: object, leave_out: frozenset[str] = frozenset()) -> list[str]:
 
 
 def _names_of(module: nn.Module) -> frozenset[str]:
-    """What of its attributes is torch's, Lightning's, a wrapper's or a metric's own business."""
+    """Returns which attributes are torch's, Lightning's, a wrapper's or a metric's business."""
     if isinstance(module, pl.LightningModule):
         return _LIGHTNING_NAMES
     # FSDP2 gives a module's class a parent of torch's; a wrapper has no other parent.

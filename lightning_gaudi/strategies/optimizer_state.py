@@ -98,7 +98,7 @@ def watch_steps(optimizers: list[Any]) -> list[Any]:
 
 
 def gradients(trainer: pl.Trainer, *, is_within_epoch: bool, are_whole: bool) -> dict[str, Tensor]:
-    """What this rank has accumulated since the last step of the optimizers, on the CPU, by name.
+    """Returns what this rank has accumulated since the last step, on the CPU, by name.
 
     Args:
         trainer: Of a fit.

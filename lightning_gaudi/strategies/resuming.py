@@ -139,7 +139,7 @@ def _load_valid(
 def _instead_of(
     trainer: pl.Trainer, chosen: Path, *, is_newest: bool
 ) -> tuple[list[str | None], str]:
-    """What takes the place of a damaged checkpoint, the best first, and why there is no other.
+    """Returns what takes a damaged checkpoint's place, best first, and why there is no other.
 
     None stands for a new beginning.
     """

@@ -154,7 +154,7 @@ class Partners:
         return start, stop, IS_NEXT  # there is hardly any other document
 
     def _candidates(self, length: int) -> tuple[int, int]:
-        """The range of those as long as `length`; if too few, of some shorter ones as well."""
+        """Returns the range of those as long as `length`; if too few, of shorter ones as well."""
         low, high = np.searchsorted(self.sorted_lengths, (length, length + 1)).tolist()
         low = max(0, min(low, high - _MIN_PARTNERS))
         return low, max(high, min(_MIN_PARTNERS, len(self.sorted_lengths)))

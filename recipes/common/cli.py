@@ -106,7 +106,7 @@ class RecipeCLI(LightningCLI):
         return super().instantiate_trainer(**settings)
 
     def _comparison(self) -> PublishedComparison | None:
-        """What sets the figures of the published run, if the settings name one, beside ours."""
+        """Returns what sets the published run's figures, if the settings name one, beside ours."""
         if not (name := self._get(self.config, "published")):
             return None
         folder = Path(inspect.getfile(self.model_class)).parent
@@ -150,7 +150,7 @@ class RecipeCLI(LightningCLI):
         return f"{type(self.model).__name__} {self.subcommand}"
 
     def _how_to_resume(self) -> str:
-        """The command that the user has typed, and the checkpoint; that counts which comes last."""
+        """Returns the command that the user has typed, and the checkpoint; the last one counts."""
         words = sys.argv[1:] if self.arguments is None else self.arguments
         typed = (
             shown_command([*map(str, words)])

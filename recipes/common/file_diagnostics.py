@@ -38,7 +38,7 @@ def header_of(file: Path) -> list[str]:
 
 
 def csv_style(file: Path) -> dict[str, Any]:
-    """How the `csv` module reads a file: by its suffix, and what its header is separated by."""
+    """Tells how the `csv` module reads a file: by its suffix, and by its header's separator."""
     if file.suffix.lower() != ".csv":
         return {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
@@ -76,7 +76,7 @@ def check_widths(file: Path) -> None:
 
 
 def check_rows(file: Path) -> None:
-    """Refuse a JSON file whose rows are not objects, or whose columns have values of several kinds.
+    """Refuses a JSON file whose rows are not objects, or whose columns mix kinds of values.
 
     `datasets` 5.2 would read the latter as JSON: a text of theirs would have quotes that are not in
     the file. pyarrow 26.0.1 ends the process (SIGSEGV) at some rows that are no objects.

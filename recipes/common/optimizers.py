@@ -153,7 +153,7 @@ def kind(name: str) -> str:
 def _translated(
     optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """A state of the other AdamW as this one keeps it: the vendor's counts the steps of a group.
+    """Returns the other AdamW's state as this one keeps it: the vendor's counts a group's steps.
 
     Both have the same averages, and neither would note that the other's count is missing: it would
     begin anew, and correct averages that are full as if they were empty.

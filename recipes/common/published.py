@@ -160,7 +160,7 @@ def _read_run(recipe: str, name: str, entry: Mapping[str, Any]) -> Run:
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves of a configuration by path; a callback or a logger has the name of its class."""
+    """Returns a configuration's leaves by path; a callback or logger has its class's name."""
     return dict(_leaves(config, ""))
 
 

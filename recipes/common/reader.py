@@ -228,7 +228,7 @@ def open_tables(
 
 
 def files_by_split(path: str | Sequence[str]) -> dict[str, list[Path]]:
-    """The files of each split, by their names: `train.csv`, `dev.tsv`, `test-00000-of-00002.jsonl`.
+    """Returns each split's files by name: `train.csv`, `dev.tsv`, `test-00000-of-00002.jsonl`.
 
     Files whose names do not tell belong to train, unless there are others of the folder that do.
 

@@ -78,11 +78,11 @@ class RecipeModule(LightningModule):
         return []
 
     def references(self, name: str) -> dict[str, float]:
-        """What to compare a curve with, by label: "loss", or the name of `validation_score`."""
+        """Tells what to compare a curve with, by label: "loss", or `validation_score`'s name."""
         return {}
 
     def untrained(self) -> str | None:
-        """What of the model `fit` would have to train before a score means anything, if anything.
+        """Tells what of the model `fit` has to train before a score means anything, if anything.
 
         That of a model which no checkpoint was loaded into.
         """

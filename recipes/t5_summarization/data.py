@@ -177,7 +177,7 @@ class SummarizationData(RecipeData):
             self.tokenizer = tokenizer_from_state(state_dict)
 
     def rows_to_generate(self, split: str) -> list[Row]:
-        """The rows for which an evaluation writes summaries; their numbers are those of batches."""
+        """Returns the rows that an evaluation writes summaries for, numbered as in batches."""
         return self._generated(split).rows
 
     def _generated(self, split: str) -> TokenizedRows:

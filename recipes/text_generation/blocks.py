@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 def to_stream(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """All tokens, int32: the end-of-sequence token stands before each document and at the end."""
+    """Returns all tokens, int32, with an end-of-sequence token around each document."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns in DataLoader workers
     encoded = tokenizer(
         list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False

@@ -148,7 +148,7 @@ class TextData(RecipeData):
         return self._loader("test")
 
     def predict_dataloader(self) -> BucketDataLoader:
-        """Each prompt once, on any number of cards; those of a batch are padded to its bucket."""
+        """Makes a loader of each prompt once, on any number of cards, padded to its bucket."""
         dataset = PromptTokens(self.read_prompts())
         sampler = BucketBatchSampler(
             dataset.lengths,

@@ -211,7 +211,7 @@ class Writer:
 
 
 def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
-    """What the new tokens add to the text: read behind the prompt, as some begin with a space."""
+    """Returns what the new tokens add: read behind the prompt, as some begin with a space."""
     start, whole = (
         tokenizer.decode(each, skip_special_tokens=True) for each in (prompt, [*prompt, *tokens])
     )

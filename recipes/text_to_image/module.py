@@ -146,7 +146,7 @@ class TextToImage(RecipeModule):
             )
 
     def forward(self, batch: Mapping[str, Tensor], scores: bool = False) -> Tensor:
-        """The mean loss; for scores [2] float32, the losses of the real pictures and their number.
+        """Returns the mean loss; for scores [2] float32: real pictures' losses, and their number.
 
         The loss of a picture is the mean squared error of the noise that the UNet tells from it.
         """

@@ -46,7 +46,7 @@ def judge_pictures(
 
 
 def real_scores(data: TextToImageData, split: str) -> dict[str, float]:
-    """The agreement, in percent, and the mean distance of the real digits of a split, coloured."""
+    """Returns the agreement in percent, and the mean distance, of a split's real digits."""
     digits = data.split(split)
     colours = np.arange(len(digits.digits)) % len({pair.colour for pair in PAIRS})
     painted = [paint(ink, colour) for ink, colour in zip(digits.ink, colours, strict=True)]

@@ -62,7 +62,7 @@ def make_tokenizer() -> CLIPTokenizer:
 def make_text_encoder(
     tokenizer: CLIPTokenizer, width: int, num_layers: int, num_heads: int
 ) -> CLIPTextModel:
-    """A small CLIP text encoder in which a word counts more than its place and its neighbours.
+    """Makes a small CLIP text encoder: a word counts more than its place and neighbours.
 
     CLIP begins with embeddings so small that what a layer adds drowns them: the pictures of all
     digits would look alike for thousands of steps.

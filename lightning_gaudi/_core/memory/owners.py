@@ -176,7 +176,7 @@ def _locals(value: Any) -> Iterator[Tensor]:
 
 
 def _stepped(optimizers: Sequence[Any]) -> Iterator[Any]:
-    """The weights that torch's optimizers step: FSDP's model has others while it gathers them."""
+    """Yields the weights that torch's optimizers step; FSDP's model has others as it gathers."""
     return _grouped([each for each in optimizers if isinstance(each, torch.optim.Optimizer)])
 
 

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 def clip_fsdp_norm(
     model: Module, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0
 ) -> Tensor:
-    """Scale an optimizer's gradients down so that their norm is at most `max_norm`; all ranks call.
+    """Scales an optimizer's gradients down to a norm of at most `max_norm`; all ranks call.
 
     As without shards, it is the norm of the gradients of this optimizer alone, over all its layers.
 

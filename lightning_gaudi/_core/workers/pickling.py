@@ -65,7 +65,7 @@ def dumps(process: BaseProcess) -> tuple[bytes, bytes, Any, list[shared_memory.P
 
 
 def _changes(process: BaseProcess) -> tuple[Any, Any]:
-    """What all workers of a loader get of the program's changes, found for the first of them."""
+    """Returns what a loader's workers get of the program's changes, found for the first one."""
     owner = _owner(process)
     if _found_for[0] is not owner:
         _found_for[:] = [owner, (program_state.patches(), program_state.values())]

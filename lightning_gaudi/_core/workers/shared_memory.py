@@ -44,7 +44,7 @@ class Memory:
         self._copies: dict[tuple[int, int], tuple[PickleBuffer, int]] = {}
 
     def hand_over(self, buffers: Iterable[PickleBuffer]) -> tuple[Any, list[Place]]:
-        """What a worker gives `take_over`, for buffers of which those that are new are copied."""
+        """Returns what a worker gives `take_over`, for buffers of which new ones are copied."""
         places = []
         for buffer in buffers:
             with buffer.raw() as content:

@@ -92,7 +92,7 @@ class CheckpointIndex:
         return saved
 
     def fit_optimizer(self, optimizer: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """The states of an optimizer that the checkpoint has, too: of all parameters ever stepped.
+        """Returns the optimizer's states that the checkpoint has, too: of all ever stepped.
 
         Args:
             optimizer: The optimizer's name in the checkpoint.

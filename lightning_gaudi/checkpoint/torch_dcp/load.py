@@ -194,7 +194,7 @@ def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Ten
 def load_full_checkpoint(
     folder: str | Path, *, weights_only: bool | None = None, verify: bool = True
 ) -> dict[str, Any]:
-    """A checkpoint in shards as the one file that the Trainer or Fabric would have saved instead.
+    """Returns a checkpoint in shards as the file that the Trainer or Fabric would have saved.
 
     Args:
         folder: The checkpoint.

@@ -152,7 +152,7 @@ def _offloading(model: Module, full: bool) -> AbstractContextManager[None]:
 
 
 def numbered(state: State) -> State:
-    """The state of an optimizer as torch has it, with its parameters' positions for their names."""
+    """Returns an optimizer's state as torch has it: by its parameters' positions, not names."""
     if not state:
         return state
     names = [name for group in state["param_groups"] for name in group["params"]]

@@ -75,7 +75,7 @@ def reserved(names: Mapping[str, Any]) -> list[str]:
 
 
 def extras(shards: Shards) -> dict[str, Any]:
-    """What was saved beside the model and the optimizer: by Lightning, its callbacks, the user."""
+    """Returns what was saved beside model and optimizer: by Lightning, callbacks, the user."""
     return _extras(_shards.load(shards.model_files[0]))
 
 

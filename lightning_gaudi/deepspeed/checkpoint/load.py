@@ -164,7 +164,7 @@ def _read_own(found: Shards) -> dict[Path, Any]:
 
 
 def _refused(found: Shards) -> Exception | None:
-    """What DeepSpeed would refuse of this rank's share of the files, while others wait for it."""
+    """Returns what DeepSpeed would refuse of this rank's files, while others wait for it."""
     files = (*found.model_files, *found.optimizer_files)
     try:
         for path in files[dist.get_rank() :: dist.get_world_size()]:

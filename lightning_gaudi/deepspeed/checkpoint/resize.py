@@ -155,7 +155,7 @@ def _names(state: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def param_groups(shards: Shards) -> list[dict[str, Any]]:
-    """The settings of each group of parameters, such as the learning rate, as they were saved."""
+    """Returns each parameter group's settings, such as the learning rate, as they were saved."""
     with _shards.as_damage(shards.folder):
         groups: list[dict[str, Any]] = _optimizer_state(shards)["param_groups"]
         return [{key: value for key, value in group.items() if key != "params"} for group in groups]

@@ -202,7 +202,7 @@ def _checked_count(count: Any, path: Path) -> int:
 
 
 def _expected(names: set[str], num_ranks: int, is_sharded: bool) -> tuple[list[str], list[str]]:
-    """The files of the model and of the optimizers that must be there, given some that are."""
+    """Returns the model's and the optimizers' files that must be there, given some that are."""
     prefixes = {found["kind"]: found["prefix"] for found in map(_RANK.fullmatch, names) if found}
     model, optimizer = [_MODEL], []
     if _MODEL in prefixes:

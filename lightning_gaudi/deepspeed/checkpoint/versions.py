@@ -143,7 +143,7 @@ def _versions(folder: Path) -> list[str]:
 
 
 def _has_states(version: Path) -> bool:
-    """Whether DeepSpeed has saved to it; Hugging Face's Trainer, too, has folders of such names."""
+    """Tells if DeepSpeed has saved to it; Hugging Face's Trainer has folders so named, too."""
     return any(version.glob("*_states.pt"))
 
 

@@ -172,7 +172,7 @@ def stepped_by_user(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tell_boundary(engine: Any, *, is_last: bool) -> None:
-    """Tell the engine whether the next backward is the last before a step, unless it need not know.
+    """Tells the engine if the next backward is the last before a step, unless it need not know.
 
     Args:
         engine: DeepSpeed's.

@@ -128,14 +128,14 @@ def flags() -> dict[str, Flag]:
 
 
 def misspelt_flag(name: str) -> str | None:
-    """The switch of the vendor's that was probably meant by a variable that is none of them."""
+    """Returns the vendor's switch that was probably meant by a variable that is none."""
     if not name.startswith("PT_") or name in flags():
         return None
     return next(iter(difflib.get_close_matches(name, flags(), 1, _NEAR)), None)
 
 
 def find_module(address: str) -> Module | None:
-    """The module with a full address such as `habana_frameworks.torch.hpu`, if it is listed."""
+    """Returns the module of an address such as `habana_frameworks.torch.hpu`, if listed."""
     return modules().get(address.removeprefix(f"{PACKAGE}."))
 
 

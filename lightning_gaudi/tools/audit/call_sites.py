@@ -63,7 +63,7 @@ class _Module(NamedTuple):
 
 
 def here() -> Place:
-    """The user's innermost line on the stack of this thread; the outermost line if none is."""
+    """Returns the user's innermost line on this thread's stack; else the outermost line."""
     frame: FrameType | None = sys._getframe(1)
     user: FrameType | None = None
     named: FrameType | None = None
@@ -91,7 +91,7 @@ def here() -> Place:
 
 
 def trainer() -> str:
-    """The package whose loop calls this line: "lightning", "transformers", or "" for the user's."""
+    """Returns whose loop calls this line: "lightning", "transformers", "" for the user's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         package = (frame.f_globals.get("__name__") or "").partition(".")[0]

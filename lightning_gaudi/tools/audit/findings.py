@@ -93,7 +93,7 @@ def _waits(record: Record) -> Iterator[Finding]:
 
 
 def _writes_masks_freely(record: Record) -> bool:
-    """Whether a card has a way without waiting, which the simulator's count does not tell apart."""
+    """Tells if a card has a way without waiting, which the simulator's count cannot tell."""
     return not record.is_lazy and record.release.startswith("1.24")
 
 

@@ -20,7 +20,7 @@ _ORDER = ("model", "forward", "backward")
 
 
 def find(record: Record) -> Iterator[Finding]:
-    """The line that launches most operators of the forward pass, where nothing is compiled."""
+    """Yields the line that launches most of forward's operators, if nothing is compiled."""
     judged = judged_steps(record)
     steps = [record.steps[index] for index in judged if index < len(record.steps)]
     if record.is_lazy or not steps or any(step.graph_launches for step in steps):

@@ -165,7 +165,7 @@ class Record:
 
 
 def read_all(folder: Path) -> list[Record]:
-    """The records in a folder, by rank; one that makes no sense is said, and counts as missing."""
+    """Returns a folder's records by rank; one that makes no sense is said, and left out."""
     records = []
     for path in sorted(folder.glob(f"{_PREFIX}*.json")):
         try:

@@ -54,7 +54,7 @@ class Recorder:
         self.lines[kind, what, place].add(amount, self.num_steps, detail)
 
     def note_stepped(self, optimizer: Any) -> bool:
-        """An optimizer has stepped; return whether a step has ended with it.
+        """Notes that an optimizer has stepped; returns whether a step has ended with it.
 
         Args:
             optimizer: A `torch.optim.Optimizer`.

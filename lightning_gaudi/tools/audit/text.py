@@ -167,7 +167,7 @@ def _collectives(audit: Audit) -> Iterator[str]:
 
 
 def to_json(audit: Audit, found: Sequence[Finding]) -> str:
-    """The report for programs: findings, and per rank the steps, lines, loaders and memory."""
+    """Returns the report for programs: findings, and each rank's steps, lines, loaders, memory."""
     values: dict[str, Any] = {
         "schema": SCHEMA,
         "command": hide_words(audit.command),

@@ -56,7 +56,7 @@ class Recipe:
 
 
 def find_root() -> Path:
-    """The folder that holds `recipes/`: below the package in a wheel, beside it in a checkout.
+    """Returns the folder of `recipes/`: in the package in a wheel, beside it in a checkout.
 
     Raises:
         UsageError: There is none.

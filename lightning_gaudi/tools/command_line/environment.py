@@ -91,7 +91,7 @@ def _parsed(text: str, option: str) -> Any:
 
 
 def _of_file(text: str) -> dict[str, Any] | None:
-    """The mapping of a file, or of settings as they are; paths in it are relative to the file."""
+    """Returns the mapping of a file, or of settings as they are; its paths are the file's."""
     import yaml
 
     path = None if catalog.is_inline(text) else Path(text)
@@ -156,7 +156,7 @@ def _set(name: str, value: str) -> None:
 
 
 def _actual(name: str, value: str) -> str:
-    """The value itself; for a file at a place that the vendor's package does not read, a copy.
+    """Returns the value; of a file where the vendor's package does not read, a copy.
 
     An installation below /usr or /root, as in the vendor's containers, is such a place.
     """

@@ -24,7 +24,7 @@ _NOTHING = 100 * 2**20
 
 
 def file_system(machine: Machine, path: str) -> str | None:
-    """The type of the file system that a path is on, such as "ext4"; None where it is not known."""
+    """Returns the type of a path's file system, such as "ext4"; None where it is not known."""
     real = str(Path(path or ".").resolve())
     best, kind = "", None
     for line in (machine.read(_MOUNTS) or "").splitlines():

@@ -111,7 +111,7 @@ def ok(area: str, found: str) -> Finding:
 
 
 def from_message(level: Level, area: str, message: str) -> Finding:
-    """What an error of this package says: what is wrong in its first sentence, then what to do."""
+    """Makes a finding of an error: its first sentence says what is wrong, then what to do."""
     found, _, fix = message.partition(". ")
     return Finding(level, area, found.removesuffix("."), fix)
 

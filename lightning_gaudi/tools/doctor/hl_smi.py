@@ -92,7 +92,7 @@ def status(machine: Machine) -> dict[str, str]:
 
 
 def on_the_bus(machine: Machine) -> int:
-    """How many accelerators of the vendor's are plugged in, be there a driver for them or not.
+    """Counts the vendor's accelerators that are plugged in, be there a driver or not.
 
     Source: `drivers/accel/habanalabs/common/habanalabs_drv.c`: the vendor's number on PCI.
     """

@@ -235,7 +235,7 @@ _MAX_RANKS = 2**16
 
 
 def _missing(answers: _Answers, launcher: Sequence[str]) -> str:
-    """The hosts that the launcher's options name, and the ranks, of which nothing was heard."""
+    """Names the hosts of the launcher's options, and the ranks, of which nothing was heard."""
     processes = [*answers.begun.values(), *answers.done.values()]
     known = {_short(process.host) for process in processes}
     named = named_hosts(launcher)

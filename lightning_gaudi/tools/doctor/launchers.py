@@ -74,7 +74,7 @@ def _is_number(text: str) -> bool:
 
 
 def named_hosts(launcher: Sequence[str]) -> list[str]:
-    """The hosts that a launcher's options name, as far as names can be compared with hosts' own."""
+    """Returns the hosts that a launcher's options name, if they compare with hosts' names."""
     found = [host for text in _texts(launcher) for host in _split(text)]
     return [host for host in dict.fromkeys(found) if _is_name(host)]
 

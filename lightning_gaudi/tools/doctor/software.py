@@ -209,7 +209,7 @@ def check_deepspeed(machine: Machine) -> Iterator[Finding]:
 
 
 def check_transformers(machine: Machine) -> Iterator[Finding]:
-    """Whether transformers is one that the recipes are tested with, and what it brings is right."""
+    """Checks if transformers is one that the recipes are tested with, and brings what it should."""
     version = machine.version("transformers")
     if version is None:
         yield ok("transformers", "not installed; the recipes and text generation need it")
@@ -223,7 +223,7 @@ def check_transformers(machine: Machine) -> Iterator[Finding]:
 
 
 def _unmet(machine: Machine, name: str, version: str) -> str:
-    """What a version lacks of what this package declares; nothing if it is fine or not known."""
+    """Tells what a version lacks of what we declare; nothing if it is fine or not known."""
     for requirement in map(Requirement, machine.requirements()):
         if requirement.name == name and not _contains(requirement, version):
             return f"{version} is not supported: {requirement.specifier}"

@@ -54,7 +54,7 @@ _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
 def settings(machine: Machine) -> dict[str, str]:
-    """The variables that a report shows, without secrets and without the name of this user."""
+    """Returns the variables that a report shows, without secrets and this user's name."""
     found = {}
     for name in sorted(filter(_SHOWN.match, machine.environment)):
         value = hide_secrets(machine.environment[name])
@@ -106,7 +106,7 @@ def _meant(name: str) -> str | None:
 
 
 def check_mode(machine: Machine) -> Iterator[Finding]:
-    """Whether lazy or eager mode is asked for in a way that is understood and without conflict."""
+    """Checks if lazy or eager mode is asked for in a way that is understood, and only one."""
     environment = machine.environment
     lazy, asked = environment.get(_LAZY), environment.get("LIGHTNING_GAUDI_COMPILE")
     if lazy not in (None, "", "0", "1"):

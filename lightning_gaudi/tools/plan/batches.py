@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def size_of(batch: Any) -> int:
-    """How many samples a batch has: the first dim of most of its tensors; 0 if it tells nothing.
+    """Counts a batch's samples: the first dim of most of its tensors; 0 if it tells nothing.
 
     Where it has no tensor, that is the length of most of its lists.
     """

@@ -17,7 +17,7 @@ from lightning_gaudi._core import mirror
 
 
 def _trained_by_adamw(module: nn.Module) -> Any:
-    """A LightningModule that trains a module of torch on its loss, or the mean of its outputs."""
+    """Makes a LightningModule that trains a torch module on its loss, or its outputs' mean."""
 
     class Trained(_lightning(mirror.LIGHTNING).LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:

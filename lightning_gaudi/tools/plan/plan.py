@@ -154,7 +154,7 @@ def _rehearse_for_each(
 
 
 def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
-    """What may make less of a program; where nothing is trained, shards of its weights alone."""
+    """Returns what may make less of a program: shards alone, where nothing is trained."""
     if not found.categories["gradients"] and not found.categories["optimizer state"]:
         return [(change, values) for change, values in CHANGES if change == _SHARDED_WEIGHTS]
     if found.can_checkpoint:
@@ -167,7 +167,7 @@ def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
 
 
 def _too_large_here(request: Request, found: Rehearsed) -> str:
-    """Why a rank that has its part on the host cannot be rehearsed here; that takes real memory."""
+    """Tells why a rank with its part on the host, in real memory, cannot be rehearsed here."""
     if "offload" not in (request.strategy or ""):
         return ""
     needed, free = found.held_bytes // request.devices * MAX_FORKS, _free_bytes()
@@ -227,7 +227,7 @@ def _rehearse(
 
 
 def _run(command: Sequence[str], env: dict[str, str]) -> tuple[int, str]:
-    """The exit status of a program, and the end of what it has said; nothing of it is left."""
+    """Returns a program's exit status and the end of what it said; nothing of it is left."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         list(command), env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
@@ -242,7 +242,7 @@ def _run(command: Sequence[str], env: dict[str, str]) -> tuple[int, str]:
 
 
 def _alone(cards: Sequence[Card]) -> str:
-    """The title of the cards that have no fused attention if there are no others, else empty."""
+    """Returns the title of cards without fused attention if there are no others; else none."""
     return "" if any(card.has_fused_attention for card in cards) else cards[0].title
 
 

@@ -123,13 +123,13 @@ def _why_not(name: str) -> str:
 
 
 def _card(hardware: str) -> Card | None:
-    """The card that is published as `hardware`; a Gaudi of the first generation has no number."""
+    """Returns the card that is published as `hardware`; a first Gaudi has no number there."""
     title = "Gaudi 1" if hardware == "Gaudi" else hardware
     return next((card for card in CARDS.values() if card.title == title), None)
 
 
 def step_seconds(card: Card, found: Rehearsed, counted: Counted) -> tuple[float, float]:
-    """What a step takes by the card's peaks, in bf16: at least, and if no operators are fused.
+    """Returns a step's time by the card's peaks, in bf16: at least, and if nothing is fused.
 
     The arithmetic, what is sent, or the memory that is read and written, whichever takes longer.
     What is held whatever the batch is touched once in each step, and the weights as often as more

@@ -83,7 +83,7 @@ def attention_gradients(
     p: float,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of queries, keys and values, from the probabilities and what dropout kept."""
+    """Returns the gradients of queries, keys and values, of probabilities and kept ones."""
     q, k, v = qkv
     grad_p = torch.matmul(grad, v.transpose(-2, -1)).float()
     used = probabilities

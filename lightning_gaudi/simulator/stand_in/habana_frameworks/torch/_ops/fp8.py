@@ -92,7 +92,7 @@ def times(x: torch.Tensor, scale: Scale, shape: list[int] | None = None) -> torc
 
 
 def largest_of(x: torch.Tensor, is_amax: bool) -> torch.Tensor:
-    """The largest absolute value, in fp32 and of shape (), or an empty tensor if not wanted."""
+    """Returns the largest absolute value, fp32 of shape (); an empty tensor if not wanted."""
     if not is_amax:
         return x.new_empty(0, dtype=torch.float32)
     return x.abs().amax().float() if x.numel() else x.new_zeros((), dtype=torch.float32)

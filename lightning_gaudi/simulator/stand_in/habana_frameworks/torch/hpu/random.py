@@ -42,7 +42,7 @@ def _generator(device: Device) -> torch.Generator:
 
 @untraced
 def get_rng_state(device: Device = "hpu") -> torch.Tensor:
-    """The generator's state, a ByteTensor on the CPU; within `set_rng_ctx` a seed and an offset.
+    """Returns the generator's state, a CPU ByteTensor; in `set_rng_ctx` a seed and an offset.
 
     Raises:
         RuntimeError: Another index than 0 is asked for.

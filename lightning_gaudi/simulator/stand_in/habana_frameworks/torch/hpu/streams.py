@@ -103,7 +103,7 @@ def set_stream(stream: torch.Stream | None) -> None:
 
 @untraced
 def current_stream(device: Device = None) -> Stream:
-    """The stream that work goes to: the object that was made current, until another stream is."""
+    """Returns the stream that work goes to: the object made current, until another one is."""
     global _current
     init()
     current = torch.accelerator.current_stream(torch.device("hpu", 0))

@@ -15,7 +15,7 @@ _TENSORS = ("List[Tensor]", "List[Optional[Tensor]]")
 
 
 def compile_program(graph_module: GraphModule) -> Callable[..., Any] | None:
-    """What computes the graph; None where it is more than operators on tensors of fixed sizes.
+    """Returns what computes the graph; None if it is more than operators on fixed sizes.
 
     Args:
         graph_module: Its inputs are tensors, and it returns a list or tuple.

@@ -69,7 +69,7 @@ def permute_2D_sparse_data(  # noqa: N802 (the vendor's name)
 
 
 def _positions(lengths: torch.Tensor, permute: torch.Tensor) -> torch.Tensor:
-    """Where the elements of segments of these lengths are that come in the order of `permute`."""
+    """Tells where the elements of segments of such lengths are, in the order of `permute`."""
     ends = lengths.long().cumsum(0)
     order = permute.long()
     counts = lengths.long()[order]

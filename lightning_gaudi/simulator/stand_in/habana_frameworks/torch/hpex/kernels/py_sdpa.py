@@ -64,7 +64,7 @@ class _Attention:
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of queries, keys and values, with the probabilities computed again."""
+        """Returns the gradients of queries, keys and values; computes probabilities again."""
         q, k, v, inverse_sum, largest = ctx.saved_tensors
         scale = 1 / math.sqrt(q.size(-1))
         scores = torch.matmul(q, k.transpose(-2, -1))

@@ -126,7 +126,7 @@ class ModuleCacher(torch.nn.Module):
         return self._run(key, len(self.model_dict) < self.max_graphs, args, kwargs)
 
     def forward_lfs(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's forward with `use_lfu`: by a graph for frequent kinds of inputs alone."""
+        """Runs the model's forward with `use_lfu`: by a graph for frequent kinds of inputs."""
         key = self._key(args, kwargs)
         if self.is_capturing:
             self.record(key)

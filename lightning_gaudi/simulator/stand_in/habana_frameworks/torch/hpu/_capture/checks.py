@@ -185,7 +185,7 @@ def report_passed_through(given: Iterable[torch.Tensor], results: Iterable[torch
 
 
 def own_gradients(parameters: tuple[torch.Tensor, ...], static: tuple[Any, ...]) -> None:
-    """Give parameters gradients of their own where theirs are the memory of a graph; and report it.
+    """Gives parameters own gradients where theirs are the memory of a graph, and reports it.
 
     Args:
         parameters: The parameters.

@@ -35,7 +35,7 @@ def print_of(value: Any) -> Any:
 
 
 def leaves_of(label: str, value: Any) -> dict[str, Any]:
-    """The prints of tensors on the card, of scalars and of lengths in a value, by their paths.
+    """Returns the prints of a value's tensors on the card, scalars and lengths, by path.
 
     Args:
         label: How a user would call the value.

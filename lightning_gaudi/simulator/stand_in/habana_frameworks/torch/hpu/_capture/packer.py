@@ -54,7 +54,7 @@ class TensorPacker:
 
 
 def _mapped(value: Any, function: Any) -> Any:
-    """A copy of the tuples, lists and dicts in `value`, with `function` of what is in them."""
+    """Copies the tuples, lists and dicts in `value`, with `function` of what is in them."""
     if isinstance(value, tuple):
         return tuple(_mapped(element, function) for element in value)
     if isinstance(value, list):

@@ -185,7 +185,7 @@ class _Recompilation(Metric):
         return [("TotalNumber", lazy + compiled), ("Causes", causes)]
 
     def _lazy_causes(self, number: int, num_compilations: int) -> list[str]:
-        """The latest causes; as few are looked at as are kept, whatever the length of the log."""
+        """Returns the latest causes, and looks at no more than it keeps, however long the log."""
         if not number:
             return []
         end = self._base.get("end_of_log", 0) + num_compilations
@@ -221,7 +221,7 @@ _SAVER = Saver.from_environ(_GLOBAL.values())
 
 
 def metric_global(name: str) -> Metric | None:
-    """The metric that counts since the process started; None if there is none of that name."""
+    """Returns the metric that counts since the process started; None if there is none."""
     return _GLOBAL.get(name)
 
 

@@ -103,7 +103,7 @@ def report(log: Log, stem: str | Path) -> None:
 
 
 def _comment(call: Call, dynamic: set[str]) -> str:
-    """Why the module may have recompiled; `dynamic` names those that did for a known input."""
+    """Tells why the module may have recompiled; `dynamic` names those for a known input."""
     if call.has_new_input:
         return "new input"
     output = "new" if call.has_new_output else "known"
