@@ -211,7 +211,7 @@ class Farewell:
         self._store.set(f"process/{self.rank}", processes.describe(self.pid))
 
     def note_destroyed(self) -> None:
-        """Notes that the program destroys the group, which the vendor's package keeps, and its store."""
+        """Notes that the program destroys the group, which the vendor's package keeps."""
         self.is_destroyed = True
 
     def listen(self) -> None:

@@ -143,7 +143,7 @@ class HPUStrategy(HPUMixin):
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """Runs a step of the evaluation as a graph: batches do not pile up until a metric is read."""
+        """Runs a step of the evaluation as a graph, so that batches do not pile up."""
         output: STEP_OUTPUT = super().validation_step(*args, **kwargs)
         vendor.end_graph()
         return output
