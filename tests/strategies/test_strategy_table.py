@@ -25,8 +25,7 @@ def test_a_line_is_a_class(family: mirror.Family, role: str, each: Strategy) -> 
     assert kind.strategy_name == each.names[0]
     assert names_of(kind) == each.names
     assert all(getattr(package, name) is kind for name in each.old_kinds)
-    theirs = [base for base in kind.__mro__ if base.__module__.startswith("lightning")]
-    assert each.lightning in {base.__name__ for base in theirs} or family is not mirror.LIGHTNING
+    assert each.lightning in {base.__name__ for base in kind.__mro__}
 
 
 @pytest.mark.parametrize("family", mirror.FAMILIES, ids=lambda family: family.trainer)
