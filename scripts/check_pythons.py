@@ -5,8 +5,8 @@
 
 Each gets a copy of the tracked files and an environment of its own below --folder, as `make setup`
 makes it, and is removed again. With --newest the packages are the newest that our ranges admit, and
-not those of scripts/constraints.txt; torch stays, since a newer one brings gigabytes. The table says
-how many tests passed; what fails says why on stderr.
+not those of scripts/constraints.txt; torch stays, since a newer one brings gigabytes. The table
+says how many tests passed; what fails says why on stderr.
 """
 
 from __future__ import annotations

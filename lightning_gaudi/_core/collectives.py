@@ -20,6 +20,8 @@ from torch import Tensor
 
 from . import progress
 
+_Value = TypeVar("_Value")
+
 _has_been_connected = False
 """Whether this process has been one of several that speak with each other."""
 
@@ -265,9 +267,6 @@ class StopAgreement:
             return 0
         with waiting("all_reduce of signals"):
             return vote.result()
-
-
-_Value = TypeVar("_Value")
 
 
 def on_rank_zero(function: Callable[[], _Value]) -> _Value:

@@ -12,6 +12,9 @@ from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 
 
+__all__ = ["Compile", "Reliability"]
+
+
 class SettingCallback(Callback):
     """Gives a strategy of ours a value while a Trainer runs; the strategy's argument comes first.
 
@@ -44,9 +47,6 @@ class SettingCallback(Callback):
         if is_ours := hasattr(strategy, self.attribute):
             setattr(strategy, self.attribute, value)
         return is_ours
-
-
-__all__ = ["Compile"]
 
 
 class Compile(SettingCallback):
@@ -82,9 +82,6 @@ class Compile(SettingCallback):
             mode, regions, options, dynamic, recompile_limit, on_give_up, foreach
         )
         super().__init__(self.compilation)
-
-
-__all__ = ["Reliability"]
 
 
 class Reliability(SettingCallback):
