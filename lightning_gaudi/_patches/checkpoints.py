@@ -120,7 +120,7 @@ def patch_load(module: ModuleType, family: Family) -> None:
 
         if not vendor.is_available():
             return original(path, *args, **options)
-        return family.find("checkpoint.io").load_file(path, *args, **options)
+        return family.find("checkpoint.files").load_file(path, *args, **options)
 
 
 def patch_instantiator(saving: ModuleType, family: Family) -> None:

@@ -11,7 +11,6 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 
-
 __all__ = ["Compile", "Reliability"]
 
 

@@ -13,8 +13,9 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from lightning_gaudi.untrusted import path_inside, printable
 
 from . import sealed_zip
+from .errors import ADVICE, DamagedCheckpointError
 from .leftovers import LATEST
-from .manifest import ADVICE, DamagedCheckpointError, Manifest, read_folder_manifest
+from .manifest import Manifest, read_folder_manifest
 from .opening import read_small
 from .torch_dcp.layout import is_sharded_folder
 from .verify import check_file, check_folder

@@ -12,9 +12,17 @@ import tempfile
 import uuid
 from pathlib import Path
 
+from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.fabric.utilities.types import _PATH
+
 _EXCHANGE = 2  # RENAME_EXCHANGE of <linux/fs.h>
 _HERE = -100  # AT_FDCWD of <fcntl.h>
 _NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+
+def local_path(path: _PATH) -> Path:
+    """Returns a path of this machine's, which may be written as an address."""
+    return Path(get_filesystem(path)._strip_protocol(str(path)))
 
 
 def temporary_for(target: Path) -> Path:

@@ -25,6 +25,7 @@ from lightning_gaudi._version import __version__
 from lightning_gaudi.reliability.jobs import current_session
 from lightning_gaudi.untrusted import parse_json, path_inside, printable
 
+from .errors import ADVICE, DamagedCheckpointError
 from .folders import sync
 
 FOLDER_MANIFEST = "manifest.json"
@@ -36,8 +37,6 @@ CHUNK_BYTES = 2**18
 A core's own cache holds one from when it is read until it is hashed.
 """
 
-ADVICE = "Use another checkpoint, or copy it again from where it was saved."
-
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2**16, 2**26
 """What a chunk may have: of tiny ones a file has more than there is memory to count."""
 
@@ -48,14 +47,6 @@ _MAX_TEXT = 1000
 
 _MARK = b"lightning_gaudi"
 _FORMAT = 1
-
-
-class DamagedCheckpointError(ValueError):
-    """A checkpoint is not what was saved; the message names the file, what it has and should."""
-
-
-class IncompleteCheckpointError(DamagedCheckpointError, FileNotFoundError):
-    """A file of a checkpoint is not there."""
 
 
 @dataclass(frozen=True)

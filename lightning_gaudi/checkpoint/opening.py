@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lightning_gaudi.untrusted import printable
 
-from .manifest import DamagedCheckpointError
+from .errors import DamagedCheckpointError
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:

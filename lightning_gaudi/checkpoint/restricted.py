@@ -29,8 +29,7 @@ from lightning_gaudi.reliability.trust import ADVICE, trusted_by
 from lightning_gaudi.untrusted import printable
 
 from .archive import open_archive
-from .errors import ExceededError, RefusedError, UntrustedCheckpointError
-from .manifest import DamagedCheckpointError
+from .errors import DamagedCheckpointError, ExceededError, RefusedError, UntrustedCheckpointError
 from .opening import address_of, mapped, open_regular
 from .storages import Source
 from .unpickler import Unpickler, bounded, pickle_module

@@ -19,15 +19,8 @@ from typing import IO, Any
 from lightning_gaudi.untrusted import printable
 
 from .checksum import Checksum, ReadingChecksum
-from .manifest import (
-    ADVICE,
-    DamagedCheckpointError,
-    FileEntry,
-    Manifest,
-    decode,
-    encode,
-    with_files,
-)
+from .errors import ADVICE, DamagedCheckpointError
+from .manifest import FileEntry, Manifest, decode, encode, with_files
 from .opening import open_regular
 
 _START = b"PK\x03\x04"

@@ -12,9 +12,9 @@ from torch import Tensor
 from lightning_gaudi.untrusted import printable
 
 from .atomic import write_atomically
+from .errors import ADVICE, DamagedCheckpointError
+from .files import save_file
 from .folders import make_folder
-from .io import save_file
-from .manifest import ADVICE, DamagedCheckpointError
 
 _MAX_EXCESS_BYTES = 2**29
 """How much more than twice its values a file may hold, for weights that are tied."""

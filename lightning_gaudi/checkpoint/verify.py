@@ -11,18 +11,13 @@ import torch.distributed as dist
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.fabric.utilities.types import _PATH
 
-from lightning_gaudi._core.collectives import gather_objects, is_connected
+from lightning_gaudi._core.collectives import is_connected
 from lightning_gaudi.untrusted import path_inside, printable
 
 from . import sealed_zip
 from .checksum import ReadingChecksum, checksum_of
-from .manifest import (
-    ADVICE,
-    DamagedCheckpointError,
-    FileEntry,
-    IncompleteCheckpointError,
-    read_folder_manifest,
-)
+from .errors import ADVICE, DamagedCheckpointError, IncompleteCheckpointError, damage_on_all_ranks
+from .manifest import FileEntry, read_folder_manifest
 from .opening import open_regular
 
 
@@ -167,26 +162,6 @@ def read_checked(path: Path, load: Callable[[IO[bytes]], Any]) -> Any:
     if error is not None:
         raise error
     return found
-
-
-@contextmanager
-def damage_on_all_ranks() -> Iterator[None]:
-    """Raises the error of a damaged checkpoint, which any rank finds in a block, on all of them.
-
-    The devices work on.
-    """
-    error: Exception | None = None
-    try:
-        yield
-    except Exception as caught:
-        error = caught
-    mine = (type(error), str(error)) if isinstance(error, DamagedCheckpointError) else None
-    for found in gather_objects(mine):
-        if found is not None:
-            kind, message = found
-            raise kind(message) from error
-    if error is not None:
-        raise error
 
 
 def _length_problem(path: Path, expected: FileEntry) -> str | None:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
@@ -29,8 +29,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi.reliability.jobs import Job, count_fit, find_job
 
-from ..checkpoint.candidates import whole
-from ..checkpoint.job_record import JobRecord
+if TYPE_CHECKING:
+    from ..checkpoint.job_record import JobRecord
 
 
 class AutoResume:
@@ -65,6 +65,8 @@ class AutoResume:
         fit, job = (*sys.argv, model, str(count_fit(model))), find_job()
         if job is None or not self._can_note(trainer):
             return given
+        from ..checkpoint.job_record import JobRecord  # for who has a job to find again
+
         is_restarted = self._strategy.reduce_boolean_decision(job.num_restarts > 0, all=False)
         chosen = None
         if self._strategy.is_global_zero:
@@ -116,6 +118,8 @@ def _choose(
     record: JobRecord, job: Job, given: str | None, *, is_restarted: bool
 ) -> Sequence[Path]:
     """Returns the fit's own checkpoints, newest first; none if it begins with what was given."""
+    from ..checkpoint.candidates import whole
+
     agent, again = record.read(), f"{job.scheduler} has started this again; "
     if agent is None or not job.is_restart_of(agent, is_restarted=is_restarted):
         record.begin(given)

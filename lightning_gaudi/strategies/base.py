@@ -31,8 +31,8 @@ from lightning_gaudi.reliability.finite import MAX_STEPS
 from lightning_gaudi.reliability.guard import Part
 from lightning_gaudi.untrusted import printable
 
+from ..checkpoint.errors import damage_on_all_ranks
 from ..checkpoint.io import HPUCheckpointIO
-from ..checkpoint.verify import damage_on_all_ranks
 from ..distributed import watching
 from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.trainer.states import TrainerFn
@@ -14,8 +14,10 @@ from lightning_gaudi.reliability.guard import Part
 
 from ..checkpoint.io import HPUCheckpointIO
 from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
-from ..checkpoint.snapshot import HostMemory
 from .exact_resume import KEY as EXACT_RESUME, ExactResume, warn_of_ranks
+
+if TYPE_CHECKING:
+    from ..checkpoint.snapshot import HostMemory
 
 
 class DeviceRandom(Part):

@@ -15,10 +15,9 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_gaudi.reliability.jobs import begin_session, continue_run
 
-from ..checkpoint.candidates import candidates, fallbacks, read_manifest_if_any
-from ..checkpoint.io import local_path
+from ..checkpoint.errors import DamagedCheckpointError
+from ..checkpoint.folders import local_path
 from ..checkpoint.leftovers import sweep
-from ..checkpoint.manifest import DamagedCheckpointError
 
 
 def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
@@ -66,6 +65,8 @@ def newest_checkpoint(trainer: pl.Trainer) -> Path | None:
     Raises:
         DamagedCheckpointError: All that there are are damaged.
     """
+    from ..checkpoint.candidates import candidates  # it loads what reads checkpoints
+
     damaged: list[str] = []
     found = candidates(checkpoint_folders(trainer), damaged)
     if damaged and not found:
@@ -102,6 +103,8 @@ def begin(
     if path is None:
         load(None)
         return
+    from ..checkpoint.candidates import read_manifest_if_any
+
     used = _load_valid(trainer, load, path, is_newest=is_newest)
     manifest = read_manifest_if_any(used) if used is not None else None
     if manifest is not None:
@@ -143,6 +146,8 @@ def _instead_of(
 
     None stands for a new beginning.
     """
+    from ..checkpoint.candidates import candidates, fallbacks
+
     of_job = trainer.strategy.auto_resume.instead  # type: ignore[attr-defined]
     if of_job:
         return [*of_job], "all that this job has saved, and what it began with, is damaged"

@@ -16,14 +16,15 @@ from lightning_gaudi._core import progress
 from lightning_gaudi._core.collectives import on_rank_zero
 from lightning_gaudi.reliability.trust import as_told
 
+from ..checkpoint.errors import damage_on_all_ranks
+from ..checkpoint.files import open_mapped
 from ..checkpoint.folders import recover
-from ..checkpoint.io import open_mapped
 from ..checkpoint.snapshot import HostMemory, keep
 from ..checkpoint.torch_dcp import sharded_state_dict
 from ..checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
 from ..checkpoint.torch_dcp.load import read_metadata, saved_names
 from ..checkpoint.torch_dcp.save import refuse_options, save_sharded
-from ..checkpoint.verify import check_folder_together, damage_on_all_ranks
+from ..checkpoint.verify import check_folder_together
 from ..distributed.sharding import ShardedMixin
 from .base import HPUStrategy
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_gaudi import HPUCheckpointIO
-from lightning_gaudi.checkpoint import io as checkpoint_io
+from lightning_gaudi.checkpoint import files as checkpoint_files
 from lightning_gaudi.checkpoint.background import BackgroundWriter
 from lightning_gaudi.checkpoint.snapshot import HostMemory, Snapshot
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
@@ -124,7 +124,7 @@ def test_fit_ends_with_the_same_checkpoints(tmp_path: Path) -> None:
 def test_error_of_the_writer_ends_the_fit_and_the_old_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, targets = checkpoint_io.save_file, []
+    save, targets = checkpoint_files.save_file, []
 
     def failing(checkpoint: Any, target: Path, **options: Any) -> None:
         targets.append(target.name)
@@ -132,7 +132,7 @@ def test_error_of_the_writer_ends_the_fit_and_the_old_one_stays(
             raise OSError(28, f"Could not save {target}")
         save(checkpoint, target, **options)
 
-    monkeypatch.setattr(checkpoint_io, "save_file", failing)
+    monkeypatch.setattr(checkpoint_files, "save_file", failing)
     with pytest.raises(OSError, match=r"Could not save .*step=2\.ckpt"):
         _fit(tmp_path, **_async())
     assert [each.name for each in tmp_path.iterdir()] == ["step=1.ckpt"]

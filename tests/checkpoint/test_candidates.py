@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gaudi import HPUCheckpointIO
 from lightning_gaudi.checkpoint.candidates import candidates, fallbacks, whole
-from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
 from lightning_gaudi.reliability.jobs import begin_session, continue_run
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
 

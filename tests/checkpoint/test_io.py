@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_gaudi import HPUCheckpointIO
-from lightning_gaudi.checkpoint.io import load_file
+from lightning_gaudi.checkpoint.files import load_file
 from lightning_gaudi.reliability import trust
 from tests.helpers.forked import fork_python
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer

@@ -15,15 +15,9 @@ import torch
 from lightning_gaudi import HPUCheckpointIO
 from lightning_gaudi.checkpoint import checksum, sealed_zip
 from lightning_gaudi.checkpoint.checksum import Checksum, ReadingChecksum, checksum_of
-from lightning_gaudi.checkpoint.io import open_mapped
-from lightning_gaudi.checkpoint.manifest import (
-    CHUNK_BYTES,
-    DamagedCheckpointError,
-    FileEntry,
-    decode,
-    describe,
-    encode,
-)
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
+from lightning_gaudi.checkpoint.files import open_mapped
+from lightning_gaudi.checkpoint.manifest import CHUNK_BYTES, FileEntry, decode, describe, encode
 from lightning_gaudi.reliability.jobs import begin_session, continue_run
 
 STATE = {

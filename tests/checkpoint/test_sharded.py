@@ -18,8 +18,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
 from lightning_gaudi.checkpoint.io import HPUCheckpointIO
-from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError, read_folder_manifest
+from lightning_gaudi.checkpoint.manifest import read_folder_manifest
 from lightning_gaudi.checkpoint.torch_dcp.layout import is_sharded_folder
 from lightning_gaudi.checkpoint.torch_dcp.load import (
     load_full_checkpoint,

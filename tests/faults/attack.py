@@ -26,7 +26,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities.deepspeed import convert_zero_checkpoint_to_fp32_state_dict
 
 from lightning_gaudi import HPUCheckpointIO, vendor
-from lightning_gaudi.checkpoint.io import open_mapped
+from lightning_gaudi.checkpoint.files import open_mapped
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
 from lightning_gaudi.tools.command_line.consolidate import consolidate
 from tests.helpers.archives import DISGUISES, program

@@ -13,7 +13,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gaudi.checkpoint.candidates import candidates, fallbacks
-from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
 from tests.faults.saving import KINDS
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lightning_gaudi.checkpoint.candidates import fallbacks
-from lightning_gaudi.checkpoint.io import open_mapped
-from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
+from lightning_gaudi.checkpoint.files import open_mapped
 from tests.faults.saving import KINDS
 
 NUM_FLIPS = 50

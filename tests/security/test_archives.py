@@ -16,9 +16,8 @@ import torch
 from lightning_gaudi import HPUCheckpointIO
 from lightning_gaudi.checkpoint import restricted
 from lightning_gaudi.checkpoint.candidates import candidates
-from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
-from lightning_gaudi.checkpoint.io import open_mapped
-from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError, UntrustedCheckpointError
+from lightning_gaudi.checkpoint.files import open_mapped
 from tests.helpers.archives import AFTER, BEFORE, DISGUISES, plain, program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TorchScript is deprecated

@@ -14,14 +14,8 @@ import torch
 from lightning_gaudi import HPUCheckpointIO
 from lightning_gaudi.checkpoint import sealed_zip
 from lightning_gaudi.checkpoint.candidates import candidates
-from lightning_gaudi.checkpoint.manifest import (
-    FOLDER_MANIFEST,
-    DamagedCheckpointError,
-    FileEntry,
-    Manifest,
-    decode,
-    encode,
-)
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
+from lightning_gaudi.checkpoint.manifest import FOLDER_MANIFEST, FileEntry, Manifest, decode, encode
 from lightning_gaudi.checkpoint.verify import check_folder
 
 _DIGEST = "0" * 64

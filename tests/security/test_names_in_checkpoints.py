@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
-from lightning_gaudi.checkpoint.manifest import FOLDER_MANIFEST, DamagedCheckpointError
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
+from lightning_gaudi.checkpoint.manifest import FOLDER_MANIFEST
 from lightning_gaudi.checkpoint.single_file import write_single_file
 from lightning_gaudi.checkpoint.torch_dcp.load import load_full_checkpoint, load_full_state
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded

@@ -18,8 +18,7 @@ import torch
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from lightning_gaudi.checkpoint import archive, restricted
-from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
-from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError, UntrustedCheckpointError
 from lightning_gaudi.checkpoint.unpickler import Unpickler
 from tests.helpers.malicious import write_legacy, write_stream
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 
-from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
 from lightning_gaudi.checkpoint.torch_dcp.load import load_full_checkpoint, load_full_state
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
 from lightning_gaudi.tools.command_line.consolidate import consolidate

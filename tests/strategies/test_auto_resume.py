@@ -10,8 +10,8 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
 from lightning_gaudi.checkpoint.job_record import FOLDER
-from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
 from lightning_gaudi.reliability import jobs
 from tests.helpers.tiny import QUIET, TinyModule, batches
 

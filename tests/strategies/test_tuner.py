@@ -139,7 +139,7 @@ def test_what_this_process_has_saved_it_loads(name: str, tmp_path: Path) -> None
 
 def _check_that_others_refuse(path: str) -> None:
     """Refuse it in another process, and here once the file is another."""
-    load = f"from lightning_gaudi.checkpoint.io import load_file; load_file({path!r})"
+    load = f"from lightning_gaudi.checkpoint.files import load_file; load_file({path!r})"
     done = subprocess.run(
         [sys.executable, "-c", load], check=False, capture_output=True, text=True, timeout=120
     )

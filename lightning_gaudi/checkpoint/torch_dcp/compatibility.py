@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from lightning_gaudi.untrusted import printable
 
-from ..manifest import ADVICE, DamagedCheckpointError
+from ..errors import ADVICE, DamagedCheckpointError
 from .load import read_values
 
 _MAX_NAMES = 5

@@ -15,7 +15,7 @@ from typing import Any
 from lightning_gaudi.untrusted import path_inside, printable
 
 from .. import restricted
-from ..manifest import ADVICE, DamagedCheckpointError
+from ..errors import ADVICE, DamagedCheckpointError
 
 METADATA = ".metadata"
 REST = "meta.pt"

@@ -26,8 +26,7 @@ from lightning_gaudi.reliability.trust import trusting
 from lightning_gaudi.untrusted import path_inside, printable
 
 from .. import restricted
-from ..errors import UntrustedCheckpointError
-from ..manifest import ADVICE, DamagedCheckpointError
+from ..errors import ADVICE, DamagedCheckpointError, UntrustedCheckpointError
 from ..opening import Part, open_regular
 from ..verify import check_folder
 from .layout import METADATA, REST, is_sharded_folder, load_rest

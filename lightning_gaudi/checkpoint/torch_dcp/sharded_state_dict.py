@@ -40,8 +40,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core.collectives import cpu_group, is_connected
 
-from ..errors import UntrustedCheckpointError
-from ..manifest import DamagedCheckpointError
+from ..errors import DamagedCheckpointError, UntrustedCheckpointError
 from .compatibility import CheckpointIndex
 from .load import Planner, Reader, read_metadata
 from .memory_reader import MemoryReader

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_gaudi.untrusted import printable
 
-from ...checkpoint.manifest import ADVICE, DamagedCheckpointError
+from ...checkpoint.errors import ADVICE, DamagedCheckpointError
 from ...checkpoint.verify import check_folder
 from .. import library
 from . import shards as _shards, versions

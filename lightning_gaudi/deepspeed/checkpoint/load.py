@@ -16,11 +16,11 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from lightning_gaudi._core.collectives import on_rank_zero, raise_together
 
 from ...checkpoint import restricted
-from ...checkpoint.errors import UntrustedCheckpointError
+from ...checkpoint.errors import UntrustedCheckpointError, damage_on_all_ranks
 from ...checkpoint.io import HPUCheckpointIO
 from ...checkpoint.manifest import read_folder_manifest
 from ...checkpoint.torch_dcp.layout import is_sharded_folder
-from ...checkpoint.verify import check_folder_together, damage_on_all_ranks, read_checked
+from ...checkpoint.verify import check_folder_together, read_checked
 from . import consolidate, resize, shards, versions
 from .save import local_folder
 from .shards import Shards

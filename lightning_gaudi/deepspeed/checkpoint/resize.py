@@ -21,7 +21,7 @@ from lightning_gaudi._core.collectives import broadcast_object, on_rank_zero, ra
 from lightning_gaudi._patches.apply import replaced
 from lightning_gaudi.untrusted import printable
 
-from ...checkpoint.manifest import ADVICE, DamagedCheckpointError
+from ...checkpoint.errors import ADVICE, DamagedCheckpointError
 from . import shards as _shards
 from .consolidate import quiet, weights
 from .shards import Shards

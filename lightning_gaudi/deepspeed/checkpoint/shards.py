@@ -23,8 +23,13 @@ from lightning_gaudi.untrusted import path_inside, printable
 
 from ...checkpoint import restricted
 from ...checkpoint.archive import DirectoryError, read_directory
-from ...checkpoint.errors import ExceededError, UntrustedCheckpointError
-from ...checkpoint.manifest import ADVICE, DamagedCheckpointError, IncompleteCheckpointError
+from ...checkpoint.errors import (
+    ADVICE,
+    DamagedCheckpointError,
+    ExceededError,
+    IncompleteCheckpointError,
+    UntrustedCheckpointError,
+)
 from ...checkpoint.opening import open_regular
 from . import versions
 

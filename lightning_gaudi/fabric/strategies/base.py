@@ -22,8 +22,8 @@ from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.double_backward import explained
 from lightning_gaudi.reliability.guard import Part
 
+from ...checkpoint.errors import damage_on_all_ranks
 from ...checkpoint.io import HPUCheckpointIO
-from ...checkpoint.verify import damage_on_all_ranks
 from ...distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecision
 from ..resumable_loaders import ResumableLoaders

@@ -33,7 +33,7 @@ from lightning_gaudi.checkpoint import (
     verify,
 )
 from lightning_gaudi.checkpoint.checksum import checksum_of
-from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError, UntrustedCheckpointError
 from lightning_gaudi.checkpoint.torch_dcp.load import load_full_checkpoint
 
 from . import wild
@@ -84,7 +84,7 @@ def resigned(random: Any, data: bytes) -> bytes:
 @target(
     "checkpoint.manifest",
     f"{_PACKAGE}.manifest:decode",
-    errors=(manifest.DamagedCheckpointError,),
+    errors=(DamagedCheckpointError,),
 )
 def _manifest(folder: Path) -> Parser:
     seed = manifest.encode(
@@ -106,7 +106,7 @@ def _manifest(folder: Path) -> Parser:
     f"{_PACKAGE}.sealed_zip:inspect_open",
     f"{_PACKAGE}.sealed_zip:_inspect",
     f"{_PACKAGE}.sealed_zip:_length",
-    errors=(manifest.DamagedCheckpointError,),
+    errors=(DamagedCheckpointError,),
 )
 def _zip_file(folder: Path) -> Parser:
     path = folder / "a.ckpt"
@@ -130,7 +130,7 @@ def _zip_file(folder: Path) -> Parser:
 def _outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except manifest.DamagedCheckpointError as error:
+    except DamagedCheckpointError as error:
         return str(error)
 
 
@@ -167,7 +167,7 @@ def _whole(name: str, *reads: str, load: Callable[[Path], Any], num_quick: int =
     @target(
         name,
         *reads,
-        errors=(ValueError, manifest.DamagedCheckpointError, UntrustedCheckpointError),
+        errors=(ValueError, DamagedCheckpointError, UntrustedCheckpointError),
         num_quick=num_quick,
     )
     def prepare(folder: Path) -> Parser:
@@ -291,7 +291,7 @@ def _newest(folder: Path) -> Parser:
 @target(
     "checkpoint.candidates.lengths",
     f"{_PACKAGE}.opening:read_small",
-    errors=(manifest.DamagedCheckpointError, ValueError),
+    errors=(DamagedCheckpointError, ValueError),
     foreign=(FileNotFoundError,),
 )
 def _folder_manifest(folder: Path) -> Parser:
@@ -494,7 +494,7 @@ def _changed_metadata(random: Any, seed: Any) -> bytes:
     f"{_PACKAGE}.torch_dcp.load:Reader.read_metadata",
     f"{_PACKAGE}.torch_dcp.load:Planner.load_bytes",
     f"{_PACKAGE}.torch_dcp.load:Reader._read",
-    errors=(ValueError, manifest.DamagedCheckpointError, UntrustedCheckpointError),
+    errors=(ValueError, DamagedCheckpointError, UntrustedCheckpointError),
     num_quick=13,
 )
 def _shards(folder: Path) -> Parser:

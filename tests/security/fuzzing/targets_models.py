@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
-from lightning_gaudi.checkpoint.manifest import DamagedCheckpointError
+from lightning_gaudi.checkpoint.errors import DamagedCheckpointError, UntrustedCheckpointError
 from lightning_gaudi.inference import checkpoint_files
 
 from . import wild
