@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from lightning_gaudi.untrusted import read_integer
 
-from . import exit_status, last, rank_monitor
+from . import call_last, exit_status, rank_monitor
 from .rank_monitor import RankMonitor, say
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class _Started:
         self._processes = processes
         self._pid = os.getpid()
         ranks.watch(_exit_now)
-        last.register(self.end)
+        call_last(self.end)
 
     def kill(self) -> None:
         """Ends what this process has started."""

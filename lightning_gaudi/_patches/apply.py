@@ -13,8 +13,9 @@ import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from .register import BY_NAME, Patch
 
@@ -273,3 +274,48 @@ def _restore_entry(table: dict[str, Any], key: str, before: Any) -> None:
         del table[key]
     else:
         table[key] = before
+
+
+_Object = TypeVar("_Object")
+
+
+def swap_class(instance: _Object, base: type, ours: type) -> _Object:
+    """Turns `instance` into one of `ours`; its attributes, and whoever holds it, stay.
+
+    A user's subclass of `base` becomes a class that overrides as it did, with `ours` where `base`
+    was: its `super()` calls arrive there.
+
+    Args:
+        instance: An instance of `base` or of a subclass of it.
+        base: A class of Lightning's.
+        ours: Our subclass of it.
+
+    Returns:
+        `instance`.
+    """
+    kind: Any = type(instance)
+    if not issubclass(kind, ours):
+        instance.__class__ = ours if kind is base else _joined(kind, ours)
+    return instance
+
+
+@cache
+def _joined(theirs: type, ours: type) -> type:
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        # A class made here cannot be found by name when `ddp_spawn` pickles the strategy.
+        state = self.__getstate__() if hasattr(self, "__getstate__") else vars(self)
+        return _restore_joined, (theirs, ours), state
+
+    return type(
+        f"HPU{theirs.__name__}",
+        (theirs, ours),
+        {
+            "__doc__": theirs.__doc__,
+            "__module__": theirs.__module__,
+            "__reduce_ex__": reduce_ex,
+        },
+    )
+
+
+def _restore_joined(theirs: type, ours: type) -> Any:
+    return object.__new__(_joined(theirs, ours))

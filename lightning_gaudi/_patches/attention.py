@@ -36,7 +36,7 @@ def patch_transformers(module: ModuleType, family: Any) -> None:
         module: `transformers.modeling_utils`, just imported.
         family: Not used.
     """
-    from lightning_gaudi.attention import models
+    from lightning_gaudi.attention import kernel, models
 
     name = "transformers-attention"
     require(name, module, "ALL_ATTENTION_FUNCTIONS", "PreTrainedModel")
@@ -51,7 +51,7 @@ def patch_transformers(module: ModuleType, family: Any) -> None:
     def init(
         original: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
     ) -> None:
-        if getattr(config, "_attn_implementation", None) == models.NAME:
+        if getattr(config, "_attn_implementation", None) == kernel.NAME:
             models.check(type(self))
         original(self, config, *args, **kwargs)
 
@@ -61,7 +61,7 @@ def patch_transformers(module: ModuleType, family: Any) -> None:
         def set_attn_implementation(
             original: Callable[..., None], self: Any, attn_implementation: Any, **kwargs: Any
         ) -> None:
-            if attn_implementation == models.NAME:
+            if attn_implementation == kernel.NAME:
                 models.check(type(self))
             original(self, attn_implementation, **kwargs)
 
@@ -100,7 +100,7 @@ def patch_bloom(module: ModuleType, family: Any) -> None:
 
 def _accept(name: str, model: type) -> None:
     """Lets a class of models take the name, when it is made and later; 4.49 asks nothing."""
-    from lightning_gaudi.attention import models
+    from lightning_gaudi.attention import kernel
 
     if hasattr(model, "_can_set_attn_implementation"):
         add(name, model, "_can_set_attn_implementation", classmethod(lambda cls: True))
@@ -108,11 +108,11 @@ def _accept(name: str, model: type) -> None:
         # From 5 on "sdpa" in a name is for models that call that.
         @wrap(name, model, "get_correct_attn_implementation")
         def get(original: Callable[..., str], self: Any, wanted: Any, *args: Any, **kw: Any) -> str:
-            return models.NAME if wanted == models.NAME else original(self, wanted, *args, **kw)
+            return kernel.NAME if wanted == kernel.NAME else original(self, wanted, *args, **kw)
 
 
 def _enter(name: str, registry: Any, function: Callable[..., Any]) -> None:
     """Enters a function for all models; before 4.51 the registry is a plain dict."""
-    from lightning_gaudi.attention import models
+    from lightning_gaudi.attention import kernel
 
-    enter(name, getattr(registry, "_global_mapping", registry), models.NAME, function)
+    enter(name, getattr(registry, "_global_mapping", registry), kernel.NAME, function)

@@ -137,11 +137,11 @@ def patch_instantiator(saving: ModuleType, family: Family) -> None:
     def load_state(
         original: Callable[..., Any], cls: Any, checkpoint: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        from lightning_gaudi.reliability import trust
+        from lightning_gaudi.reliability import settings
 
-        if trust.trusted_by() is None:
+        if settings.trusted_by() is None:
             for key in (cls.CHECKPOINT_HYPER_PARAMS_KEY, *_OLD_KEYS):
-                _check(_as_dict(checkpoint.get(key)), cls, trust.ADVICE)
+                _check(_as_dict(checkpoint.get(key)), cls, settings.ADVICE)
         return original(cls, checkpoint, *args, **kwargs)
 
 
@@ -227,7 +227,7 @@ def patch_lazy_load(module: ModuleType, family: Any) -> None:
         weights_only: bool | None = None,
         **options: Any,
     ) -> Any:
-        from lightning_gaudi.reliability.trust import torch_trusts_all
+        from lightning_gaudi.reliability.settings import torch_trusts_all
 
         if not args:
             if weights_only is None:

@@ -20,11 +20,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import cached_property
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from lightning_gaudi._core.mirror import Family
-from lightning_gaudi.strategy_table import STRATEGIES
+from lightning_gaudi.strategy_table import STRATEGIES, listed_names
 
 from .apply import enter, raise_missing, require, wrap
 
@@ -56,10 +57,14 @@ class ConnectorSpec(NamedTuple):
     """Lightning's registry of accelerators by name, in the connector's module."""
     strategies: str
     """The same of strategies."""
-    accelerator: str
-    """Our module with the accelerator."""
-    selection: str
-    """Our module that says which of our strategies takes the place of which of Lightning's."""
+    room: str
+    """Where our accelerator, strategies and precision plugins of it are: what their names begin
+    with."""
+
+    @property
+    def is_fabrics(self) -> bool:
+        """Whether it is Fabric's connector."""
+        return bool(self.room)
 
 
 _TRAINER = ConnectorSpec(
@@ -69,8 +74,7 @@ _TRAINER = ConnectorSpec(
     precision_plugin="_precision_plugin_flag",
     accelerators="AcceleratorRegistry",
     strategies="StrategyRegistry",
-    accelerator="accelerator",
-    selection="strategies.selection",
+    room="",
 )
 _FABRIC = ConnectorSpec(
     patch="fabric-connector",
@@ -79,8 +83,7 @@ _FABRIC = ConnectorSpec(
     precision_plugin="_precision_instance",
     accelerators="ACCELERATOR_REGISTRY",
     strategies="STRATEGY_REGISTRY",
-    accelerator="fabric.accelerator",
-    selection="fabric.strategies.selection",
+    room="fabric.",
 )
 
 
@@ -109,12 +112,12 @@ class _Hooks:
         require(spec.patch, connector, *self.methods())
         self._check_attributes(connector)
         family = self._family
-        register_accelerator(
-            spec.patch, getattr(module, spec.accelerators), f"{family.ours}.{spec.accelerator}"
+        room = f"{family.ours}.{spec.room}"
+        accelerators, strategies = (
+            getattr(module, name) for name in (spec.accelerators, spec.strategies)
         )
-        register_strategies(
-            spec.patch, getattr(module, spec.strategies), f"{family.ours}.{spec.selection}"
-        )
+        register_accelerator(spec.patch, accelerators, f"{room}accelerator")
+        register_strategies(spec.patch, strategies, f"{room}strategies", in_fabric=spec.is_fabrics)
         for name, hook in self.methods().items():
             wrap(spec.patch, connector, name)(hook)
 
@@ -137,10 +140,17 @@ class _Hooks:
         if missing := [name for name in attributes if name not in used]:
             raise_missing(self._spec.patch, connector, missing)
 
-    @property
+    @cached_property
     def _selection(self) -> Any:
-        """The choices of strategy, in our room of strategies."""
-        return self._family.find(self._spec.selection).SELECTION
+        """Which of our strategies takes the place of which of Lightning's."""
+        family, spec = self._family, self._spec
+        return family.find("fabric.strategies.selection").StrategySelection(
+            registry=getattr(self._module, spec.strategies),
+            lightning=f"{family.fabric if spec.is_fabrics else family.trainer}.",
+            ours=f"{family.ours}.{spec.room}strategies",
+            precision=f"{family.ours}.{spec.room}precision",
+            names=listed_names(in_fabric=spec.is_fabrics),
+        )
 
     def _is_ours(self, connector: Any) -> bool:
         kind = self._family.loaded("fabric.accelerator", "HPUAccelerator")
@@ -153,8 +163,7 @@ class _Hooks:
     def _is_our_strategy(self, flag: Any) -> bool:
         if isinstance(flag, str):
             return isinstance(getattr(self._module, self._spec.strategies)[flag], LazyEntry)
-        package = self._spec.selection.rpartition(".")[0]
-        kind = self._family.loaded(f"{package}.base", "HPUStrategy")
+        kind = self._family.loaded(f"{self._spec.room}strategies.base", "HPUStrategy")
         return kind is not None and isinstance(flag, kind)
 
     def check_config(self, original: Callable[..., None], /, *args: Any, **kwargs: Any) -> None:
@@ -260,20 +269,20 @@ def register_accelerator(patch: str, registry: Any, module: str) -> None:
     _enter(patch, registry, "hpu", entry, "accelerator")
 
 
-def register_strategies(patch: str, registry: Any, selection: str) -> None:
+def register_strategies(patch: str, registry: Any, package: str, *, in_fabric: bool) -> None:
     """Makes our names for `strategy` known.
 
     Args:
         patch: The name in the register.
         registry: Lightning's, of strategies.
-        selection: Our module that chooses among them, beside which they are.
+        package: Ours that has them.
+        in_fabric: Whether it is Fabric's, which knows fewer names.
 
     Raises:
         ValueError: Another package has taken one of the names.
     """
-    package = selection.rpartition(".")[0]
     for each in STRATEGIES:
-        for name in each.names if each.has_fabric_name or ".fabric." not in selection else ():
+        for name in each.names if each.has_fabric_name or not in_fabric else ():
             values = {"description": each.kind, "init_params": {}, "strategy_name": name}
             entry = LazyEntry("strategy", package, each.kind, **values)
             _enter(patch, registry, name, entry, "strategy")

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from lightning_gaudi._core import last, mirror  # noqa: F401 - before any device is used
+from lightning_gaudi._core import mirror
 
 from . import register
 from .register import Patch

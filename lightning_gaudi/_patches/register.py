@@ -505,7 +505,7 @@ REGISTER = (
         ),
         without="it is not known whether an HPU graph is being captured",
         trigger="habana_frameworks.torch.hpu",
-        apply="captures:patch_graphs",
+        apply="device_names:patch_graphs",
     ),
     Patch(
         name="linear",
@@ -549,7 +549,7 @@ REGISTER = (
         ),
         without="encoders of transformers with a mask of padding are in no HPU graph",
         trigger="transformers.modeling_utils",
-        apply="captures:patch_transformers",
+        apply="device_names:patch_transformers",
     ),
     Patch(
         name="bloom-attention",

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .kernel import dtype_for, finite
-from .models import NAME, refuse, with_bias
+from .kernel import NAME, dtype_for, finite
+from .models import refuse, with_bias
 from .switch import fused_or_torchs, torchs
 
 _MEMO = "_gaudi_mask"

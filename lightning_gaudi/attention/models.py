@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .kernel import finite, lowest
+from .kernel import NAME, finite, lowest
 from .switch import fused_or_torchs
 
-NAME = "gaudi_fused_sdpa"
 _REFUSED = {
     "softcap": "caps its scores",
     "s_aux": "has attention sinks",

@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .kernel import attend, dtype_for
-from .limits import is_torchs_to_answer, why_not_fused
+from .kernel import attend, dtype_for, is_torchs_to_answer, why_not_fused
 
 VARIABLE = "LIGHTNING_GAUDI_FUSED_ATTENTION"
 

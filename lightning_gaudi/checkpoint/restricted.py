@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lightning_gaudi._core import own_pickles
-from lightning_gaudi.reliability.trust import ADVICE, trusted_by
+from lightning_gaudi.reliability.settings import ADVICE, trusted_by
 from lightning_gaudi.untrusted import printable
 
 from .archive import open_archive

@@ -16,7 +16,7 @@ from lightning_gaudi._core import vendor
 
 from . import model
 from .regions import declared_regions, has_compiled_parts
-from .settings import Choice
+from .settings import Choice, Compilation
 
 
 class Compiling(Protocol):
@@ -24,10 +24,12 @@ class Compiling(Protocol):
 
     takes_declared_regions: bool
     why_not_compiled: str | None
-    compiled_whole: Any
 
     def compile_choice(self) -> Choice:
         """Returns what is to be compiled, and who says so."""
+
+    def compile_whole(self, module: Module, compilation: Compilation) -> Any:
+        """Compiles a model whole, for `compile="model"`, until its `remove` is called."""
 
 
 class Compiler:
@@ -91,7 +93,7 @@ class Compiler:
         if not model.is_wanted(choice, module):
             self._advise(choice, module)
         elif compilation.mode == "model":
-            self._compiled += (self._strategy.compiled_whole(module, compilation),)
+            self._compiled += (self._strategy.compile_whole(module, compilation),)
         else:
             if compilation.regions is None and self._strategy.takes_declared_regions:
                 names = declared_regions(module)

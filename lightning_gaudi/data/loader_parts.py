@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 
 def is_ordinary(loader: Any) -> bool:
@@ -60,3 +61,79 @@ def generators(loader: DataLoader[Any]) -> list[torch.Generator]:
         if isinstance(generator, torch.Generator):
             found[id(generator)] = generator
     return list(found.values())
+
+
+_ORDERED = ("distributed", "sequential")
+
+
+def describe(loader: Any) -> dict[str, Any]:
+    """Returns what the order of a loader's samples depends on beside random states: plain data.
+
+    Args:
+        loader: What is iterated on this rank.
+    """
+    if not isinstance(loader, DataLoader):
+        return {"batch_size": None, "num_samples": None, "order": "other"}
+    batches = loader.batch_sampler
+    sampler = getattr(batches, "sampler", loader.sampler)
+    order = "distributed" if isinstance(sampler, DistributedSampler) else "other"
+    if isinstance(sampler, SequentialSampler):
+        order = "sequential"
+    try:
+        num_samples = len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError:
+        num_samples = None
+    size = getattr(batches, "batch_size", None) or loader.batch_size
+    return {"batch_size": size, "num_samples": num_samples, "order": order}
+
+
+def check_order(
+    saved: list[Mapping[str, Any]],
+    now: list[Mapping[str, Any]],
+    ranks: tuple[int, int],
+    advice: str,
+) -> None:
+    """Refuses to go on within an epoch where its other batches would be other ones.
+
+    Args:
+        saved: What `describe` said of each loader when the checkpoint was saved.
+        now: What it says now.
+        ranks: The number of ranks then and now.
+        advice: How to go on otherwise, at the end of an error.
+
+    Raises:
+        ValueError: They would be.
+    """
+    for before, after in zip(saved, now, strict=True):
+        is_same = ranks[0] == ranks[1] and before["batch_size"] == after["batch_size"]
+        if before["num_samples"] != after["num_samples"]:
+            raise ValueError(
+                "The checkpoint was saved within an epoch of a data set with "
+                f"{before['num_samples']} samples, and this one has {after['num_samples']}: "
+                f"their order is another. Resume with the same data. {advice}"
+            )
+        if not is_same and not _has_same_steps(before, after, ranks):
+            raise ValueError(
+                f"The checkpoint was saved within an epoch by {_say(ranks[0], before)}, and this "
+                f"fit has {_say(ranks[1], after)}: it cannot go on in the same order of samples. "
+                "Resume with as many ranks and the same batch size; other numbers are possible "
+                "where a step has as many samples as before, and a DistributedSampler orders them "
+                f"in both (Lightning's own on several ranks). {advice}"
+            )
+
+
+def _has_same_steps(
+    before: Mapping[str, Any], after: Mapping[str, Any], ranks: tuple[int, int]
+) -> bool:
+    sizes = before["batch_size"], after["batch_size"]
+    is_ordered = before["order"] == after["order"] and before["order"] in _ORDERED
+    has_all = before["order"] == "distributed" or ranks == (1, 1)
+    return (
+        is_ordered and has_all and None not in sizes and sizes[0] * ranks[0] == sizes[1] * ranks[1]
+    )
+
+
+def _say(num_ranks: int, loader: Mapping[str, Any]) -> str:
+    size = loader["batch_size"]
+    samples = "" if size is None else f" of {size} samples ({size * num_ranks} a step)"
+    return f"{num_ranks} rank{'s' if num_ranks > 1 else ''} with batches{samples}"

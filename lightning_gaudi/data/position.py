@@ -2,7 +2,7 @@
 
 The order of an epoch comes from random states at its start: those are kept, and the batches that
 were taken are counted. To go on, the order is drawn again and what was taken is passed over
-without loading it. What workers draw is in their reports, see `_core.workers.reports`.
+without loading it. What workers draw is in their reports, see `position_iterators`.
 
 All of it is done on the host, and nothing is asked of the data set for a batch that was taken.
 """
@@ -20,9 +20,17 @@ from torch.utils.data import DataLoader
 
 from lightning_gaudi._core import host_random
 from lightning_gaudi._core.host_random import HostRandom
-from lightning_gaudi._core.workers.reports import Beginning, Report, Reporting, state_of
 from lightning_gaudi.data import loader_parts as parts
-from lightning_gaudi.data.position_iterators import Indices, Multiple, Plan, Single
+from lightning_gaudi.data.position_iterators import (
+    Beginning,
+    Indices,
+    Multiple,
+    Plan,
+    Report,
+    Reporting,
+    Single,
+    state_of,
+)
 
 __all__ = ["LoaderPosition"]
 

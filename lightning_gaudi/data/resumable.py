@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from lightning_gaudi._core import host_random
 from lightning_gaudi.data import loader_parts as parts
-from lightning_gaudi.data.order import check_order, describe
+from lightning_gaudi.data.loader_parts import check_order, describe
 from lightning_gaudi.data.position import LoaderPosition
 
 _ADVICE = "To begin the data anew, leave the loader out of what is loaded."

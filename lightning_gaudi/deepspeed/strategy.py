@@ -103,8 +103,11 @@ class DeepSpeedMixin(RankedMixin):
         # Not Lightning's own for DeepSpeed: it refuses what is not a GPU.
         super(self.lightning_strategy, self).setup_environment()
 
-    def _connect(self) -> None:
+    @override
+    def setup_distributed(self) -> None:
         """Connects all ranks over HCCL, and DeepSpeed with them."""
-        super()._connect()
+        super().setup_distributed()
         self._set_node_environment_variables()
         library.connect(self._timeout)
+
+    _setup_distributed = setup_distributed

@@ -12,8 +12,6 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gaudi._core.wording import listed
-
 DDP_DEFAULTS: dict[str, Any] = {
     "bucket_cap_mb": 230,
     "find_unused_parameters": False,
@@ -107,7 +105,7 @@ class Unfrozen:
             return
         if ddp._comm_hooks:
             raise RuntimeError(
-                f"{listed(names, _NUM_NAMES)} were frozen or unfrozen in a fit whose gradients a "
+                f"{_listed(names)} were frozen or unfrozen in a fit whose gradients a "
                 "hook of DistributedDataParallel (ddp_comm_hook) exchanges, which knows the "
                 "weights that were to be trained at its start. Leave out the hook, or freeze "
                 "nothing."
@@ -147,11 +145,17 @@ class Unfrozen:
         ]
         if late:
             raise RuntimeError(
-                f"The optimizer is about to step {listed(late, _NUM_NAMES)}, whose gradients were "
+                f"The optimizer is about to step {_listed(late)}, whose gradients were "
                 "not averaged over the ranks: each rank would go on with other weights. Unfreeze "
                 "weights before training_step, as in on_train_batch_start, and make all weights "
                 "that will be trained in configure_model or __init__."
             )
+
+
+def _listed(names: Sequence[str]) -> str:
+    from lightning_gaudi._core.wording import listed  # for messages of errors
+
+    return listed(names, _NUM_NAMES)
 
 
 def check_averaged(wrapped: Any, optimizers: Iterable[Any]) -> None:

@@ -1,8 +1,13 @@
-"""The process group of a run: HCCL between the cards, and nothing else."""
+"""The process group of a run: HCCL between the cards, and a watchdog over its ranks.
+
+See `reliability.watchdog`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import socket
 from datetime import timedelta
 
@@ -11,7 +16,12 @@ from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi._core import collectives, farewell, vendor
+from lightning_gaudi._core import collectives, farewell, processes, vendor
+from lightning_gaudi._core.rank_monitor import say
+from lightning_gaudi.reliability import links, stacks, watchdog
+from lightning_gaudi.reliability.hang_detection import Limits
+from lightning_gaudi.reliability.heartbeat_store import Board
+from lightning_gaudi.reliability.settings import ReliabilitySettings
 
 from .cluster import check_not_alone, check_port
 from .elastic_rendezvous import own_store
@@ -107,3 +117,49 @@ def check_alone(environment: ClusterEnvironment | None) -> None:
     """
     if not collectives.has_been_connected():
         check_not_alone(environment)
+
+
+def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> None:
+    """Begins to watch the ranks of the process group, once for each; all ranks do this.
+
+    Args:
+        settings: What the user wants.
+        timeout: The process group's; None for torch's.
+    """
+    group = dist.group.WORLD
+    if not settings.watchdog or dist.get_world_size() == 1 or watchdog.knows(group):
+        return
+    board = Board.new(_limits(settings, timeout))
+    told = collectives.gather_objects((stacks.prepare(board.path), secrets.token_hex()))
+    others = [process for process, _ in told]
+    meeting = watchdog.Meeting(dist.get_rank(), others, told[0][1])
+    if len(set(meeting.hosts)) > 1:
+        _listen(meeting)
+    watchdog.start(group, board, meeting)
+    processes.before_leaving(watchdog.stop)
+
+
+def _listen(meeting: watchdog.Meeting) -> None:
+    """Has rank 0's host listen for the others, and tells them where."""
+    address = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    port = 0
+    if meeting.rank == 0:
+        with contextlib.suppress(OSError):
+            meeting.listener = links.listen(address, is_one_machine=meeting.is_one_machine)
+            port = meeting.listener.getsockname()[1]
+    meeting.address = collectives.broadcast_object((address, port))
+    if port == 0 and meeting.rank == 0:
+        say(
+            f"MASTER_ADDR={address} is no address at which rank 0 can listen: the watchdog sees "
+            "the ranks of each host alone"
+        )
+
+
+def adapt(settings: ReliabilitySettings, timeout: timedelta | None) -> None:
+    """Has the watchdog, if there is one, do what a callback asks for; all ranks do this."""
+    watchdog.change(_limits(settings, timeout) if settings.watchdog else None)
+
+
+def _limits(settings: ReliabilitySettings, timeout: timedelta | None) -> Limits:
+    timeout = timeout or dist.distributed_c10d.default_pg_timeout
+    return watchdog.limits(timeout, settings.watchdog_timeout_s)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from abc import ABC
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
+from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core import collectives, vendor
@@ -18,14 +21,16 @@ from lightning_gaudi.compilation.compiler import Compiler
 from lightning_gaudi.compilation.model import CompiledWhole, check_options
 from lightning_gaudi.compilation.settings import SETTING as COMPILATION, Choice, Compilation
 from lightning_gaudi.reliability.guard import RunGuard
-from lightning_gaudi.reliability.settings import SETTING as RELIABILITY, ReliabilitySettings
-from lightning_gaudi.reliability.trust import as_told
+from lightning_gaudi.reliability.settings import (
+    SETTING as RELIABILITY,
+    ReliabilitySettings,
+    as_told,
+)
 from lightning_gaudi.strategy_table import names_of
 
-from . import watching
+from . import process_group
 from .devices import DEVICE, select_card
 from .launchers import check_start_method
-from .loaders import start_workers_safely
 from .process_group import BACKEND, checked_backend, init_process_group
 
 _Value = TypeVar("_Value")
@@ -56,8 +61,8 @@ class HPUMixin(_Base):  # type: ignore[misc]
     why_not_compiled: str | None = None
     """Why nothing of a model can be compiled, and what to do instead; None where it can be."""
 
-    compiled_whole: Any = CompiledWhole
-    """Compiles all of a module; what it makes has a `remove`."""
+    compile_whole: Callable[[Module, Compilation], Any] = CompiledWhole
+    """Compiles all of a model, until the `remove` of what this returns is called."""
 
     steps_per_look = 50
     """After how many steps losses are looked at where nobody says; in the Trainer it is when it
@@ -277,21 +282,17 @@ class RankedMixin(HPUMixin):
 
     @override
     def setup_distributed(self) -> None:
-        """Connects all ranks over HCCL; the Trainer's DDP and DeepSpeed ask for it by this name."""
-        self._connect()
-
-    @override
-    def _setup_distributed(self) -> None:  # Fabric by this one, and FSDP2 of the Trainer
-        self._connect()
-
-    def _connect(self) -> None:
         """Numbers the ranks, and connects them over HCCL."""
         assert self.cluster_environment is not None
         self._number_ranks()
         # As a user may have made it, and used it without the Trainer's checks.
         self._process_group_backend = checked_backend(self._process_group_backend)
         init_process_group(self.cluster_environment, self._process_group_backend, self._timeout)
-        watching.watch_ranks(self.reliability, self._timeout)
+        process_group.watch_ranks(self.reliability, self._timeout)
+
+    # The Trainer's DDP and DeepSpeed ask for it by that name; Fabric, and the Trainer's FSDP2, by
+    # this one.
+    _setup_distributed = setup_distributed
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -318,3 +319,39 @@ class RankedMixin(HPUMixin):
 
     reduce = all_reduce
     """Lightning has it under two names: that of Fabric, and this of the Trainer."""
+
+
+_SAFE = ("spawn", "forkserver")
+
+
+def start_workers_safely(loader: Any) -> None:
+    """Makes a loader start its workers without a fork of this process, which holds a card.
+
+    Nothing is changed where it has none, or the user has chosen "spawn" or "forkserver".
+
+    Args:
+        loader: A DataLoader, or another that has its `num_workers` and `multiprocessing_context`.
+
+    Raises:
+        MisconfigurationException: The user wants workers to be forked.
+    """
+    if not getattr(loader, "num_workers", 0) or not hasattr(loader, "multiprocessing_context"):
+        return
+    context = loader.multiprocessing_context
+    if context is None:
+        # Python's default may be what somebody has asked for, and is then fixed; not chosen.
+        chosen = set(_SAFE) - {multiprocessing.get_all_start_methods()[0]}
+        if multiprocessing.get_start_method(allow_none=True) in chosen:
+            return
+        from lightning_gaudi._core.workers import start as worker_start
+
+        loader.multiprocessing_context = worker_start.WorkerContext()
+        names = ("dataset", "collate_fn", "worker_init_fn")
+        worker_start.start_server(getattr(loader, name, None) for name in names)
+    elif context.get_start_method() == "fork":
+        raise MisconfigurationException(
+            f"A DataLoader has num_workers={loader.num_workers} and multiprocessing_context='fork',"
+            " but a process that holds a card must not be forked: the driver does not survive it. "
+            "Leave multiprocessing_context out: workers then start about as fast, from a process "
+            "without a card. Or pass 'spawn' or 'forkserver'."
+        )

@@ -10,8 +10,6 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gaudi._core.precision.fused_clipping import clip_norm
-
 from ..fabric.precision.plugin import HPUWholePrecision
 
 
@@ -36,6 +34,8 @@ class HPUPrecisionPlugin(HPUWholePrecision, MixedPrecision):  # type: ignore[mis
     @override
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
         """Clips by the norm of the optimizer's gradients, by the vendor's kernel where it can."""
+        from lightning_gaudi._core.precision.fused_clipping import clip_norm
+
         clip_norm(self.main_params(optimizer), clip_val)
 
     @override

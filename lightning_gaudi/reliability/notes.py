@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
+
+from lightning_gaudi._core import vendor
+from lightning_gaudi._core.memory import report
+from lightning_gaudi._core.rank_monitor import say
 
 _HOOKS = (
     "prepare_data",
@@ -19,6 +25,22 @@ _CUDA = re.compile(r"Torch not compiled with CUDA enabled|Found no NVIDIA driver
 
 Source: torch 2.13, `torch/cuda/__init__.py` and `c10/cuda/CUDAFunctions.cpp`.
 """
+
+
+def tell(error: BaseException, module: Any, optimizers: Sequence[Any], *, rank: int) -> None:
+    """Says what an error means that ends a run, and what fills the card if that is full.
+
+    Args:
+        error: It gets a note, where Python has them (3.11).
+        module: The model that the card holds.
+        optimizers: Its optimizers.
+        rank: Of this process.
+    """
+    if report.is_out_of_memory(error):
+        say(f"[rank: {rank}] out of memory: {report.report(module, optimizers)}")
+    said = explain(error, holds_card=vendor.is_initialized())
+    if said is not None and hasattr(error, "add_note"):
+        error.add_note(said)
 
 
 def explain(error: BaseException, *, holds_card: bool) -> str | None:

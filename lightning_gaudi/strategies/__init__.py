@@ -1,6 +1,6 @@
 """How training runs on one card and on many.
 
-`selection` says which strategy that is. `base` is what training on an HPU is, `parallel` what
+`base` is what training on an HPU is, `parallel` what
 several cards add, `sharded` what models in shards add; each other module is a strategy of
 Lightning's. What Fabric's do alike is in `distributed.strategy`, `distributed.sharding` and
 `deepspeed.strategy`.

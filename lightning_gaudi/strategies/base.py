@@ -22,26 +22,28 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core import collectives, progress, vendor
-from lightning_gaudi._core.memory import report as memory_report
-from lightning_gaudi._core.rank_monitor import say
 from lightning_gaudi._core.tied_weights import kept_tied
-from lightning_gaudi.compilation.double_backward import explained
-from lightning_gaudi.reliability import notes
+from lightning_gaudi.compilation.model import explaining_double_backward
+from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability.finite import MAX_STEPS
 from lightning_gaudi.reliability.guard import Part
 from lightning_gaudi.untrusted import printable
 
 from ..checkpoint.errors import damage_on_all_ranks
 from ..checkpoint.io import HPUCheckpointIO
-from ..distributed import watching
+from ..distributed import process_group
 from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
-from .auto_resume import AutoResume
-from .compiled_steps import CompiledSteps
 from .launchers import HPUScriptLauncher, HPUSpawnLauncher
 from .parts import AsyncSaves, DeviceRandom, Resuming
-from .resuming import why_not_remove
+from .resuming import AutoResume, why_not_remove
 from .signals import Ending, forget_loaders_not_begun
+
+
+def _compile_steps(module: Module, compilation: Compilation) -> Any:
+    from .compiled_steps import CompiledSteps  # for who asks for it
+
+    return CompiledSteps(module, compilation)
 
 
 class HPUStrategy(HPUMixin):
@@ -51,9 +53,9 @@ class HPUStrategy(HPUMixin):
     of an evaluation is a graph in the vendor's lazy mode.
     """
 
+    compile_whole = staticmethod(_compile_steps)
     script_launcher = HPUScriptLauncher
     spawn_launcher = HPUSpawnLauncher
-    compiled_whole = CompiledSteps
 
     precision_kind: type[Precision] = HPUPrecisionPlugin
     """The plugin that computes in the precision asked for by name."""
@@ -99,7 +101,7 @@ class HPUStrategy(HPUMixin):
         """Sets up the model, compiles what is to be compiled of it, and is ready for signals."""
         assert self.lightning_module is not None
         if self.is_ranked:
-            watching.adapt(self.reliability, self._timeout)  # to what a callback asks for
+            process_group.adapt(self.reliability, self._timeout)  # to what a callback asks for
         self.compiler.remove()
         self.guard.begin()
         super().setup(trainer)
@@ -131,7 +133,7 @@ class HPUStrategy(HPUMixin):
         """Runs backward."""
         self.guard.loss(args[0] if args else kwargs["closure_loss"])
         self.guard.note("backward")
-        with explained():
+        with explaining_double_backward():
             loss: Tensor = super().backward(*args, **kwargs)
         return loss
 
@@ -247,12 +249,9 @@ class HPUStrategy(HPUMixin):
         # The process that waits for spawned ranks has none.
         if (trainer := getattr(self.lightning_module, "_trainer", None)) is not None:
             forget_loaders_not_begun(trainer)
-        if memory_report.is_out_of_memory(exception):
-            found = memory_report.report(self.model, self.optimizers)
-            say(f"[rank: {self.global_rank}] out of memory: {found}")
-        said = notes.explain(exception, holds_card=vendor.is_initialized())
-        if said is not None and hasattr(exception, "add_note"):  # since Python 3.11
-            exception.add_note(said)
+        from lightning_gaudi.reliability import notes  # for who fails
+
+        notes.tell(exception, self.model, self.optimizers, rank=self.global_rank)
         self.guard.exception(exception)
 
     @override

@@ -20,7 +20,7 @@ from typing_extensions import override
 from lightning_gaudi._core import progress
 from lightning_gaudi._patches.apply import add
 from lightning_gaudi._patches.deepspeed import unset_variables
-from lightning_gaudi.reliability.trust import as_told
+from lightning_gaudi.reliability.settings import as_told
 
 from ..deepspeed.checkpoint import load as loading
 from ..deepspeed.checkpoint.save import save

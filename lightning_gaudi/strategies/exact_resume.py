@@ -22,12 +22,11 @@ from torch.utils.data import DataLoader
 
 from lightning_gaudi._core import host_random, progress
 from lightning_gaudi._patches.apply import replace
-from lightning_gaudi.data.loader_parts import is_ordinary
-from lightning_gaudi.data.order import check_order, describe
+from lightning_gaudi.data.loader_parts import check_order, describe, is_ordinary
 from lightning_gaudi.data.position import LoaderPosition
 from lightning_gaudi.untrusted import printable
 
-from . import fit_changes, loop_position, optimizer_state, pruned
+from . import fit_changes, loop_position, optimizer_state
 from .loop_position import Place, go_to_next_epoch, go_to_step_end, place_of
 from .optimizer_state import gradients, watch_steps
 
@@ -72,7 +71,7 @@ class ExactResume:
         self._accumulated: Mapping[str, Tensor] = {}
         self._at_start: fit_changes.Values | None = None
         self._changed: Mapping[str, Any] = {}
-        self._pruned: pruned.Pruned = {}
+        self._pruned: Mapping[str, Any] = {}
         self._nested: optimizer_state.States = {}
         self._is_to_call_hooks = False
         self._num_stepped = 0
@@ -139,7 +138,7 @@ class ExactResume:
             "random": host_random.to_tensors(host_random.take()),
             "gradients": self._gradients(place) if with_gradients else {},
             "changed": self._changes(),
-            "pruned": pruned.take(self.trainer) if self.trainer.is_global_zero else {},
+            "pruned": fit_changes.take_masks(self.trainer) if self.trainer.is_global_zero else {},
             "nested_optimizers": self._nested_states(),
             "loaders": [self._state_of(loader, behind) for loader in loaders],
             "metrics": {
@@ -169,7 +168,7 @@ class ExactResume:
         """Begins the fit with what was saved, whatever hooks have drawn and set since."""
         self._at_start = self._values()
         put, self._pruned = self._pruned, {}
-        pruned.put(self.trainer, put)
+        fit_changes.put_masks(self.trainer, put)
         nested, self._nested = self._nested, {}
         lost = fit_changes.put(self.trainer, self._changed)
         lost += optimizer_state.put(self.trainer.optimizers, nested)

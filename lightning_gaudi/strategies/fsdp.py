@@ -46,7 +46,7 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
         self._select_card()
         self.accelerator.setup_device(self.root_device)
         fsdp.check_fp16(self.precision_plugin.precision, self.mixed_precision)
-        self._connect()
+        self.setup_distributed()
         self._make_mesh()
 
     @override

@@ -7,21 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_gaudi._core import collectives, vendor
 from lightning_gaudi.reliability.guard import Part
 
 from ..checkpoint.io import HPUCheckpointIO
-from ..checkpoint.rng import KEY as RNG_STATE, restore_rng_state
 from .exact_resume import KEY as EXACT_RESUME, ExactResume, warn_of_ranks
 
 if TYPE_CHECKING:
     from ..checkpoint.snapshot import HostMemory
 
 
+_RNG_STATE = "hpu_rng_state"
+"""A checkpoint's key for the state of the device's generator, a CPU tensor of bytes; a list of them
+by rank where several ranks trained."""
+
+
 class DeviceRandom(Part):
     """The device's random numbers go on where a checkpoint has interrupted them, on all ranks.
+
+    So a resumed run draws the dropout that it would have drawn.
 
     Args:
         strategy: Of the Trainer.
@@ -35,18 +42,37 @@ class DeviceRandom(Part):
         """Adds the state of this process's generator, or those of all ranks' by rank."""
         own = vendor.get_rng_state()
         strategy = self._strategy
-        state[RNG_STATE] = strategy.of_all_ranks(own) if strategy.is_ranked else own
+        state[_RNG_STATE] = strategy.of_all_ranks(own) if strategy.is_ranked else own
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Keeps what was saved until training starts."""
-        self._saved = state.get(RNG_STATE)
+        self._saved = state.get(_RNG_STATE)
 
     def start(self) -> None:
         """Goes on with it."""
         saved, self._saved = self._saved, None
         if saved is not None:
             trainer = self._strategy.lightning_module.trainer
-            restore_rng_state(saved, rank=trainer.global_rank, world_size=trainer.world_size)
+            _restore_rng_state(saved, rank=trainer.global_rank, world_size=trainer.world_size)
+
+
+def _restore_rng_state(saved: Tensor | list[Tensor], *, rank: int, world_size: int) -> None:
+    """Sets the device's generator to what this rank saved, or warns why it goes on as it is."""
+    states = saved if isinstance(saved, list) else [saved]
+    if len(states) != world_size:
+        _warn_of_rng_state(f"was saved by {len(states)} ranks, and this run has {world_size}")
+        return
+    try:
+        vendor.set_rng_state(states[rank])
+    except (RuntimeError, ValueError, TypeError) as error:
+        _warn_of_rng_state(f"is of another kind of HPU ({error})")
+
+
+def _warn_of_rng_state(reason: str) -> None:
+    rank_zero_warn(
+        f"The checkpoint's random state {reason}: random numbers on the device, such as "
+        "dropout, go on from the current seed instead."
+    )
 
 
 class Resuming(Part):

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core import progress
 from lightning_gaudi._core.collectives import on_rank_zero
-from lightning_gaudi.reliability.trust import as_told
+from lightning_gaudi.reliability.settings import as_told
 
 from ..checkpoint.errors import damage_on_all_ranks
 from ..checkpoint.files import open_mapped

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_gaudi import HPUCheckpointIO
 from lightning_gaudi.checkpoint.files import load_file
-from lightning_gaudi.reliability import trust
+from lightning_gaudi.reliability import settings
 from tests.helpers.forked import fork_python
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
 
@@ -90,7 +90,7 @@ class Arguments:
 
 @pytest.mark.filterwarnings("ignore:A checkpoint holds")
 def test_weights_only_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_warned", set())
+    monkeypatch.setattr(settings, "_warned", set())
     io, path = HPUCheckpointIO(), tmp_path / "class.ckpt"
     io.save_checkpoint({"arguments": Arguments()}, path)
     with pytest.warns(UserWarning, match=r"trusted \(weights_only=False\)"):

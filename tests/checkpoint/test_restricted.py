@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from lightning_gaudi.checkpoint import restricted
 from lightning_gaudi.checkpoint.errors import UntrustedCheckpointError
-from lightning_gaudi.reliability import trust
+from lightning_gaudi.reliability import settings
 from tests.helpers.malicious import FORMS, OBJECTS, STREAMS, Canaries
 
 PLAIN = {
@@ -177,26 +177,26 @@ def test_a_class_of_the_users_is_named_and_can_be_allowed() -> None:
 
 
 def test_who_trusts_is_warned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_warned", set())
+    monkeypatch.setattr(settings, "_warned", set())
     monkeypatch.setenv("LIGHTNING_GAUDI_RELIABILITY", "trust_checkpoints=on")
     with pytest.warns(UserWarning, match=r"Checkpoints are trusted \(trust_checkpoints\)"):
         assert restricted.load(_saved(Own()))["value"].x == 1
     assert restricted.load(_saved(Own()))["value"].x == 1
     with pytest.raises(UntrustedCheckpointError):
         restricted.load(_saved(Own()), weights_only=True)
-    with trust.trusting(False), pytest.raises(UntrustedCheckpointError):
+    with settings.trusting(False), pytest.raises(UntrustedCheckpointError):
         restricted.load(_saved(Own()))
 
 
 def test_torchs_own_variable_trusts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_warned", set())
+    monkeypatch.setattr(settings, "_warned", set())
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     with (
-        trust.trusting(False),
+        settings.trusting(False),
         pytest.warns(UserWarning, match=r"trusted \(TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD\)"),
     ):
         assert restricted.load(_saved(Own()))["value"].x == 1
-    with trust.trusting(False, weights_only=True), pytest.raises(UntrustedCheckpointError):
+    with settings.trusting(False, weights_only=True), pytest.raises(UntrustedCheckpointError):
         restricted.load(_saved(Own()))
 
 

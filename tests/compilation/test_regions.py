@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_gaudi.compilation.double_backward import mentions_double_backward
+from lightning_gaudi.compilation.model import mentions_double_backward
 from lightning_gaudi.compilation.regions import find_regions, has_compiled_parts
 
 

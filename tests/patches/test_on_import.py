@@ -73,8 +73,8 @@ def test_explicit_import_activates_in_any_order(run: Run, imports: str) -> None:
     [
         "from lightning_gaudi import HPUAccelerator, HPUCheckpointIO",
         "import lightning_gaudi.strategies.single",
-        "import lightning_gaudi.checkpoint.rng",
-        "import lightning_gaudi.strategies.selection",
+        "import lightning_gaudi.checkpoint.io",
+        "import lightning_gaudi.fabric.strategies.selection",
         "from lightning_gaudi.pytorch_lightning import SingleHPUStrategy",
     ],
 )

@@ -87,7 +87,7 @@ def test_an_argument_comes_before_a_callback_and_that_before_the_environment(
 )
 def test_strategies_take_it(kind: Any) -> None:
     assert not kind(reliability="watchdog=off").reliability.watchdog
-    with pytest.raises(ValueError, match=rf"{kind.__name__}\(reliability=...\): 'no' says not"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\(.*'no' does not say what to keep"):
         kind(reliability="no")
 
 

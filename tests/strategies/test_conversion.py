@@ -25,7 +25,7 @@ from lightning_gaudi import (
     HPUPrecisionPlugin,
     SingleHPUStrategy,
 )
-from lightning_gaudi._patches.class_swap import swap_class
+from lightning_gaudi._patches.apply import swap_class
 from tests.helpers.tiny import hpu_trainer
 
 DDP_NAMES = {

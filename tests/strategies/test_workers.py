@@ -13,7 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
-from lightning_gaudi.distributed.loaders import start_workers_safely
+from lightning_gaudi.distributed.strategy import start_workers_safely
 from tests.helpers.forked import fork_python
 from tests.helpers.tiny import QUIET, TinyModule
 from tests.helpers.trainers import run_trainers

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 from typing_extensions import override
 
-from lightning_gaudi.reliability.trust import trusting
+from lightning_gaudi.reliability.settings import trusting
 from lightning_gaudi.untrusted import path_inside, printable
 
 from .. import restricted

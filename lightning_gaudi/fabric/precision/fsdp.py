@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core.precision.autocast_ops import check_op_lists
 from lightning_gaudi._core.precision.grad_scaler import CardScaler
-from lightning_gaudi._patches.class_swap import swap_class
+from lightning_gaudi._patches.apply import swap_class
 
 from .plugin import SHORT, check_device, check_scaler, unsupported
 

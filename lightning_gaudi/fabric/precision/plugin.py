@@ -18,7 +18,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core.precision.autocast_ops import check_op_lists
-from lightning_gaudi._patches.class_swap import swap_class
+from lightning_gaudi._patches.apply import swap_class
 
 from ...distributed.devices import check_float16
 

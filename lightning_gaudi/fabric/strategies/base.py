@@ -19,7 +19,7 @@ from typing_extensions import override
 from lightning_gaudi._core import progress, vendor
 from lightning_gaudi._core.precision.fused_clipping import clip_norm
 from lightning_gaudi._core.tied_weights import kept_tied
-from lightning_gaudi.compilation.double_backward import explained
+from lightning_gaudi.compilation.model import explaining_double_backward
 from lightning_gaudi.reliability.guard import Part
 
 from ...checkpoint.errors import damage_on_all_ranks
@@ -95,7 +95,7 @@ class HPUStrategy(HPUMixin):
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Runs backward, then cuts the graph."""
         self.guard.loss(tensor)
-        with explained():
+        with explaining_double_backward():
             super().backward(tensor, module, *args, **kwargs)
         vendor.end_graph()
 

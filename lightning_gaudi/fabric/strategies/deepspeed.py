@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gaudi._core import progress, vendor
-from lightning_gaudi.reliability.trust import as_told
+from lightning_gaudi.reliability.settings import as_told
 
 from ...deepspeed.checkpoint import fabric_state
 from ...deepspeed.checkpoint.load import is_deepspeed_folder

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.connector import _convert_precision_to_unified_args
-from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi._patches.class_swap import swap_class
-from lightning_gaudi.strategy_table import FORMS, listed_names
+from lightning_gaudi._patches.apply import swap_class
+from lightning_gaudi.strategy_table import FORMS
 
 from ...distributed.devices import check_number
 from ..precision.plugin import PORTABLE, check_precision_plugin, unsupported
@@ -45,7 +44,7 @@ class StrategySelection(NamedTuple):
     """Our package that has the forms of `strategy_table`."""
     precision: str
     """Our package that has the forms of `PRECISIONS`."""
-    names: str = listed_names(in_fabric=False)
+    names: str
     """What may be passed as `strategy`, for messages."""
 
     def default(self, is_one: bool) -> Any:
@@ -190,15 +189,6 @@ class StrategySelection(NamedTuple):
 
     def _base_name(self, kind: type[Any]) -> str:
         return self._lightning_base(kind).__name__
-
-
-SELECTION = StrategySelection(
-    registry=STRATEGY_REGISTRY,
-    lightning="lightning.fabric.",
-    ours=__name__.rpartition(".")[0],
-    precision=f"{__name__.partition('.fabric.')[0]}.fabric.precision",
-    names=listed_names(in_fabric=True),
-)
 
 
 def _find(name: str) -> Any:

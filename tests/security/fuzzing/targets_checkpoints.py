@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten
 from lightning_gaudi._core import host_random
 from lightning_gaudi.checkpoint import (
     candidates,
+    files as checkpoint_files,
     io as checkpoint_io,
     job_record,
     leftovers,
@@ -58,7 +59,7 @@ def checkpoint() -> dict[str, Any]:
 
 
 def _saved(path: Path) -> bytes:
-    checkpoint_io.save_file(checkpoint(), path)
+    checkpoint_files.save_file(checkpoint(), path)
     return path.read_bytes()
 
 
@@ -192,7 +193,7 @@ def _whole(name: str, *reads: str, load: Callable[[Path], Any], num_quick: int =
 
 _whole(
     "checkpoint.load",
-    f"{_PACKAGE}.io:load_file",
+    f"{_PACKAGE}.files:load_file",
     f"{_PACKAGE}.archive:read_directory",
     f"{_PACKAGE}.archive:_find",
     f"{_PACKAGE}.archive:_find64",
@@ -210,13 +211,13 @@ _whole(
 )
 _whole(
     "checkpoint.open_mapped",
-    f"{_PACKAGE}.io:open_mapped",
-    load=lambda path: checkpoint_io.open_mapped(path, weights_only=None),
+    f"{_PACKAGE}.files:open_mapped",
+    load=lambda path: checkpoint_files.open_mapped(path, weights_only=None),
 )
 _whole(
     "checkpoint.read_remote",
     f"{_PACKAGE}.verify:read_remote",
-    load=lambda path: checkpoint_io.load_file(
+    load=lambda path: checkpoint_files.load_file(
         io.BytesIO(verify.read_remote(f"local://{path}")), "cpu", name="remote"
     ),
     num_quick=10,
@@ -244,7 +245,7 @@ def _pickles(folder: Path) -> Parser:
 
     def parse(given: bytes) -> Any:
         path.write_bytes(given)
-        return checkpoint_io.open_mapped(path, weights_only=None)
+        return checkpoint_files.open_mapped(path, weights_only=None)
 
     return Parser(damage, parse)
 

@@ -16,7 +16,7 @@ from lightning_gaudi._core.precision import autocast_ops
 from lightning_gaudi.deepspeed.config import load as deepspeed_config
 from lightning_gaudi.distributed import cluster, devices
 from lightning_gaudi.profiler import HPUProfiler
-from lightning_gaudi.reliability import jobs, settings as reliability_settings, trust
+from lightning_gaudi.reliability import jobs, settings, settings as reliability_settings
 from lightning_gaudi.simulator import settings as simulator_settings
 from lightning_gaudi.simulator.settings import SimulatorError
 from lightning_gaudi.tools.audit import process as audit_process
@@ -81,7 +81,7 @@ def _trust(folder: Path) -> Parser:
 
     def parse(given: dict[str, str]) -> object:
         with environment(given):
-            return trust.trusted_by()
+            return settings.trusted_by()
 
     return Parser(lambda random: wild.environment(random, seed), parse)
 

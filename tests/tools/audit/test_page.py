@@ -112,11 +112,11 @@ def test_a_page_has_every_part(shown: str) -> None:
 
 def test_bars_are_as_high_as_their_values() -> None:
     picture = svg.bars_by_step({"a": [2, 4], "b": [2, 0]}, 1, "what")
-    drawing = ElementTree.fromstring(picture.partition("</svg>")[0] + "</svg>")
+    drawing = ElementTree.fromstring(str(picture).partition("</svg>")[0] + "</svg>")
     bars = {
         title.text: float(rectangle.attrib["height"])
-        for rectangle in drawing.iter("rect")
-        for title in rectangle.iter("title")
+        for rectangle in drawing.findall(".//{*}rect")
+        for title in rectangle.findall("{*}title")
     }
     assert bars["step 1: 2 a"] == bars["step 1: 2 b"] == bars["step 2: 4 a"] / 2 > 0
     assert bars["step 2: 0 b"] == 0
@@ -124,7 +124,8 @@ def test_bars_are_as_high_as_their_values() -> None:
 
 def test_lying_bars_are_as_long_as_their_values() -> None:
     picture = svg.bars({"a": 10, "b": 5}, {"a": "ten", "b": "five"}, "what")
-    lengths = [float(each.attrib["width"]) for each in ElementTree.fromstring(picture).iter("rect")]
+    found = ElementTree.fromstring(picture).findall(".//{*}rect")
+    lengths = [float(each.attrib["width"]) for each in found]
     assert lengths[0] == 2 * lengths[1] > 0
     assert ">five</text>" in picture
 
