@@ -5,6 +5,7 @@ LIGHTNING_GAUDI_TEST_ON says otherwise, for tests/contract alone (see scripts/te
 LIGHTNING_GAUDI_SIMULATE_RELEASE.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -39,6 +40,21 @@ import torch  # noqa: E402
 # have taken a card in this process.
 for _name in {"MASTER_ADDR", "MASTER_PORT", "LIGHTNING_GAUDI_SIMULATE_SERVER"} - _GIVEN:
     os.environ.pop(_name, None)
+
+
+def pytest_itemcollected(item):
+    """A test that `slow_but` marks is slow, but for the cases whose ids it names."""
+    marker = item.get_closest_marker("slow_but")
+    if marker is not None and item.callspec.id not in marker.args:
+        item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish():
+    """What has been imported and collected stays: no test, and no fork of one, looks for garbage
+    in it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

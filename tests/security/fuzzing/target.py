@@ -8,6 +8,8 @@ bare, whatever its type, unless the target names it as documented.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import json
 import linecache
 import mmap
@@ -194,7 +196,29 @@ def explore(name: str, num_inputs: int) -> Outcome:
 
     What fails is made as small as hypothesis can make it. The same is drawn each time.
     """
+    _load_hypothesis()
     return _run(name, range(num_inputs), _explore)
+
+
+@functools.cache
+def _load_hypothesis() -> None:
+    """Has it import what it needs here, and not in each process that is forked from here."""
+
+    def draw(random: Random) -> None:
+        random.random()
+
+    _quick(1)(given(strategies.randoms(use_true_random=False))(draw))()
+
+
+def _quick(num_inputs: int) -> settings:
+    return settings(
+        max_examples=num_inputs,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def run(name: str, num_inputs: int, first: int = 0) -> Outcome:
@@ -211,9 +235,11 @@ def _run(name: str, indices: range, act: Callable[..., None]) -> Outcome:
             scratch.mkdir()
             # To prepare may take longer: libraries are imported.
             progress[:24] = _PROGRESS.pack(index, 0, time.monotonic() + _PREPARING_S)
+            gc.freeze()  # else the child's collections copy all that this process holds
             pid = os.fork()
             if pid == 0:
                 _child(act, name, range(index, indices.stop), scratch, report, progress)
+            gc.unfreeze()
             how = _wait(pid, progress)
             assert how != _BROKEN, report.with_suffix(".txt").read_text()
             begun = index
@@ -328,16 +354,8 @@ def _explore(
         last[:] = [parser.damage(random)]
         judge(found, parser, last[0])
 
-    quick = settings(
-        max_examples=len(indices),
-        deadline=None,
-        database=None,
-        derandomize=True,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
     try:
-        quick(given(strategies.randoms(use_true_random=False))(check))()
+        _quick(len(indices))(given(strategies.randoms(use_true_random=False))(check))()
     except BaseException as error:
         failure = Failure(found.name, -1, _what(error), place_of(error), _SHOW.repr(last[0]))
         with report.open("a") as file:
