@@ -138,6 +138,7 @@ def test_one_card_of_any_is_the_one_this_process_was_told(monkeypatch: pytest.Mo
     assert os.environ["HLS_MODULE_ID"] == "3"
 
 
+@pytest.mark.slow_but("devices0-3")
 @pytest.mark.parametrize(("devices", "module"), [([3], "3"), (1, "None"), ([0], "None")])
 def test_a_named_card_is_selected_before_it_is_used(devices: Any, module: str) -> None:
     result = fork_python(

@@ -42,6 +42,7 @@ def test_every_class_and_argument_is_accounted_for() -> None:
     assert expected <= words, expected - words
 
 
+@pytest.mark.slow
 def test_the_code_runs_on_a_card(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

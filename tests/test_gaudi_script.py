@@ -59,6 +59,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return _run_simulated(path, "--mode=lazy", *ONE_CARD)
 
 
+@pytest.mark.slow
 def test_contract_holds_in_lazy_mode(report: str) -> None:
     assert "lazy mode: passed" in report
     assert "needs lazy mode" not in report

@@ -82,6 +82,7 @@ def _train(model, inputs):
     return out.logits.detach().cpu() * is_text, gradients
 
 
+@pytest.mark.slow_but("Bert-packing", "Bloom-packing")
 @pytest.mark.filterwarnings(GATHERS)
 @each_mask
 @pytest.mark.parametrize("kind", KINDS)

@@ -35,6 +35,9 @@ def _train(model, is_padded):
     }
 
 
+@pytest.mark.slow_but(
+    "Bert-False", "Bloom-True", "Bloom-False", "Qwen2-True", "Qwen2-False", "Llama-True"
+)
 @pytest.mark.filterwarnings(GATHERS)
 @pytest.mark.filterwarnings(LEARNT)
 @pytest.mark.parametrize("is_padded", [True, False])
@@ -46,6 +49,7 @@ def test_a_model_trains_as_with_operators_on_the_cpu(kind, is_padded):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow_but("Llama")
 @pytest.mark.filterwarnings(LEARNT)
 @pytest.mark.parametrize("kind", [k for k in ("Bert", "T5", "Llama") if k != "T5" or is_by_name(k)])
 def test_sdpa_is_fused_where_the_switch_says_so(kind):

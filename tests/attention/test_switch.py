@@ -61,6 +61,7 @@ def test_the_variable_switches_it_on_without_a_trainer():
     assert "fused: True" in result.stdout
 
 
+@pytest.mark.slow
 def test_another_value_of_the_variable_is_refused():
     result = fork_python(TRAIN, env={"LIGHTNING_GAUDI_FUSED_ATTENTION": "yes"}, check=False)
     assert "ValueError: LIGHTNING_GAUDI_FUSED_ATTENTION='yes' is neither 1" in result.stderr
@@ -255,5 +256,6 @@ def _two_ranks_of_heads(rank):
     torch.testing.assert_close(found, [expected, *(t.grad for t in theirs)], **CLOSE)
 
 
+@pytest.mark.slow
 def test_dtensors_stay_with_torch_and_say_so_once(tmp_path):
     run_ranks(_two_ranks_of_heads, tmp_path)

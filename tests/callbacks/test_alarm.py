@@ -185,6 +185,7 @@ def _lazy(rank: int) -> tuple[list[str], int | None]:
     return said, alarm.num_late
 
 
+@pytest.mark.slow
 def test_in_lazy_mode_each_rank_names_its_own_batch(tmp_path: Path) -> None:
     (first, num_first), (second, num_second) = run_trainers(
         _lazy, tmp_path, env={"PT_HPU_LAZY_MODE": "1"}

@@ -87,6 +87,7 @@ def test_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
         assert row["limit"] == GAUDIS["gaudi2"].memory_bytes
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_it(tmp_path: Path) -> None:
     _, with_it = _logged(tmp_path / "with", log_every_n_steps=1)
     _, without = _logged(tmp_path / "without", log_every_n_steps=1, callbacks=[])
@@ -115,6 +116,7 @@ def _sharded(rank: int, folder: Path, strategy: str) -> list[dict[str, float]]:
     return _logged(folder, devices=2, strategy=strategy)[0]
 
 
+@pytest.mark.slow_but("fsdp-2")
 @pytest.mark.parametrize(("strategy", "share"), [("ddp", 1), ("fsdp", 2)])
 def test_of_shards_a_rank_counts_its_own(tmp_path: Path, strategy: str, share: int) -> None:
     rows, _ = run_trainers(_sharded, tmp_path, tmp_path, strategy)

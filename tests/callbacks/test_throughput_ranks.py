@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -69,12 +70,14 @@ def test_a_batch_each_counts_twice(tmp_path: Path) -> None:
         assert report.num_flops == 2 * 2 * FLOPS
 
 
+@pytest.mark.slow
 def test_a_batch_that_both_compute_on_counts_once(tmp_path: Path) -> None:
     for report in run_trainers(_fit, tmp_path, "tensors", 100):
         assert (report.num_steps, report.num_samples) == (NUM_BATCHES, NUM_BATCHES * ROWS)
         assert report.num_flops == NUM_BATCHES * 100
 
 
+@pytest.mark.slow
 def test_what_a_rank_computes_of_a_batch_is_not_taken_for_all(tmp_path: Path) -> None:
     for said in run_trainers(_fit, tmp_path, "tensors", "measured"):
         assert "several ranks (2 in 1 replicas) compute parts of a batch" in said

@@ -46,6 +46,7 @@ def test_newest_checkpoint_is_found_whole(name: str, tmp_path: Path) -> None:
     assert found["all"] or found["states"] == NUM_STATES
 
 
+@pytest.mark.slow_but("file")
 @pytest.mark.parametrize("name", ["file", "FSDP2"])
 def test_newest_checkpoint_is_found_whole_in_few_states(name: str, tmp_path: Path) -> None:
     call_forked(

@@ -83,6 +83,7 @@ def _fit(module: Module, **place: Any) -> Module:
     return module
 
 
+@pytest.mark.slow
 def test_a_graph_for_each_token_is_said_once_and_ends() -> None:
     strategy = SingleHPUStrategy(compile="regions")
     with pytest.warns(UserWarning, match="Block, called without gradients, has compiled") as caught:
@@ -106,6 +107,7 @@ def test_what_keeps_its_shapes_stays_compiled(recwarn: pytest.WarningsRecorder) 
     assert later == [0, 0]
 
 
+@pytest.mark.slow
 def test_it_raises_where_what_is_not_compiled_is_an_error() -> None:
     strategy = SingleHPUStrategy(compile={"mode": "regions", "on_give_up": "error"})
     with pytest.raises(RuntimeError, match="a static cache, whose shapes stay"):

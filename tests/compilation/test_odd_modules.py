@@ -349,6 +349,7 @@ def test_what_cannot_be_looked_into_is_left_as_it_is_with_a_warning(
     assert len(losses) == 6
 
 
+@pytest.mark.slow_but("attributes_that_raise", "iteration_that_raises")
 @pytest.mark.parametrize("name", ZOO)
 def test_an_odd_module_trains_as_it_is_written(name: str, tmp_path: Any) -> None:
     expected = _fit(ZOO[name], tmp_path, strategy=SingleHPUStrategy(compile="none")).losses

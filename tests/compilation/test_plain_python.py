@@ -556,6 +556,7 @@ def _fit(how: str, chosen: Program) -> Model:
     return model
 
 
+@pytest.mark.slow_but("in_forward_mode-regions")
 @pytest.mark.parametrize("how", ["regions", pytest.param("model", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_finds_the_model_as_written(name: str, how: str) -> None:

@@ -114,6 +114,7 @@ def _train(rank: int, kind: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -91,6 +91,7 @@ def plain() -> Model:
     return model
 
 
+@pytest.mark.slow_but("callback")
 @pytest.mark.parametrize(
     "how", ["regions", "model", "callback", "environment", "default", {"regions": ["Block"]}]
 )
@@ -378,6 +379,7 @@ class Tied(Model):
         return self.head(x)
 
 
+@pytest.mark.slow
 def test_checkpointed_blocks_tied_weights_and_accumulation_lose_the_same() -> None:
     found = []
     for choice in ("none", "regions"):

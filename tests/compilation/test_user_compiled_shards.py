@@ -90,6 +90,7 @@ def _trained(rank: int, is_compiled: bool) -> list[float]:
     return [float(loss) for loss in module.losses]
 
 
+@pytest.mark.slow
 def test_fabric_trains_a_compiled_module_under_fsdp(tmp_path: Any) -> None:
     compiled, plain = (run_trainers(_losses, tmp_path, "full", each) for each in (True, False))
     assert compiled == [pytest.approx(each, rel=1e-5) for each in plain]

@@ -87,6 +87,7 @@ def _clip(rank: int) -> None:
     assert math.isnan(clip_dtensor_norm(parameters.values(), 1.0).item())
 
 
+@pytest.mark.slow
 def test_gradients_of_several_meshes_are_clipped_as_if_in_one_place(tmp_path: Path) -> None:
     """All ranks find the norm, and one's infinity or NaN."""
     run_trainers(_clip, tmp_path, num_ranks=NUM_RANKS)

@@ -27,6 +27,7 @@ if os.fork() == 0:
 """
 
 
+@pytest.mark.slow_but("0-False")
 @pytest.mark.parametrize(("patience_s", "obeys"), [(0, False), (20, True), (0.5, False)])
 def test_nothing_of_a_group_is_left(patience_s: float, obeys: bool, tmp_path: Path) -> None:
     source = LEFT.format(obeys=obeys)

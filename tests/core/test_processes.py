@@ -65,6 +65,7 @@ def test_one_that_fails_ends_all(tmp_path: Path) -> None:
         assert "failed with exit status 3; the other ranks end too." in output
 
 
+@pytest.mark.slow_but("uncaught")
 @pytest.mark.parametrize(
     "failure",
     [
@@ -88,6 +89,7 @@ def test_the_first_that_fails_ends_all(failure: str, tmp_path: Path) -> None:
     assert ("[rank: 0] ValueError: no." in output) == ("rank(0)" in failure)
 
 
+@pytest.mark.slow
 def test_a_failure_that_was_made_good_ends_nobody(tmp_path: Path) -> None:
     status, output = _run(
         """
@@ -105,6 +107,7 @@ def test_a_failure_that_was_made_good_ends_nobody(tmp_path: Path) -> None:
     assert "done" in output
 
 
+@pytest.mark.slow
 def test_the_others_end_when_the_first_is_killed(tmp_path: Path) -> None:
     """Not those that they have started for something else, before they watch or after."""
     watch = "processes.watch_parent(); " + LIVE

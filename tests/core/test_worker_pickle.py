@@ -26,6 +26,7 @@ def _closing(over):
     return lambda row: (row, over)
 
 
+@pytest.mark.slow_but("<lambda>-collate_fn.keywords['file']", "<lambda>-collate_fn.__self__.a")
 @pytest.mark.parametrize(
     ("parts", "path"),
     [

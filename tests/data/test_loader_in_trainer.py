@@ -113,6 +113,15 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_but(
+    "on_train_batch_end-9-settings7-epochs",
+    "on_train_batch_end-14-settings2-epochs",
+    "on_train_batch_end-10-settings1-steps",
+    "on_train_batch_end-10-settings1-epochs",
+    "on_train_batch_end-3-settings0-steps",
+    "on_train_batch_end-9-settings7-steps",
+    "on_train_batch_end-3-settings0-epochs",
+)
 @pytest.mark.parametrize("end", [EPOCHS, STEPS], ids=["epochs", "steps"])
 @pytest.mark.parametrize(("hook", "step", "settings"), CASES)
 def test_a_resumed_run_sees_the_batches_that_were_left(hook, step, settings, end, tmp_path):
@@ -122,6 +131,7 @@ def test_a_resumed_run_sees_the_batches_that_were_left(hook, step, settings, end
     assert before + _trained(path, **settings, **end) == expected
 
 
+@pytest.mark.slow_but("4-0", "14-0", "10-0")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("num_steps", [4, 10, 14])
 def test_a_run_that_max_steps_ended_goes_on_within_the_epoch(num_steps, num_workers, tmp_path):

@@ -120,6 +120,7 @@ def test_another_source_is_another_build(builder: Any, tmp_path: Path) -> None:
     assert build._describe(builder).folder != before
 
 
+@pytest.mark.slow
 def test_a_build_that_fails_says_why_to_all_who_wait(builder: Any, tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("x.cpp:1: error: nothing works")
     errors = _together(*[lambda: build.ensure_built(builder)] * 2)
@@ -151,6 +152,7 @@ def test_waiting_for_another_process_has_a_time_limit(
         build.ensure_built(builder, time_limit_seconds=1)
 
 
+@pytest.mark.slow
 def test_a_stale_lock_of_torchs_is_named(
     builder: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ _WATCH = """
 """
 
 
+@pytest.mark.slow_but("deepspeed")
 @pytest.mark.parametrize(
     ("imports", "before"),
     [
@@ -48,6 +49,7 @@ def test_import_leaves_torch_and_the_environment_as_they_are(imports: str, befor
     fork_python(_WATCH.replace("{imports}", imports).replace("{before}", before))
 
 
+@pytest.mark.slow_but("True")
 @pytest.mark.parametrize("wanted", [True, False, "warn", None])
 def test_trainer_decides_what_is_deterministic(wanted: bool | str | None) -> None:
     fork_python(

@@ -319,6 +319,7 @@ for line in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_cpu_and_cuda_users_see_no_difference() -> None:
     outputs = []
     for autoload in ("0", "1"):

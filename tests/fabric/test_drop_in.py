@@ -31,6 +31,7 @@ either = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow_but("import lightning_gaudi; import lightning_fabric-0-fork_python")
 @either
 @pytest.mark.parametrize(
     ("imports", "autoload"),

@@ -109,6 +109,7 @@ def _different(make: Make, folder: Path, **settings: Any) -> list[str]:
     return different
 
 
+@pytest.mark.slow_but("_with_replacement")
 @pytest.mark.parametrize("make", [_shuffled, _with_generator, _with_replacement, _stream])
 def test_from_wherever_it_was_saved_a_loop_sees_the_same(make: Make, tmp_path: Path) -> None:
     assert _different(make, tmp_path) == []

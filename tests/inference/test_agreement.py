@@ -32,6 +32,7 @@ def check_costs(found, graphs_a_shape, captures_a_shape):
     assert found["second launch"] == found["calls"] * (NUM_TOKENS + 1)
 
 
+@pytest.mark.slow_but("Bloom, 6 heads")
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_the_cpu_tokens_and_logits_are_those_of_transformers(kind):
     check_text(observe(kind, count=FEW))

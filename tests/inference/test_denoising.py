@@ -27,6 +27,7 @@ def check(found, num_graphs):
     assert found["second graphs"] == found["second syncs"] == 0
 
 
+@pytest.mark.slow_but("euler_ancestral", "euler")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_on_the_cpu_latents_are_those_of_diffusers(name):
     found = observe(name)

@@ -33,6 +33,7 @@ def _mixtral(experts: str | None) -> Any:
     return model
 
 
+@pytest.mark.slow_but("None-none", "eager-none")
 @pytest.mark.filterwarnings("ignore:aten..(histc|_grouped_mm|nonzero)")
 @pytest.mark.parametrize(
     ("experts", "engine"),

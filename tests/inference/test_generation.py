@@ -138,6 +138,7 @@ REPLACED = """
 """
 
 
+@pytest.mark.slow
 def test_graphs_of_weights_that_were_replaced_are_dropped():
     fork_python(REPLACED, env={"PT_HPU_LAZY_MODE": "1"})
 

@@ -128,6 +128,7 @@ def _check(
             assert costs["collectives"] == (expected if num_ranks > 1 else {}), name
 
 
+@pytest.mark.slow
 def test_two_cards_generate_what_transformers_does_on_the_cpu(folder: Path, tmp_path: Path) -> None:
     """Six heads: of ALiBi, three slopes that a model with three heads would not have."""
     _check(folder, tmp_path, 2, ("bloom6",), ("bloom6",))

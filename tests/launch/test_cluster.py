@@ -248,6 +248,7 @@ def _several_trainers(rank: int, another_port: int) -> str:
     return str(raised.value)
 
 
+@pytest.mark.slow
 def test_one_program_may_have_several_trainers(tmp_path: Path) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -43,6 +43,7 @@ def _train(rank: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_ranks_go_on_with_the_cards_they_have(tmp_path: Path) -> None:
     ranks = run_trainers(_train, tmp_path)
     for rank, found in enumerate(ranks):

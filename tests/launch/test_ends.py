@@ -31,10 +31,12 @@ def _ends_late(rank: int, late: int) -> str:
     return "ended"
 
 
+@pytest.mark.slow
 def test_rank_0_keeps_the_store_for_those_who_still_need_it(tmp_path: Path) -> None:
     assert run_trainers(_ends_late, tmp_path, 1) == ["ended", "ended late"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_at_its_end_is_not_blamed(tmp_path: Path) -> None:
     assert run_trainers(_ends_late, tmp_path, 0) == ["ended late", "ended"]
 
@@ -54,6 +56,7 @@ def _exports(rank: int, folder: Path) -> str:
     return "found" if exported.exists() else "waited in vain"
 
 
+@pytest.mark.slow
 def test_no_rank_waits_for_others_to_destroy_their_groups(tmp_path: Path) -> None:
     assert run_trainers(_exports, tmp_path, tmp_path) == ["exported", "found"]
 
@@ -87,6 +90,7 @@ def _agrees_to_end(rank: int, folder: Path) -> None:
     raise SystemExit(143)
 
 
+@pytest.mark.slow
 def test_rank_0_keeps_the_store_where_all_have_agreed_to_end(tmp_path: Path) -> None:
     call_forked(_end_by_agreement, tmp_path, timeout=100)
     assert json.loads((tmp_path / "result").read_text()) == [143, 143]

@@ -53,6 +53,7 @@ for line in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow_but("lightning.pytorch")
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
 def test_cpu_and_cuda_users_see_no_difference(namespace: str) -> None:
     outputs = []

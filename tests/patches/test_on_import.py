@@ -35,6 +35,7 @@ TRAINED = "SingleHPUStrategy hpu:0 3"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.mark.slow_but("fork_python-import torch; import pytorch_lightning as pl")
 @pytest.mark.parametrize(
     ("run", "imports"),
     [
@@ -49,6 +50,9 @@ def test_script_that_never_imports_us_trains_on_hpu(run: Run, imports: str) -> N
     assert "HPU available: True, using: 1 HPU" in result.stderr
 
 
+@pytest.mark.slow_but(
+    "fork_python-import lightning.pytorch as pl; import torch; import lightning_gaudi"
+)
 @pytest.mark.parametrize(
     ("run", "imports"),
     [

@@ -152,6 +152,7 @@ REGISTRIES = {
 }
 
 
+@pytest.mark.slow
 def test_what_changes_when_we_are_imported_is_what_the_register_says() -> None:
     """Nothing else in Lightning and torch is another object than before."""
     patches = [

@@ -27,6 +27,7 @@ CLI = [
 ]
 
 
+@pytest.mark.slow
 def test_the_name_means_the_class_of_the_family_and_counts_graphs(tmp_path: Path) -> None:
     """In one process: torch's profiler is imported first, this package never, the mode is lazy.
 

@@ -61,6 +61,7 @@ def test_modules_are_in_trace_and_events_of_the_recorded_steps(tmp_path: Path) -
     assert not module.net[0]._forward_hooks
 
 
+@pytest.mark.slow
 def test_modules_are_left_out_if_asked(tmp_path: Path) -> None:
     hooks = CountsHooks()
     profiler = HPUProfiler(tmp_path, record_module_names=False)
@@ -122,6 +123,7 @@ def test_compiled_modules_are_compiled_as_without_a_profiler(tmp_path: Path) -> 
     assert names == {"[pl][module]torch._dynamo.eval_frame.OptimizedModule: net": 3}
 
 
+@pytest.mark.slow_but("regions")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
 @pytest.mark.parametrize("compile", ["regions", "model"])
 def test_what_a_strategy_compiles_is_compiled_as_without_a_profiler(

@@ -47,6 +47,7 @@ def test_a_cache_is_told_as_long_as_its_generator_is_there() -> None:
     assert memory_report.by_category(model, [])["KV cache"] == 0
 
 
+@pytest.mark.slow
 def test_latents_are_told_as_long_as_they_are_there() -> None:
     unet = make_unet().to("hpu")
     denoiser = Denoiser(unet, make_scheduler("ddim", CONFIG), num_steps=2, engine="none")

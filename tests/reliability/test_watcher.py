@@ -121,6 +121,7 @@ def _wait_for_watchers(rank: Rank) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
 @pytest.mark.parametrize(("hangs", "waits"), [("sleeps", "waits"), ("holds", "waits")])
 def test_the_rank_that_hangs_is_named_on_every_host(hangs: str, waits: str, hosts: str) -> None:
@@ -135,6 +136,7 @@ def test_the_rank_that_hangs_is_named_on_every_host(hangs: str, waits: str, host
     assert said.count("where every rank stood") == len(set(hosts))
 
 
+@pytest.mark.slow_but("aa")
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
 def test_a_rank_that_is_killed_is_named(hosts: str) -> None:
     with _ranks("waits", "waits", hosts=hosts) as ranks:
@@ -148,6 +150,7 @@ def test_a_rank_that_is_killed_is_named(hosts: str) -> None:
     assert "in step 4, the collective all_reduce" in said or "in step 0" in said
 
 
+@pytest.mark.slow
 def test_the_first_rank_is_named_though_it_has_started_what_watches() -> None:
     with _ranks("waits", "waits") as ranks:
         watchers = _wait_for_watchers(ranks[0])
@@ -176,6 +179,7 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_what_watches_is_small_has_no_secrets_and_survives_what_ends_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

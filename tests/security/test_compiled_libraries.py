@@ -91,6 +91,7 @@ def test_links_are_followed_to_what_is_loaded(tmp_path: Path) -> None:
     assert str(library) in str(why_untrusted(link / "torch-1" / library.name))
 
 
+@pytest.mark.slow_but("1000650000-1000650000-1000650000-448-True")
 @pytest.mark.parametrize(
     ("uid", "gid", "owner", "mode", "is_trusted"),
     [

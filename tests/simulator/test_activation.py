@@ -90,6 +90,7 @@ _OUR_SWITCH, _SWITCH_OF_TORCH = "LIGHTNING_GAUDI_AUTOLOAD", "TORCH_DEVICE_BACKEN
 _OURS_FIRST, _TORCH_FIRST = "import lightning_gaudi, torch", "import torch, lightning_gaudi"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kill_switch", "imports"),
     [
@@ -159,6 +160,7 @@ def _run_without_the_request():
     return run_python(source, env={"LIGHTNING_GAUDI_SIMULATE": None})
 
 
+@pytest.mark.slow
 def test_without_the_request_there_is_no_hpu():
     result = _run_without_the_request()
     assert result.stdout.splitlines()[:2] == ["None False", "False"]
@@ -199,12 +201,14 @@ def test_a_real_vendor_package_beside_is_an_error(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_stand_in_on_the_path_is_no_vendor_package():
     source = "import habana_frameworks.torch as ht, torch; ht.core.mark_step()" + _BACKWARD
     env = {"PYTHONPATH": str(settings.STAND_IN)}
     assert run_python(source, env=env).stdout == "hpu:0 16.0\n"
 
 
+@pytest.mark.slow
 def test_gaudi_code_runs_after_import_torch():
     source = (
         """
@@ -218,6 +222,7 @@ htcore.mark_step()
         assert fork_python(source, env={"PT_HPU_LAZY_MODE": lazy}).stdout == "hpu:0 16.0\n"
 
 
+@pytest.mark.slow_but("import habana_frameworks.torch as ht-1")
 @pytest.mark.parametrize("lazy", ["0", "1"])
 @pytest.mark.parametrize(
     "first",
@@ -246,6 +251,7 @@ def test_the_vendors_name_is_free_where_the_simulator_is_not_asked_for():
         assert run_python(source, env={"PYTHONPATH": None} | env).stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_activation_after_a_first_backward_warns_and_still_trains():
     source = (
         """
@@ -280,6 +286,7 @@ others.join()
     assert fork_python(source).stdout == "[True] [2.0, 2.0]\n[False] [2.0, 2.0]\n"
 
 
+@pytest.mark.slow
 def test_activation_after_another_early_question_needs_no_warning():
     source = (
         """

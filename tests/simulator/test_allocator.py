@@ -244,6 +244,7 @@ print(in_use() - start)
 """
 
 
+@pytest.mark.slow_but("None-4194304")
 @pytest.mark.parametrize(("gib", "workspace"), [(None, 4 * MIB), ("0", 4 * MIB), ("3", 3 << 30)])
 def test_what_a_card_takes_beside_tensors_is_counted_as_the_vendors_pool_does(
     gib: str | None, workspace: int

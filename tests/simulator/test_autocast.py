@@ -137,6 +137,7 @@ def test_without_files_the_defaults_hold() -> None:
     assert fork_python(_PRINT_TYPES).stdout.strip() == _DEFAULT
 
 
+@pytest.mark.slow
 def test_lists_from_files_replace_the_defaults_to_the_letter_and_lower_wins(
     tmp_path: Path,
 ) -> None:
@@ -144,6 +145,7 @@ def test_lists_from_files_replace_the_defaults_to_the_letter_and_lower_wins(
     assert types == "bfloat16 float32 bfloat16 float32 bfloat16 bfloat16 bfloat16"
 
 
+@pytest.mark.slow
 def test_list_that_cannot_be_read_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "fp32").write_text("sin\n")
     env = {_LOWER_FILE: str(tmp_path / "absent"), _FP32_FILE: str(tmp_path / "fp32")}

@@ -144,6 +144,7 @@ def test_of_two_builders_one_builds_and_the_other_waits(sources, tmp_path):
     assert _num_compiled(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_builder_leaves_nothing_broken_and_blocks_nobody(sources, tmp_path):
     (tmp_path / "slow").write_text("60")
     builder, said = _start_builder(sources)
@@ -163,6 +164,7 @@ def test_a_killed_builder_leaves_nothing_broken_and_blocks_nobody(sources, tmp_p
     builder.communicate()
 
 
+@pytest.mark.slow
 def test_an_interrupted_builder_ends_its_compiler_and_cleans_up(sources, tmp_path):
     (tmp_path / "slow").write_text("60")
     builder, _ = _start_builder(sources)

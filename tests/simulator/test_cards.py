@@ -132,6 +132,7 @@ def test_a_forked_process_holds_no_card_of_its_parent(tmp_path):
         os.kill(int(child.read_text()), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_refused_process_may_try_again():
     source = """
         import os, signal, sys, time, torch
@@ -156,6 +157,7 @@ def test_a_folder_for_the_locks_is_needed(tmp_path):
     assert not Path(missing).exists()
 
 
+@pytest.mark.slow
 def test_the_first_touch_is_quick():
     source = """
         import time, torch

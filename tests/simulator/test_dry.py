@@ -93,6 +93,7 @@ def test_views_writes_and_small_copies_are_what_they_are_elsewhere() -> None:
     assert found == [True, [6, 3], [1, 6], [4, 6], [3, 1, 2], 3]
 
 
+@pytest.mark.slow_but("x[x > 0]")
 @pytest.mark.parametrize(
     "operation", ["torch.nonzero(x)", "x[x > 0]", "torch.masked_select(x, x > 0)", "x.unique()"]
 )
@@ -123,6 +124,7 @@ LIKE_BEFORE = """
 """
 
 
+@pytest.mark.slow_but("torch.add(x, 1.0)")
 @pytest.mark.parametrize(
     "call",
     [
@@ -266,6 +268,7 @@ def _dry_peak(folder: Path, name: str, num_ranks: int) -> int:
     return int(_last_line(source, **env))
 
 
+@pytest.mark.slow_but("ddp")
 @pytest.mark.parametrize(
     "name",
     [

@@ -198,6 +198,7 @@ def test_a_dry_run_changes_nothing_and_its_results_are_no_numbers() -> None:
     assert (result >= 1).all()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_graph_keeps_its_results_and_none_of_what_is_between() -> None:
     x = torch.ones(256, device="hpu")
@@ -256,6 +257,7 @@ def test_each_mark_step_in_a_capture_makes_another_graph_of_a_replay() -> None:
     assert [_hpu_sim.graph_stats()[name] for name in STATS[:2]] == [2, 2]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_marked_inputs_are_read_where_they_are_and_not_kept() -> None:
     before = _in_use()
@@ -343,6 +345,7 @@ def _within_graph(function: Callable[[], Any], *stream: Any) -> None:
         function()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_capture_is_seen_where_the_current_streams_object_was_marked() -> None:
     """`hpu.graph` marks the object that it was given, and the vendor asks the current one."""

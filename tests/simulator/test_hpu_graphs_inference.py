@@ -156,6 +156,7 @@ def test_warm_up_captures_and_does_not_replay(net: Net) -> None:
     assert not torch.equal(net(_x())["y"], first)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_memory_is_that_of_inputs_and_outputs_and_comes_back(net: Net) -> None:
     hpu.wrap_in_hpu_graph(net)
@@ -167,6 +168,7 @@ def test_memory_is_that_of_inputs_and_outputs_and_comes_back(net: Net) -> None:
     assert _in_use() == before
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_without_the_tensor_cache_inputs_are_not_kept(net: Net) -> None:
     hpu.wrap_in_hpu_graph(net, disable_tensor_cache=True)
@@ -194,6 +196,7 @@ class Cache(nn.Module):
         return cache.sum(0)
 
 
+@pytest.mark.slow_but("False")
 @pytest.mark.parametrize("free_inplace", [False, True])
 @torch.no_grad()
 def test_a_cache_given_as_an_argument_is_updated_in_place(free_inplace: bool) -> None:

@@ -259,6 +259,7 @@ def test_a_graphed_module_runs_itself_in_another_mode() -> None:
     assert model.eval()(x).tolist() == [2.0] * 8
 
 
+@pytest.mark.slow_but("True")
 @pytest.mark.parametrize("disable_tensor_cache", [False, True])
 def test_unused_inputs_are_an_error_unless_allowed(disable_tensor_cache: bool) -> None:
     def use_one(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:

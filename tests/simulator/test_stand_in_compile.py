@@ -55,6 +55,16 @@ _POINTWISE = {
 }
 
 
+@pytest.mark.slow_but(
+    "gelu-dtype3-dynamic",
+    "gelu-dtype3-static",
+    "silu-dtype3-dynamic",
+    "silu-dtype3-static",
+    "mul-dtype0-static",
+    "mul-dtype2-static",
+    "sigmoid-dtype0-static",
+    "silu-dtype2-static",
+)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32])
 @pytest.mark.parametrize("name", _POINTWISE)
@@ -189,6 +199,7 @@ def test_a_process_in_lazy_mode_refuses_to_compile():
     )
 
 
+@pytest.mark.slow
 def test_importing_the_package_leaves_the_compiler_alone():
     source = """
         import sys, torch
@@ -204,6 +215,7 @@ def test_the_compiler_knows_the_backend_once_it_is_imported():
     assert "hpu_backend" in torch._dynamo.list_backends()
 
 
+@pytest.mark.slow
 def test_backward_passes_are_compiled_when_asked_for():
     out = fork_python(
         """

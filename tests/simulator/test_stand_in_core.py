@@ -92,6 +92,7 @@ def test_lazy_mode_is_read_from_the_environment(monkeypatch, value, expected):
     assert is_lazy.__wrapped__() is expected  # past its cache
 
 
+@pytest.mark.slow
 def test_the_device_is_in_the_mode_of_the_process():
     source = """
         import torch, _hpu_sim
@@ -184,6 +185,7 @@ SHARED = """
     """
 
 
+@pytest.mark.slow_but("0")
 @pytest.mark.parametrize("lazy", ["0", "1"])
 def test_shared_parameters_stay_shared_when_a_module_moves(lazy):
     fork_python(SHARED, env={"PT_HPU_LAZY_MODE": lazy})
@@ -232,6 +234,7 @@ def test_an_inactive_simulator_says_how_to_activate_it():
     assert "Set LIGHTNING_GAUDI_SIMULATE=1 before torch is imported" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switch", ["0", pytest.param(None, marks=pytest.mark.slow)])
 def test_the_stand_in_activates_the_simulator_if_the_environment_asks(switch):
     source = """

@@ -141,6 +141,7 @@ def test_dump_refuses_an_unknown_format(tmp_path):
         metrics.metrics_dump(tmp_path / "m", format="xml")
 
 
+@pytest.mark.slow
 def test_the_environment_names_a_file_written_at_exit(tmp_path):
     env = {"PT_HPU_METRICS_FILE": str(tmp_path / "m.json"), "RANK": "1"}
     run_python('import torch; torch.ones(2, device="hpu").sum().item()', env=env)
@@ -150,6 +151,7 @@ def test_the_environment_names_a_file_written_at_exit(tmp_path):
     assert syncs["statistics"]["Reasons"] == {"aten::_local_scalar_dense": 1}
 
 
+@pytest.mark.slow
 def test_a_process_that_leaves_the_device_alone_writes_no_file(tmp_path):
     env = {"PT_HPU_METRICS_FILE": str(tmp_path / "m.json")}
     run_python("import torch", env=env)

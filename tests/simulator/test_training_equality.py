@@ -97,6 +97,7 @@ def _train(model: nn.Module, batches: list[Batch], device: str) -> tuple[torch.T
     return torch.stack(losses).cpu(), model.cpu()
 
 
+@pytest.mark.slow_but("mlp", "bert")
 @pytest.mark.parametrize("make", [_mlp, _bert, _t5], ids=["mlp", "bert", "t5-checkpointed"])
 def test_losses_and_weights_equal_those_of_the_cpu(
     make: Callable[[], tuple[nn.Module, Callable[[], Batch]]],

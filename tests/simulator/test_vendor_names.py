@@ -27,6 +27,7 @@ def _found(key: str, lazy: str | None = None) -> list[Found]:
     return document.parse(fork_python(source, env={RELEASE: key, "PT_HPU_LAZY_MODE": lazy}).stdout)
 
 
+@pytest.mark.slow_but("1.20")
 @pytest.mark.parametrize("key", RELEASES)
 def test_every_name_is_there_with_the_vendors_parameters(key: str) -> None:
     found = _found(key)
@@ -96,6 +97,7 @@ RELEASE_FACTS = """
     """
 
 
+@pytest.mark.slow_but("1.24")
 @pytest.mark.parametrize("key", RELEASES)
 def test_a_release_has_its_mode_arguments_and_defaults(key: str) -> None:
     is_old, is_new = key == "1.20", key == "1.24"

@@ -89,6 +89,7 @@ def _save_late_and_resume(rank: int, name: str, folder: Path) -> tuple[list[floa
     return losses, _fit(name, folder / f"step={SAVED_AT}.ckpt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_written_later_is_what_was_saved(name: str, tmp_path: Path) -> None:
     """A fit that resumes from it has, to the bit, the losses of the one that trained on."""
@@ -126,6 +127,7 @@ def _fail_on_rank_1(rank: int, name: str, folder: Path) -> tuple[str, int]:
     return "", num_saves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_error_of_one_rank_ends_all_and_the_old_one_stays(name: str, tmp_path: Path) -> None:
     saved = tmp_path / "saved"

@@ -46,12 +46,14 @@ def _fit(rank: int, strategy: str) -> Any:
     return [weight.detach().cpu() for weight in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["deepspeed_stage_1", "deepspeed_stage_2"])
 def test_whole_weights_are_averaged_as_under_ddp(strategy: str, tmp_path: Path) -> None:
     expected, found = (run_trainers(_fit, tmp_path, each)[0] for each in ("ddp", strategy))
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "name"),
     [("fsdp", "HPUFSDPStrategy"), ("deepspeed_stage_3", "HPUDeepSpeedStrategy")],

@@ -215,6 +215,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> list[dict[st
     return found
 
 
+@pytest.mark.slow_but("1")
 def test_callbacks_stop_and_save_at_the_same_step(ranks: list[dict[str, Facts]]) -> None:
     for facts in ranks:
         found = facts["_callbacks"]

@@ -50,6 +50,7 @@ def _fit(rank: int, folder: Path, num_ranks: int, precision: str) -> str:
     return (folder / "lightning_logs/version_0/metrics.csv").read_text() if rank == 0 else ""
 
 
+@pytest.mark.slow_but("1-32-true")
 @pytest.mark.parametrize(("num_ranks", "precision"), [(1, "32-true"), (2, "bf16-mixed")])
 def test_throughput_is_logged_and_of_a_simulated_card_no_utilization(
     tmp_path: Path, num_ranks: int, precision: str
@@ -140,6 +141,7 @@ class _Tuned(TinyModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
+@pytest.mark.slow_but("power")
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
 def test_the_largest_batch_is_found_by_the_errors_of_a_full_card(mode: str, tmp_path: Path) -> None:
     result = fork_python(
@@ -182,6 +184,7 @@ def test_the_largest_batch_is_found_by_the_errors_of_a_full_card(mode: str, tmp_
     assert "steps 2" in result.stdout
 
 
+@pytest.mark.slow
 def test_batch_size_and_learning_rate_are_found_on_one_card(tmp_path: Path) -> None:
     model = _Tuned()
     trainer = hpu_trainer(

@@ -28,6 +28,7 @@ print("FOUND", json.dumps([resumed.rows, resumed.draws, largest]))
 """
 
 
+@pytest.mark.slow_but("single")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_fit_goes_on_from_a_checkpoint_of_an_earlier_version(name: str, tmp_path: Path) -> None:
     """The rows and the random numbers are those of the fit that wrote it.

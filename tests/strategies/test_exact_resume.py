@@ -142,6 +142,7 @@ def _stream() -> DataLoader[Tensor]:
     return DataLoader(Stream(NUM_SAMPLES), batch_size=BATCH_SIZE)
 
 
+@pytest.mark.slow_but("limit_train_batches", "max_epochs-max_steps")
 @pytest.mark.parametrize(
     "settings",
     [

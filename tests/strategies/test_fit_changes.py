@@ -250,6 +250,7 @@ def _different(
     return different
 
 
+@pytest.mark.slow_but("FreezesAtFirst")
 @pytest.mark.parametrize(
     "make",
     [
@@ -261,11 +262,13 @@ def test_what_a_module_changes(make: Callable[[], Plain], tmp_path: Path) -> Non
     assert _different(make, [], tmp_path) == []
 
 
+@pytest.mark.slow_but("_lambda")
 @pytest.mark.parametrize("make", [Counts, CountsEpochs, _finetuning, _pruning, _scheduler, _lambda])
 def test_what_a_callback_changes(make: Callable[[], Any], tmp_path: Path) -> None:
     assert _different(Plain, [make], tmp_path) == []
 
 
+@pytest.mark.slow_but("3-TwoByHand", "6-TwoByHand")
 @pytest.mark.parametrize("make", [SetsAWeight, TwoByHand])
 @pytest.mark.parametrize("num_steps", [3, 4, 6])
 def test_what_is_saved_by_hand_after_a_fit(
@@ -419,6 +422,9 @@ class ChangesAWeightAtTheEnd(Plain):
         self.weight += 0.1
 
 
+@pytest.mark.slow_but(
+    "ChangesAWeightAtTheEnd-saved in on_train_epoch_end, and hooks.*changed module//weight:"
+)
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -159,6 +159,7 @@ def _on_gaudi1(rank: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_float16_is_refused_on_a_card_without_it(tmp_path: Any) -> None:
     env = {"LIGHTNING_GAUDI_SIMULATE_CARD": "gaudi1"}
     (found,) = run_trainers(_on_gaudi1, tmp_path, num_ranks=1, env=env)

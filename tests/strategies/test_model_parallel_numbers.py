@@ -18,6 +18,8 @@ from tests.strategies.model_parallel_cases import (
 )
 from tests.strategies.sharded_cases import CASES, global_losses
 
+pytestmark = pytest.mark.slow
+
 NUM_RANKS = (2, pytest.param(4, marks=pytest.mark.slow))
 LOW_PRECISION = {"bf16-mixed": "adamw", "bf16-true": "sgd_accumulated_clipped_scheduled"}
 """Of each precision, the case that is trained."""

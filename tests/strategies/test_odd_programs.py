@@ -104,6 +104,7 @@ def _fit(
     return [*model.losses.values()]
 
 
+@pytest.mark.slow_but("that_changes_its_length", "batches_drawn_by_the_user")
 @pytest.mark.parametrize("name", odd.LOADERS)
 def test_a_fit_goes_through_an_odd_loader_as_on_a_cpu(name: str, tmp_path: Path) -> None:
     make = odd.LOADERS[name]
@@ -120,6 +121,13 @@ def test_a_fit_goes_through_an_odd_loader_as_on_a_cpu(name: str, tmp_path: Path)
             assert resumed == found[step:]
 
 
+@pytest.mark.slow_but(
+    "schedule_with_state_of_its_own-ByHand",
+    "none-ByHand",
+    "none-Model",
+    "group_that_is_empty-ByHand",
+    "state_that_is_no_tensor-ByHand",
+)
 @pytest.mark.parametrize("kind", [Model, ByHand])
 @pytest.mark.parametrize("name", odd.OPTIMIZERS)
 def test_an_odd_optimizer_steps_as_on_a_cpu(name: str, kind: type[Model], tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def _fit(rank: int, folder: Path, is_sharded: bool) -> list[float]:
     return [float(loss) for loss in module.losses]
 
 
+@pytest.mark.slow
 def test_the_trainer_loads_into_shards(saved: Path, tmp_path: Path) -> None:
     sharded, expected = (run_trainers(_fit, tmp_path, saved, each) for each in (True, False))
     assert sharded == [pytest.approx(each, rel=1e-5) for each in expected]

@@ -143,6 +143,7 @@ def test_lazy_mode_cuts_after_backward_and_after_the_optimizer() -> None:
     assert result.stdout.startswith("True"), result.stdout
 
 
+@pytest.mark.slow
 def test_metrics_of_a_validation_do_not_change_the_next_training_graph() -> None:
     result = fork_python(
         """

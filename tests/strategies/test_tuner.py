@@ -82,6 +82,7 @@ def test_the_fit_behind_a_finder_still_ends_at_an_infinite_loss(tmp_path: Path) 
         trainer.fit(Bad(), batches(100))
 
 
+@pytest.mark.slow
 def test_the_finder_of_batch_sizes_takes_infinite_losses(tmp_path: Path) -> None:
     class Infinite(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -122,6 +122,7 @@ def _fit(
     return {name: each.cpu() for name, each in model.state_dict().items()}
 
 
+@pytest.mark.slow_but("accumulating")
 @pytest.mark.parametrize("unfreeze", ["hook", "accumulating", "callback"])
 def test_what_is_unfrozen_trains_on_two_ranks_as_on_one(unfreeze: str, tmp_path: Any) -> None:
     expected = _fit(0, unfreeze, 1)
@@ -142,6 +143,7 @@ def test_what_is_frozen_for_a_while_trains_as_on_one_rank(strategy: str, tmp_pat
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unfreeze", "name"), [("step", "backbone.0.weight"), ("added", "extra")])
 def test_what_no_rank_averages_is_refused_by_name(unfreeze: str, name: str, tmp_path: Any) -> None:
     for found in run_trainers(_fit, tmp_path, unfreeze, NUM_RANKS):
@@ -150,6 +152,7 @@ def test_what_no_rank_averages_is_refused_by_name(unfreeze: str, name: str, tmp_
         assert "not averaged over the ranks" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "unfreeze"),
     [
@@ -164,6 +167,7 @@ def test_shards_train_that_are_unfrozen(strategy: str, unfreeze: str, tmp_path: 
     torch.testing.assert_close(first, _fit(0, unfreeze, 1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["stage 1", pytest.param("stage 3", marks=pytest.mark.slow)])
 def test_zero_refuses_what_is_unfrozen(stage: str, tmp_path: Any) -> None:
     for found in run_trainers(_fit, tmp_path, "hook", NUM_RANKS, stage):
@@ -187,6 +191,7 @@ def _train_with_fabric(rank: int) -> dict[str, Tensor]:
     return {name: each.cpu() for name, each in net.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_fabric_averages_what_is_unfrozen(tmp_path: Any) -> None:
     first, second = run_trainers(_train_with_fabric, tmp_path)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
@@ -212,6 +217,7 @@ def _play(rank: int, num_ranks: int) -> dict[str, Tensor]:
     return {f"{i}.{n}": w.cpu() for i, net in enumerate(nets) for n, w in net.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_a_network_that_is_frozen_in_turns_trains_as_on_one_rank(tmp_path: Any) -> None:
     (expected,) = run_trainers(_play, tmp_path, 1, num_ranks=1)
     for found in run_trainers(_play, tmp_path, NUM_RANKS):

@@ -137,6 +137,7 @@ def ran():
     return json.loads(fork_python(_SCRIPT).stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_batches_and_weights_are_those_of_forked_workers_on_the_cpu(ran):
     assert ran["same"] == [True] * 12
 

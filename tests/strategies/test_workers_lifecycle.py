@@ -154,6 +154,7 @@ print(len(list(loader)), worker_start._server._forkserver_pid == first)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_end_a_server_that_starts():
     assert fork_python(_STARTING).stdout.split() == ["2", "True"]
 
@@ -187,6 +188,7 @@ def _folders(temporary):
     return sorted(temporary.glob("pymp-*"))
 
 
+@pytest.mark.slow_but("files1")
 @pytest.mark.parametrize("files", [[], ["modules-1.new", "listener-x"]])
 def test_what_was_left_by_a_kill_before_there_was_a_server_is_removed_by_the_next(files):
     with tempfile.TemporaryDirectory() as folder:  # a short path: sockets lie there too

@@ -19,6 +19,8 @@ from .collectives import CHECKS, expect_success, read_results
 from .fit import BATCH_SIZE, NUM_STEPS, seeded
 from .torchrun import need_cards, run
 
+pytestmark = pytest.mark.slow
+
 NUM_RANKS = 2
 Seen = list[dict[str, Any]]
 

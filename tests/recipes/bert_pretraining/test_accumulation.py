@@ -49,6 +49,7 @@ def _fit(data, path, num_micro_batches, accelerator="cpu", **settings):
     return record, {name: value.cpu() for name, value in module.state_dict().items()}
 
 
+@pytest.mark.slow_but("cpu")
 @pytest.mark.parametrize("accelerator", ["cpu", "hpu"])
 def test_the_loss_curve_is_that_of_the_whole_batch(make_data, tmp_path, accelerator):
     runs = {}

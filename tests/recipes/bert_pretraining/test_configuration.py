@@ -62,6 +62,9 @@ def test_the_phases_of_bert_large_are_the_published_ones(phase, sizes, schedule)
     assert cli.model.model.config.max_position_embeddings == 512
 
 
+@pytest.mark.slow_but(
+    "--model.optimizer=adam-fused_adamw", "--model.no_such_setting=1-no_such_setting"
+)
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
@@ -80,6 +83,7 @@ def test_a_wrong_setting_is_one_clear_error(argument, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_missing_corpus_is_reported_before_a_card_is_looked_for():
     # There is no card: an error about it would mean that it was asked for first.
     result = fork_module(

@@ -30,6 +30,7 @@ def _error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return lines[-1]
 
 
+@pytest.mark.slow_but("predict", "test")
 @pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
 def test_a_missing_checkpoint_is_one_line_before_anything_is_made(subcommand, capsys):
     # The data are made first, and would complain of their path.
@@ -45,6 +46,10 @@ def test_variables_that_nobody_has_set_are_refused(monkeypatch):
         run([*CONFIG, "--environment.PT_HPU_RECIPE_CACHE_CONFIG=x"], run=False)
 
 
+@pytest.mark.slow_but(
+    "arguments3-\"data.batch_size\": Expected a <class 'int'>. Got value: x.",
+    'arguments2-"model.vocab_size" must be given via "data.vocab_size".',
+)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -65,6 +65,7 @@ def _losses(folder: Path, version: int) -> dict[int, str]:
     return {int(row["step"]) + 1: row["train/summary_loss"] for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "status", "said", "more"),
     [
@@ -100,6 +101,7 @@ def test_a_signal_leaves_a_state_that_goes_on_to_the_bit(by, status, said, more,
     assert 'class="state early"' not in (finished / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_an_error_leaves_the_state_before_its_step(tmp_path):
     result = _run([*_arguments(tmp_path), *_ends("error")])
     assert "status rank 0 fails" in result.stdout

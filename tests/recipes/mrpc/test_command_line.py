@@ -15,6 +15,7 @@ def _offline(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
+@pytest.mark.slow_but("arguments4-no_such_setting", "arguments5-'embedded'")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

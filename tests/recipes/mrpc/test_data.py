@@ -135,6 +135,7 @@ def test_a_tokenizer_of_another_model_is_refused(pretrained, vocab_size):
         MrpcData(tokenizer=str(pretrained), vocab_size=vocab_size)
 
 
+@pytest.mark.slow
 def test_wrong_data_are_reported_before_a_card_is_looked_for(tmp_path):
     (tmp_path / "train.tsv").write_text("Quality\t#1 ID\t#1 String\n1\t7\tIt is so.\n")
     # There is no card: an error about it would mean that it was asked for first.

@@ -81,6 +81,7 @@ def _undecided() -> Mrpc:
     return module.train()
 
 
+@pytest.mark.slow_but("True-glue")
 @pytest.mark.parametrize("kind", ["glue", "msr"])
 @pytest.mark.parametrize("is_pretrained", [False, True])
 def test_training_on_hpu_gives_the_bits_of_the_cpu(kind, is_pretrained, pretrained, tmp_path):
@@ -115,6 +116,7 @@ def test_fused_attention_trains_like_the_cpu(tmp_path):
     torch.testing.assert_close(losses["hpu"], losses["cpu"], rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_the_pairs_of_the_fixtures_can_be_learnt_by_heart(pretrained, tmp_path):
     seed_everything(0, verbose=False)
     folder = str(pretrained)

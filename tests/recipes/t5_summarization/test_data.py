@@ -120,6 +120,7 @@ def test_the_vocabulary_survives_a_checkpoint(make_data):
     assert restored.tokenizer.eos_token_id == 1
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_vocabulary_in_every_process():
     data = SummarizationData("path", str(FIXTURES), vocab_size=200, batch_size=4)
     data.train_dataloader()

@@ -25,6 +25,7 @@ def model(request):
     return tiny_t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False).eval()
 
 
+@pytest.mark.slow_but("T5 1.1")
 def test_summaries_are_those_of_transformers_token_for_token(model):
     ids, mask = _articles()
     # Ends must come up: make the end of the text the favourite of some rows.
@@ -72,6 +73,7 @@ def test_under_autocast_the_buffers_are_bfloat16(model):
     assert len({tuple(row) for row in tokens.tolist()}) > 4
 
 
+@pytest.mark.slow
 def test_two_graphs_a_shape_and_no_wait_for_the_device():
     result = fork_python(
         """

@@ -71,6 +71,7 @@ def _step(model, device, recompute, dtype):
     return loss.detach().cpu(), gradients, peak
 
 
+@pytest.mark.slow_but("cpu-fp32")
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("device", ["cpu", "hpu"])
 def test_checkpointing_gives_the_same_bits_from_a_third_of_the_memory(device, dtype):
@@ -99,6 +100,7 @@ def test_without_the_random_state_checkpointing_would_differ():
     assert losses[0] != losses[1]
 
 
+@pytest.mark.slow
 def test_attention_to_the_article_is_fused_where_the_switch_says_so():
     torch.manual_seed(0)
     model = tiny_t5().eval()

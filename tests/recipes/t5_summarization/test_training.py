@@ -95,6 +95,7 @@ def test_fused_attention_trains_like_the_cpu(make_data, tmp_path):
     torch.testing.assert_close(losses["hpu"], losses["cpu"], rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow_but("32-true")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_checkpointing_does_not_change_a_run(make_data, tmp_path, precision):
     losses = []
@@ -118,6 +119,7 @@ def _batches(data, sizes):
     return batches
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no:UserWarning")
 def test_accumulated_gradients_are_those_of_one_large_batch(make_data, tmp_path):
     """Micro-batches of 12 to 51 target tokens: means of their own would weigh tokens unequally."""
@@ -187,6 +189,7 @@ def _test_and_predict(rank: int, path: Path, num_ranks: int) -> dict[str, float]
     return {name: value for each in found for name, value in each.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_test_and_predict_take_each_row_once(make_data, tmp_path, num_ranks):
     """Two ranks, and batches that the rows do not fill, give what one gives."""
@@ -222,6 +225,7 @@ def _one_by_one(data):
     return {"test/loss": loss, **scores}
 
 
+@pytest.mark.slow
 def test_a_lazy_run_compiles_two_graphs_a_bucket_and_never_waits(tmp_path):
     result = fork_python(
         f"""
@@ -253,6 +257,7 @@ def test_a_lazy_run_compiles_two_graphs_a_bucket_and_never_waits(tmp_path):
     assert rest == ["0.0", "12", "True"]
 
 
+@pytest.mark.slow_but("scratch")
 @pytest.mark.parametrize("source", ["scratch", "pretrained"])
 def test_an_exported_model_loads_in_transformers(make_data, tmp_path, pretrained, source):
     settings = {"name": pretrained, "tokenizer": pretrained} if source == "pretrained" else {}
@@ -317,6 +322,7 @@ def test_perplexity_of_a_random_model_is_that_of_its_vocabulary(make_data, tmp_p
     assert recorded.values[0].item() == pytest.approx(math.log(VOCABULARY), rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
 @pytest.mark.filterwarnings("ignore:You are using a custom batch sampler:UserWarning")
 @pytest.mark.filterwarnings("ignore:The 'predict_dataloader' does not have many:UserWarning")

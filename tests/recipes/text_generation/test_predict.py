@@ -110,6 +110,7 @@ def _everywhere(rank: int, path: Path, num_ranks: int) -> None:
         run("odd", "odd")
 
 
+@pytest.mark.slow
 def test_two_cards_write_the_file_of_one(pretrained, tmp_path):
     save_pretrained(tmp_path / "model")
     save_pretrained(tmp_path / "odd", num_heads=3)

@@ -69,6 +69,7 @@ def pictures_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("0*.png"))}
 
 
+@pytest.mark.slow
 def test_what_is_trained_paints_and_is_exported(checkpoint, make_cli, tmp_path, capsys):
     folder = tmp_path / "painted"
     predict(make_cli, f"--model.pictures={folder}", ckpt_path=checkpoint)
@@ -151,6 +152,7 @@ def test_two_cards_paint_the_pictures_of_one(folders, tmp_path):
     assert (two / "grid.png").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["integrations.accelerate", "modeling_utils"])
 def test_the_card_needs_no_package_that_is_not_declared(
     place, folders, make_cli, tmp_path, monkeypatch

@@ -41,6 +41,7 @@ def theirs(kind, negatives=None, **settings):
     return torch.from_numpy(made.images).permute(0, 3, 1, 2)
 
 
+@pytest.mark.slow_but("sd2-", "sd2-negative")
 @pytest.mark.parametrize("negatives", [None, NEGATIVES], ids=["", "negative"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pictures_are_those_of_diffusers(kind, negatives, folders):

@@ -36,6 +36,7 @@ def _place(program: str) -> str:
     return f"{path.relative_to(Path.cwd())}:{number}"
 
 
+@pytest.mark.slow_but("float64")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_line_is_an_error_that_says_what_to_write(program: str) -> None:
     key, env = PROGRAMS[program]
@@ -52,6 +53,7 @@ def test_the_line_is_an_error_that_says_what_to_write(program: str) -> None:
     assert message.endswith(f"[{key}]")
 
 
+@pytest.mark.slow_but("masked_loss-1")
 @pytest.mark.parametrize(("program", "status"), [("masked_loss", 1), ("clean", 0)])
 def test_the_command_line_fails_where_a_gaudi_would_mind(program: str, status: int) -> None:
     command = [

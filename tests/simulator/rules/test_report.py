@@ -150,6 +150,7 @@ def test_the_user_s_line_is_outside_of_libraries(tmp_path: Path) -> None:
     assert f"{script}:5: GaudiRuleWarning: aten::_unique2" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_user_s_line_is_outside_of_what_others_have_installed(tmp_path: Path) -> None:
     package = tmp_path / "site-packages" / "their_trainer"
     package.mkdir(parents=True)

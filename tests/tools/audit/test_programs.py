@@ -93,6 +93,7 @@ def test_a_program_is_ended_after_its_steps_and_what_was_found_is_its_status(
     assert "<h2>2 findings, worst first</h2>" in page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 def test_a_program_of_which_nothing_is_to_say_is_clean(mode: str, tmp_path: Path) -> None:
     source, env = (COMPILED, {}) if mode == "eager" else (LOOP, {"PT_HPU_LAZY_MODE": "1"})
@@ -104,6 +105,7 @@ def test_a_program_of_which_nothing_is_to_say_is_clean(mode: str, tmp_path: Path
     assert report["ranks"][0]["is_lazy"] == (mode == "lazy")
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_keeps_its_output_and_its_status(tmp_path: Path) -> None:
     source = LOOP + "\nprint('but', file=sys.stderr); sys.exit(7)"
     result, report = _audit(_python(source, "5", "--reads"), folder=tmp_path)
@@ -114,6 +116,7 @@ def test_a_program_that_fails_keeps_its_output_and_its_status(tmp_path: Path) ->
     assert "item-waits" in {each["rule"] for each in report["findings"]}
 
 
+@pytest.mark.slow
 def test_what_a_card_refuses_fails_the_program_and_is_the_first_finding(tmp_path: Path) -> None:
     source = "import torch\ntorch.ones(2, device='hpu')\ntorch.ones(2).cfloat().to('hpu')"
     result, report = _audit(_python(source), folder=tmp_path)
@@ -123,6 +126,7 @@ def test_what_a_card_refuses_fails_the_program_and_is_the_first_finding(tmp_path
     assert (report["findings"][0]["weight"], report["findings"][0]["line"]) == ("fails", 3)
 
 
+@pytest.mark.slow_but("False")
 @pytest.mark.parametrize("uses_torch", [True, False])
 def test_a_program_without_a_card_cannot_be_audited(uses_torch: bool, tmp_path: Path) -> None:
     source = LOOP.replace("hpu", "cpu") if uses_torch else "print('ran to its end')"
@@ -132,6 +136,7 @@ def test_a_program_without_a_card_cannot_be_audited(uses_torch: bool, tmp_path: 
     assert not report
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_the_programs_and_what_was_met_is_told(tmp_path: Path) -> None:
     command = [*_AUDIT, "--", *_python(LOOP, "100000", "--reads")]
     command[len(_AUDIT) : len(_AUDIT)] = ["--steps", "100000"]
@@ -149,6 +154,7 @@ def test_an_interrupt_is_the_programs_and_what_was_met_is_told(tmp_path: Path) -
     assert "[item-waits]" in out
 
 
+@pytest.mark.slow
 def test_nothing_that_the_program_started_is_left(tmp_path: Path) -> None:
     source = (
         "import subprocess, sys\n"

@@ -65,6 +65,7 @@ def test_safetensors_of_zero_have_the_weights_of_ddp(saved: Any, tmp_path: Path)
         assert torch.equal(found[key], each), key
 
 
+@pytest.mark.slow_but("fsdp")
 @pytest.mark.parametrize("name", NAMES)
 def test_both_kinds_have_the_same_weights(saved: Any, name: str, tmp_path: Path) -> None:
     folder, weights, _ = saved
@@ -77,6 +78,7 @@ def test_both_kinds_have_the_same_weights(saved: Any, name: str, tmp_path: Path)
         assert torch.equal(found[key], each), key
 
 
+@pytest.mark.slow_but("fsdp")
 @pytest.mark.parametrize("name", NAMES)
 def test_any_machine_tests_with_a_lightning_checkpoint(
     saved: Any, name: str, tmp_path: Path

@@ -43,6 +43,7 @@ def test_who_reads_a_line_and_ends_gets_no_traceback() -> None:
     assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.slow
 def test_simulated_cards_are_asked_and_called_simulated() -> None:
     result = run([*DOCTOR, "--json"], env={"LIGHTNING_GAUDI_SIMULATE": "8"})
     report = json.loads(result.stdout)

@@ -87,6 +87,7 @@ def _message(rank: int, report: Report | None) -> dict[str, Any]:
     return about | {"is_first": True, "report": report and report.as_json()}
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_are_named_with_what_was_tried(tmp_path: Path) -> None:
     done = Report([ok("python", "3.11")], {"python": "3.11"})
     hello, whole, other = _message(0, None), _message(0, done), _message(1, None)
@@ -102,6 +103,7 @@ def test_ranks_that_hang_are_named_with_what_was_tried(tmp_path: Path) -> None:
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
+@pytest.mark.slow
 def test_hosts_may_have_other_names_for_a_launcher(tmp_path: Path) -> None:
     done = Report([ok("python", "3.11")], {"python": "3.11"})
     messages = [_message(rank, done) | {"size": 2} for rank in range(2)]

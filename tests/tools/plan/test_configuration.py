@@ -66,6 +66,7 @@ def _plan(folder: Path, *arguments: str, check: bool = True) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -95,6 +96,7 @@ def test_a_configuration_is_planned_as_its_program_is(text: str, tmp_path: Path)
     }
 
 
+@pytest.mark.slow_but("no class")
 @pytest.mark.parametrize(
     ("text", "message"),
     [

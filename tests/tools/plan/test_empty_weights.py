@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from lightning_gaudi.tools.plan.request import Request
 from tests.tools.plan.rehearsing import rehearse
 
@@ -54,6 +56,7 @@ pl.Trainer().fit(Model(), datamodule=Data())
 """
 
 
+@pytest.mark.slow
 def test_weights_are_made_without_values_in_the_hooks_of_a_module(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -89,6 +89,7 @@ def test_an_example_is_planned_in_other_batches(tmp_path: Path) -> None:
     assert planned_peak(found) == pytest.approx(peak, rel=0.01)
 
 
+@pytest.mark.slow
 def test_what_runs_behind_the_steps_is_planned(tmp_path: Path) -> None:
     """An evaluation behind five epochs, which keeps all its outputs; what is saved is not there."""
     text = TRAINED + "for epoch in range(5):" + STEP.replace("\n", "\n    ")
@@ -107,6 +108,7 @@ def test_what_runs_behind_the_steps_is_planned(tmp_path: Path) -> None:
     assert found.peak_bytes > 10 * 64 * 16 * 512 * 4
 
 
+@pytest.mark.slow
 def test_a_step_of_two_optimizers_and_two_batches_is_counted_once(tmp_path: Path) -> None:
     text = TRAINED + ACCUMULATED
     path = tmp_path / "train.py"
@@ -119,6 +121,7 @@ def test_a_step_of_two_optimizers_and_two_batches_is_counted_once(tmp_path: Path
     assert counted.flops == 2 * 2 * 16 * 512 * 512 * 5
 
 
+@pytest.mark.slow
 def test_batches_that_a_program_keeps_end_it_too(tmp_path: Path) -> None:
     text = TRAINED + "from itertools import cycle\n" + STEP.replace("in loader", "in cycle(loader)")
     path = tmp_path / "train.py"
@@ -127,6 +130,7 @@ def test_batches_that_a_program_keeps_end_it_too(tmp_path: Path) -> None:
     assert found.categories["optimizer state"] == pytest.approx(2 * WEIGHTS / 6, rel=0.01)
 
 
+@pytest.mark.slow
 def test_what_only_predicts_is_planned(tmp_path: Path) -> None:
     text = LOOP.replace("MODEL", "model").replace(", torch.optim.Adam(model.parameters())", "")
     text += "model.eval()\nwith torch.inference_mode():\n    [model(batch) for batch in loader]\n"
@@ -138,6 +142,7 @@ def test_what_only_predicts_is_planned(tmp_path: Path) -> None:
     assert found.checkpoint == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "error"),
     [

@@ -35,6 +35,7 @@ print(Fork(lambda teller: teller.end(find)).found())
 """
 
 
+@pytest.mark.slow
 def test_a_fork_computes_without_the_threads_of_the_program() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120

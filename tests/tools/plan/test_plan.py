@@ -243,6 +243,7 @@ def test_a_plan_is_what_the_program_takes(
     assert planned == pytest.approx(int(peak), rel=1e-5)  # some numbers are logged in a fourth step
 
 
+@pytest.mark.slow
 def test_several_cards_are_planned_while_another_program_has_their_port(tmp_path: Path) -> None:
     path = _script(tmp_path)
     at_port = "import os, socket\nport = int(os.environ['MASTER_PORT'])\n"
@@ -255,6 +256,7 @@ def test_several_cards_are_planned_while_another_program_has_their_port(tmp_path
     assert found["rehearsed"]["categories"]["weights"] > 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_planned_is_named_with_its_line(tmp_path: Path) -> None:
     path = _script(tmp_path, "features = features[features.sum(1) > 0]")
     done = _plan(tmp_path, program=(sys.executable, str(path)))
@@ -264,6 +266,7 @@ def test_what_cannot_be_planned_is_named_with_its_line(tmp_path: Path) -> None:
     assert f"{path}, line {line + 1}" in done.stderr
 
 
+@pytest.mark.slow_but("options3-program3-message3", "options4-program4-can't open file")
 @pytest.mark.parametrize(
     ("options", "program", "message"),
     [
@@ -286,6 +289,7 @@ def test_mistakes_end_with_2_and_say_why(
     assert message in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )

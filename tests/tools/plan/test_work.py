@@ -41,6 +41,7 @@ def _count(engine: str, num_weights: int, num_runs: int, size: int) -> list[int]
     return counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["graph", "none"])
 def test_a_replayed_graph_counts_as_what_it_replays(engine: str) -> None:
     flops, moved, weights, captures = _count(engine, num_weights=3, num_runs=5, size=4096)
@@ -53,6 +54,7 @@ def test_a_replayed_graph_counts_as_what_it_replays(engine: str) -> None:
     assert weights == 5 * 3 * 4 * 4096 * 4096
 
 
+@pytest.mark.slow
 def test_weights_that_may_stay_on_the_chip_are_brought_once() -> None:
     *_, weights, _ = _count("graph", num_weights=3, num_runs=5, size=512)
     assert weights == 3 * 4 * 512 * 512
