@@ -9,7 +9,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from lightning_gaudi._core import exit_status, mirror
+from lightning_gaudi._core import mirror
+from lightning_gaudi._core.processes import exit_status
 
 from .apply import replace
 
@@ -51,7 +52,7 @@ def _init(dist: ModuleType, destroy: Any) -> Any:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        from lightning_gaudi._core import farewell
+        from lightning_gaudi._core.processes import farewell
 
         if not takes_device and kwargs.get("device_id", 0) is None:
             del kwargs["device_id"]
@@ -68,7 +69,7 @@ def _destroy(dist: ModuleType, original: Any) -> Any:
     @functools.wraps(original)
     def destroy_process_group(group: Any = None) -> None:
         if group is None or group is dist.group.WORLD:
-            from lightning_gaudi._core import farewell
+            from lightning_gaudi._core.processes import farewell
 
             farewell.destroy_all(original)
         else:

@@ -20,7 +20,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightning_gaudi._core import processes, vendor
-from lightning_gaudi._core.rank_monitor import INTERRUPTED
+from lightning_gaudi._core.processes.rank_monitor import INTERRUPTED
 
 from .cluster import check_port, check_world_size
 

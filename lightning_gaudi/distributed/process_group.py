@@ -16,8 +16,9 @@ from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi._core import collectives, farewell, processes, vendor
-from lightning_gaudi._core.rank_monitor import say
+from lightning_gaudi._core import collectives, processes, vendor
+from lightning_gaudi._core.processes import farewell
+from lightning_gaudi._core.processes.rank_monitor import say
 from lightning_gaudi.reliability import links, stacks, watchdog
 from lightning_gaudi.reliability.hang_detection import Limits
 from lightning_gaudi.reliability.heartbeat_store import Board

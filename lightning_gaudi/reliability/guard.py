@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from lightning_gaudi._core import progress, vendor
-from lightning_gaudi._core.rank_monitor import say
+from lightning_gaudi._core.processes.rank_monitor import say
 
 from .finite import NUM_LEFT_OUT, FiniteLosses, left_out, not_finite
 from .settings import ReliabilitySettings

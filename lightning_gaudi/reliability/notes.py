@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.memory import report
-from lightning_gaudi._core.rank_monitor import say
+from lightning_gaudi._core.processes.rank_monitor import say
 
 _HOOKS = (
     "prepare_data",

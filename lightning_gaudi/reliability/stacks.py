@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from lightning_gaudi._core import processes
-from lightning_gaudi._core.rank_monitor import killed_by
+from lightning_gaudi._core.processes.rank_monitor import killed_by
 
 _SIGNAL = signal.SIGRTMAX - 5
 """At which a rank writes its stack, without any of its threads."""

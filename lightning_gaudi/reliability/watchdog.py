@@ -26,8 +26,9 @@ from multiprocessing import util
 from pathlib import Path
 
 import lightning_gaudi
-from lightning_gaudi._core import farewell, processes, progress
-from lightning_gaudi._core.rank_monitor import say
+from lightning_gaudi._core import processes, progress
+from lightning_gaudi._core.processes import farewell
+from lightning_gaudi._core.processes.rank_monitor import say
 
 from . import stacks
 from .hang_detection import FAILED, LEFT, RUNS, Limits, where

@@ -14,7 +14,7 @@ import time
 from collections import deque
 
 from lightning_gaudi._core import progress
-from lightning_gaudi._core.rank_monitor import STOPPED as STOPPED_STATUS
+from lightning_gaudi._core.processes.rank_monitor import STOPPED as STOPPED_STATUS
 
 from . import stacks
 from .hang_detection import LEFT, MAX_TEXT, RUNS, SILENT_S, STOPPED, Beat

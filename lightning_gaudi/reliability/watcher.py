@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 from lightning_gaudi._core import progress
-from lightning_gaudi._core.rank_monitor import say
+from lightning_gaudi._core.processes.rank_monitor import say
 from lightning_gaudi.untrusted import printable
 
 from . import stacks

@@ -21,7 +21,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_gaudi._core.rank_monitor import say
+from lightning_gaudi._core.processes.rank_monitor import say
 from lightning_gaudi.reliability.jobs import Job, begin_session, continue_run, count_fit, find_job
 
 from ..checkpoint.errors import DamagedCheckpointError

@@ -22,8 +22,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_prefixed_message
 
-from lightning_gaudi._core import collectives, farewell, processes
-from lightning_gaudi._core.rank_monitor import INTERRUPTED, STOPPED, is_second, say
+from lightning_gaudi._core import collectives, processes
+from lightning_gaudi._core.processes import farewell
+from lightning_gaudi._core.processes.rank_monitor import INTERRUPTED, STOPPED, is_second, say
 from lightning_gaudi._patches.apply import replace
 from lightning_gaudi.reliability.guard import Part
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gaudi._core import exit_status, processes
+from lightning_gaudi._core import processes
+from lightning_gaudi._core.processes import exit_status
 from tests.launch.started import Started, started
 
 START = """

@@ -12,7 +12,8 @@ import lightning.pytorch as pl
 import pytest
 import torch.distributed as dist
 
-from lightning_gaudi._core import collectives, farewell
+from lightning_gaudi._core import collectives
+from lightning_gaudi._core.processes import farewell
 from tests.helpers.ranks import call_forked
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_checkpoint_cases import model_of, part_of, trainer_of

@@ -211,7 +211,7 @@ def _foreign_assignments(tree: ast.AST) -> Iterator[tuple[int, str]]:
 OWN = {
     # Objects of our own.
     "_core/mirror.py": {"setattr(sys.modules[package], name, found)", "spec.loader"},
-    "_core/processes.py": {"self._ranks.is_quiet"},
+    "_core/processes/__init__.py": {"self._ranks.is_quiet"},
     # As torch marks its own functions whose result a traced program may keep.
     "attention/kernel.py": {"_card_without_kernel._dynamo_marked_constant"},
     # The state of an object that this pickle has made.

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from lightning_gaudi._core.rank_monitor import killed_by
+from lightning_gaudi._core.processes.rank_monitor import killed_by
 from lightning_gaudi.simulator.rules.report import is_installed, is_library
 from lightning_gaudi.untrusted import parse_json
 

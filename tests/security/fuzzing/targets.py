@@ -22,9 +22,9 @@ _SHOWN = "any bytes become a text that is cut and escaped"
 _MEMORY = "it looks at memory that this process holds"
 
 EXEMPT = {
-    "lightning_gaudi._core.farewell:Farewell._get": _SHOWN,
-    "lightning_gaudi._core.farewell:Farewell._listen": _SHOWN,
-    "lightning_gaudi._core.farewell:_shown": _SHOWN,
+    "lightning_gaudi._core.processes.farewell:Farewell._get": _SHOWN,
+    "lightning_gaudi._core.processes.farewell:Farewell._listen": _SHOWN,
+    "lightning_gaudi._core.processes.farewell:_shown": _SHOWN,
     "lightning_gaudi.strategies.signals:InterruptWatch._run": _OWN_PIPE,
     "lightning_gaudi.untrusted:_may_be_root": _KERNEL,
     "lightning_gaudi._core.processes:status": _KERNEL,

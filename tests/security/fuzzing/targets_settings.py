@@ -11,8 +11,8 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi import config_errors
-from lightning_gaudi._core import vendor_import
 from lightning_gaudi._core.precision import autocast_ops
+from lightning_gaudi._core.vendor import importing
 from lightning_gaudi.deepspeed.config import load as deepspeed_config
 from lightning_gaudi.distributed import cluster, devices
 from lightning_gaudi.profiler import HPUProfiler
@@ -209,9 +209,9 @@ def _autocast(folder: Path) -> Parser:
 
 
 @target(
-    "core.vendor_import",
-    f"{_PACKAGE}._core.vendor_import:given_variables",
-    f"{_PACKAGE}._core.vendor_import:forget_defaults",
+    "core.vendor.importing",
+    f"{_PACKAGE}._core.vendor.importing:given_variables",
+    f"{_PACKAGE}._core.vendor.importing:forget_defaults",
     errors=(),
 )
 def _vendor_import(folder: Path) -> Parser:
@@ -219,8 +219,8 @@ def _vendor_import(folder: Path) -> Parser:
 
     def parse(given: dict[str, str]) -> object:
         with environment(given):
-            vendor_import.given_variables(is_new=False)
-            return vendor_import.forget_defaults(set(), None)
+            importing.given_variables(is_new=False)
+            return importing.forget_defaults(set(), None)
 
     return Parser(lambda random: wild.environment(random, seed), parse)
 

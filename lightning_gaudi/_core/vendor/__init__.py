@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_gaudi.hardware import Gaudi, find_gaudi, refuses_number
 
-from . import vendor_import
+from . import importing
 
 if TYPE_CHECKING:
     import torch
@@ -45,17 +45,15 @@ def package() -> Any:
     if _package is None:
         # The vendor wraps torch.manual_seed when it is imported: see `seed_if_due`.
         _seed_is_due = _NAME not in sys.modules
-        given = vendor_import.given_variables(is_new=_seed_is_due)
-        with vendor_import.explained():
+        given = importing.given_variables(is_new=_seed_is_due)
+        with importing.explained():
             import habana_frameworks.torch  # noqa: TID251
             import habana_frameworks.torch.hpu.metrics  # noqa: TID251
             import habana_frameworks.torch.utils.internal  # noqa: TID251
 
         visible = os.environ.get(_VISIBLE_MODULES)
-        _guessed_module = vendor_import.forget_defaults(
-            given, visible.split(",") if visible else None
-        )
-        vendor_import.restore_sigint()
+        _guessed_module = importing.forget_defaults(given, visible.split(",") if visible else None)
+        importing.restore_sigint()
         _package = habana_frameworks.torch
     return _package
 

@@ -33,9 +33,10 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
+from lightning_gaudi._core import collectives, processes, progress
 from lightning_gaudi.untrusted import printable
 
-from . import collectives, exit_status, processes, progress, rank_monitor
+from . import exit_status, rank_monitor
 
 _POLL_S = 0.05
 _BACKEND = "hccl"

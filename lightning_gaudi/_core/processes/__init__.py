@@ -20,9 +20,10 @@ from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from lightning_gaudi._core import call_last
 from lightning_gaudi.untrusted import read_integer
 
-from . import call_last, exit_status, rank_monitor
+from . import exit_status, rank_monitor
 from .rank_monitor import RankMonitor, say
 
 if TYPE_CHECKING:
