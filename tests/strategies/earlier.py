@@ -1,29 +1,54 @@
-"""A fit that saves in the middle of an epoch, for checkpoints that other versions have written.
+"""Fits that save in the middle of an epoch, for checkpoints that other versions have written.
 
-`python -m tests.strategies.earlier FOLDER` writes those of tests/fixtures/checkpoints, by whatever
-version of lightning_gaudi is imported.
+`python -m tests.strategies.earlier FOLDER [NAME ...]` writes those of `tests/fixtures/checkpoints`,
+on simulated cards (LIGHTNING_GAUDI_SIMULATE), by whatever version of lightning_gaudi is there.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "single": {},
-    "fsdp": {"state_dict_type": "sharded"},
-    "deepspeed_stage_2": {},
+from tests.helpers.trainers import run_trainers
+
+
+class Kind(NamedTuple):
+    """Who trains, and on how many cards."""
+
+    strategy: str
+    num_ranks: int = 1
+    in_fabric: bool = False
+
+
+KINDS = {
+    "single": Kind("auto"),
+    "fsdp": Kind("fsdp"),
+    "deepspeed_stage_2": Kind("deepspeed_stage_2"),
+    "ddp": Kind("ddp", 2),
+    "fsdp2": Kind("hpu_model_parallel", 2),
+    "fabric": Kind("auto", in_fabric=True),
+    "fabric_fsdp": Kind("fsdp", 2, in_fabric=True),
 }
 SAVED_AT, NUM_STEPS = 5, 12
-"""Of 8 steps an epoch."""
+"""Of 8 steps an epoch on one card, and 4 on two."""
+
+
+class Fit(NamedTuple):
+    """What a rank has trained on and drawn, and its weights in the end."""
+
+    rows: list[list[int]]
+    draws: list[float]
+    weights: list[Tensor]
 
 
 class Module(pl.LightningModule):
@@ -36,11 +61,21 @@ class Module(pl.LightningModule):
         self.rows: list[list[int]] = []
         self.draws: list[float] = []
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:
+            from torch.distributed.fsdp import fully_shard
+
+            for layer in (self.layers[0], self.layers[2], self.layers):
+                fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+
+    def forward(self, batch: list[Tensor]) -> Tensor:
         rows, values = batch
         self.rows.append(rows.tolist())
         self.draws.append(torch.rand(1).item())
         return (self.layers(values).squeeze(-1) - self.draws[-1]).square().mean()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self(batch)
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.1)
@@ -56,24 +91,27 @@ class _SaveOnce(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
-def _strategy(name: str) -> Any:
-    if name == "single":
-        return "auto"
-    if name == "fsdp":
-        from lightning_gaudi.strategies import HPUFSDPStrategy
-
-        return HPUFSDPStrategy(**STRATEGIES[name])
-    return name
-
-
-def fit(name: str, folder: Path, path: Path, *, resumes: bool) -> Module:
-    """Trains anew, saving to `path` on the way, or goes on from there."""
+def _loader() -> DataLoader[Any]:
     values = torch.linspace(-1, 1, 128).reshape(32, 4)
     data = [(row, values[row]) for row in range(32)]
+    return DataLoader(data, batch_size=4, shuffle=True)  # type: ignore[arg-type]
+
+
+def _strategy(kind: Kind) -> Any:
+    if kind.strategy != "fsdp":
+        return kind.strategy
+    if kind.in_fabric:
+        from lightning_gaudi.fabric.strategies import HPUFSDPStrategy as Strategy
+    else:
+        from lightning_gaudi.strategies import HPUFSDPStrategy as Strategy
+    return Strategy(state_dict_type="sharded")
+
+
+def _fit(kind: Kind, folder: Path, path: Path, *, resumes: bool) -> Module:
     trainer = pl.Trainer(
         accelerator="hpu",
-        devices=1,
-        strategy=_strategy(name),
+        devices=kind.num_ranks,
+        strategy=_strategy(kind),
         max_steps=NUM_STEPS,
         default_root_dir=folder,
         logger=False,
@@ -84,20 +122,68 @@ def fit(name: str, folder: Path, path: Path, *, resumes: bool) -> Module:
     )
     module = Module()
     pl.seed_everything(2)
-    loader: DataLoader[Any] = DataLoader(data, batch_size=4, shuffle=True)  # type: ignore[arg-type]
-    trainer.fit(module, loader, ckpt_path=str(path) if resumes else None)
+    trainer.fit(module, _loader(), ckpt_path=str(path) if resumes else None)
     return module
 
 
-def main(folder: Path) -> None:
-    """Writes a checkpoint of each strategy, and what its fit did."""
-    found = {}
-    for name in STRATEGIES:
-        module = fit(name, folder, folder / name, resumes=False)
-        found[name] = {"rows": module.rows, "draws": module.draws}
-    (folder / "fits.json").write_text(json.dumps(found))
+def _loop(kind: Kind, path: Path, *, resumes: bool) -> Module:
+    """The same with Fabric, whose user saves and restores random numbers."""
+    fabric = Fabric(accelerator="hpu", devices=kind.num_ranks, strategy=_strategy(kind))
+    fabric.launch()
+    module = Module()
+    fabric.seed_everything(2)
+    model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=0.1))
+    loader = fabric.setup_dataloaders(_loader())
+    state = {"model": model, "optimizer": optimizer, "loader": loader, "step": 0, "random": None}
+    if resumes:
+        fabric.load(path, state)
+        torch.set_rng_state(state["random"])
+    while state["step"] < NUM_STEPS:
+        for batch in loader:
+            fabric.backward(model(batch))
+            optimizer.step()
+            optimizer.zero_grad()
+            state |= {"step": state["step"] + 1, "random": torch.get_rng_state()}
+            if state["step"] == SAVED_AT and not resumes:
+                fabric.save(path, state)
+            if state["step"] == NUM_STEPS:
+                break
+    return module
+
+
+def _train(rank: int, name: str, folder: Path, path: Path, resumes: bool) -> Fit:
+    warnings.simplefilter("ignore")
+    kind = KINDS[name]
+    if kind.in_fabric:
+        module = _loop(kind, path, resumes=resumes)
+    else:
+        module = _fit(kind, folder, path, resumes=resumes)
+    weights = [
+        getattr(each, "to_local", lambda each=each: each)().detach().cpu().clone()
+        for each in module.parameters()
+    ]
+    return Fit(module.rows, module.draws, weights)
+
+
+def train(name: str, folder: Path, path: Path, *, resumes: bool) -> list[Fit]:
+    """Trains anew, saving to `path` on the way, or goes on from there; what each rank did."""
+    return run_trainers(
+        _train, folder, name, folder, path, resumes, num_ranks=KINDS[name].num_ranks
+    )
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Writes a checkpoint of each kind, and what its fit did."""
+    file = folder / "fits.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    for name in names or KINDS:
+        with tempfile.TemporaryDirectory() as scratch:
+            fits = train(name, Path(scratch), folder / name, resumes=False)
+        found[name] = [{"rows": fit.rows, "draws": fit.draws} for fit in fits]
+    file.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    main(Path(sys.argv[1]).resolve())
+    from tests.strategies import earlier  # by the name that ranks know
+
+    earlier.main(Path(sys.argv[1]).resolve(), sys.argv[2:])

@@ -117,6 +117,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_nothing_told")
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.filterwarnings("ignore:Attribute .* is an instance of `nn.Module`")

@@ -19,6 +19,8 @@ from tests.helpers.tiny import QUIET, TinyModule
 from tests.helpers.trainers import run_trainers
 from tests.strategies import worker_cases
 
+pytestmark = pytest.mark.slow
+
 _CHOICES = ("spawn", "forkserver")
 
 
@@ -137,7 +139,6 @@ def ran():
     return json.loads(fork_python(_SCRIPT).stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_batches_and_weights_are_those_of_forked_workers_on_the_cpu(ran):
     assert ran["same"] == [True] * 12
 
@@ -164,7 +165,6 @@ def test_no_process_was_forked_beside_the_card(ran):
     assert "fork-beside-card" not in ran["findings"]
 
 
-@pytest.mark.slow
 def test_ranks_train_alike_with_and_without_workers(tmp_path):
     for without, with_worker in run_trainers(worker_cases.train_on_ranks, tmp_path):
         assert len(without) == len(with_worker) == 6
