@@ -11,6 +11,8 @@ import pytest
 from lightning_gaudi.simulator.settings import RELEASE, RELEASES, read_release
 from tests.helpers.process import run
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "test_gaudi.py")
 NO_SIMULATOR = {"LIGHTNING_GAUDI_SIMULATE": None}
 NO_SEVERAL = "--ignore=tests/contract/several_cards"
@@ -59,28 +61,24 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return _run_simulated(path, "--mode=lazy", *ONE_CARD)
 
 
-@pytest.mark.slow
 def test_contract_holds_in_lazy_mode(report: str) -> None:
     assert "lazy mode: passed" in report
     assert "needs lazy mode" not in report
     assert "several_cards" not in report
 
 
-@pytest.mark.slow
 def test_other_trainers_work_in_lazy_mode(tmp_path: Path) -> None:
     report = _run_simulated(tmp_path / "report.txt", "--mode=lazy", NO_SEVERAL, "-m", "slow")
     assert "lazy mode: passed" in report
     assert re.search(r"\d passed", report)
 
 
-@pytest.mark.slow
 def test_contract_of_several_cards_holds_in_lazy_mode(tmp_path: Path) -> None:
     one = "--ignore=tests/contract/one_card"
     report = _run_simulated(tmp_path / "report.txt", "--mode=lazy", one, "-m", "not slow")
     assert "lazy mode: passed" in report
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", [key for key in RELEASES if key != read_release().key])
 def test_contract_holds_in_older_releases(key: str, tmp_path: Path) -> None:
     """In both modes; of the newest, the default, the tests above do."""
@@ -89,7 +87,6 @@ def test_contract_holds_in_older_releases(key: str, tmp_path: Path) -> None:
     assert "lazy mode: passed" in report
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", [key for key in RELEASES if key != read_release().key])
 def test_contract_of_several_cards_holds_in_older_releases(key: str, tmp_path: Path) -> None:
     several = ("--mode=eager", "--ignore=tests/contract/one_card", "-m", "not slow")
@@ -97,7 +94,6 @@ def test_contract_of_several_cards_holds_in_older_releases(key: str, tmp_path: P
     assert "eager mode: passed" in report
 
 
-@pytest.mark.slow
 def test_one_test_alone_runs_in_both_modes(tmp_path: Path) -> None:
     report = _run_simulated(
         tmp_path / "report.txt",

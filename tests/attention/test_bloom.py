@@ -141,7 +141,7 @@ def test_autocast_stays_near_fp32():
     torch.testing.assert_close(found.float().cpu(), expected, rtol=5e-2, atol=5e-2)
 
 
-@pytest.mark.slow_but("no mask")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the compiler's own deprecations
 @pytest.mark.parametrize("padding", ["left", "no mask"])
 def test_one_graph_of_torch_compile(padding):

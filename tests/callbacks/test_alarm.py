@@ -104,6 +104,7 @@ def test_warm_up_validation_and_the_first_log_step_may_compile() -> None:
     assert alarm.num_late == 0
 
 
+@pytest.mark.slow
 @torch._dynamo.config.patch(recompile_limit=64)
 def test_a_cause_is_told_once_and_very_many_are_not_told() -> None:
     alarm = CompilationAlarm(1)

@@ -98,6 +98,7 @@ def test_a_graph_for_each_token_is_said_once_and_ends() -> None:
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_keeps_its_shapes_stays_compiled(recwarn: pytest.WarningsRecorder) -> None:
     strategy = SingleHPUStrategy(compile="regions")
     module = _fit(Module(pads=True), accelerator="hpu", strategy=strategy)

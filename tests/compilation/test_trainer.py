@@ -236,6 +236,7 @@ class Shapes(Model):
         return self(batch[0][: batch_idx + 1]).square().mean()
 
 
+@pytest.mark.slow
 def test_too_many_shapes_are_told_with_the_limit() -> None:
     from torch._dynamo import config
 

@@ -17,7 +17,8 @@ from tests.launch.started import Started, started
 
 START = """
 import subprocess, sys, time
-from lightning_gaudi._core import processes, rank_monitor
+from lightning_gaudi._core import processes
+from lightning_gaudi._core.processes import rank_monitor
 rank_monitor.GRACE_S = 1.5
 def other(source):
     source = "from lightning_gaudi._core import processes; import sys, time; " + source

@@ -26,7 +26,7 @@ MODULES = {module.name for module in vendor_names.MODULES}
 
 @pytest.fixture(scope="module")
 def used() -> Uses:
-    return uses(PACKAGE / "_core" / "vendor.py")
+    return uses(PACKAGE / "_core" / "vendor" / "__init__.py")
 
 
 def test_every_name_that_is_used_is_listed(used: Uses) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.helpers.process import run
 
+pytestmark = pytest.mark.slow
+
 LIBRARY = """
 import enum
 class Odd:
@@ -120,7 +122,6 @@ def test_workers_know_what_forked_ones_do(name: str, found: list[dict[str, float
     assert ours[name] == forked[name]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ERRORS)
 def test_what_does_not_follow_is_named(name: str, tmp_path: Path) -> None:
     changes, value, message = ERRORS[name]
@@ -131,7 +132,6 @@ def test_what_does_not_follow_is_named(name: str, tmp_path: Path) -> None:
         assert "or in worker_init_fn; or pass num_workers=0" in text
 
 
-@pytest.mark.slow
 def test_what_no_worker_can_unpickle_is_named_and_not_a_worker_that_exited(tmp_path: Path) -> None:
     changes = (
         "def fail(): raise LookupError('no such registry')\n"

@@ -137,6 +137,7 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> ShortRun:
     return lambda name, accelerator: run_all(name in FAST, accelerator)[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in BY_NAME],

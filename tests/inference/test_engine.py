@@ -49,6 +49,7 @@ def test_a_step_runs_without_gradients_and_updates_in_place(engine, device):
     assert not result.is_inference()
 
 
+@pytest.mark.slow
 def test_more_steps_are_compiled_than_torch_has_of_one_function():
     from torch._dynamo import config
 

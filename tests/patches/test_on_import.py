@@ -72,6 +72,7 @@ def test_explicit_import_activates_in_any_order(run: Run, imports: str) -> None:
     assert TRAINED in result.stdout
 
 
+@pytest.mark.slow_but("import lightning_gaudi.strategies.single")
 @pytest.mark.parametrize(
     "first",
     [

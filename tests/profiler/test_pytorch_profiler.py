@@ -110,6 +110,7 @@ def test_events_can_be_averaged_sorted_and_shown_as_a_table(
     assert "aten::addmm" in averages.table(sort_by="cpu_time_total", row_limit=-1)
 
 
+@pytest.mark.slow
 def test_a_profiler_with_events_can_be_sent_and_used_again(tmp_path: Path) -> None:
     profiler = HPUProfiler(tmp_path)
     for _ in range(2):

@@ -136,7 +136,7 @@ def test_the_rank_that_hangs_is_named_on_every_host(hangs: str, waits: str, host
     assert said.count("where every rank stood") == len(set(hosts))
 
 
-@pytest.mark.slow_but("aa")
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
 def test_a_rank_that_is_killed_is_named(hosts: str) -> None:
     with _ranks("waits", "waits", hosts=hosts) as ranks:

@@ -167,6 +167,7 @@ def test_without_the_request_there_is_no_hpu():
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_statistics_need_the_simulator():
     errors = _run_without_the_request().stdout.splitlines()[2:]
     message = "is not active, so it has counted nothing. Set LIGHTNING_GAUDI_SIMULATE"
@@ -267,6 +268,7 @@ import lightning_gaudi
     assert "came after this process's first backward()" in result.stderr
 
 
+@pytest.mark.slow
 def test_backward_runs_in_the_thread_that_calls_it():
     source = """
 import threading

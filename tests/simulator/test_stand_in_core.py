@@ -220,6 +220,7 @@ def test_inference_takes_batch_norms_into_convolutions():
     core.hpu_inference_reset_env()
 
 
+@pytest.mark.slow
 def test_an_inactive_simulator_says_how_to_activate_it():
     source = """
         import sys

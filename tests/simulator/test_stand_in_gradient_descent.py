@@ -83,6 +83,7 @@ def _expected(name):
     return train(REFERENCES[name], "cpu", torch.float64)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_weights_are_those_of_the_reference(name, lazy):
     """In two groups of settings of their own, through a change of the learning rates."""

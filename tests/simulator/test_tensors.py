@@ -308,6 +308,7 @@ class Block(nn.Module):
         return x.softmax(-1) if x.shape[0] > 2 else x
 
 
+@pytest.mark.slow_but("2-eager")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("batch_size", [2, 4])

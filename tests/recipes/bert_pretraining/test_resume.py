@@ -52,7 +52,7 @@ def _fit(data: BertData, folder: Path, num_steps: int, checkpoint: Path | None =
     return torch.stack(losses.values), weights
 
 
-@pytest.mark.slow_but("0")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(make_data, tmp_path, num_workers):

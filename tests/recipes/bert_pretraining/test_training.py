@@ -148,6 +148,7 @@ def test_export_refuses_a_checkpoint_of_something_else(tmp_path):
         export(tmp_path / "other.ckpt", tmp_path / "export")
 
 
+@pytest.mark.slow_but("adamw")
 @pytest.mark.parametrize(
     ("settings", "num_graphs"),
     [

@@ -91,7 +91,7 @@ def _run(recipe: str, path: Path, monkeypatch: pytest.MonkeyPatch, command: str,
     )
 
 
-@pytest.mark.slow_but("mrpc")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_all_that_can_be_off_is_off(recipe, tmp_path, monkeypatch, capsys):

@@ -86,6 +86,7 @@ def test_training_on_hpu_gives_the_bits_of_the_cpu(make_data, tmp_path, checkpoi
     torch.testing.assert_close(weights["hpu"], weights["cpu"], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_fused_attention_trains_like_the_cpu(make_data, tmp_path):
     losses = {}
     for accelerator in ("cpu", "hpu"):
@@ -257,7 +258,7 @@ def test_a_lazy_run_compiles_two_graphs_a_bucket_and_never_waits(tmp_path):
     assert rest == ["0.0", "12", "True"]
 
 
-@pytest.mark.slow_but("scratch")
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["scratch", "pretrained"])
 def test_an_exported_model_loads_in_transformers(make_data, tmp_path, pretrained, source):
     settings = {"name": pretrained, "tokenizer": pretrained} if source == "pretrained" else {}

@@ -149,6 +149,7 @@ def test_lazy_mode_replays_graphs_to_the_same_texts(pretrained, tmp_path):
     assert [json.loads(line)["tokens"] for line in lines] == references(pretrained)
 
 
+@pytest.mark.slow
 def test_a_drawn_text_depends_on_its_prompt_and_number_alone(pretrained, tmp_path):
     drawn = {"accelerator": "cpu", "temperature": 1.5, "top_k": 50, "top_p": 0.95}
     found = [write(pretrained, tmp_path, batch_size=size, **drawn) for size in (1, 2, 5)]

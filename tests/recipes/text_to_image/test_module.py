@@ -108,6 +108,7 @@ def test_a_checkpoint_of_another_size_is_refused(checkpoint, make_cli):
         cli.trainer.validate(cli.model, cli.datamodule, ckpt_path=checkpoint)
 
 
+@pytest.mark.slow
 def test_the_last_batch_is_trimmed_and_batches_do_not_change_pictures(folders, make_cli, tmp_path):
     def paint(batch_size):
         folder = tmp_path / str(batch_size)

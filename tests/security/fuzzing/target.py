@@ -93,7 +93,7 @@ def target(
     *reads: str,
     errors: tuple[type[BaseException], ...] = (ValueError,),
     foreign: tuple[type[BaseException], ...] = (),
-    num_quick: int = 40,
+    num_quick: int = 20,
 ) -> Callable[[Callable[[Path], Parser]], Callable[[Path], Parser]]:
     """Registers a function that makes a `Parser`; see `Target` for the arguments."""
 

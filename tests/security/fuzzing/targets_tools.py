@@ -175,6 +175,7 @@ def _message() -> dict[str, Any]:
     f"{_PACKAGE}.tools.doctor.hosts:_Answers.take",
     f"{_PACKAGE}.tools.doctor.wire_format:_message",
     errors=(),
+    num_quick=4,
 )
 def _hosts(folder: Path) -> Parser:
     """Other hosts' answers: whoever sends nonsense has not answered."""

@@ -121,6 +121,7 @@ def test_an_unknown_mode_is_refused() -> None:
         rules.set_mode("loud")
 
 
+@pytest.mark.slow
 def test_an_unknown_mode_in_the_environment_stops_the_start() -> None:
     result = run_python("import torch", env={settings.RULES: "loud"}, check=False)
     assert result.returncode != 0
