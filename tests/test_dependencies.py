@@ -108,6 +108,7 @@ def _undeclared(imports: Iterable[Import], declared: set[str]) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_importing_the_package_needs_its_base_dependencies_alone() -> None:
     imports = [each for each in _imports("lightning_gaudi") if not each.is_guarded]
     assert _undeclared(imports, _declared() | _brought_by(["lightning"])) == []
@@ -124,6 +125,7 @@ def test_recipes_import_what_their_extra_declares() -> None:
     assert _undeclared(_imports("recipes"), _declared() | extras) == []
 
 
+@pytest.mark.slow_but("None-lightning_gaudi-others0")
 @pytest.mark.parametrize(
     ("extra", "folder", "others"),
     [

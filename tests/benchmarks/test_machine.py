@@ -46,6 +46,7 @@ def test_this_machine_can_be_described() -> None:
     assert {"python", "torch", "lightning", "transformers", "commit"} <= set(found)
 
 
+@pytest.mark.slow
 def test_what_others_use_is_known_after_a_second() -> None:
     watch = machine.OthersWatch()
     assert watch.num_cores() is None, "within a few ticks of the system's clock nobody knows"

@@ -116,7 +116,7 @@ def _sharded(rank: int, folder: Path, strategy: str) -> list[dict[str, float]]:
     return _logged(folder, devices=2, strategy=strategy)[0]
 
 
-@pytest.mark.slow_but("fsdp-2")
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "share"), [("ddp", 1), ("fsdp", 2)])
 def test_of_shards_a_rank_counts_its_own(tmp_path: Path, strategy: str, share: int) -> None:
     rows, _ = run_trainers(_sharded, tmp_path, tmp_path, strategy)

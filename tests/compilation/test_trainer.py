@@ -137,6 +137,7 @@ class Declaring(Model):
         self.log("val_loss", self.head(self.blocks[0](batch[0])).square().mean())
 
 
+@pytest.mark.slow
 def test_a_model_names_its_regions_itself(plain: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Declaring()
     monkeypatch.delenv("LIGHTNING_GAUDI_COMPILE")
@@ -217,6 +218,7 @@ class Branches(Model):
         self.blocks = nn.ModuleList(Branching() for _ in range(2))
 
 
+@pytest.mark.slow
 def test_a_branch_on_values_is_told_once_with_its_line() -> None:
     with pytest.warns(UserWarning, match="cuts Branching") as caught:
         _fit(Branches(), "regions", max_epochs=1)

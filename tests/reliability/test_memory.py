@@ -21,6 +21,7 @@ def _collected() -> None:
     gc.collect()
 
 
+@pytest.mark.slow
 def test_bytes_are_told_by_category_and_what_is_shared_once() -> None:
     model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.BatchNorm1d(4)).to("hpu")
     optimizer = torch.optim.Adam(model.parameters())

@@ -121,7 +121,7 @@ def _wait_for_watchers(rank: Rank) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow_but("sleeps-waits-aa")
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
 @pytest.mark.parametrize(("hangs", "waits"), [("sleeps", "waits"), ("holds", "waits")])
 def test_the_rank_that_hangs_is_named_on_every_host(hangs: str, waits: str, hosts: str) -> None:
@@ -207,6 +207,7 @@ def test_what_watches_is_small_has_no_secrets_and_survives_what_ends_ranks(
         assert ranks[0].process.poll() is None
 
 
+@pytest.mark.slow
 def test_when_all_leave_nothing_is_left_and_nothing_is_said() -> None:
     with _ranks("leaves", "leaves") as ranks:
         assert [rank.wait() for rank in ranks] == [(0, ""), (0, "")]

@@ -65,6 +65,7 @@ def test_activating_unasked_is_an_error(monkeypatch, value):
         simulator.activate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"),
     [

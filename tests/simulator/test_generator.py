@@ -70,6 +70,7 @@ DRAWS: dict[str, Callable[[], object]] = {
 """Operators that torch says are random, and that take no generator, or consist of such."""
 
 
+@pytest.mark.slow_but("dropout", "native_dropout")
 @pytest.mark.parametrize("name", DRAWS)
 def test_another_thread_draws_what_its_seed_says_meanwhile(name: str) -> None:
     """The CPU's default generator is everybody's: the card must not touch it for a moment."""

@@ -31,6 +31,7 @@ def _train(model, x):
     return loss.item(), [p.grad.cpu() for p in model.parameters()]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_trains_as_the_eager_one():
     torch.manual_seed(0)
     layers = (torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))

@@ -94,6 +94,7 @@ def test_weights_are_those_of_the_reference(name, lazy):
     assert lazy[name]["messages"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES | LAZY_CASES)
 def test_lazy_steps_compile_nothing_after_the_second_and_only_lars_waits(name, lazy):
     counts = lazy[name]["after_second_step"]

@@ -43,6 +43,7 @@ def test_every_name_is_there_in_lazy_mode(key: str) -> None:
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.slow
 def test_the_page_is_what_importing_finds() -> None:
     written = document.FILE.read_text()
     assert written == document.markdown({key: _found(key) for key in RELEASES}), (

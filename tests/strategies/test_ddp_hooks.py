@@ -71,6 +71,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, tuple[Weig
     return run_trainers(_fit, tmp_path_factory.mktemp("ranks"), num_ranks=NUM_RANKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tolerance"),
     # Of the way that the weights went: 11 bits of a gradient, 8 bits, rounding in fp32, and 8 bits

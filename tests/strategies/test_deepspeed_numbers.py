@@ -13,6 +13,8 @@ from torch import Tensor
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import CASES, Case, LateStack, Stack, global_losses
 
+pytestmark = pytest.mark.slow
+
 STAGES = (0, 1, 2, 3)
 IN_BF16 = [*((stage, "bf16-mixed") for stage in STAGES), (3, "bf16-true")]
 TRAININGS = [*((stage, "32-true") for stage in STAGES), *IN_BF16]

@@ -122,6 +122,7 @@ def test_a_character_across_the_end_of_the_probe_is_no_error(tmp_path):
     files.check(str(tmp_path / "a.txt"), {})
 
 
+@pytest.mark.slow
 def test_what_is_not_utf8_further_on_is_named_when_it_is_read(tmp_path):
     good = b"A line of text.\n" * (10 * 2**16 + 5000)
     (tmp_path / "a.txt").write_bytes(good + b"\xff")

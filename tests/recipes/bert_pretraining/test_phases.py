@@ -96,6 +96,7 @@ def test_phase_2_takes_weights_and_moments_and_nothing_else(
     assert start.rates == pytest.approx([4e-3 * r for r in (0.5, 0.5**0.5, 0.25**0.5, 0.0)])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_an_interrupted_phase_2_goes_on_as_it_would_have(make_data, tmp_path, phase1):
     settings = PHASE2 | {"phase1_checkpoint": str(phase1[0]), "dropout": 0.0}

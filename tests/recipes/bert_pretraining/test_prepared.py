@@ -123,6 +123,7 @@ def _files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same_files(corpus, tmp_path):
     settings = {"path": str(corpus), "vocab_size": 150, "next_sentence": True}
     source = f"""
@@ -144,6 +145,7 @@ def _batches(settings: dict, queue) -> None:
     queue.put([batch["input_ids"].numpy() for batch in data.train_dataloader()])
 
 
+@pytest.mark.slow
 def test_eight_ranks_that_start_together_get_the_same_data(make_data, tmp_path, monkeypatch):
     # The threads that the tokenizer has started here are missing in forked processes.
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")

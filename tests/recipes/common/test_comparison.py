@@ -61,6 +61,7 @@ def test_a_run_on_a_simulated_card_is_told_apart(
     assert "within" not in shown
 
 
+@pytest.mark.slow
 def test_the_report_of_the_run_has_the_rows(tmp_path: Path) -> None:
     cli = quiet_cli("mrpc", tmp_path, "--published=gaudi_8x", *SMALL)
     cli.trainer.callbacks.insert(0, RunReport("Mrpc fit"))

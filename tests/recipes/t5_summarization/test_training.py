@@ -150,6 +150,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch(make_data, tmp_path)
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_the_logged_loss_is_the_mean_over_the_tokens(make_data, tmp_path):
     trainer = fit("cpu", make_data(), tmp_path)
     module = trainer.lightning_module.eval()

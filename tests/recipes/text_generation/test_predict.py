@@ -70,6 +70,7 @@ def references(name: str) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow_but("cpu-auto")
 @pytest.mark.filterwarnings("ignore:The attention mask:UserWarning")
 @pytest.mark.parametrize(
     ("accelerator", "engine"),

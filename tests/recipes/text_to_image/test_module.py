@@ -102,6 +102,7 @@ def test_what_is_trained_paints_and_is_exported(checkpoint, make_cli, tmp_path, 
     assert np.abs(levels.numpy() - read_levels(folder / "00007.png")).max() <= 1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_size_is_refused(checkpoint, make_cli):
     cli = make_cli("--model.text_width=32")
     with pytest.raises(UserError, match=r"text_width 16 \(configured: 32\)"):

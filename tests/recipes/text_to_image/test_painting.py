@@ -86,6 +86,7 @@ def test_lazy_mode_replays_graphs_to_the_same_pictures(kind, folders, tmp_path):
     assert (made - theirs(kind)).abs().max() <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_batch_paints_what_each_request_alone_does(folders):
     requests = make_requests(PROMPTS, NEGATIVES, 1, [5, 1, 5])
     together = paint(folders["sdxl"], requests)

@@ -93,7 +93,7 @@ def target(
     *reads: str,
     errors: tuple[type[BaseException], ...] = (ValueError,),
     foreign: tuple[type[BaseException], ...] = (),
-    num_quick: int = 20,
+    num_quick: int = 40,
 ) -> Callable[[Callable[[Path], Parser]], Callable[[Path], Parser]]:
     """Registers a function that makes a `Parser`; see `Target` for the arguments."""
 
@@ -202,12 +202,12 @@ def explore(name: str, num_inputs: int) -> Outcome:
 
 @functools.cache
 def _load_hypothesis() -> None:
-    """Has it import what it needs here, and not in each process that is forked from here."""
+    """Has it import what it needs, and look for constants in all modules, once for all forks."""
 
     def draw(random: Random) -> None:
-        random.random()
+        random.random(), random.randrange(1000)
 
-    _quick(1)(given(strategies.randoms(use_true_random=False))(draw))()
+    _quick(200)(given(strategies.randoms(use_true_random=False))(draw))()
 
 
 def _quick(num_inputs: int) -> settings:

@@ -162,7 +162,7 @@ def _record(random: Any, name: str, content: bytes) -> bytes:
     return wild.damaged_bytes(random, content)
 
 
-def _whole(name: str, *reads: str, load: Callable[[Path], Any], num_quick: int = 30) -> None:
+def _whole(name: str, *reads: str, load: Callable[[Path], Any], num_quick: int = 60) -> None:
     """A target that loads whole files."""
 
     @target(

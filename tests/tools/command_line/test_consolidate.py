@@ -65,7 +65,7 @@ def test_safetensors_of_zero_have_the_weights_of_ddp(saved: Any, tmp_path: Path)
         assert torch.equal(found[key], each), key
 
 
-@pytest.mark.slow_but("fsdp")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_both_kinds_have_the_same_weights(saved: Any, name: str, tmp_path: Path) -> None:
     folder, weights, _ = saved

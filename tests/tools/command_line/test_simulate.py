@@ -21,6 +21,7 @@ def _run(*words, env=None, check=True):
     return run([*_SIMULATE, *words], env=_UNSET | (env or {}), check=check)
 
 
+@pytest.mark.slow
 def test_the_command_sees_the_server_and_may_import_the_vendor_first():
     source = """if True:
         import habana_frameworks.torch.core as htcore
