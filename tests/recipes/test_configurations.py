@@ -90,6 +90,14 @@ def _strategy(trainer: dict[str, Any]) -> type:
     return HPUModelParallelStrategy
 
 
+@pytest.mark.slow_but(
+    *(f"{recipe}-simulated" for recipe in RECIPES),
+    "bert_pretraining-published-bert_large_phase1",
+    "mrpc-published-gaudi_1x",
+    "t5_summarization-published-t5_small_gaudi2_8x",
+    "text_generation-published-bloomz_7b_1x",
+    "text_to_image-published-stable_diffusion_1_4",
+)
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=_name)
 def test_a_configuration_is_instantiated_as_it_is(path, tiny):
     recipe = _recipe(path)

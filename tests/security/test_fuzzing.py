@@ -112,7 +112,8 @@ def test_what_a_parser_may_not_do_is_noticed(
     monkeypatch: pytest.MonkeyPatch, parse: Any, expected: str
 ) -> None:
     if parse is _hang:  # which else takes as long as an input may
-        monkeypatch.setattr(target, "MAX_SECONDS", 1.0)
+        monkeypatch.setattr(target, "MAX_SECONDS", 0.3)
+        monkeypatch.setattr(target, "_PATIENCE_S", 0.3)
     monkeypatch.setattr(target, "_MAX_KILLED", 1)
     _register(monkeypatch, parse)
     for act in (target.run, target.explore):

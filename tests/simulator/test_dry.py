@@ -148,6 +148,7 @@ def test_a_kernel_is_asked_once_for_arguments_that_look_the_same(call: str) -> N
     assert _last_line(source, **DRY) == [1, 1]
 
 
+@pytest.mark.slow
 def test_what_is_remembered_has_memory_of_its_own() -> None:
     found = _last_line(
         f"""{LIKE_BEFORE}
@@ -237,6 +238,7 @@ ALL_TWICE = """
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_every_operator_gives_the_same_twice() -> None:
     num, other = _last_line(ALL_TWICE, LIGHTNING_GAUDI_SIMULATE_RULES="off", **DRY)
     assert num > 2000

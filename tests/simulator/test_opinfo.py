@@ -85,7 +85,7 @@ def _samples(num_fast: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("max_samples", [num_fast, all_of_them])
 
 
-@_samples(8)
+@_samples(4)
 @pytest.mark.parametrize("variant", _params(FORWARD))
 def test_forward_equals_cpu(variant: Variant, max_samples: int) -> None:
     _run(_compare_forward, variant, max_samples, misses.FORWARD)
@@ -112,7 +112,7 @@ def _check(variant: Variant) -> Check:
     return "close" if variant.name in misses.NOT_DETERMINISTIC else "bits"
 
 
-@_samples(8)
+@_samples(4)
 @pytest.mark.parametrize("variant", _params(BACKWARD))
 def test_backward_equals_cpu(variant: Variant, max_samples: int) -> None:
     _run(_compare_backward, variant, max_samples, misses.BACKWARD)
@@ -144,7 +144,7 @@ def _gradients(variant: Variant, sample: SampleInput, device: str) -> Sequence[t
     return torch.autograd.grad(outputs, inputs, upstream, allow_unused=True)
 
 
-@_samples(4)
+@_samples(2)
 @pytest.mark.parametrize("variant", _params(FORWARD))
 def test_output_strides_equal_those_of_fake_tensor(variant: Variant, max_samples: int) -> None:
     _run(_compare_strides, variant, max_samples, misses.STRIDES)

@@ -116,7 +116,7 @@ def _fit(rank: int, folder: Path) -> Steps:
     return found
 
 
-@pytest.fixture(scope="module", params=["eager", "lazy"])
+@pytest.fixture(scope="module", params=["eager", pytest.param("lazy", marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Steps]:
     folder = tmp_path_factory.mktemp("ranks")
     env = {"PT_HPU_LAZY_MODE": "1"} if request.param == "lazy" else None
