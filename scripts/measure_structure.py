@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.helpers.rooms import PACKAGE, ROOT, STAND_IN, imports, room_of, sources_of
+from tests.helpers.rooms import PACKAGE, ROOT, imports, is_of_stand_in, room_of, sources_of
 
 SIMULATOR = PACKAGE / "simulator"
 SHORT_LINES = 60
@@ -112,7 +112,7 @@ def _pairs() -> set[tuple[str, str]]:
     found = set()
     for path in sources_of(PACKAGE):
         here = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        if STAND_IN in path.parents or here == f"{PACKAGE.name}.__init__":
+        if is_of_stand_in(path) or here == f"{PACKAGE.name}.__init__":
             continue
         ours = [name for name in imports(path) if name.startswith(f"{PACKAGE.name}.")]
         found |= {(room_of(here), room_of(name)) for name in ours if _is_room(name.split(".")[1])}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_gaudi._core import mirror
-from tests.helpers.rooms import PACKAGE, ROOT, STAND_IN, imports, room_of, sources_of
+from tests.helpers.rooms import PACKAGE, ROOT, imports, is_of_stand_in, room_of, sources_of
 
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 
@@ -106,7 +106,7 @@ def _imported_rooms(room: str) -> set[str]:
     names = {
         room_of(name)
         for source in sources
-        if STAND_IN not in source.parents
+        if not is_of_stand_in(source)
         for name in imports(source)
         if name.startswith("lightning_gaudi.")
     }
@@ -147,7 +147,7 @@ def test_only_vendor_imports_the_vendors_package() -> None:
     importers = [
         path.relative_to(PACKAGE).as_posix()
         for path in sources_of(PACKAGE)
-        if STAND_IN not in path.parents and "habana_frameworks" in _roots(path)
+        if not is_of_stand_in(path) and "habana_frameworks" in _roots(path)
     ]
     assert importers == ["_core/vendor/__init__.py"]
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from recipes.common import entrypoint
+from tests.helpers.rooms import is_of_stand_in
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,7 +22,6 @@ else:
     import tomli as tomllib  # pytest brings it
 
 ROOT = Path(__file__).parents[1]
-STAND_IN = ROOT / "lightning_gaudi" / "simulator" / "stand_in"
 # The vendor's package is part of a Gaudi's environment.
 OURS = {"lightning_gaudi", "_lightning_gaudi_autoload", "recipes", "habana_frameworks"}
 # What Lightning imports for a recipe: its command line, and the loggers of the YAML files.
@@ -71,7 +71,7 @@ def _distributions() -> dict[str, str]:
 
 def _imports(folder: str) -> Iterator[Import]:
     for path in sorted((ROOT / folder).rglob("*.py")):
-        if STAND_IN in path.parents:
+        if is_of_stand_in(path):
             continue
         for module, is_guarded in _modules(ast.parse(path.read_text()), is_guarded=False):
             root = module.split(".")[0]

@@ -8,12 +8,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lightning_gaudi"
-STAND_IN = PACKAGE / "simulator" / "stand_in"
+_SIMULATOR = PACKAGE / "simulator"
+STAND_INS = (_SIMULATOR / "stand_in", _SIMULATOR / "stand_in_unused")
+"""The folders of the vendor's package that stands in, which has the vendor's names."""
 
 
 def sources_of(folder: Path) -> list[Path]:
     """Returns the files of Python in a folder and below, sorted."""
     return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def is_of_stand_in(path: Path) -> bool:
+    """Returns whether a file is part of the vendor's package that stands in."""
+    return any(folder in path.parents for folder in STAND_INS)
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -248,3 +248,32 @@ def test_the_stand_in_activates_the_simulator_if_the_environment_asks(switch):
         """
     env = {"LIGHTNING_GAUDI_AUTOLOAD": switch}
     assert run_python(source, env=env).stdout == "hpu:0 True\n"
+
+
+def test_what_no_code_of_ours_uses_is_loaded_when_it_is_asked_for() -> None:
+    """A class that is called as its module stays the class, however it was imported."""
+    out = fork_python(
+        """
+        import sys, torch, lightning.pytorch as pl, habana_frameworks.torch as ht
+        def unused():
+            return sorted(
+                name.rpartition(".")[2] for name, each in sys.modules.items()
+                if "stand_in_unused" in (getattr(each, "__file__", None) or "")
+                and type(each).__name__ != "_Late"
+            )
+        pl.Trainer(accelerator="hpu", devices=1, logger=False)
+        print(unused())
+        from habana_frameworks.torch.hpex.optimizers.FusedSGD import FusedSGD
+        import habana_frameworks.torch.hpex.kernels.Fp8FusedSDPA as module
+        print(FusedSGD is ht.hpex.optimizers.FusedSGD, callable(module.fp8_fused_sdpa), unused())
+        print(callable(ht.hpex.kernels.fp8_fused_sdpa), ht.hpex.movingavrg.FusedEMA.__name__)
+        from habana_frameworks.torch.hpex.kernels import *
+        print(CTCLoss.__name__, ht.hpex.experimental.transformer_engine.Linear.__name__)
+        """
+    ).stdout
+    assert out.splitlines() == [
+        "[]",
+        "True True ['fp8_fused_sdpa', 'fused_sgd']",
+        "True FusedEMA",
+        "CTCLoss Linear",
+    ]

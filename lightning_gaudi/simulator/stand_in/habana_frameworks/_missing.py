@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, NoReturn
 
 from lightning_gaudi.simulator import vendor_names
@@ -56,7 +57,31 @@ def refused(name: str, reason: str, kind: str = "function") -> Any:
     return refuse
 
 
-def missing(module: str) -> Callable[[str], Any]:
+_late: dict[str, dict[str, str]] = {}
+"""By module, the names that are loaded when they are asked for, and the modules that have them."""
+
+
+def has(module: ModuleType, name: str) -> bool:
+    """Returns whether a module has a name of the vendor's, loaded or not yet."""
+    return name in vars(module) or name in _late.get(module.__name__, {})
+
+
+def load(module: str, home: str) -> ModuleType:
+    """Loads a module below another one, which gets those of its names that have waited for it.
+
+    Args:
+        module: The module's `__name__`.
+        home: The name of the one below.
+    """
+    found = importlib.import_module(f"{module}.{home}")
+    # All of them: a function may be called as the module, which is now in its place.
+    for name, other in _late[module].items():
+        if other == home:
+            setattr(sys.modules[module], name, getattr(found, name))
+    return found
+
+
+def missing(module: str, late: Mapping[str, tuple[str, ...]] | None = None) -> Callable[[str], Any]:
     """Builds a module's `__getattr__`, for the names that the module itself has not.
 
     A name that the vendor's release has is there and refuses to be called; one that it has not
@@ -66,12 +91,19 @@ def missing(module: str) -> Callable[[str], Any]:
 
     Args:
         module: The module's `__name__`.
+        late: Modules below it that are loaded when one of their names is asked for.
     """
     listed = vendor_names.find_module(module)
     names = {} if listed is None else listed.names
-    _hide(module, [name for name, entry in names.items() if not _is_offered(entry)])
+    others = [name for name, entry in names.items() if not _is_offered(entry)]
+    _hide(module, others)
+    homes = {name: home for home, mine in (late or {}).items() for name in mine}
+    waiting = _late[module] = {name: homes[name] for name in homes if name not in others}
 
     def __getattr__(name: str) -> Any:  # noqa: N807 (assigned to a module)
+        if name in waiting:
+            load(module, waiting[name])
+            return vars(sys.modules[module])[name]
         entry, full_name = names.get(name), f"{module}.{name}"
         if entry is not None and _is_offered(entry):
             if entry.kind == "value":

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_gaudi.simulator import vendor_names
 
-from ._missing import missing
+from ._missing import has, missing
 from ._reasons import GPU_MIGRATION, reason_for
 from ._release import release
 
@@ -29,15 +29,23 @@ def install() -> None:
     sys.meta_path.append(_Refusing())
 
 
-def add_eclipsed() -> None:
+def add_eclipsed(only: str | None = None) -> None:
     """Makes the modules that a package has a class of the same name for, `optimizers.FusedAdamW`.
 
     Importing one later would put it in the class's place.
+
+    Args:
+        only: The `__name__` of a package that is imported after the others, and is asked alone.
     """
     for name, listed in vendor_names.modules().items():
         parent, _, short = name.rpartition(".")
         package = sys.modules.get(f"{vendor_names.PACKAGE}.{parent}")
-        if package is None or not listed.is_in(release()) or short not in vars(package):
+        if (
+            package is None
+            or only not in (None, package.__name__)
+            or not listed.is_in(release())
+            or not has(package, short)
+        ):
             continue
         if short in vendor_names.modules()[parent].names and not _has_file(package, short):
             module = ModuleType(f"{package.__name__}.{short}", reason_for(name))
@@ -55,8 +63,8 @@ def _eclipsed(package: ModuleType, module: ModuleType) -> Callable[[str], Any]:
     assert listed is not None
 
     def __getattr__(name: str) -> Any:  # noqa: N807 (assigned to a module)
-        if name in listed.names and name in vars(package):
-            return vars(package)[name]
+        if name in listed.names and has(package, name):
+            return getattr(package, name)
         return refuse(name)
 
     return __getattr__

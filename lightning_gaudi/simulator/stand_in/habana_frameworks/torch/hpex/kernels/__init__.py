@@ -2,42 +2,32 @@
 
 from ...._aliases import alias_modules
 from ...._missing import missing
-from .ctc_loss import CTCLoss
-from .custom_softmax import CustomSoftmax
-from .fp8_fused_sdpa import fp8_fused_sdpa, fp8_sdpa_bwd_wrapper, fp8_sdpa_fwd_wrapper
+from ...._unused import folder_of
 from .fused_sdpa import FusedSDPA, gqa_output_reshape
-from .mixture_of_experts import (
-    mixture_of_experts_bwd_fp8_wrapper,
-    mixture_of_experts_fwd_fp8_wrapper,
-)
-from .py_sdpa import PySDPA, PySDPAHinted, flex_attention_bwd, flex_attention_fwd
-from .rotary_pos_embedding import (
-    RotaryPosEmbeddingHelperV1,
-    RotaryPosEmbeddingHelperV2,
-    RotaryPosEmbeddingHelperV3,
-    RotaryPosEmbeddingMode,
-    apply_rotary_pos_emb,
-)
 
+__path__.append(folder_of(__name__))
+
+_LATE = {
+    "ctc_loss": ("CTCLoss",),
+    "custom_softmax": ("CustomSoftmax",),
+    "fp8_fused_sdpa": ("fp8_fused_sdpa", "fp8_sdpa_bwd_wrapper", "fp8_sdpa_fwd_wrapper"),
+    "mixture_of_experts": (
+        "mixture_of_experts_bwd_fp8_wrapper",
+        "mixture_of_experts_fwd_fp8_wrapper",
+    ),
+    "py_sdpa": ("PySDPA", "PySDPAHinted", "flex_attention_bwd", "flex_attention_fwd"),
+    "rotary_pos_embedding": (
+        "RotaryPosEmbeddingHelperV1",
+        "RotaryPosEmbeddingHelperV2",
+        "RotaryPosEmbeddingHelperV3",
+        "RotaryPosEmbeddingMode",
+        "apply_rotary_pos_emb",
+    ),
+}
 __all__ = [
-    "CTCLoss",
-    "CustomSoftmax",
     "FusedSDPA",
-    "PySDPA",
-    "PySDPAHinted",
-    "RotaryPosEmbeddingHelperV1",
-    "RotaryPosEmbeddingHelperV2",
-    "RotaryPosEmbeddingHelperV3",
-    "RotaryPosEmbeddingMode",
-    "apply_rotary_pos_emb",
-    "flex_attention_bwd",
-    "flex_attention_fwd",
-    "fp8_fused_sdpa",
-    "fp8_sdpa_bwd_wrapper",
-    "fp8_sdpa_fwd_wrapper",
     "gqa_output_reshape",
-    "mixture_of_experts_bwd_fp8_wrapper",
-    "mixture_of_experts_fwd_fp8_wrapper",
+    *(name for names in _LATE.values() for name in names),
 ]
 alias_modules(
     __name__,
@@ -53,4 +43,4 @@ alias_modules(
     RotaryPosEmbeddingHelper="rotary_pos_embedding",
     Softmax="softmax",
 )
-__getattr__ = missing(__name__)
+__getattr__ = missing(__name__, _LATE)

@@ -2,24 +2,24 @@
 
 from ...._aliases import alias_modules
 from ...._missing import missing
-from . import distributed
-from .fused_adagrad import FusedAdagrad
+from ...._unused import folder_of
 from .fused_adamw import FusedAdamW
 from .fused_lamb import FusedLamb
-from .fused_lars import FusedLars
-from .fused_resource_apply_momentum import FusedResourceApplyMomentum
-from .fused_sgd import FusedSGD
-from .mark_step_adam import Adam
 
+__path__.append(folder_of(__name__))
+
+_LATE = {
+    "fused_adagrad": ("FusedAdagrad",),
+    "fused_lars": ("FusedLars",),
+    "fused_resource_apply_momentum": ("FusedResourceApplyMomentum",),
+    "fused_sgd": ("FusedSGD",),
+    "mark_step_adam": ("Adam",),
+}
 __all__ = [
-    "Adam",
-    "FusedAdagrad",
     "FusedAdamW",
     "FusedLamb",
-    "FusedLars",
-    "FusedResourceApplyMomentum",
-    "FusedSGD",
     "distributed",
+    *(name for names in _LATE.values() for name in names),
 ]
 alias_modules(
     __name__,
@@ -33,4 +33,4 @@ alias_modules(
     SparseAdagrad="sparse_adagrad",
     SparseSGD="sparse_sgd",
 )
-__getattr__ = missing(__name__)
+__getattr__ = missing(__name__, _LATE)
