@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "inference": {"_core", "hardware", "untrusted"},
     "reliability": {"_core", "untrusted"},
     "_patches": {"_core", "attention", "reliability", "simulator", "strategy_table", "untrusted"},
-    "data": {"_core", "untrusted"},
+    "data": {"_core", "_patches", "untrusted"},
     "callbacks": {"_core", "compilation", "reliability"},
     "checkpoint": {"_core", "_version", "reliability", "untrusted"},
     "profiler": {"_core", "checkpoint", "compilation", "untrusted"},

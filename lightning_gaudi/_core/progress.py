@@ -1,8 +1,9 @@
-"""What this process is doing, noted for whoever watches it: a few words in memory.
+"""What this process is doing, noted for whoever watches it, and which run it is part of.
 
-A note costs a tuple and, where somebody watches from another process, a copy of it into memory that
-both have. Nobody waits for a device, a store or a lock because of it. The copy is there to be read
-while this process lets no Python run, as in much of the vendor's C code.
+A note is a few words in memory. It costs a tuple and, where somebody watches from another process,
+a copy of it into memory that both have. Nobody waits for a device, a store or a lock because of it.
+The copy is there to be read while this process lets no Python run, as in much of the vendor's C
+code.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import math
 import os
 import struct
 import time
+import uuid
+from collections import Counter
 from collections.abc import Iterator
 from mmap import mmap
 from typing import Any, NamedTuple
@@ -178,3 +181,48 @@ def waiting(collective: str) -> Iterator[None]:
         yield
     finally:
         _note(_now._replace(collective=None, since=time.monotonic()))
+
+
+class Session(NamedTuple):
+    """A fit. One that resumes has the name of the run that it goes on with, and begins later."""
+
+    run: str
+    began: float
+    """In seconds since 1970."""
+
+
+_current: Session | None = None
+
+
+def begin_session() -> None:
+    """Notes that a fit begins, of a new run as far as is known yet."""
+    global _current
+    _current = Session(uuid.uuid4().hex, time.time())
+
+
+def continue_run(run: str) -> None:
+    """Notes that the fit goes on with an earlier run."""
+    global _current
+    _current = current_session()._replace(run=run)
+
+
+def current_session() -> Session:
+    """Returns the fit that this process is in; one begins if there is none."""
+    if _current is None:
+        begin_session()
+    assert _current is not None
+    return _current
+
+
+_num_fits: Counter[str] = Counter()
+"""How often each model's class has been fitted in this process."""
+
+
+def count_fit(model: str) -> int:
+    """Returns how many fits of this process came before this one.
+
+    Args:
+        model: The name of the model's class, which has a count of its own.
+    """
+    _num_fits[model] += 1
+    return _num_fits[model] - 1

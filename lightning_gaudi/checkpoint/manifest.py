@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lightning_gaudi._core.progress import current_session
 from lightning_gaudi._version import __version__
-from lightning_gaudi.reliability.jobs import current_session
 from lightning_gaudi.untrusted import parse_json, path_inside, printable
 
 from .errors import ADVICE, DamagedCheckpointError

@@ -11,13 +11,16 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from lightning_gaudi._core import host_random
+from lightning_gaudi._patches.apply import add, replace
 from lightning_gaudi.data import loader_parts as parts
-from lightning_gaudi.data.loader_parts import check_order, describe
+from lightning_gaudi.data.loader_parts import check_order, describe, is_ordinary
 from lightning_gaudi.data.position import LoaderPosition
 
+_PATCH = "exact-resume"
 _ADVICE = "To begin the data anew, leave the loader out of what is loaded."
 
 
@@ -122,3 +125,50 @@ class ResumableLoader:
             for each in found
             if hasattr(each, "set_epoch") and isinstance(getattr(each, "epoch", None), int)
         ]
+
+
+class ResumableLoaders:
+    """The loaders that a strategy of Fabric has set up: they go on if they are saved.
+
+    Args:
+        run: The strategy, a `reliability.guard.Run`.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self._known: weakref.WeakKeyDictionary[Any, ResumableLoader] = weakref.WeakKeyDictionary()
+        self._has_warned = False
+
+    def loader(self, loader: Any) -> None:
+        """Gives an ordinary DataLoader a `state_dict`; see `ResumableLoader`.
+
+        Args:
+            loader: What Fabric is about to wrap. One that has a state, or iterates in a way of its
+                own, stays as it is.
+        """
+        if not self._run.reliability.exact_resume or not is_ordinary(loader):
+            return
+        found = ResumableLoader(
+            loader, getattr(self._run, "global_rank", 0), self._run.of_all_ranks
+        )
+        self._known[loader] = found
+        replace(_PATCH, loader, "_get_iterator", found.get_iterator)
+        add(_PATCH, loader, "state_dict", found.state_dict)
+        add(_PATCH, loader, "load_state_dict", found.load_state_dict)
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Says once that a checkpoint is without the position of a loader that is in use.
+
+        Args:
+            state: What is to be saved.
+        """
+        saved = [id(each) for each in state.values()]
+        for loader, found in self._known.items():
+            if self._has_warned or id(loader) in saved or not found.is_forgotten:
+                continue
+            self._has_warned = True
+            rank_zero_warn(
+                f"A checkpoint is saved after {found.num_taken} batches of an epoch, and the "
+                "loader is not in it: a run that resumes begins the epoch anew. Put the loader "
+                'into what is saved and loaded, as fabric.save(path, {..., "loader": loader}).'
+            )

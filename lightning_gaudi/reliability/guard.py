@@ -3,7 +3,7 @@
 Behind it are parts, each of which one can read, and switch off, alone: losses that are not finite
 end the run (`LossWatch`), and in the Trainer exact resume, signals and asynchronous saving
 (`strategies.parts`, `strategies.signals`), in Fabric the loaders that go on where they stood
-(`fabric.resumable_loaders`). Where the run is, is noted for the watchdog (`watchdog`).
+(`data.resumable`). Where the run is, is noted for the watchdog (`watchdog`).
 """
 
 from __future__ import annotations

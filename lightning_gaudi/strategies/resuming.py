@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
@@ -22,14 +22,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_gaudi._core.processes.rank_monitor import say
-from lightning_gaudi.reliability.jobs import Job, begin_session, continue_run, count_fit, find_job
+from lightning_gaudi._core.progress import begin_session, continue_run, count_fit
 
 from ..checkpoint.errors import DamagedCheckpointError
 from ..checkpoint.folders import local_path
 from ..checkpoint.leftovers import sweep
-
-if TYPE_CHECKING:
-    from ..checkpoint.job_record import JobRecord
+from .jobs import Job, JobRecord, find_job
 
 
 def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
@@ -216,8 +214,6 @@ class AutoResume:
         fit, job = (*sys.argv, model, str(count_fit(model))), find_job()
         if job is None or not self._can_note(trainer):
             return given
-        from ..checkpoint.job_record import JobRecord  # for who has a job to find again
-
         is_restarted = self._strategy.reduce_boolean_decision(job.num_restarts > 0, all=False)
         chosen = None
         if self._strategy.is_global_zero:

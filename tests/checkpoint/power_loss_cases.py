@@ -25,17 +25,18 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lightning_gaudi.checkpoint import folders, job_record, leftovers
+from lightning_gaudi._core.progress import begin_session
+from lightning_gaudi.checkpoint import folders, leftovers
 from lightning_gaudi.checkpoint.candidates import candidates, read_manifest_if_any, whole
 from lightning_gaudi.checkpoint.io import HPUCheckpointIO
-from lightning_gaudi.checkpoint.job_record import JobRecord
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
 from lightning_gaudi.checkpoint.verify import check_folder
 from lightning_gaudi.deepspeed.checkpoint.consolidate import extras
 from lightning_gaudi.deepspeed.checkpoint.save import save as save_deepspeed
 from lightning_gaudi.deepspeed.checkpoint.shards import find
 from lightning_gaudi.deepspeed.checkpoint.versions import latest
-from lightning_gaudi.reliability.jobs import begin_session
+from lightning_gaudi.strategies import jobs as job_record
+from lightning_gaudi.strategies.jobs import JobRecord
 from tests.faults.resume_cases import Run, strategy_of
 from tests.faults.saving import Engine, rest
 from tests.helpers.disk_states import Disk, State

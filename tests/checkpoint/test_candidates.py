@@ -13,9 +13,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gaudi import HPUCheckpointIO
+from lightning_gaudi._core.progress import begin_session, continue_run
 from lightning_gaudi.checkpoint.candidates import candidates, fallbacks, whole
 from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
-from lightning_gaudi.reliability.jobs import begin_session, continue_run
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
 
 pytestmark = pytest.mark.filterwarnings(

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from lightning_gaudi import HPUCheckpointIO
+from lightning_gaudi._core.progress import begin_session, continue_run
 from lightning_gaudi.checkpoint import checksum, sealed_zip
 from lightning_gaudi.checkpoint.checksum import Checksum, ReadingChecksum, checksum_of
 from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
 from lightning_gaudi.checkpoint.files import open_mapped
 from lightning_gaudi.checkpoint.manifest import CHUNK_BYTES, FileEntry, decode, describe, encode
-from lightning_gaudi.reliability.jobs import begin_session, continue_run
 
 STATE = {
     "state_dict": {"weight": torch.arange(3000.0), "bias": torch.ones(3)},

@@ -9,7 +9,7 @@ import pytest
 
 import lightning_gaudi
 from lightning_gaudi.distributed.cluster import OpenMPIEnvironment
-from lightning_gaudi.reliability.jobs import find_job
+from lightning_gaudi.strategies.jobs import find_job
 from lightning_gaudi.untrusted import read_integer
 
 NAMES = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_gaudi.checkpoint.job_record import JobRecord
+from lightning_gaudi.strategies.jobs import JobRecord
 from lightning_gaudi.strategies.resuming import why_not_remove
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 

@@ -10,9 +10,9 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_gaudi._core import progress
 from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
-from lightning_gaudi.checkpoint.job_record import FOLDER
-from lightning_gaudi.reliability import jobs
+from lightning_gaudi.strategies.jobs import FOLDER
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
 pytestmark = [
@@ -41,7 +41,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def start(env: dict[str, str]) -> None:
         for name, value in env.items():
             monkeypatch.setenv(name, value)
-        jobs._num_fits.clear()
+        progress._num_fits.clear()
 
     monkeypatch.setattr(sys, "argv", ["train.py"])
     return start

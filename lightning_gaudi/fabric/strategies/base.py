@@ -20,14 +20,18 @@ from lightning_gaudi._core import progress, vendor
 from lightning_gaudi._core.precision.fused_clipping import clip_norm
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi.compilation.model import explaining_double_backward
+from lightning_gaudi.data.resumable import ResumableLoaders
 from lightning_gaudi.reliability.guard import Part
 
 from ...checkpoint.errors import damage_on_all_ranks
 from ...checkpoint.io import HPUCheckpointIO
 from ...distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecision
-from ..resumable_loaders import ResumableLoaders
 from .launchers import HPUScriptLauncher, HPUSpawnLauncher
+
+
+class _Loaders(ResumableLoaders, Part):
+    """Loaders that go on where they stood, as a part of a strategy's guard."""
 
 
 class HPUStrategy(HPUMixin):
@@ -59,7 +63,7 @@ class HPUStrategy(HPUMixin):
             )
 
     def _parts(self) -> tuple[Part, ...]:
-        return (ResumableLoaders(self),)
+        return (_Loaders(self),)
 
     def _number_ranks(self) -> None:
         self._set_world_ranks()

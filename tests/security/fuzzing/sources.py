@@ -11,6 +11,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.helpers.rooms import is_of_stand_in
+
 ROOT = Path(__file__).parents[3]
 
 READERS = {
@@ -38,7 +40,7 @@ def readers(folders: tuple[str, ...] = ("lightning_gaudi", "recipes")) -> dict[s
     """What reads, as `package.module:function`, and by which calls."""
     found: dict[str, set[str]] = {}
     for path in sorted(each for folder in folders for each in (ROOT / folder).rglob("*.py")):
-        if "stand_in" in path.parts:
+        if is_of_stand_in(path):
             continue
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for place, call, is_of_environment in _calls(ast.parse(path.read_text("utf-8")), "", False):

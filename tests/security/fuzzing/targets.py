@@ -69,7 +69,7 @@ EXEMPT = {
     "lightning_gaudi.simulator.vendor_names.document:parse": _OWN_PIPE,
     "lightning_gaudi.simulator.vendor_names.found:_parameters": _OURS,
     "lightning_gaudi.simulator.vendor_names:_read": _OURS,
-    "lightning_gaudi.strategies.resuming:_choose": "checkpoint.job_record has it",
+    "lightning_gaudi.strategies.resuming:_choose": "strategies.jobs has it",
     "recipes.bert_pretraining.cache:_make": _MAKES,
     "recipes.bert_pretraining.cache:_sync": _SYNC,
     "recipes.bert_pretraining.fill_mask:candidates": _MAKES,

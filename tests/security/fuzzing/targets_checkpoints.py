@@ -26,7 +26,6 @@ from lightning_gaudi.checkpoint import (
     candidates,
     files as checkpoint_files,
     io as checkpoint_io,
-    job_record,
     leftovers,
     manifest,
     restricted,
@@ -36,6 +35,7 @@ from lightning_gaudi.checkpoint import (
 from lightning_gaudi.checkpoint.checksum import checksum_of
 from lightning_gaudi.checkpoint.errors import DamagedCheckpointError, UntrustedCheckpointError
 from lightning_gaudi.checkpoint.torch_dcp.load import load_full_checkpoint
+from lightning_gaudi.strategies import jobs as job_record
 
 from . import wild
 from .target import Parser, WrongResultError, target
@@ -326,9 +326,9 @@ def _folder_manifest(folder: Path) -> Parser:
 
 
 @target(
-    "checkpoint.job_record",
-    f"{_PACKAGE}.job_record:JobRecord.read",
-    f"{_PACKAGE}.job_record:_read_own",
+    "strategies.jobs.JobRecord",
+    "lightning_gaudi.strategies.jobs:JobRecord.read",
+    "lightning_gaudi.strategies.jobs:_read_own",
     foreign=(OSError,),
 )
 def _job_record(folder: Path) -> Parser:

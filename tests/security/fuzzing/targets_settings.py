@@ -16,9 +16,10 @@ from lightning_gaudi._core.vendor import importing
 from lightning_gaudi.deepspeed.config import load as deepspeed_config
 from lightning_gaudi.distributed import cluster, devices
 from lightning_gaudi.profiler import HPUProfiler
-from lightning_gaudi.reliability import jobs, settings, settings as reliability_settings
+from lightning_gaudi.reliability import settings, settings as reliability_settings
 from lightning_gaudi.simulator import settings as simulator_settings
 from lightning_gaudi.simulator.settings import SimulatorError
+from lightning_gaudi.strategies import jobs
 from lightning_gaudi.tools.audit import process as audit_process
 from lightning_gaudi.tools.command_line import (
     catalog,
@@ -59,7 +60,7 @@ def _reliability(folder: Path) -> Parser:
     return Parser(damage, lambda given: reliability_settings.SETTING.parse(given, "RunGuard(...)"))
 
 
-@target("reliability.jobs", f"{_PACKAGE}.reliability.jobs:find_job")
+@target("strategies.jobs", f"{_PACKAGE}.strategies.jobs:find_job")
 def _jobs(folder: Path) -> Parser:
     seed = {
         "SLURM_JOB_ID": "17",

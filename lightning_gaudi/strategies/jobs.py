@@ -1,8 +1,9 @@
-"""Which checkpoints a fit has saved, for the case that torchrun or SLURM starts it again.
+"""The job of torchrun or SLURM that this process is part of, and what a fit of it has saved.
 
-A folder may hold checkpoints of other runs, and a start may get another folder than the one before
-(`version_1` after `version_0`): so what was saved is written down, path by path, in a small file of
-the job. It lies in `.lightning_gaudi` of the Trainer's `default_root_dir`.
+A job may start again, and goes on from the newest checkpoint that it has saved. A folder may hold
+checkpoints of other runs, and a start may get another folder than the one before (`version_1` after
+`version_0`): so what was saved is written down, path by path, in a small file of the job. It lies
+in `.lightning_gaudi` of the Trainer's `default_root_dir`.
 """
 
 from __future__ import annotations
@@ -12,19 +13,76 @@ import hashlib
 import json
 import os
 import re
+import socket
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lightning_gaudi.untrusted import parse_json
+from lightning_gaudi.untrusted import parse_json, read_integer
 
-from .atomic import write_atomically
-from .folders import make_folder, sync
+from ..checkpoint.folders import make_folder, sync
 
 FOLDER = ".lightning_gaudi"
 _MAX_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Job:
+    """What stays the same when torchrun or SLURM starts its processes again."""
+
+    scheduler: str
+    """`"torchrun"` or `"SLURM"`: who starts them."""
+    name: str
+    """What the scheduler calls it."""
+    is_unique: bool
+    """Whether no other job of the scheduler has the name."""
+    agent: str = ""
+    """The torchrun of this node, which no other has; empty where it is not known."""
+    num_restarts: int = 0
+    """How often it has started this process before; on another node it may be another number."""
+
+    def is_restart_of(self, agent: str, *, is_restarted: bool) -> bool:
+        """Returns whether this is a further start of what had the same name.
+
+        Args:
+            agent: Of the start before.
+            is_restarted: Whether a rank of this start was started before.
+        """
+        # A node that another took the place of has counted no restart.
+        return bool(self.agent and agent == self.agent) or (self.is_unique and is_restarted)
+
+
+def find_job(environ: Mapping[str, str] = os.environ) -> Job | None:
+    """Returns the job that this process is part of; None if nobody would start it again.
+
+    Within a job of SLURM torchrun is part of it: when SLURM starts that again, torchrun is new.
+
+    Source: torch 2.13, `distributed/elastic/agent/server/local_elastic_agent.py` (variables of a
+    worker), `distributed/run.py` (`--rdzv-id`, by default "none" for all), `multiprocessing/api.py`
+    (`DefaultLogsSpecs`: a folder for each agent, below it one for each attempt); SLURM 22.05,
+    sbatch(1), output environment variables.
+    """
+    number, run = environ.get("SLURM_JOB_ID"), environ.get("TORCHELASTIC_RUN_ID")
+    agent = _agent(environ) if run is not None else ""
+    restarts = read_integer("TORCHELASTIC_RESTART_COUNT", 0, environment=environ)
+    if number is not None:
+        name = "-".join(filter(None, (environ.get("SLURM_CLUSTER_NAME"), number)))
+        requeues = read_integer("SLURM_RESTART_COUNT", 0, environment=environ)
+        scheduler = "torchrun" if restarts else "SLURM"
+        return Job(scheduler, f"slurm-{name}", True, agent, restarts + requeues)
+    if run is not None:
+        return Job("torchrun", f"torchrun-{run}", run != "none", agent, restarts)
+    return None
+
+
+def _agent(environ: Mapping[str, str]) -> str:
+    path = environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or len(Path(path).parents) < 3:
+        return ""
+    return f"{socket.gethostname()}:{Path(path).parents[2]}"
 
 
 class JobRecord:
@@ -36,7 +94,7 @@ class JobRecord:
         Args:
             root: A folder that the job has at each start.
             job: The job's name.
-            agent: What has started this process, see `reliability.jobs`.
+            agent: What has started this process, see `Job`.
             fit: What tells the fit from others of the job, such as the command.
         """
         digest = hashlib.sha256("\0".join(fit).encode()).hexdigest()[:12]
@@ -123,6 +181,8 @@ class JobRecord:
             for each, before in self._before.items()
             if each == path or each in self._awaited or found[each] is not None
         }
+        from ..checkpoint.atomic import write_atomically
+
         make_folder(self.path.parent)
         if self.path.parent.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link", str(self.path.parent))

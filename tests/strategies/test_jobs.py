@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_gaudi.reliability.jobs import Job, find_job
+from lightning_gaudi.strategies.jobs import Job, find_job
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "abc",

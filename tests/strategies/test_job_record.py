@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_gaudi.checkpoint.job_record import FOLDER, JobRecord
+from lightning_gaudi.strategies.jobs import FOLDER, JobRecord
 
 
 def _record(folder: Path, job: str = "torchrun-a", fit: str = "0") -> JobRecord:
