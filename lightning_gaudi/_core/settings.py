@@ -13,14 +13,14 @@ Value = TypeVar("Value")
 class Wording(NamedTuple):
     """How a setting is spoken of."""
 
-    argument: str
-    """The argument of a strategy, as "compile="."""
-    callback: str
-    """The callback's class."""
     purpose: str
     """What it says, as "what to compile"."""
     forms: str
     """What may be passed: a sentence."""
+    argument: str = ""
+    """The argument of a strategy, as "compile="; empty where there is none."""
+    callback: str = ""
+    """The callback's class, if there is one."""
 
 
 class Setting(Generic[Value]):

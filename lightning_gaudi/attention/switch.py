@@ -25,12 +25,31 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from lightning_gaudi._core.settings import Setting, Wording
+
 from .kernel import attend, dtype_for, is_torchs_to_answer, why_not_fused
 
 VARIABLE = "LIGHTNING_GAUDI_FUSED_ATTENTION"
 
+
+def _read(value: object) -> bool | None:
+    return {"1": True, "0": False}.get(str(value))
+
+
+SETTING = Setting(
+    bool,
+    VARIABLE,
+    Wording(
+        purpose="whether attention on the HPU is fused",
+        forms="Write 1 (one kernel) or 0 (operators), or unset it for the default, which is 1.",
+    ),
+    _read,
+)
+"""What the environment says; without it, `switch_on_by_default` does."""
+
 # For the whole process, and not for a thread: autograd recomputes checkpointed layers in its own.
 _given = os.environ.get(VARIABLE) or None
+_asked = None if _given is None else _read(_given)
 _default = False
 _chosen: bool | None = None
 _warned: set[str] = set()
@@ -48,12 +67,8 @@ def is_fused() -> bool:
         return _chosen
     if _given is None:
         return _default
-    if _given not in ("0", "1"):
-        raise ValueError(
-            f"{VARIABLE}={_given!r} is neither 1 (attention on the HPU is one fused kernel) nor 0 "
-            "(it is composed of operators). Unset it for the default, which is 1."
-        )
-    return _given == "1"
+    # What is read is known before a graph is traced through here.
+    return bool(SETTING.parse(_given, VARIABLE) if _asked is None else _asked)
 
 
 def switch_on_by_default() -> None:
