@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import shutil
-import socket
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -40,6 +39,7 @@ from lightning_gaudi.strategies.jobs import JobRecord
 from tests.faults.resume_cases import Run, strategy_of
 from tests.faults.saving import Engine, rest
 from tests.helpers.disk_states import Disk, State
+from tests.helpers.ports import free_port
 from tests.helpers.syscalls import mark, record
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
@@ -136,9 +136,7 @@ def _fit(rank: int, case: Case, disk: Path, port: int, job: str) -> None:
 
 def run_fit(case: Case, disk: Path, job: str = "power") -> None:
     """Fit on all ranks of a case, as a job of torchrun's."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
+    port = free_port()
     arguments = (case, disk, port, job)
     ranks = mp.start_processes(_fit, arguments, case.num_ranks, join=False, start_method="fork")
     while not ranks.join():

@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.helpers.ports import free_port
 from tests.helpers.process import is_running
 from tests.helpers.tiny import NUM_FEATURES, QUIET, TinyModule
 
@@ -139,9 +139,7 @@ def _fork(rank: int, fit: Fit, port: int) -> int:
 def start(fit: Fit) -> list[int]:
     """Start all ranks of a fit; returns their ids."""
     fit.temporary.mkdir(exist_ok=True)
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
+    port = free_port()
     return [_fork(rank, fit, port) for rank in range(fit.num_ranks)]
 
 

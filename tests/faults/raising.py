@@ -14,7 +14,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, Dataset
 
+from tests.helpers.ports import free_port
 from tests.helpers.tiny import NUM_FEATURES, QUIET, TinyModule
 
 FOLDER, NUM_CARDS, LIMIT_S = Path(sys.argv[1]), 8, 40.0
@@ -151,10 +151,7 @@ def start(number: int, slot: int, place: str, size: int, rank: int) -> list[int]
     global PLACE, RANK
     folder = FOLDER / str(number)
     folder.mkdir()
-    with socket.socket() as free, socket.socket() as another:
-        free.bind(("127.0.0.1", 0))
-        another.bind(("127.0.0.1", 0))
-        ports = free.getsockname()[1], another.getsockname()[1]
+    ports = free_port(), free_port()
     processes = []
     for each in range(size):
         if process := os.fork():

@@ -7,7 +7,6 @@ import importlib
 import os
 import random
 import signal
-import socket
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.helpers.ports import free_port
 from tests.helpers.tiny import QUIET
 
 NUM_STEPS = 15
@@ -75,9 +75,7 @@ class _Module(pl.LightningModule):
 
 def run_once(run: Run) -> None:
     """Run the script on its ranks; where one is killed, the others are then, too."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
+    port = free_port()
     context = mp.start_processes(_main, (run, port), run.num_ranks, join=False, start_method="fork")
     deadline = time.monotonic() + _TIMEOUT_S
     try:

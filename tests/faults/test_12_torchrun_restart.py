@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.ports import free_port
 from tests.launch.started import ROOT, started
 
 PROGRAM = str(ROOT / "tests" / "faults" / "restartable.py")
@@ -64,7 +64,7 @@ def test_all_ranks_go_on_from_the_newest_checkpoint(
     num_ranks, meeting, faults = CASES[strategy]
     options = [f"--nproc-per-node={num_ranks}", f"--max-restarts={len(faults.split())}", meeting]
     if meeting == "--master-port":
-        options.append(_free_port())
+        options.append(str(free_port()))
     output, killed = _run(tmp_path, [options], faults, devices=num_ranks, strategy=strategy)
     expected = [0, 6, 9][: len(faults.split()) + 1]
     for rank in range(num_ranks):
@@ -79,7 +79,7 @@ def test_all_ranks_go_on_from_the_newest_checkpoint(
 def test_all_nodes_go_on_though_one_alone_has_counted_a_restart(
     tmp_path: Path, measured: Callable[[str], None]
 ) -> None:
-    endpoint = f"localhost:{_free_port()}"
+    endpoint = f"localhost:{free_port()!s}"
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=restarted"]
     torchruns = [
         ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}", "--max-restarts=2", *meeting]
@@ -91,9 +91,3 @@ def test_all_nodes_go_on_though_one_alone_has_counted_a_restart(
     assert [each["first_step"] for each in last] == [6, 6], output
     assert [each["last_step"] for each in last] == [12, 12]
     measured(f"2 nodes: from step 6, {max(each['at'] for each in last) - killed:.0f} s after")
-
-
-def _free_port() -> str:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return str(server.getsockname()[1])

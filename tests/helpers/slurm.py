@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.ports import free_port
+
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _COMMANDS = ("srun", "sbatch", "scontrol", "scancel")
 _PATH = os.pathsep.join((os.environ["PATH"], "/usr/sbin"))
@@ -153,8 +155,4 @@ def _wait_for(path: Path) -> None:
 
 
 def _free_ports() -> list[int]:
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for server in servers:
-            server.bind(("127.0.0.1", 0))
-        return [server.getsockname()[1] for server in servers]
+    return [free_port(), free_port()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
+
+from tests.helpers.ports import free_port
 
 from .ranks import fork_ranks
 
@@ -43,9 +44,7 @@ def run_trainers(
     Raises:
         AssertionError: A rank failed, or they did not end in time.
     """
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
+    port = free_port()
     fork_ranks(_main, folder, num_ranks, port, folder, worker, args, timeout=timeout, env=env)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(num_ranks)]
 

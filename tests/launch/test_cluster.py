@@ -18,6 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_gaudi.distributed import cluster
 from lightning_gaudi.distributed.cluster import OpenMPIEnvironment
 from lightning_gaudi.distributed.launchers import check_spawn
+from tests.helpers.ports import free_port
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers
 
@@ -250,9 +251,7 @@ def _several_trainers(rank: int, another_port: int) -> str:
 
 @pytest.mark.slow
 def test_one_program_may_have_several_trainers(tmp_path: Path) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        another_port = server.getsockname()[1]
+    another_port = free_port()
     for message in run_trainers(_several_trainers, tmp_path, another_port):
         assert "ask for 4 processes, but" in message
         assert "2" in message

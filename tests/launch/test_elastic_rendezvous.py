@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lightning_gaudi.distributed.elastic_rendezvous import agree_on_name, loopback, own_store
+from tests.helpers.ports import free_port
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -89,9 +89,7 @@ def test_a_loopback_address_is_one_that_reaches_this_machine_alone(
 def test_the_store_of_one_machine_listens_on_its_loopback_address_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     for name, value in {"ADDR": "127.0.0.1", "PORT": str(port)}.items():
         monkeypatch.setenv(f"MASTER_{name}", value)

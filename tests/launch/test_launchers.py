@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.ports import free_port
 from tests.launch.started import found, program, run_program, started
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -36,12 +36,6 @@ def _check(ranks: list[dict[str, Any]], num_ranks: int, environment: str) -> Non
     assert {rank["environment"] for rank in ranks} == {environment}
     assert {str(rank["weights"]) for rank in ranks} == {str(ranks[0]["weights"])}
     assert {rank["steps"] for rank in ranks} == {16 // num_ranks}
-
-
-def _free_port() -> str:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return str(server.getsockname()[1])
 
 
 def _run_each(folder: Path, envs: list[Mapping[str, str]], **settings: Any) -> list[dict[str, Any]]:
@@ -81,7 +75,7 @@ def test_four_ranks_on_the_visible_modules(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", [(), SIMULATE])
 def test_torchrun(prefix: tuple[str, ...], tmp_path: Path) -> None:
-    launcher = (*prefix, *TORCHRUN, "--nproc-per-node", "2", "--master-port", _free_port())
+    launcher = (*prefix, *TORCHRUN, "--nproc-per-node", "2", "--master-port", str(free_port()))
     ranks = _run_torchrun(tmp_path, [launcher], devices=[5, 1])
     _check(ranks, 2, "TorchElasticEnvironment")
     assert _modules(ranks) == ["5", "1"]
@@ -101,7 +95,7 @@ def _run_torchrun(
 @pytest.mark.slow
 def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     """Each node has eight cards of its own."""
-    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{_free_port()}")
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()!s}")
     launchers = [
         (*TORCHRUN, "--nnodes=2", "--nproc-per-node=2", f"--node-rank={node}", *meeting)
         for node in range(2)
@@ -128,7 +122,7 @@ def _slurm(rank: int, num_ranks: int, per_node: int) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_slurm_on_two_nodes(tmp_path: Path) -> None:
-    port = {"MASTER_PORT": _free_port()}
+    port = {"MASTER_PORT": str(free_port())}
     envs = [_slurm(rank, 4, per_node=2) | port for rank in range(4)]
     ranks = _run_each(tmp_path, envs, devices=2, num_nodes=2)
     _check(ranks, 4, "SLURMEnvironment")
@@ -158,7 +152,7 @@ def test_open_mpi_on_one_node_needs_nothing_more(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_open_mpi_on_two_nodes(tmp_path: Path) -> None:
-    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": _free_port()}
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     envs = [_open_mpi(rank, 4, per_node=2) | meeting for rank in range(4)]
     ranks = _run_each(tmp_path, envs, devices=2, num_nodes=2)
     _check(ranks, 4, "OpenMPIEnvironment")
@@ -168,7 +162,7 @@ def test_open_mpi_on_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ranks_that_were_given_the_same_module_are_refused(tmp_path: Path) -> None:
     env = {"HLS_MODULE_ID": "1"}
-    command = [*TORCHRUN, "--nproc-per-node=2", "--master-port", _free_port()]
+    command = [*TORCHRUN, "--nproc-per-node=2", "--master-port", str(free_port())]
     with started([*command, *program(tmp_path, devices=2)[1:]], tmp_path, env) as run:
         assert run.wait() == 1
         assert "HLS_MODULE_ID=1 has the ranks 0, 1 of " in run.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_gaudi._core import vendor
+from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 600
@@ -36,9 +36,7 @@ def torchrun(module: str, *args: object, num_ranks: int) -> None:
     Raises:
         AssertionError: A rank failed or they did not end in time; with what they printed.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     run(
         *("-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}"),
         *("--master-addr=127.0.0.1", f"--master-port={port}", "-m", module),

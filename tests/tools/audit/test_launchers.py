@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.ports import free_port
 from tests.helpers.process import run
 
 PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
@@ -29,7 +29,7 @@ def test_all_ranks_that_a_launcher_starts_are_audited(launcher: str, tmp_path: P
     where = shutil.which(launcher, path=PYTHON) or shutil.which(launcher)
     if where is None:
         pytest.skip(f"needs {launcher} on the PATH")
-    port, report = _free_port(), tmp_path / "report.json"
+    port, report = str(free_port()), tmp_path / "report.json"
     words = [port if word == PORT else word for word in LAUNCHERS[launcher]]
     audit = [
         sys.executable,
@@ -55,9 +55,3 @@ def test_all_ranks_that_a_launcher_starts_are_audited(launcher: str, tmp_path: P
     [waits] = [each for each in found["findings"] if each["rule"] == "item-waits"]
     line = PROGRAM.read_text().splitlines().index("    loss.item()  # item-waits") + 1
     assert (waits["file"], waits["line"], waits["ranks"]) == (str(PROGRAM), line, [0, 1])
-
-
-def _free_port() -> str:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return str(server.getsockname()[1])
