@@ -1,7 +1,10 @@
 """Names that torch and the vendor's package have for an HPU, and that raise where they are called.
 
 Libraries ask whether a name is there and take it for a feature: `torch.accelerator`'s functions of
-memory, and `wrap_in_hpu_graph`.
+memory, and `wrap_in_hpu_graph`. And what libraries ask of other devices alone: whether a graph is
+being captured. Nothing may be read on the host then. The vendor's own question,
+`is_current_stream_capturing`, is about an object that `hpu.graph` marks: within a module of
+`wrap_in_hpu_graph` it says no (`hpu/graphs.py`, 1.24.0).
 """
 
 from __future__ import annotations

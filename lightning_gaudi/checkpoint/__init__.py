@@ -1,7 +1,7 @@
 """Checkpoints: CPU tensors, written at once or not at all.
 
-`io` saves and loads files, which `atomic` writes; `torch_dcp` has folders of shards. Those of
-DeepSpeed are in `deepspeed.checkpoint`.
+`io` is what Lightning plugs in, `files` saves and loads a whole file, which `atomic` writes;
+`torch_dcp` has folders of shards. Those of DeepSpeed are in `deepspeed.checkpoint`.
 """
 
 from .io import HPUCheckpointIO
