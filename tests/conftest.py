@@ -49,6 +49,21 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.slow)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """A case that `slow_but` names and that is not there would leave all of them slow."""
+    if any("::" in each for each in config.args):
+        return
+    cases = {}
+    for item in items:
+        if (marker := item.get_closest_marker("slow_but")) is not None:
+            test = item.nodeid.partition("[")[0]
+            cases.setdefault(test, (set(marker.args), set()))[1].add(item.callspec.id)
+    for test, (named, found) in cases.items():
+        if missing := named - found:
+            raise pytest.UsageError(f"{test}: slow_but names cases that are not there: {missing}")
+
+
 def pytest_collection_finish():
     """What has been imported and collected stays: no test, and no fork of one, looks for garbage
     in it.
