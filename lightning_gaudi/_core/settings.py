@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -107,6 +106,8 @@ def check_name(name: Any, known: Sequence[str], advice: str) -> None:
         ValueError: It is none of them; the message names the one that was probably meant.
     """
     if name not in known:
-        close = difflib.get_close_matches(str(name), known, 1)
-        meant = f"Did you mean {close[0]!r}? " if close else ""
+        from .wording import nearest  # needed by messages of errors alone
+
+        close = nearest(str(name), known)
+        meant = f"Did you mean {close!r}? " if close else ""
         raise ValueError(f"There is no {name!r}. {meant}{advice}")

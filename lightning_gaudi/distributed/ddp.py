@@ -153,7 +153,7 @@ class Unfrozen:
 
 
 def _listed(names: Sequence[str]) -> str:
-    from lightning_gaudi._core.wording import listed  # for messages of errors
+    from lightning_gaudi._core.wording import listed  # needed by messages of errors alone
 
     return listed(names, _NUM_NAMES)
 

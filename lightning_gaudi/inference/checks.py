@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import warnings
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from lightning_gaudi._core.wording import nearest
 
 from .buckets import empty_prompt
 from .engine import is_gathered
@@ -157,8 +158,8 @@ def refuse_unknown(unknown: Mapping[str, Any], of: Callable[..., Any]) -> None:
             )
         parameters = inspect.signature(of).parameters.values()
         known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
-        close = difflib.get_close_matches(name, known, n=1)
-        meant = f"Did you mean {close[0]}?" if close else f"There are {', '.join(known)}."
+        close = nearest(name, known)
+        meant = f"Did you mean {close}?" if close else f"There are {', '.join(known)}."
         raise ValueError(f"There is no argument {name!r}. {_INSTEAD.get(name, meant)}")
 
 

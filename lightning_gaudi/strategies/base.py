@@ -41,7 +41,7 @@ from .signals import Ending, forget_loaders_not_begun
 
 
 def _compile_steps(module: Module, compilation: Compilation) -> Any:
-    from .compiled_steps import CompiledSteps  # for who asks for it
+    from .compiled_steps import CompiledSteps  # needed by compile="model" alone
 
     return CompiledSteps(module, compilation)
 
@@ -249,7 +249,7 @@ class HPUStrategy(HPUMixin):
         # The process that waits for spawned ranks has none.
         if (trainer := getattr(self.lightning_module, "_trainer", None)) is not None:
             forget_loaders_not_begun(trainer)
-        from lightning_gaudi.reliability import notes  # for who fails
+        from lightning_gaudi.reliability import notes  # needed where a run fails
 
         notes.tell(exception, self.model, self.optimizers, rank=self.global_rank)
         self.guard.exception(exception)

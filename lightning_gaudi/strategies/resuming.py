@@ -75,7 +75,7 @@ def newest_checkpoint(trainer: pl.Trainer) -> Path | None:
     Raises:
         DamagedCheckpointError: All that there are are damaged.
     """
-    from ..checkpoint.candidates import candidates  # it loads what reads checkpoints
+    from ..checkpoint.candidates import candidates  # needed where a checkpoint is read
 
     damaged: list[str] = []
     found = candidates(checkpoint_folders(trainer), damaged)

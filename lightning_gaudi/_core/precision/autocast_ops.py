@@ -11,7 +11,6 @@ could not be read; release 1.24.0, `hpu_ops/backend/autocast_helpers.cpp`.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,6 +104,8 @@ def _what_is_wrong(line: str) -> str:
         return "ends in a carriage return (convert the file to Unix line ends)"
     if line != name:
         return "has spaces around it"
-    near = difflib.get_close_matches(name[:100], sorted(KNOWN_OPS), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    from ..wording import nearest  # needed by messages of errors alone
+
+    near = nearest(name[:100], sorted(KNOWN_OPS))
+    hint = f"; did you mean {near!r}?" if near else ""
     return f"is no operation of autocast's lists{hint}"

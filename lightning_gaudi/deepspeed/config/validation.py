@@ -7,12 +7,12 @@ for, and what it never looked for is unknown.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from lightning_gaudi._core.wording import nearest
 from lightning_gaudi.untrusted import printable
 
 from .. import library
@@ -153,7 +153,7 @@ def _below(kind: Any) -> Iterator[Any]:
 
 def _unknown(path: str, others: Iterable[str]) -> str:
     parent, _, name = path.rpartition(".")
-    near = difflib.get_close_matches(name, sorted(others), n=1)
+    near = nearest(name, sorted(others))
     place = f" in {parent!r}" if parent else ""
-    way_out = f"Did you mean {near[0]!r}?" if near else "Remove it, or correct its name."
+    way_out = f"Did you mean {near!r}?" if near else "Remove it, or correct its name."
     return f"DeepSpeed knows no setting {name!r}{place} and would ignore it. {way_out}"

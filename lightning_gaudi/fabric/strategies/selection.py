@@ -5,7 +5,6 @@ A form of `strategy_table` is imported when its strategy is asked for, and none 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -150,8 +149,10 @@ class StrategySelection(NamedTuple):
         known = {"auto", *self.registry}
         if isinstance(strategy, str) and strategy.lower() not in known:
             ours = [name for name in known if name.startswith(_BEGINNINGS)]
-            near = difflib.get_close_matches(strategy.lower(), ours, 1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
+            from lightning_gaudi._core.wording import nearest  # needed by messages of errors alone
+
+            near = nearest(strategy.lower(), ours)
+            meant = f" Did you mean {near!r}?" if near else ""
             raise MisconfigurationException(
                 f"strategy={strategy!r} is unknown.{meant} With accelerator='hpu', pass "
                 f"{self.names}, or an instance of a strategy."
