@@ -6,6 +6,9 @@ pytest = $(python) -m pytest -n auto --maxprocesses 4 --dist loadfile
 # Of a Gaudi server's environment, which has the vendor's torch: `make test-gaudi` alone uses it.
 gaudi_python ?= python3
 
+# Where it is set, each of the hundreds of processes that tests start compiles our sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test test-all faults test-gaudi lint types format check-wheel dist benchmarks clean
 
 help:
