@@ -109,7 +109,7 @@ def report(rule: Rule, operator: str = "", detail: str = "") -> None:
     mode = _state["mode"]
     if mode == "off":
         return
-    if (place := _place_of_user()) is None:
+    if (place := place_of_user()) is None:
         return
     observer.tell("rule", rule.key, 1, " with ".join(filter(None, (operator, detail))))
     file, line = place
@@ -118,7 +118,7 @@ def report(rule: Rule, operator: str = "", detail: str = "") -> None:
         return
     message = _sentence(rule, operator, detail)
     if mode == "error" or rule.verdict is Verdict.REFUSED:
-        raise GaudiRuleError(f"{_short(file)}:{line}: {message}")
+        raise GaudiRuleError(f"{short_name(file)}:{line}: {message}")
     _findings[rule.key, file, line] = Finding(rule.key, operator, detail, file, line, message)
     if observer.is_observed():
         return
@@ -133,14 +133,14 @@ def _sentence(rule: Rule, operator: str, detail: str) -> str:
     return f"{met + ': ' if met else ''}a Gaudi {rule.what}. {rule.instead} [{rule.key}]"
 
 
-def _short(file: str) -> str:
+def short_name(file: str) -> str:
     """Returns the file as the user would name it from where the program runs."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-def _place_of_user() -> tuple[str, int] | None:
-    """File and line of the innermost frame that is the user's.
+def place_of_user() -> tuple[str, int] | None:
+    """Returns file and line of the innermost frame that is the user's.
 
     Where all that runs is installed, as the user's own package may be, those of the innermost frame
     that is of no package we know; of the outermost frame if there is none. None while a tensor is

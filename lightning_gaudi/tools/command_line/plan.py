@@ -59,9 +59,8 @@ def add_parser(subparsers: _Subparsers) -> None:
         "--devices",
         type=int,
         choices=range(1, MAX_CARDS + 1),
-        default=1,
         metavar="N",
-        help=f"cards that train together, 1 to {MAX_CARDS} (default 1)",
+        help=f"cards that train together, 1 to {MAX_CARDS} (default the program's; 1 for 'auto')",
     )
     parser.add_argument("--strategy", help="the Trainer's (default the program's)")
     parser.add_argument("--precision", help="the Trainer's (default the program's)")
@@ -88,6 +87,10 @@ def add_parser(subparsers: _Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print all as JSON")
     parser.add_argument("--picture", metavar="FILE", help="draw the memory as bars, as an SVG")
     parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
+
+
+def _tell_progress(text: str) -> None:
+    print(f"lightning-gaudi plan: {shown(text)}", file=sys.stderr, flush=True)
 
 
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -121,7 +124,10 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     found: list[plan.Planned] = []
     try:
         with unwound_by_sigterm():
-            for each in plan.plan(command, request, cards, with_changes=options.changes):
+            ways = plan.plan(
+                command, request, cards, with_changes=options.changes, tell=_tell_progress
+            )
+            for each in ways:
                 found.append(each)
                 if not options.json:
                     print(shown(report.text(each, cards)), flush=True)

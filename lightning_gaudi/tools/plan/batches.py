@@ -1,24 +1,36 @@
-"""Batches of any size: on a dry card only their shapes count."""
+"""Batches of any size, of the samples that a loader has.
+
+On a dry card the shapes of a batch count, and the values of what is small, or of integers: labels,
+lengths, masks. So rows are those of the loader again and again, and large rows of other types are
+left as zeros, which take no memory. A batch whose tensors do not all have a row a sample (a graph's
+nodes, as many boxes as a picture has) is put together anew by the loader's own `collate_fn`.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy
+import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 
-def size_of(batch: Any) -> int:
+def size_of(batch: Any, of_loader: int | None = None) -> int:
     """Counts a batch's samples: the first dim of most of its tensors; 0 if it tells nothing.
 
-    Where it has no tensor, that is the length of most of its lists.
+    Where it has no tensor, that is the length of most of its lists. If its loader says how many it
+    gives, and some tensor or list has so many, that is the number.
     """
-    found = Counter(each.shape[0] for each in _tensors(batch) if each.dim())
+    if of_loader is not None and of_loader in (*_first_dims(batch), *_lengths(batch)):
+        return of_loader
+    found = Counter(_first_dims(batch))
     found = found or Counter(_lengths(batch))
     return found.most_common(1)[0][0] if found else 0
 
@@ -28,6 +40,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield value
     for each in _parts(value):
         yield from _tensors(each)
+
+
+def _first_dims(batch: Any) -> list[int]:
+    return [each.shape[0] for each in _tensors(batch) if each.dim()]
 
 
 def _lengths(value: Any) -> Iterator[int]:
@@ -71,6 +87,8 @@ class _Looked(NamedTuple):
 
     largest: Any
     """None of one that has no batch."""
+    fullest: Any
+    """Of the same number of samples that with the least padding, where there is another one."""
     before: list[Any]
     """A batch of each other shape that the loader has before a largest one, in its order."""
     behind: list[Any]
@@ -99,6 +117,8 @@ class Repeated:
         has_others: bool = False,
     ) -> None:
         self._loader, self._batch_size, self._limit = loader, batch_size, limit
+        self._of_loader = batch_size_of(loader)
+        self._collate: Callable[[int], Any] | None = None
         num_others = _MAX_OTHERS if has_others else 0
         if isinstance(limit, int):
             num_others = min(num_others, max(limit - NUM_STEPS, 0))
@@ -124,7 +144,7 @@ class Repeated:
         except (TypeError, NotImplementedError):  # of one without an end
             num_batches = LOOKED_AT
         if self._batch_size is not None:
-            num_batches *= size_of(self._look().largest) / self._batch_size
+            num_batches *= self._size_of(self._look().largest) / self._batch_size
         num_batches = num_batches * limit if isinstance(limit, float) else min(num_batches, limit)
         return max(self.num_others + NUM_STEPS, min(math.ceil(num_batches), LOOKED_AT))
 
@@ -144,14 +164,17 @@ class Repeated:
             return
         yield from map(self._sized, found.before)
         num_largest = NUM_STEPS if self._num_shapes > 1 else len(self)
+        is_in_training = self._num_shapes == 1 and self._limit is None
+        batches = [found.largest, found.fullest if is_in_training else found.largest]
         if self._limit is not None:
             num_largest = self._num_wanted(self._limit) - self.num_others
         end = time.monotonic() + _EVALUATE_S
         for number in range(num_largest):
             if self._limit is not None and number >= NUM_STEPS and time.monotonic() > end:
                 break
-            # Each its own: hooks change them in place.
-            yield self._sized(found.largest)
+            # Each its own: hooks change them in place. The second step has all that the others
+            # have, and is not the one that is looked into.
+            yield self._sized(batches[number % NUM_STEPS == 1])
         yield from map(self._sized, found.behind)
 
     def _look(self) -> _Looked:
@@ -159,9 +182,15 @@ class Repeated:
         if self._looked_at is None:
             first: dict[Any, tuple[int, Any]] = {}
             last: dict[Any, int] = {}
+            fullest: dict[int, tuple[int, Any]] = {}
             for number, batch in enumerate(self._first()):
-                shape = _shapes(batch, self._batch_size)
-                first.setdefault(shape, (number, batch))
+                shape = _shapes(batch, self._batch_size, self._size_of(batch))
+                full = _num_full(batch)
+                if shape not in first or full > _num_full(first[shape][1]):
+                    first[shape] = (first.get(shape, (number,))[0], batch)
+                size = self._size_of(batch)
+                if size not in fullest or full > fullest[size][0]:
+                    fullest[size] = (full, batch)
                 last[shape] = number
                 if len(first) > self._num_shapes:
                     # The last of those that are as small: the first of the largest stays.
@@ -170,15 +199,27 @@ class Repeated:
             largest = max(first, key=lambda each: _num_elements(first[each][1]), default=None)
             others = [found for shape, found in first.items() if shape != largest]
             end = last[largest] if largest is not None else 0
+            batch = None if largest is None else first[largest][1]
+            full, other = fullest.get(self._size_of(batch), (0, batch))
             self._looked_at = _Looked(
-                None if largest is None else first[largest][1],
+                batch,
+                other if full > _num_full(batch) else batch,
                 [batch for number, batch in others if number < end],
                 [batch for number, batch in others if number > end],
             )
         return self._looked_at
 
+    def _size_of(self, batch: Any) -> int:
+        return size_of(batch, self._of_loader)
+
     def _sized(self, batch: Any) -> Any:
-        return _resized(batch, self._batch_size or size_of(batch))
+        before = self._size_of(batch)
+        size = self._batch_size or before
+        if size == before or _has_rows(batch, before):
+            return _resized(batch, before, size)
+        if self._collate is None:
+            self._collate = _collating(self._loader) or (lambda n: _resized(batch, before, n))
+        return self._collate(size)
 
     def _first(self) -> Iterator[Any]:
         end = time.monotonic() + _LOOK_S
@@ -188,9 +229,55 @@ class Repeated:
                 return
 
 
-def _shapes(batch: Any, size: int | None) -> tuple[Any, ...]:
+def batch_size_of(loader: Any) -> int | None:
+    """Returns how many samples a loader says that its batches have; None if it says nothing."""
+    found = getattr(loader, "batch_size", None)
+    return found if isinstance(found, int) else None
+
+
+def _has_rows(batch: Any, size: int) -> bool:
+    """Returns whether each of its tensors has a row a sample, and each list without one an item."""
+    dims = _first_dims(batch)
+    return all(each == size for each in (dims or _lengths(batch)))
+
+
+def _collating(loader: Any) -> Callable[[int], Any] | None:
+    """Returns what makes a batch of any size of a loader's samples; None if it has none to give.
+
+    The samples are those of the batch with most elements among the first of it.
+    """
+    loader = getattr(loader, "loader", loader)
+    if not isinstance(loader, DataLoader) or loader.collate_fn is None:
+        return None
+    if loader.batch_size is None and loader.batch_sampler is None:
+        return None  # its data set gives whole batches
+    end = time.monotonic() + _LOOK_S
+    most, samples = -1, list[Any]()
+    for found in islice(_samples(loader), LOOKED_AT):
+        num_elements = _num_elements(loader.collate_fn(found))
+        if num_elements > most:
+            most, samples = num_elements, found
+        if time.monotonic() > end:
+            break
+    if not samples:
+        return None
+    return lambda size: loader.collate_fn([samples[n % len(samples)] for n in range(size)])
+
+
+def _samples(loader: DataLoader[Any]) -> Iterator[list[Any]]:
+    """Yields the samples of each batch, before they are put together."""
+    dataset: Any = loader.dataset
+    if loader.batch_sampler is not None and hasattr(dataset, "__getitem__"):
+        for indices in loader.batch_sampler:
+            yield [dataset[index] for index in indices]
+        return
+    rows = iter(dataset)
+    while found := list(islice(rows, loader.batch_size)):
+        yield found
+
+
+def _shapes(batch: Any, size: int | None, before: int) -> tuple[Any, ...]:
     """Returns the shapes of its tensors for so many samples; None stands for as many as it has."""
-    before = size_of(batch)
     return tuple(
         (size or before, *each.shape[1:]) if each.dim() and each.shape[0] == before else each.shape
         for each in _tensors(batch)
@@ -201,20 +288,31 @@ def _num_elements(batch: Any) -> int:
     return sum(each.numel() for each in _tensors(batch))
 
 
-def _resized(batch: Any, size: int) -> Any:
-    """Gives a batch of its first sample, many times: rows of tensors, and items of plain lists."""
-    before = size_of(batch)
+def _num_full(batch: Any) -> int:
+    """Counts what is not zero of its integers and booleans, as padding is in ids and masks."""
+    whole = (each for each in _tensors(batch) if not each.is_floating_point())
+    return sum(int(each.count_nonzero()) for each in whole)
+
+
+_MOST_BYTES = 2**24
+"""Of integers and booleans that a dry card has the values of."""
+_MOST_FLOAT_BYTES = 2**20
+"""Of all else; see the simulator's `runtime/dry.h`."""
+
+
+def _resized(batch: Any, before: int, size: int) -> Any:
+    """Gives a batch of its samples, again and again: rows of tensors, and items of plain lists."""
 
     def resize(value: Any) -> Any:
         if isinstance(value, Tensor):
-            is_whole = not value.dim() or value.shape[0] != before
-            return value if is_whole else value[:1].expand(size, *value.shape[1:]).contiguous()
+            is_row = value.dim() > 0 and value.shape[0] == before
+            return _rows(value, before, size) if is_row else value
         parts = _parts(value)
         if not parts:
             return value
         is_list = type(value) in (list, tuple)
-        if is_list and len(parts) == before and next(_tensors(value), None) is None:
-            return value[:1] * size
+        if is_list and len(parts) == before and before not in _first_dims(value):
+            return type(value)(resize(value[number % before]) for number in range(size))
         resized = [resize(each) for each in parts]
         if isinstance(value, Mapping):
             return type(value)(dict(zip(value, resized, strict=True)))  # type: ignore[call-arg]
@@ -226,3 +324,18 @@ def _resized(batch: Any, size: int) -> Any:
         return replace(value, **dict(zip(names, resized, strict=True)))
 
     return resize(batch)
+
+
+def _rows(value: Tensor, before: int, size: int) -> Tensor:
+    """Gives rows of a tensor, in memory of their own: hooks change batches in place."""
+    if size == before:
+        return value.clone()
+    shape = (size, *value.shape[1:])
+    is_of_integers = value.dtype in (torch.int64, torch.int32, torch.bool)
+    most = _MOST_BYTES if is_of_integers else _MOST_FLOAT_BYTES
+    num_bytes = math.prod(shape) * value.element_size()
+    if num_bytes <= most or not value.is_contiguous() or value.device.type != "cpu":
+        return value[torch.arange(size, device=value.device) % before]
+    # The system gives zeros, and takes memory for what is written.
+    zeros = torch.from_numpy(numpy.zeros(num_bytes, dtype=numpy.uint8))
+    return zeros.view(value.dtype).view(shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,12 @@ from lightning_gaudi.tools.plan.request import MAX_FORKS, VARIABLE, Rehearsed, R
 from lightning_gaudi.tools.plan.run import Run
 from lightning_gaudi.tools.plan.search import Need, largest_within
 
-_SEARCH_S = 300.0
-"""For how long the largest batch is looked for; what is measured then is measured to its end."""
+_LEAST_SEARCH_S, _MOST_SEARCH_S = 15.0, 300.0
+"""For how long the largest batch is looked for: eight times as long as the program's own took, but
+not shorter or longer. What is measured then is measured to its end."""
+
+_LEAST_SIZE_S = 5.0
+"""For how long one size is measured at least, or three times as long as the program's own took."""
 
 _empty_weights: EmptyWeights | None = None
 
@@ -47,11 +51,48 @@ def fill_weights() -> None:
         _empty_weights = None
 
 
-def settings(request: Request) -> dict[str, Any]:
-    """Returns the arguments of a Trainer or Fabric that a request asks for."""
+def settings(request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a Trainer or Fabric that a request asks for, beside those given.
+
+    This process becomes the first of as many ranks as are asked for, or as the program wants.
+    """
     asked = {"strategy": request.strategy, "precision": request.precision}
     found = {name: value for name, value in asked.items() if value is not None}
-    return {"devices": request.devices, **found}
+    num_nodes = 1
+    if (devices := request.devices) is None:
+        num_nodes = int(given.get("num_nodes") or 1)
+        devices = _num_cards_of(given.get("devices"), given.get("strategy"), num_nodes)
+    _play_first_rank(num_nodes * devices, devices)
+    return {"devices": devices, "num_nodes": num_nodes, "accelerator": "hpu", **found}
+
+
+def _num_cards_of(devices: Any, strategy: Any, num_nodes: int) -> int:
+    """Returns on how many cards of a node a program runs; of any number, one."""
+    if isinstance(devices, str) and devices.strip().lstrip("-").isdigit():
+        devices = int(devices)
+    if isinstance(devices, int) and devices > 0:
+        return devices
+    if isinstance(devices, (list, tuple)) and devices:
+        return len(devices)
+    if isinstance(devices, str) and "," in devices:
+        return len([each for each in devices.split(",") if each.strip()])
+    num_cards = 1
+    for kind in ("data", "tensor"):  # of ModelParallelStrategy
+        size = getattr(strategy, f"_{kind}_parallel_size", None)
+        num_cards *= size if isinstance(size, int) else 1
+    return max(1, num_cards // num_nodes)
+
+
+def _play_first_rank(world_size: int, num_cards: int) -> None:
+    """Makes this process the first of so many ranks, as many of which are of its node."""
+    # Nobody listens and nobody comes. Port 0 is free, whoever rehearses at the same time.
+    found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": str(world_size)}
+    found |= dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), "0")
+    found["LOCAL_WORLD_SIZE"] = str(num_cards)
+    for name in found:
+        os.environ.pop(name, None)
+    if world_size > 1:
+        os.environ.update(found)
 
 
 def measure(
@@ -69,29 +110,44 @@ def measure(
     Raises:
         SystemExit: When all is measured.
     """
+    reason = ""
 
-    def needs(batch_sizes: Collection[int]) -> dict[int, Need]:
+    def need_of(size: int, fork: Fork) -> Need | None:
+        nonlocal reason
+        try:
+            return Rehearsed(**fork.found(most_s)).need
+        except RehearsalError as error:
+            reason = f"A batch of {size} could not be rehearsed. {error}"
+            return None
+
+    def needs(batch_sizes: Collection[int]) -> dict[int, Need | None]:
         found, forks = {}, dict[int, Fork]()
         for size in batch_sizes:
             if len(forks) >= MAX_FORKS:
                 done = next(iter(forks))
-                found[done] = Rehearsed(**forks.pop(done).found()).need
+                found[done] = need_of(done, forks.pop(done))
             forks[size] = start(MemoryWatch, size)
-        return found | {size: Rehearsed(**fork.found()).need for size, fork in forks.items()}
+        found |= {size: need_of(size, fork) for size, fork in forks.items()}
+        _write(request, {"tried": [*batch_sizes]})
+        return found
 
     try:
+        begun = time.monotonic()
         thorough = partial(MemoryWatch, is_thorough=True)
         counting, measuring = (start(each, request.batch_size) for each in (Counts, thorough))
         first = Rehearsed(**measuring.found())
+        taken_s = time.monotonic() - begun
+        most_s = max(_LEAST_SIZE_S, 3 * taken_s)
         _write(
             request,
             {
+                "devices": int(os.environ.get("WORLD_SIZE", "1")),
                 "rehearsed": asdict(first),
                 "counted": counting.found(),
                 "published": asdict(published) if published else None,
             },
         )
-        end = time.monotonic() + _SEARCH_S
+        end = time.monotonic() + min(max(_LEAST_SEARCH_S, 8 * taken_s), _MOST_SEARCH_S)
         found = largest_within(
             needs,
             request.budgets,
@@ -99,7 +155,8 @@ def measure(
             lambda: time.monotonic() > end,
             held=first.held_bytes,
         )
-        _write(request, {"largest": found.sizes, "is_complete": found.is_complete})
+        why = "" if found.is_complete else reason
+        _write(request, {"largest": found.sizes, "is_complete": found.is_complete, "why": why})
     except RehearsalError as error:
         _write(request, {"error": str(error)})
         raise SystemExit(1) from None

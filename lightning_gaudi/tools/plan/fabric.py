@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.tools.plan import dry_run
-from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated
+from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated, batch_size_of
 from lightning_gaudi.tools.plan.forks import Fork, GoOn, Teller
 from lightning_gaudi.tools.plan.measurement import Watch
 from lightning_gaudi.tools.plan.model_changes import set_checkpointing
@@ -47,8 +47,7 @@ _run: _FabricRun | None = None
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a Fabric that rehearses, for those that a program has passed."""
-    asked = dry_run.settings(dry_run.read_request())
-    return {**given, "accelerator": "hpu", "num_nodes": 1, "loggers": None, **asked}
+    return {**given, "loggers": None, **dry_run.settings(dry_run.read_request(), given)}
 
 
 def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -> None:
@@ -65,6 +64,7 @@ def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -
     if _run is not None:  # another Fabric of the program that a fork plays
         return
     request = dry_run.read_request()
+    dry_run.settings(request, given)  # what is written of it says on how many cards
 
     def start(make_watch: Callable[[Run], Watch], batch_size: int | None) -> Fork:
         def go_on(teller: Teller) -> NoReturn:
@@ -108,7 +108,7 @@ class _FabricRun(Run):
         make_watch: Callable[[Run], Watch],
     ) -> None:
         self._request = request
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._save = save
         self._teller = teller
         self._fabric: Any = None
@@ -211,10 +211,11 @@ class _FabricRun(Run):
             most = min(len(loader), _MOST_BATCHES)
         except TypeError:
             most = _MOST_BATCHES
-        for batch in islice(Repeated(loader, self._batch_size), most):
+        for batch in islice(Repeated(loader, self.batch_size), most):
             if self._done_at is not None:
                 return
-            self._loader = self._loader or loader.loader
+            if self._loader is None:
+                self._loader, self.of_loader = loader.loader, batch_size_of(loader.loader)
             self._num_batches += loader.loader is self._loader  # and not of one beside it
             self._watch.note_batch(self._num_steps, batch)
             yield batch
@@ -232,7 +233,7 @@ class _FabricRun(Run):
             if not self._evaluated:
                 self._watch.note_evaluation()
             self._evaluated.append(loader.loader)
-        found = Repeated(loader, self._batch_size, 1.0, has_others=True)
+        found = Repeated(loader, self.batch_size, 1.0, has_others=True)
         if not self.is_trained:
             self._watch.note_loader(found.num_before, found.num_others)
         for number, batch in enumerate(islice(found, len(found))):
@@ -336,6 +337,7 @@ class _Plain:
 
     def __init__(self, iterate: Callable[[Any], Iterator[Any]], loader: Any) -> None:
         self.loader, self._iterate = loader, iterate
+        self.batch_size = batch_size_of(loader)
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 import traceback
@@ -50,15 +51,24 @@ class Fork:
             act(Teller(writer))
         os.close(writer)
 
-    def found(self) -> dict[str, Any]:
+    def found(self, most_s: float | None = None) -> dict[str, Any]:
         """Returns the fields of what it has found; waits for it.
 
+        Args:
+            most_s: For how many seconds at most; None for as long as it takes.
+
         Raises:
-            RehearsalError: The program cannot be rehearsed.
+            RehearsalError: The program cannot be rehearsed, or takes longer.
         """
         with os.fdopen(self._reader, "rb") as file:
+            # What it tells is a few thousand bytes, in one write at its end.
+            has_told = select.select([file], [], [], most_s)[0]
+            if not has_told:
+                os.kill(self._pid, signal.SIGKILL)
             text = file.read()
         _, status = os.waitpid(self._pid, 0)
+        if not has_told:
+            raise RehearsalError(f"It took more than {most_s:.0f} seconds.")
         try:
             found = parse_json(text or b"{}")
         except ValueError:  # it was killed in the middle
@@ -115,10 +125,11 @@ def explain(error: BaseException) -> str:
     kind = type(error).__name__
     place = _place_of_user(error)
     hint = ""
-    if isinstance(error, NotImplementedError):
+    if isinstance(error, NotImplementedError) and "dry card" not in str(error):
         hint = (
-            " On a dry card nothing has values: an operator whose result has a size that depends "
-            "on them cannot be planned. Give it a size, or leave it out of what is planned."
+            " On a dry card what is large has no values: an operator whose result has a size that "
+            "depends on them cannot be planned. Give it a size, or plan a smaller batch "
+            "(--batch-size)."
         )
     return f"{kind}: {str(error).strip()}{hint}{place}"
 

@@ -19,9 +19,10 @@ from lightning_gaudi._core.memory.report import REST
 from lightning_gaudi.simulator import observer, statistics
 from lightning_gaudi.simulator.memory import MemoryLog
 from lightning_gaudi.simulator.rules import rows_kernels
+from lightning_gaudi.simulator.rules.report import place_of_user, short_name
 from lightning_gaudi.simulator.rules.table import called_kernels
 from lightning_gaudi.tools.plan import host
-from lightning_gaudi.tools.plan.batches import NUM_STEPS, size_of
+from lightning_gaudi.tools.plan.batches import NUM_STEPS
 from lightning_gaudi.tools.plan.model_changes import can_checkpoint
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed
 from lightning_gaudi.tools.plan.run import Run
@@ -175,6 +176,10 @@ class MemoryWatch(Watch):
         self._most = 0
         self._gathers = False
         self._is_behind_collective = False
+        self._is_looking = False
+        self._guessed: dict[str, str] = {}
+        if is_thorough:
+            observer.observe(self._note_event)
 
     @override
     def note_made(self, model: Any) -> None:
@@ -184,11 +189,11 @@ class MemoryWatch(Watch):
 
     @override
     def begin(self, step: int, batch: Any) -> None:
-        self._batch_size = self._batch_size or size_of(batch)
+        self._batch_size = self._batch_size or self._run.size_of(batch)
         self._marks.append(self._log.mark())
         if step == NUM_STEPS - 1 and self._is_thorough:
             self._gathers = gathers(self._run.model)
-            observer.observe(self._look)
+            self._is_looking = True
 
     @override
     def note_backward(self) -> None:
@@ -215,7 +220,14 @@ class MemoryWatch(Watch):
                 self._checkpoint, self._host[host.SAVED] = host.checkpoint_sizes(self._run)
         super().note_end()
 
-    def _look(self, kind: str, *event: Any) -> None:
+    def _note_event(self, kind: str, what: str, *event: Any) -> None:
+        if kind == "guessed_size":
+            if (place := place_of_user()) is not None:
+                self._guessed.setdefault(f"{short_name(place[0])}:{place[1]}", what)
+        elif self._is_looking:
+            self._look(kind)
+
+    def _look(self, kind: str) -> None:
         """Notes who holds what when the card is given something to do and is fuller than ever.
 
         Gathered weights and buckets come and go within a step, and nobody tells of it. What they
@@ -264,6 +276,7 @@ class MemoryWatch(Watch):
             host=self._host,
             checkpoint=self._checkpoint,
             can_checkpoint=self._can_checkpoint,
+            guessed=self._guessed,
             has_fused_attention=not called_kernels().isdisjoint(rows_kernels.ATTENTION),
             is_lazy=vendor.is_lazy(),
         )

@@ -7,7 +7,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -45,6 +46,8 @@ class Planned:
     """The largest batch of each card by the card's key; 0 where one sample does not fit."""
     is_searched: bool = True
     """Whether larger ones were looked for to the end; False if that took too long."""
+    why: str = ""
+    """Why larger ones could not be rehearsed; empty if that took too long."""
     on: str = ""
     """The card by its title where it was rehearsed for that one alone."""
     error: str = ""
@@ -65,6 +68,9 @@ class Planned:
 
 _ENOUGH = 2**10
 """Seconds after which a rehearsal is given up."""
+
+_LOOK_S = 0.5
+"""How often what a rehearsal has found so far is looked at."""
 
 _NOTHING_RAN = (
     "no Trainer of Lightning and no Fabric ran in it. For another loop see `lightning-gaudi "
@@ -93,7 +99,12 @@ CHANGES: Sequence[tuple[str, Mapping[str, Any]]] = (
 
 
 def plan(
-    command: Sequence[str], request: Request, cards: Sequence[Card], *, with_changes: bool = True
+    command: Sequence[str],
+    request: Request,
+    cards: Sequence[Card],
+    *,
+    with_changes: bool = True,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Planned]:
     """Rehearses a program as it is, and where it does not fit a card, with what makes it fit.
 
@@ -102,13 +113,14 @@ def plan(
         request: How it is to run.
         cards: What it might run on.
         with_changes: Whether to look for changes.
+        tell: Is told of what goes on, a sentence at a time.
 
     Raises:
         PlanError: The program itself cannot be rehearsed.
     """
     missing = [*cards]
     rehearsed: Rehearsed | None = None
-    for found in _rehearse_for_each(command, request, cards, ""):
+    for found in _rehearse_for_each(command, request, cards, "", tell):
         if found.rehearsed is None:
             raise PlanError(found.error)
         if request.checkpointing and not found.rehearsed.can_checkpoint:
@@ -133,16 +145,20 @@ def plan(
         held = rehearsed.held_bytes if "strategy" not in values else 0
         if all(held > card.budget_bytes for card in missing):
             continue
-        for tried in _rehearse_for_each(command, changed, missing, change):
+        for tried in _rehearse_for_each(command, changed, missing, change, tell):
             yield tried
             missing = [card for card in missing if not tried.largest.get(card.key)]
 
 
 def _rehearse_for_each(
-    command: Sequence[str], request: Request, cards: Sequence[Card], change: str
+    command: Sequence[str],
+    request: Request,
+    cards: Sequence[Card],
+    change: str,
+    tell: Callable[[str], None],
 ) -> Iterator[Planned]:
     """Rehearses a program, and once more for cards on which its attention is not fused."""
-    found = _rehearse(command, request, cards, change)
+    found = _rehearse(command, request, cards, change, tell)
     others = [card for card in cards if not card.has_fused_attention]
     is_fused = found.rehearsed is not None and found.rehearsed.has_fused_attention
     if not is_fused or not others:
@@ -150,7 +166,7 @@ def _rehearse_for_each(
         return
     keys = {card.key for card in others}
     yield replace(found, largest={key: n for key, n in found.largest.items() if key not in keys})
-    yield _rehearse(command, request, others, change)
+    yield _rehearse(command, request, others, change, tell)
 
 
 def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
@@ -170,7 +186,7 @@ def _too_large_here(request: Request, found: Rehearsed) -> str:
     """Tells why a rank with its part on the host, in real memory, cannot be rehearsed here."""
     if "offload" not in (request.strategy or ""):
         return ""
-    needed, free = found.held_bytes // request.devices * MAX_FORKS, _free_bytes()
+    needed, free = found.held_bytes // (request.devices or 1) * MAX_FORKS, _free_bytes()
     if free is None or needed <= free:
         return ""
     return (
@@ -189,16 +205,21 @@ def _free_bytes() -> int | None:
 
 
 def _rehearse(
-    command: Sequence[str], request: Request, cards: Sequence[Card], change: str
+    command: Sequence[str],
+    request: Request,
+    cards: Sequence[Card],
+    change: str,
+    tell: Callable[[str], None],
 ) -> Planned:
+    on = f", on a {title}" if (title := _alone(cards)) else ""
+    tell(f"{change or 'as it is'}{on}: it starts")
     with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
         result, written = Path(folder, "result"), Path(folder, "request")
         budgets = tuple(card.budget_bytes for card in cards)
         asked = replace(request, result=str(result), budgets=budgets)
         try:
-            status, output = _run(
-                command, _environment(asked.environment(written), request.devices, cards)
-            )
+            env = _environment(asked.environment(written), cards)
+            status, output = _run(command, env, _Progress(result, tell))
             reason = f"the program ended with status {status}"
         except FileNotFoundError:
             raise PlanError(f"{command[0]}: command not found.") from None
@@ -215,25 +236,58 @@ def _rehearse(
     largest = dict(zip((card.key for card in cards), last["largest"], strict=True))
     published = first["published"] if not change else None
     return Planned(
-        request,
+        replace(request, devices=first["devices"]),
         change,
         Rehearsed(**first["rehearsed"]),
         Counted(**first["counted"]),
         largest,
         is_searched=last["is_complete"],
+        why=last["why"],
         on=_alone(cards),
         published=PublishedRun.of(published) if published else None,
     )
 
 
-def _run(command: Sequence[str], env: dict[str, str]) -> tuple[int, str]:
+class _Progress:
+    """Tells what a rehearsal has written since it was asked last."""
+
+    def __init__(self, result: Path, tell: Callable[[str], None]) -> None:
+        self._result, self._tell = result, tell
+        self._num_told = 0
+        self._begun = time.monotonic()
+
+    def look(self) -> None:
+        """Looks now."""
+        found = read_results(self._result)
+        for each in found[self._num_told :]:
+            text = ""
+            if "rehearsed" in each:
+                text = f"batch {each['rehearsed']['batch_size']} measured"
+            elif "tried" in each:
+                text = f"batch {', '.join(map(str, each['tried']))} tried for the largest one"
+            if text:
+                self._tell(f"  {text} ({time.monotonic() - self._begun:.0f} s)")
+        self._num_told = len(found)
+
+
+def _run(command: Sequence[str], env: dict[str, str], progress: _Progress) -> tuple[int, str]:
     """Returns a program's exit status and the end of what it said; nothing of it is left."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         list(command), env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     )
     try:
-        said, errors = process.communicate(timeout=_ENOUGH)
+        end = time.monotonic() + _ENOUGH
+        while True:
+            try:
+                said, errors = process.communicate(timeout=_LOOK_S)
+            except subprocess.TimeoutExpired:
+                progress.look()
+                if time.monotonic() > end:
+                    raise
+            else:
+                break
+        progress.look()
     finally:
         process.kill()
         process.wait()
@@ -246,14 +300,12 @@ def _alone(cards: Sequence[Card]) -> str:
     return "" if any(card.has_fused_attention for card in cards) else cards[0].title
 
 
-def _environment(
-    request: Mapping[str, str], num_cards: int, cards: Sequence[Card]
-) -> dict[str, str]:
+def _environment(request: Mapping[str, str], cards: Sequence[Card]) -> dict[str, str]:
     """Returns the environment of a program's first rank, on a dry card."""
     # Those that have fused attention plan alike.
     fused = next(key for key, gaudi in GAUDIS.items() if gaudi.has_fused_attention)
     key = cards[0].key if _alone(cards) else fused
-    env = os.environ | {
+    return os.environ | {
         **request,
         SIMULATE: str(MAX_CARDS),
         DRY: "1",
@@ -262,11 +314,6 @@ def _environment(
         "LIGHTNING_GAUDI_RELIABILITY": "off",
         "PYTHONPATH": path_with_stand_in(),
     }
-    if num_cards > 1:
-        # Nobody listens and nobody comes. Port 0 is free, whoever rehearses at the same time.
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        env |= {"WORLD_SIZE": str(num_cards), "RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0"}
-    return env
 
 
 def plan_module(

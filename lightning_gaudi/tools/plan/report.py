@@ -33,8 +33,10 @@ def text(planned: Planned, cards: Sequence[Card]) -> str:
         if card.key in planned.largest:
             lines.append(_verdict(card, found, counted, planned.largest[card.key]))
     lines += _kept(cards, planned)
+    lines += _guessed(found)
     if not planned.is_searched:
-        lines.append("  The search took too long and was ended: larger batches may fit.")
+        reason = planned.why or "The search took too long and was ended."
+        lines.append(f"  {reason} Larger batches may fit.")
     lines.append(
         "  Times are estimates by the cards' peaks, not measurements: at least, what is computed,\n"
         "  sent and held whatever the batch takes; unfused, as if each operator used the memory."
@@ -60,9 +62,21 @@ def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
     return lines
 
 
+def _guessed(found: Rehearsed) -> list[str]:
+    """Returns at which lines the size of a result depends on values that only a run has."""
+    if not found.guessed:
+        return []
+    return [
+        "  How large a result is depends on values that the model computes in a run: they were",
+        "  taken for zeros, and a run may need more or less. Give it a fixed size to know.",
+        *(f"    {place}  {operator}" for place, operator in found.guessed.items()),
+    ]
+
+
 def describe(request: Request) -> str:
     """Returns a request in words."""
-    words = [f"{request.devices} card{'s' if request.devices > 1 else ''}"]
+    num_cards = request.devices or 1
+    words = [f"{num_cards} card{'s' if num_cards > 1 else ''}"]
     words += [f"strategy {request.strategy}"] if request.strategy else []
     words += [f"precision {request.precision}"] if request.precision else []
     if request.checkpointing is not None:

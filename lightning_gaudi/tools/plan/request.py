@@ -26,8 +26,8 @@ class Request:
 
     strategy: str | None = None
     """The Trainer's."""
-    devices: int = 1
-    """Cards, of which this process plays the first."""
+    devices: int | None = None
+    """Cards of all nodes, of which this process plays the first."""
     precision: str | None = None
     checkpointing: bool | None = None
     """Whether models that can are to compute activations again in backward."""
@@ -107,6 +107,9 @@ class Rehearsed:
     """Whether a module can be told to compute its activations again in backward."""
     has_fused_attention: bool = False
     """Whether its attention was the vendor's fused kernel, which a first Gaudi does not have."""
+    guessed: Mapping[str, str] = field(default_factory=dict)
+    """Where the size of a result depends on values that only a run has, as "train.py:42", and the
+    operator: it was planned as if these values were zeros."""
     is_lazy: bool = False
     """Whether it ran in lazy mode, where what is between two `mark_step` is one graph."""
 

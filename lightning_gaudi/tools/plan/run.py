@@ -6,9 +6,20 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lightning_gaudi.tools.plan.batches import size_of
+
 
 class Run(ABC):
     """A run on a dry card, as it is now."""
+
+    batch_size: int | None = None
+    """Of all batches; None for the program's own."""
+    of_loader: int | None = None
+    """What its loader of training says of its batches."""
+
+    def size_of(self, batch: Any) -> int:
+        """Returns how many samples a batch of training has."""
+        return self.batch_size or size_of(batch, self.of_loader)
 
     @property
     @abstractmethod

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 LARGEST = 2**16
@@ -41,7 +42,7 @@ class Largest(NamedTuple):
 
 
 def largest_within(
-    measure: Callable[[Collection[int]], Mapping[int, Need]],
+    measure: Callable[[Collection[int]], Mapping[int, Need | None]],
     budgets: Sequence[int],
     known: dict[int, Need],
     is_over: Callable[[], bool] = lambda: False,
@@ -56,16 +57,18 @@ def largest_within(
     two nearest measurements crosses the budget.
 
     Args:
-        measure: Gives the needs of batch sizes.
+        measure: Gives the needs of batch sizes; None for one that cannot be measured, as for a
+            batch of one sample where its statistics are taken. None that is further away is tried.
         budgets: In bytes.
-        known: Needs by batch size; gets those that are measured.
+        known: Needs by batch size, of one at least; gets those that are measured.
         is_over: Whether to end the search with what is known; asked between measurements.
         held: What is in use whatever the batch, in bytes; None if that is not known.
     """
     found = [0] * len(budgets)
-    searches = {index: _search(budget, known, held) for index, budget in enumerate(budgets)}
+    limits = _Limits()
+    searches = {index: _search(budget, known, limits, held) for index, budget in enumerate(budgets)}
     while searches:
-        if 1 in known and is_over():
+        if is_over():
             for index in searches:
                 fitting = (size for size, need in known.items() if need.whole <= budgets[index])
                 found[index] = max(fitting, default=0)
@@ -77,26 +80,47 @@ def largest_within(
             except StopIteration as end:
                 found[index] = end.value
                 del searches[index]
-        known.update(measure(sorted(wanted)) if wanted else {})
-    return Largest(found, is_complete=True)
+        for size, need in (measure(sorted(wanted)) if wanted else {}).items():
+            if need is not None:
+                known[size] = need
+            elif size > max(known):
+                limits.above = min(size, limits.above)
+            else:
+                limits.below = max(size, limits.below)
+    is_cut_off = limits.above <= LARGEST and max(known) in found
+    return Largest(found, is_complete=not is_cut_off and not (limits.below and 0 in found))
 
 
-def _search(budget: int, known: Mapping[int, Need], held: int | None) -> Generator[int, None, int]:
-    """Yields a size whose need is not known; when it is asked again, it must be."""
+@dataclass
+class _Limits:
+    """Sizes that cannot be measured; neither can those beyond."""
+
+    below: int = 0
+    above: int = LARGEST + 1
+
+
+def _search(
+    budget: int, known: Mapping[int, Need], limits: _Limits, held: int | None
+) -> Generator[int, None, int]:
+    """Yields a size whose need is not known; when it is asked again, it is, or a limit."""
 
     def fits(size: int) -> bool:
         return known[size].whole <= budget
 
     width, num_poor = math.inf, 0
-    if 1 not in known:
-        yield 1
-    if not fits(1):
-        return 0
     while True:
-        low = max(size for size in known if fits(size))
-        high = min((size for size in known if not fits(size)), default=LARGEST + 1)
+        low = max((size for size in known if fits(size)), default=limits.below)
+        high = min((size for size in known if not fits(size)), default=limits.above)
+        if low not in known:  # of a large model not one sample may fit
+            if low + 1 >= high:
+                return 0
+            yield min(2 * low + 1, high - 1)
+            continue
         if high - low <= max(1, low / _CLOSE):
             return low
+        if high == limits.above <= LARGEST:  # the half of what it is larger by, not of what it is
+            yield math.isqrt(low * high)
+            continue
         below = max((size for size in known if size < low), default=0)
         most = _crossing(known, below, low, budget)
         if most is not None and low < LARGEST and most - low < low / _CLOSE:

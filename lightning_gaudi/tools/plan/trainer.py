@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.tools.plan import dry_run
-from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated
+from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated, batch_size_of
 from lightning_gaudi.tools.plan.forks import Fork
 from lightning_gaudi.tools.plan.measurement import Watch
 from lightning_gaudi.tools.plan.model_changes import EmptyWeights, set_checkpointing
@@ -32,7 +32,7 @@ _DROPPED = (
 """Callbacks that write, or want a logger, a score or a clock; those derived from them, too."""
 
 _SETTINGS = {
-    **{"accelerator": "hpu", "num_nodes": 1, "logger": False, "profiler": None},
+    **{"logger": False, "profiler": None},
     **{"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
     **{"max_epochs": 1, "max_steps": -1, "max_time": None},
     **{"fast_dev_run": False, "overfit_batches": 0.0, "num_sanity_val_steps": 0},
@@ -48,7 +48,7 @@ _run: _TrainerRun | None = None
 def settings(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a Trainer that rehearses, for those that a program has passed."""
     request = dry_run.read_request()
-    found = {**given, **_SETTINGS, **dry_run.settings(request)}
+    found = {**given, **_SETTINGS, **dry_run.settings(request, given)}
     found["limit_train_batches"] = NUM_STEPS * (found.get("accumulate_grad_batches") or 1)
     for name in ("limit_val_batches", "limit_test_batches"):
         if limit := found.get(name):  # of a number, enough to measure; none stay none
@@ -116,6 +116,8 @@ def loader_for(loader: Any, trainer: Any, stage: Any) -> Any:
         limit if stage.evaluating else None,
         has_others=kind != "train",
     )
+    if _run is not None and _run.of_loader is None:  # a fit's loader of training is the first
+        _run.of_loader = batch_size_of(loader)
     if _run is not None and _run.watch is not None and trainer.state.fn != "fit":
         _run.watch.note_loader(found.num_before, found.num_others)
     return found

@@ -50,7 +50,7 @@ def test_a_batch_has_as_many_samples_as_are_wanted(batch: Any) -> None:
     for found in islice(iter(loader), 3):
         assert type(found) is type(batch)
         ids = next(iter(_tensors(found)))
-        assert torch.equal(ids, IDS[:1].expand(6, 3))
+        assert torch.equal(ids, torch.cat([IDS, IDS[:2]]))
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def test_lists_of_anything_have_an_item_for_each_sample() -> None:
     requests = [Request(prompt) for prompt in "abcd"]
     words = [["one", "word"] for _ in range(4)]
     found = next(iter(Repeated([{"ids": IDS, "requests": requests, "words": words}], 6)))
-    assert found["requests"] == [Request("a")] * 6
+    assert found["requests"] == [Request(prompt) for prompt in "abcdab"]
     assert found["words"] == [["one", "word"]] * 6
 
 
@@ -87,7 +87,7 @@ def test_a_batch_without_tensors_is_as_large_as_its_lists(batch: Any) -> None:
 def test_what_is_no_row_stays() -> None:
     batch = {"ids": IDS, "numbers": [7, 8, 9, 10], "names": ["a", "b"], "scale": torch.tensor(2.0)}
     found = next(iter(Repeated([batch], 2)))
-    assert (found["numbers"], found["names"], found["scale"]) == ([7, 7], ["a", "b"], 2.0)
+    assert (found["numbers"], found["names"], found["scale"]) == ([7, 8], ["a", "b"], 2.0)
 
 
 def test_without_a_size_the_largest_batch_of_the_loader_comes_again() -> None:

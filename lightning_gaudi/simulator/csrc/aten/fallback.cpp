@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 
 #include "aten/alias.h"
@@ -18,23 +19,31 @@
 #include "runtime/device.h"
 #include "runtime/dry.h"
 #include "runtime/generator.h"
+#include "runtime/memory_accounting.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
 #include "statistics/launches.h"
+#include "statistics/observer.h"
 
 namespace hpu_sim {
 namespace {
 
+/// Whether an index selects what is true, and not positions.
+bool is_mask(const at::Tensor& index) {
+  return index.defined() && (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte);
+}
+
 /// One call of an operator: arguments to the CPU, the kernel, results back to the device.
 class FallbackCall {
  public:
-  FallbackCall(const c10::OperatorHandle& op, torch::jit::Stack* stack)
+  /// `on_meta`: the kernel is that of the device "meta", which computes nothing.
+  FallbackCall(const c10::OperatorHandle& op, torch::jit::Stack* stack, bool on_meta)
       : op_(op),
         info_(op_info(op)),
         stack_(*stack),
         num_arguments_(op.schema().arguments().size()),
         first_(stack->size() - num_arguments_),
-        is_dry_(is_dry() && !info_.is_read),
+        is_dry_(on_meta),
         aliases_of_call_(info_.is_foreign, is_dry_) {}
 
   void run() {
@@ -62,9 +71,37 @@ class FallbackCall {
     }
     results_to_hpu();
     if (is_recorded) define_results();
+    if (is_dry() && !info_.is_view && (is_dry_ || !are_arguments_known_)) lose_results();
     check_entering(info_.name.c_str(), result_types_ & ~types_);
     if (consulted_.waits) host_sync(op_.operator_name().name);
     if (consulted_.is_on_cpu && !consulted_.waits) host_sync("cpu_fallback");
+  }
+
+  /// How much it will return that is new, by a call on "meta" that is then over; none if no kernel
+  /// there can tell, as where it depends on values.
+  std::optional<Amount> predict() {
+    for (size_t i = 0; i < num_arguments_; ++i) argument_to_cpu(i);
+    check_devices();
+    fill_in_generator();
+    keep_mutated(aliases_);
+    try {
+      call_meta_kernel();
+    } catch (const std::exception&) {  // of a kernel in Python it is Python's; the CPU's has its own
+      return std::nullopt;
+    }
+    Amount amount = amount_of(aliases_);  // as `out=` now is
+    const size_t num_results = info_.returned_arguments.size();
+    for (size_t r = 0; r < num_results; ++r) {
+      if (info_.returned_arguments[r] < 0) add(stack_[stack_.size() - num_results + r], amount);
+    }
+    return amount;
+  }
+
+  /// What a call is given, of the card and of the host.
+  static Amount amount_of(c10::ArrayRef<c10::IValue> arguments) {
+    Amount amount;
+    for (const c10::IValue& each : arguments) add(each, amount);
+    return amount;
   }
 
  private:
@@ -114,10 +151,23 @@ class FallbackCall {
     c10::List<std::optional<at::Tensor>> result;
     for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
       if (tensor.has_value()) see(*tensor, i);
+      if (is_dry_ && tensor.has_value() && is_mask(*tensor)) {
+        add_positions(*tensor, result);
+        continue;
+      }
       result.push_back(tensor.has_value() ? std::make_optional(aliases_of_call_.to_cpu(*tensor))
                                           : std::nullopt);
     }
     return result;
+  }
+
+  /// In place of a mask, the positions of what it selects: on "meta" nobody can count them.
+  static void add_positions(const at::Tensor& mask, c10::List<std::optional<at::Tensor>>& result) {
+    c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
+    const int64_t num_selected = unowning_cpu_alias(mask).count_nonzero().item<int64_t>();
+    for (int64_t dim = 0; dim < mask.dim(); ++dim) {
+      result.push_back(at::empty({num_selected}, at::device(at::kMeta).dtype(at::kLong)));
+    }
   }
 
   void device_to_cpu(c10::IValue& value) {
@@ -141,8 +191,35 @@ class FallbackCall {
     return cpu_generator_of(generator);
   }
 
+  static void add(const c10::IValue& value, Amount& amount) {
+    if (value.isTensor()) {
+      amount.add(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& each : value.toTensorVector()) amount.add(each);
+    } else if (value.isOptionalTensorList()) {
+      for (const auto& each : value.toOptionalTensorVector()) {
+        if (each.has_value()) amount.add(*each);
+      }
+    }
+  }
+
+  void lose_results() {
+    for (const c10::IValue& original : originals_) lose(original);
+    const size_t num_results = info_.returned_arguments.size();
+    for (size_t r = 0; r < num_results; ++r) lose(stack_[stack_.size() - num_results + r]);
+  }
+
+  static void lose(const c10::IValue& value) {
+    if (value.isTensor()) {
+      lose_values(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& each : value.toTensorVector()) lose_values(each);
+    }
+  }
+
   void see(const at::Tensor& tensor, size_t i) {
     if (!tensor.defined()) return;
+    are_arguments_known_ = are_arguments_known_ && has_values(tensor);
     if (tensor.device().is_hpu()) {
       types_ |= type_bit(tensor.scalar_type());
       return;
@@ -188,22 +265,34 @@ class FallbackCall {
   void call_meta_kernel() {
     MetaKey key(info_, torch::jit::last(stack_, num_arguments_));
     if (key.is_complete() && recall_meta_results(key, info_, stack_)) return;
+    const std::vector<int64_t> sizes = sizes_of_mutated();
     call_unknown_meta_kernel();
     // One that has resized an argument may find it resized already, and does another thing.
-    if (!sync_mutated() && key.is_complete()) remember_meta_results(std::move(key), info_, stack_);
+    if (!sync_mutated() && sizes == sizes_of_mutated() && key.is_complete()) {
+      remember_meta_results(std::move(key), info_, stack_);
+    }
+  }
+
+  std::vector<int64_t> sizes_of_mutated() const {
+    std::vector<int64_t> sizes;
+    for (const c10::IValue& alias : aliases_) {
+      if (!alias.isTensor() || !alias.toTensor().defined()) continue;
+      const auto of_tensor = alias.toTensor().sizes();
+      sizes.insert(sizes.end(), of_tensor.begin(), of_tensor.end());
+    }
+    return sizes;
   }
 
   void call_unknown_meta_kernel() {
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
     try {
       op_.redispatchBoxed(kMetaKeys, &stack_);
-    } catch (const c10::NotImplementedError& error) {
+    } catch (const c10::NotImplementedError&) {
       TORCH_CHECK_NOT_IMPLEMENTED(
           false, info_.name,
-          " has a result whose size depends on values, or no kernel for the device \"meta\", so a "
-          "dry card cannot tell what it takes. Give the size (static shapes), or leave the "
-          "operator out of what is planned. torch said: ",
-          error.what_without_backtrace());
+          " has a result whose size depends on values, of more than ", format_bytes(kSizedBytes),
+          ", or no kernel for the device \"meta\", so a dry card cannot tell what it takes. Give the "
+          "size (static shapes), or plan a smaller batch.");
     }
   }
 
@@ -300,12 +389,62 @@ class FallbackCall {
   };
   std::optional<Stranger> stranger_;
   bool results_stay_on_host_ = false;
+  bool are_arguments_known_ = true;  // on a dry card: all have their values
 };
+
+/// Whether the size of the result depends on values that a dry card does not have.
+bool is_size_guessed(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (!op.hasTag(at::Tag::dynamic_output_shape)) return false;
+  Amount amount;
+  for (const c10::IValue& each : arguments) {
+    if (!each.isOptionalTensorList()) continue;
+    for (const auto& index : each.toOptionalTensorVector()) {
+      if (index.has_value() && is_mask(*index)) amount.add(*index);
+    }
+    return !amount.is_known();
+  }
+  if (op.operator_name().name == "aten::masked_select") {
+    amount.add(arguments[1].toTensor());
+    return !amount.is_known();
+  }
+  return !FallbackCall::amount_of(arguments).is_known();
+}
+
+/// Whether no kernel of the device "meta" may be able to tell its sizes.
+bool may_depend_on_values(const c10::OperatorHandle& op, const OpInfo& info) {
+  return op.hasTag(at::Tag::dynamic_output_shape) || !info.is_told_on_meta.load();
+}
+
+bool returns_no_tensor(const c10::OperatorHandle& op) {
+  const auto& results = op.schema().returns();
+  return std::none_of(results.begin(), results.end(), [](const c10::Argument& each) {
+    return each.type()->str().find("Tensor") != std::string::npos;
+  });
+}
+
+/// Whether a dry card calls the kernel of the CPU, of small things and where sizes depend on values.
+bool is_computed_dry(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const OpInfo& info = op_info(op);
+  if (info.is_read) return true;
+  if (info.is_view) return false;
+  const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
+  const Amount amount = FallbackCall::amount_of(arguments);
+  if (!amount.is_small() && !may_depend_on_values(op, info)) return false;
+  torch::jit::Stack copy(arguments.begin(), arguments.end());
+  const auto results = FallbackCall(op, &copy, /*on_meta=*/true).predict();
+  if (results.has_value()) info.is_told_on_meta.store(true);
+  // Of little it does not matter: not even all of it would fill a card.
+  const bool is_much = amount.num_bytes() > kComputedBytes;
+  if (is_much && is_size_guessed(op, arguments)) observe("guessed_size", info.name, 1);
+  if (results.has_value()) return amount.is_small() && results->is_small();
+  return amount.num_bytes() <= kSizedBytes || returns_no_tensor(op);
+}
 
 }  // namespace
 
 void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  FallbackCall(op, stack).run();
+  const bool on_meta = is_dry() && !is_computed_dry(op, *stack);
+  FallbackCall(op, stack, on_meta).run();
 }
 
 }  // namespace hpu_sim

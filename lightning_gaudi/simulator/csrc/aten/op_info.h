@@ -3,6 +3,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -30,6 +31,9 @@ struct OpInfo {
   bool has_contiguous_results = false;
   TypeSet widened = 0;              ///< for which the CPU has no kernel, and accelerators have
   bool widens_int32_index = false;  ///< the CPU wants int64 indices, Gaudi takes int32 as well
+
+  /// A kernel of the device "meta" has told the sizes of its results.
+  mutable std::atomic<bool> is_told_on_meta{false};
 
   OpRules rules;  ///< what a card does otherwise
 

@@ -39,7 +39,7 @@ WorkPtr ended(OpType type, Tensors outputs) {
 
 // Aliases of a dry card's tensors look like any on the CPU: size alone says whether to copy.
 void copy_if_small(const Tensor& target, const Tensor& source) {
-  if (std::max(target.nbytes(), source.nbytes()) > kCopiedBytes) return;
+  if (std::max(target.nbytes(), source.nbytes()) > kComputedBytes) return;
   target.view({-1}).copy_(source.reshape({-1}).slice(0, 0, target.numel()));
 }
 

@@ -30,7 +30,10 @@ void check_writable(const at::Tensor& tensor) {
 }
 
 at::Tensor Staging::stage(const at::Tensor& tensor, bool is_read, bool is_written) {
-  if (is_written) check_writable(tensor);
+  if (is_written) {
+    check_writable(tensor);
+    if (is_dry() && tensor.nbytes() > kComputedBytes) lose_values(tensor);
+  }
   at::Tensor alias = unowning_cpu_alias(tensor);
   held_.push_back(tensor);
   const bool is_cast = purpose_ == Purpose::kReduce && c10::isFloat8Type(alias.scalar_type());

@@ -66,7 +66,7 @@ class HPUAllocator final : public c10::Allocator {
   }
 
   void copy_data(void* dest, const void* src, std::size_t count) const override {
-    if (!is_dry() || count <= kCopiedBytes) default_copy_data(dest, src, count);
+    if (!is_dry() || count <= kComputedBytes) default_copy_data(dest, src, count);
   }
 };
 

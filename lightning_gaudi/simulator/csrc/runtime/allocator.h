@@ -33,6 +33,9 @@ struct Block {
   int64_t graph_epoch = -1;
   int64_t graph_value = -1;
 
+  /// Whether a dry card has what is in it: zeros at first. See runtime/dry.h.
+  std::atomic<bool> has_values{true};
+
   // A CPU storage over this memory that does not own it, made at the first use (aten/alias.cpp).
   std::atomic<c10::StorageImpl*> cpu_twin{nullptr};
 };

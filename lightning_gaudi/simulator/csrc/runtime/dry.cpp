@@ -8,6 +8,8 @@
 #include <memory>
 #include <string>
 
+#include "runtime/allocator.h"
+
 namespace hpu_sim {
 namespace {
 
@@ -26,6 +28,41 @@ void unmap(void* context) {
 std::atomic<bool> g_is_dry{false};
 
 void set_dry() { g_is_dry.store(true); }
+
+namespace {
+
+Block* block_of_tensor(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.device().is_hpu() || !tensor.has_storage()) return nullptr;
+  return block_of(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+bool is_of_integers(at::ScalarType type) {
+  return type == at::kLong || type == at::kInt || type == at::kBool;
+}
+
+}  // namespace
+
+bool has_values(const at::Tensor& tensor) {
+  const Block* block = block_of_tensor(tensor);
+  return block == nullptr || block->has_values.load(std::memory_order_relaxed);
+}
+
+void lose_values(const at::Tensor& tensor) {
+  if (Block* block = block_of_tensor(tensor)) {
+    block->has_values.store(false, std::memory_order_relaxed);
+  }
+}
+
+void Amount::add(const at::Tensor& tensor) {
+  if (!tensor.defined()) return;
+  (is_of_integers(tensor.scalar_type()) ? num_integer_bytes_ : num_float_bytes_) += tensor.nbytes();
+  is_known_ = is_known_ && has_values(tensor);
+}
+
+bool Amount::is_small() const {
+  return num_float_bytes_ <= kComputedBytes &&
+         num_bytes() <= (is_known_ ? kKnownBytes : kComputedBytes);
+}
 
 c10::DataPtr reserve_addresses(size_t num_bytes) {
   if (num_bytes == 0) return {nullptr, c10::Device(c10::DeviceType::CPU)};
