@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 
 class Weight(enum.IntEnum):
@@ -36,7 +37,7 @@ class Finding:
     message: str
     """What a Gaudi does with it, as a sentence."""
     fix: str
-    """The cheapest change that helps, as a sentence."""
+    """The cheapest change that helps, as a sentence; empty where a library has no setting for it."""
     num_steps: int = 0
     """In how many of the judged steps it was met."""
     count: int = 0
@@ -62,38 +63,57 @@ _FIXES: dict[tuple[str, str, str], str] = {
         "Pass error_if_nonfinite=False to fabric.clip_gradients: to check the norm, it reads it."
     ),
     ("item-waits", "lightning/fabric/utilities/apply_func.py", "to_item"): (
-        "Metrics are read in each step. Leave prog_bar=True out of self.log, or pass "
-        "TQDMProgressBar(refresh_rate=50); for loggers raise log_every_n_steps of the Trainer."
+        "Lightning reads what self.log logs with prog_bar=True in each step, whatever the bar's "
+        "refresh rate: leave prog_bar=True out. For loggers raise log_every_n_steps of the Trainer."
     ),
     ("item-waits", "transformers/trainer.py", "_maybe_log_save_evaluate"): _LOGGED,
     ("copy-to-host-waits", "transformers/trainer.py", "_maybe_log_save_evaluate"): _LOGGED,
     ("item-waits", "transformers/trainer.py", "_run_epoch"): (
         "Pass logging_nan_inf_filter=False to TrainingArguments: the filter reads each loss."
     ),
-    ("item-waits", "transformers/masking_utils.py", ""): (
+    ("item-waits", "transformers/masking_utils.py", "*"): (
         "transformers reads masks and positions for a shortcut, and not in a compiled model: pass "
-        "torch_compile=True, torch_compile_backend='hpu_backend' to TrainingArguments."
+        "torch_compile=True, torch_compile_backend='hpu_backend' to TrainingArguments; of "
+        "Lightning compile='model' to the strategy."
     ),
-    ("copy-to-card-blocks", "accelerate/utils/operations.py", ""): (
+    ("copy-to-card-blocks", "accelerate/utils/operations.py", "*"): (
         "Pass accelerator_config={'non_blocking': True} to TrainingArguments, or of accelerate "
         "itself dataloader_config=DataLoaderConfiguration(non_blocking=True) to Accelerator."
     ),
+    ("*", "torchmetrics/functional/*", "*_tensor_validation"): (
+        "Pass validate_args=False to the metric: it looks at all values of each batch."
+    ),
+    ("bincount-dynamic", "torchmetrics/utilities/data.py", "_bincount"): (
+        "Pass deterministic=True to the Trainer, or call torch.use_deterministic_algorithms(True): "
+        "the metric then counts by comparing."
+    ),
+    ("nonzero-dynamic", "torchmetrics/functional/*", "_binary_clf_curve"): (
+        "Pass thresholds=100 to the metric: it then counts at so many, and keeps no scores."
+    ),
+    ("item-waits", "torchmetrics/aggregation.py", "_cast_and_nan_check_input"): (
+        "Pass nan_strategy='disable' to the metric: it looks for NaN in each value."
+    ),
 }
-"""By rule, the library's file and its function ("" for all of the file): settings of that library.
+"""By patterns for a rule, a library's file and its function: settings of that library.
 
-Source: the files named, of Lightning 2.6.6, transformers 5.23 and accelerate 1.15.
+Source: the files named, of Lightning 2.6.6, transformers 5.23, accelerate 1.15 and torchmetrics
+1.9.0. `tests/tools/audit/test_fixes.py` applies each, and the finding is gone.
 """
 
 
 def fix(rule: str, via: str, otherwise: str) -> str:
-    """Returns what to change for a finding.
+    """Returns what to change for a finding; nothing for a library's line without a setting.
 
     Args:
         rule: Its rule.
         via: The library's line that it got to, as in `record.Line`.
         otherwise: What helps where it is the user's own line.
     """
+    if not via:
+        return otherwise
     file, _, function = via.partition(", ")
-    file = file.rpartition(":")[0]
-    found = _FIXES.get((rule, file, function)) or _FIXES.get((rule, file, ""))
-    return found or otherwise
+    names = (rule, file.rpartition(":")[0], function)
+    for patterns, found in _FIXES.items():
+        if all(map(fnmatchcase, names, patterns)):
+            return found
+    return ""

@@ -41,7 +41,17 @@ def find(audit: Audit) -> list[Finding]:
             found = dataclasses.replace(each, ranks=(record.rank,))
             met.setdefault(each.place, []).append(found)
     merged = [_as_one(same) for same in met.values()]
-    return sorted(merged, key=lambda each: (-each.weight, -each.num_steps, -each.count))
+    # What no judged step has done costs once, or now and then; what a card refuses ends the run.
+    has_steps = any(record.steps for record in audit.records)
+    return sorted(
+        merged,
+        key=lambda each: (
+            has_steps and not each.num_steps and each.weight is not Weight.FAILS,
+            -each.weight,
+            -each.num_steps,
+            -each.count,
+        ),
+    )
 
 
 def _as_one(same: list[Finding]) -> Finding:
@@ -54,10 +64,8 @@ def _as_one(same: list[Finding]) -> Finding:
 
 
 def _of_one(record: Record) -> Iterator[Finding]:
-    met = list(_rules(record))
-    yield from met
-    told = {(each.file, each.line) for each in met if each.weight >= Weight.FALLS_BACK}
-    yield from (each for each in _waits(record) if (each.file, each.line) not in told)
+    yield from _rules(record)
+    yield from _waits(record)
     yield from _blocking_copies(record)
     yield from shapes.find(record)
     yield from launches.find(record)
@@ -85,11 +93,23 @@ def _waits(record: Record) -> Iterator[Finding]:
         rule = _rule_of_waiting(line.what)
         if rule is not None and rule.key == _MASK_WRITE and _writes_masks_freely(record):
             continue
+        if _is_told(line, record):
+            continue
         if rule is None:
             message, fix = f"the host waits in {line.what}.", "Leave it out of the training step."
             yield _own(line, steps, "host-waits", Weight.WAITS, message, fix)
         else:
             yield _finding(line, steps, Weight.WAITS, rule, f"a Gaudi {rule.what}.")
+
+
+def _is_told(line: Line, record: Record) -> bool:
+    """Returns whether the rule about an operator that waits was met at the same line."""
+    return any(
+        each.kind == "rule"
+        and (each.file, each.line, each.via) == (line.file, line.line, line.via)
+        and line.what in table.find(each.what).operators
+        for each in record.lines
+    )
 
 
 def _writes_masks_freely(record: Record) -> bool:

@@ -60,7 +60,7 @@ _TEMPLATE = """\
 {% endif %}
 <p>{{ each.message[:1].upper() }}{{ each.message[1:] }}
 {%- if shown.inside(each) %} In <code>{{ shown.inside(each) }}</code>.{% endif %}<br>
-<b>Instead:</b> {{ each.fix }}
+{% if each.fix %}<b>Instead:</b> {{ each.fix }}{% endif %}
 {%- if each.source %}<br><span class="rule">{{ each.source }}</span>{% endif %}</p>
 </div>
 {% endfor %}

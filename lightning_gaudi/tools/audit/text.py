@@ -72,7 +72,8 @@ def _findings(found: Sequence[Finding], num_judged: int, num_ranks: int) -> Iter
         via = f" (in {where})" if (where := formatting.inside(each)) else ""
         ranks = f", ranks {', '.join(map(str, each.ranks))}" if num_ranks > 1 else ""
         yield from _wrap(f"{_often(each, num_judged)}{ranks}: {each.message}{via}")
-        yield from _wrap(f"Instead: {each.fix}")
+        if each.fix:
+            yield from _wrap(f"Instead: {each.fix}")
 
 
 def _often(finding: Finding, num_judged: int) -> str:

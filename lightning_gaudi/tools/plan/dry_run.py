@@ -117,7 +117,7 @@ def measure(
         try:
             return Rehearsed(**fork.found(most_s)).need
         except RehearsalError as error:
-            reason = f"A batch of {size} could not be rehearsed. {error}"
+            reason = f"A batch of {size} could not be rehearsed: {error}"
             return None
 
     def needs(batch_sizes: Collection[int]) -> dict[int, Need | None]:

@@ -68,7 +68,7 @@ class Fork:
             text = file.read()
         _, status = os.waitpid(self._pid, 0)
         if not has_told:
-            raise RehearsalError(f"It took more than {most_s:.0f} seconds.")
+            raise RehearsalError(f"it took more than {most_s:.0f} seconds.")
         try:
             found = parse_json(text or b"{}")
         except ValueError:  # it was killed in the middle

@@ -45,6 +45,7 @@ def _record(*lines: Line, num_steps: int = 13, **others: object) -> Record:
 
 
 ITEM = "aten::_local_scalar_dense"
+_METRICS = "torchmetrics/functional/classification"
 
 
 @pytest.mark.parametrize(
@@ -119,12 +120,28 @@ def test_a_copy_to_the_card_is_a_finding_if_it_blocks() -> None:
         ("transformers/masking_utils.py:9, find_packed_sequence_indices", "torch_compile=True"),
         ("lightning/fabric/fabric.py:574, clip_gradients", "error_if_nonfinite=False"),
         ("lightning/fabric/utilities/apply_func.py:134, to_item", "log_every_n_steps"),
-        ("mylibrary/loop.py:5, run", "Keep the value on the card"),
+        (f"{_METRICS}/stat_scores.py:5, _binary_stat_scores_tensor_validation", "validate_args="),
+        ("torchmetrics/aggregation.py:9, _cast_and_nan_check_input", "nan_strategy='disable'"),
     ],
 )
 def test_what_a_library_waits_for_is_changed_by_its_settings(via: str, setting: str) -> None:
     (found,) = _find(_record(_line("host_sync", ITEM, list(range(13)), via=via)))
     assert setting in found.fix
+
+
+def test_a_library_without_a_setting_for_it_gets_no_advice() -> None:
+    via = f"{_METRICS}/ranking.py:5, _multilabel_ranking_loss_update"
+    (found,) = _find(_record(_line("host_sync", ITEM, list(range(13)), via=via)))
+    assert found.fix == ""
+
+
+def test_no_finding_of_a_line_hides_another() -> None:
+    unique = _line("rule", "unique-dynamic", [], count=4, via="x.py:1, check")
+    waits = _line("host_sync", ITEM, list(range(13)), via="y.py:2, to_item")
+    told = _line("host_sync", "aten::_unique2", [], count=4, via="x.py:1, check")
+    found = _find(_record(unique, told, waits))
+    # What no judged step has done comes last, though it weighs more.
+    assert [each.rule for each in found] == ["item-waits", "unique-dynamic"]
 
 
 def test_two_lines_of_a_library_are_two_findings() -> None:

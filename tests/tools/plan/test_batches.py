@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from transformers import BatchEncoding
 
 from lightning_gaudi.tools.plan.batches import LOOKED_AT, NUM_STEPS, Repeated, _tensors, size_of
@@ -164,3 +165,39 @@ def test_the_largest_of_many_shapes_come() -> None:
     loader = Repeated([torch.zeros(1, size) for size in range(1, 31)], None, has_others=True)
     assert [each.shape[1] for each in loader] == [*range(23, 31), 30, 30]
     assert [*Repeated([], None, has_others=True)] == []
+
+
+def _graphs(graphs: list[torch.Tensor]) -> dict[str, Any]:
+    """Nodes of all graphs, one behind the other, as libraries for graphs do."""
+    sizes = torch.tensor([len(each) for each in graphs])
+    return {
+        "nodes": torch.cat(graphs),
+        "graph": torch.repeat_interleave(torch.arange(len(graphs)), sizes),
+        "labels": sizes % 2,
+    }
+
+
+def test_a_batch_without_a_row_a_sample_is_put_together_by_its_loader() -> None:
+    graphs = [torch.full((length, 3), float(length)) for length in (4, 2, 7, 5, 1, 2)]
+    loader = DataLoader(graphs, batch_size=2, collate_fn=_graphs)  # type: ignore[arg-type]
+    (own,) = islice(iter(Repeated(loader, None)), 1)
+    assert (len(own["nodes"]), size_of(own, loader.batch_size)) == (12, 2)
+    (found,) = islice(iter(Repeated(loader, 5)), 1)
+    assert found["labels"].tolist() == [1, 1, 1, 1, 1]
+    assert len(found["nodes"]) == 7 + 5 + 7 + 5 + 7
+    assert int(found["graph"].max()) == 4
+
+
+def test_the_second_batch_is_the_one_with_the_least_padding() -> None:
+    wide = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])
+    full = torch.tensor([[1, 1, 1], [1, 1, 1]])
+    found = [*islice(iter(Repeated([wide, full, full[:, :2]], None)), 3)]
+    assert [torch.equal(a, b) for a, b in zip(found, (wide, full, wide), strict=True)] == [True] * 3
+
+
+def test_rows_are_the_loaders_own_and_large_ones_take_no_memory() -> None:
+    batch = (torch.rand(2, 3, 256, 256), torch.tensor([4, 5]))
+    pictures, labels = next(iter(Repeated([batch], 5)))
+    assert pictures.shape == (5, 3, 256, 256)
+    assert not pictures.any()
+    assert labels.tolist() == [4, 5, 4, 5, 4]

@@ -27,7 +27,9 @@ def _tried(
 ) -> list[Planned]:
     """What is planned of a program that fits nowhere, whatever is changed."""
 
-    def rehearse(command: Any, case: Request, cards: Sequence[Card], change: str) -> Planned:
+    def rehearse(
+        command: Any, case: Request, cards: Sequence[Card], change: str, tell: Any
+    ) -> Planned:
         sizes = {"weights": 0, "gradients": 0, "optimizer state": 0} | held
         total = sum(sizes.values())
         found = Rehearsed(1, total, total, total, held_bytes=total, categories=sizes)
@@ -90,7 +92,9 @@ def test_a_card_without_fused_attention_is_planned_for_by_itself(
 ) -> None:
     asked = []
 
-    def rehearse(command: Any, case: Request, cards: Sequence[Card], change: str) -> Planned:
+    def rehearse(
+        command: Any, case: Request, cards: Sequence[Card], change: str, tell: Any
+    ) -> Planned:
         asked.append([card.key for card in cards])
         is_fused = any(card.has_fused_attention for card in cards) and attends
         found = Rehearsed(1, GIB, GIB, has_fused_attention=is_fused)
@@ -109,7 +113,7 @@ def test_a_card_without_fused_attention_is_planned_for_by_itself(
 
 def test_a_first_gaudi_is_rehearsed_as_one() -> None:
     keys = {
-        names: module._environment({}, 1, [CARDS[key] for key in names])[CARD]
+        names: module._environment({}, [CARDS[key] for key in names])[CARD]
         for names in (("gaudi1",), ("gaudi1", "gaudi3"), ("a100",))
     }
     assert [*keys.values()] == ["gaudi1", "gaudi2", "gaudi2"]

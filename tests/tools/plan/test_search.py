@@ -90,3 +90,26 @@ def test_a_search_that_takes_too_long_ends_with_what_is_known() -> None:
     best = [max((b for b in known if measure(b).whole <= budget), default=0) for budget in budgets]
     assert found == (best, False)
     assert best[0] == 0 < best[1] < best[2]
+
+
+def test_sizes_that_cannot_be_measured_bound_the_search() -> None:
+    whole = _needs(10, 0)
+
+    def measure(sizes: Collection[int]) -> dict[int, Need | None]:
+        # Of one sample no statistics can be taken; of many the program takes too long.
+        return {size: whole(size) if 1 < size <= 500 else None for size in sizes}
+
+    found = largest_within(measure, [10**9], {32: whole(32)})
+    assert 250 < found.sizes[0] <= 500
+    assert not found.is_complete
+    heavy = _needs(1e6, 0, flat=0)
+    asked = list[int]()
+
+    def measure_heavy(sizes: Collection[int]) -> dict[int, Need | None]:
+        asked.extend(sizes)
+        return {size: heavy(size) if size > 1 else None for size in sizes}
+
+    found = largest_within(measure_heavy, [5_500_000], {32: heavy(32)})
+    assert found.sizes == [5]
+    assert 1 in asked
+    assert largest_within(measure_heavy, [1_500_000], {32: heavy(32)}) == ([0], False)
