@@ -21,12 +21,13 @@ from typing import Any
 
 from lightning_gaudi.simulator import build, forks
 from lightning_gaudi.simulator.rules import table
-from lightning_gaudi.simulator.rules.report import set_mode
+from lightning_gaudi.simulator.rules.report import exempt, set_mode
 from lightning_gaudi.simulator.settings import (
     SIMULATE,
     STAND_IN,
     Settings,
     SimulatorError,
+    read_exempt,
     read_rule_mode,
     read_settings,
     read_workspace_bytes,
@@ -118,6 +119,9 @@ def _start(settings: Settings) -> None:
     import torch
 
     set_mode(read_rule_mode())
+    exempted = read_exempt()
+    table.check_exempt(exempted)
+    exempt(exempted)
     device = build.load()
     try:
         device.hide_accelerators()

@@ -14,6 +14,7 @@ SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
 CARD = "LIGHTNING_GAUDI_SIMULATE_CARD"
 RELEASE = "LIGHTNING_GAUDI_SIMULATE_RELEASE"
 RULES = "LIGHTNING_GAUDI_SIMULATE_RULES"
+EXEMPT = "LIGHTNING_GAUDI_SIMULATE_RULES_EXEMPT"
 SERVER = "LIGHTNING_GAUDI_SIMULATE_SERVER"
 DRY = "LIGHTNING_GAUDI_SIMULATE_DRY"
 WORKSPACE = "PT_HPU_INITIAL_WORKSPACE_SIZE"
@@ -137,6 +138,12 @@ def read_rule_mode() -> str:
             f"{RULES}={mode!r} is unknown. Set it to one of {', '.join(RULE_MODES)}."
         )
     return mode
+
+
+def read_exempt() -> frozenset[str]:
+    """Returns the rules by key and the modules by name that nothing is reported of."""
+    names = os.environ.get(EXEMPT, "").split(",")
+    return frozenset(filter(None, map(str.strip, names)))
 
 
 def read_workspace_bytes() -> int:

@@ -28,6 +28,9 @@ of your program that meets a row:
 | `error` | it raises `GaudiRuleError` instead: for CI |
 | `off` | nothing is said, and nothing refused |
 
+`LIGHTNING_GAUDI_SIMULATE_RULES_EXEMPT`, or `--rules-exempt`, names rules and modules of which nothing
+is said: `--rules error --rules-exempt torchmetrics,unique-dynamic`.
+
 What a card refuses raises unless the rules are off. Whatever is said, the simulator computes as the
 CPU does, to the bit, and counts: fallbacks in `hpu.metrics` ("cpu_fallback"), waits in
 `simulator.host_syncs()`. `simulator.rules.findings()` lists what was met. A type is reported where

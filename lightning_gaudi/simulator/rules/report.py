@@ -1,7 +1,7 @@
 """Say that a program met a rule of the card's: which, and at which line of the user's code.
 
 `LIGHTNING_GAUDI_SIMULATE_RULES` decides how: "warn" (the default) warns once a place, "error"
-raises, "off" says nothing.
+raises, "off" says nothing. `LIGHTNING_GAUDI_SIMULATE_RULES_EXEMPT` names what nothing is said of.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -57,6 +58,7 @@ class Finding:
 
 _findings: dict[tuple[str, str, int], Finding] = {}
 _state = {"mode": "warn"}
+_exempt: set[str] = set()
 
 
 def set_mode(mode: str) -> None:
@@ -75,6 +77,18 @@ def set_mode(mode: str) -> None:
     _state["mode"] = mode
     if (device := sys.modules.get("_hpu_sim")) is not None:
         device.set_rules_reported(is_reported())
+
+
+def exempt(names: Iterable[str]) -> None:
+    """Says nothing, from now on, of some rules, or of what some modules do, and of no others.
+
+    Args:
+        names: Keys of rules, and names of modules or packages, of a library or of the program's
+            own, whose lines are met between an operator and the user's line. What a card refuses
+            is reported all the same.
+    """
+    _exempt.clear()
+    _exempt.update(names)
 
 
 def is_reported() -> bool:
@@ -111,6 +125,8 @@ def report(rule: Rule, operator: str = "", detail: str = "") -> None:
         return
     if (place := place_of_user()) is None:
         return
+    if _is_exempt(rule):
+        return
     observer.tell("rule", rule.key, 1, " with ".join(filter(None, (operator, detail))))
     file, line = place
     if (known := _findings.get((rule.key, file, line))) is not None:
@@ -126,6 +142,22 @@ def report(rule: Rule, operator: str = "", detail: str = "") -> None:
         # A registry of its own: Python's memory of what was warned about is per module, and a
         # line that is met again after `forget_findings` is to be reported again.
         warnings.warn_explicit(message, GaudiRuleWarning, file, line, registry={})
+
+
+def _is_exempt(rule: Rule) -> bool:
+    if not _exempt or rule.verdict is Verdict.REFUSED:
+        return False
+    if rule.key in _exempt:
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if any(name == each or name.startswith(f"{each}.") for each in _exempt):
+            return True
+        if not is_library(name):
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _sentence(rule: Rule, operator: str, detail: str) -> str:

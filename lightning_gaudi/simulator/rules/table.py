@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterable
 from types import ModuleType
@@ -19,7 +20,12 @@ from lightning_gaudi.simulator.rules import (
 )
 from lightning_gaudi.simulator.rules.report import is_reported, report
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
-from lightning_gaudi.simulator.settings import Settings, is_switched_on
+from lightning_gaudi.simulator.settings import (
+    EXEMPT,
+    Settings,
+    SimulatorError,
+    is_switched_on,
+)
 
 RULES: tuple[Rule, ...] = (
     *rows_types.ROWS,
@@ -61,6 +67,23 @@ def find(key: str) -> Rule:
         KeyError: There is none.
     """
     return _BY_KEY[key]
+
+
+def check_exempt(names: Iterable[str]) -> None:
+    """Checks that what is to be exempt may be a rule or a module.
+
+    Raises:
+        SimulatorError: It is neither.
+    """
+    for name in names:
+        if name in _BY_KEY or name.replace(".", "_").isidentifier():
+            continue
+        close = difflib.get_close_matches(name, _BY_KEY, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise SimulatorError(
+            f"{EXEMPT} names {name!r}, which is neither a rule of the card's nor a module.{hint} "
+            "The rules are listed in docs/rules.md, and each finding ends with the key of its rule."
+        )
 
 
 def install(device: ModuleType, settings: Settings) -> None:

@@ -37,7 +37,7 @@ class Finding:
     message: str
     """What a Gaudi does with it, as a sentence."""
     fix: str
-    """The cheapest change that helps, as a sentence; empty where a library has no setting for it."""
+    """The cheapest change that helps, as a sentence; empty where a library has no setting."""
     num_steps: int = 0
     """In how many of the judged steps it was met."""
     count: int = 0

@@ -14,6 +14,7 @@ from lightning_gaudi.simulator import activation, build
 from lightning_gaudi.simulator.settings import (
     CARD,
     CARDS,
+    EXEMPT,
     MAX_CARDS,
     RELEASE,
     RELEASES,
@@ -65,6 +66,13 @@ def add_parser(subparsers: _Subparsers) -> None:
         help="what becomes of a line that a Gaudi would refuse, slow down or compute otherwise: "
         f"warn once (default), error (for CI), or off; also {RULES}",
     )
+    parser.add_argument(
+        "--rules-exempt",
+        default=os.environ.get(EXEMPT, ""),
+        metavar="NAMES",
+        help="rules and modules that nothing is said of, as in unique-dynamic,torchmetrics; "
+        f"what a Gaudi refuses is said all the same; also {EXEMPT}",
+    )
     parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
 
 
@@ -97,7 +105,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if not command:
         options.error(f"no command; write it after --, as in: {_EXAMPLE}")
-    env = environment(options) | {RULES: options.rules}
+    env = environment(options) | {RULES: options.rules, EXEMPT: options.rules_exempt}
     if (status := prepare("`lightning-gaudi simulate`")) is not None:
         return status
     return _execute(command, env)

@@ -22,6 +22,7 @@ def warn() -> Iterator[None]:
     rules.set_mode("warn")
     yield
     rules.forget_findings()
+    rules.exempt(())
 
 
 @pytest.fixture
@@ -174,3 +175,20 @@ def test_the_user_s_line_is_outside_of_what_others_have_installed(tmp_path: Path
 
 def test_keys_are_found() -> None:
     assert table.find("mask-index-dynamic").verdict is rules.Verdict.DYNAMIC
+
+
+@pytest.mark.usefixtures("error")
+def test_rules_and_modules_can_be_exempt() -> None:
+    x = torch.arange(4.0, device="hpu")
+    for names in (["nonzero-dynamic"], [__name__], [__name__.partition(".")[0]]):
+        rules.exempt(names)
+        _select(x)
+    assert not rules.findings()
+    rules.exempt(["unique-dynamic", "torchmetrics", "test"])
+    with pytest.raises(rules.GaudiRuleError, match="nonzero-dynamic"):
+        _select(x)
+    rules.exempt(["complex-refused"])
+    with pytest.raises(rules.GaudiRuleError, match="complex-refused"):
+        torch.zeros(2, dtype=torch.complex64, device="hpu")
+    with pytest.raises(settings.SimulatorError, match="Did you mean 'nonzero-dynamic'"):
+        table.check_exempt(["nonzer-dynamic"])
