@@ -107,12 +107,18 @@ def refuse_vendor(asking: str) -> None:
 
 def _find_vendor() -> str | None:
     """Returns the folder of a `habana_frameworks` that is not ours."""
-    ours = STAND_IN.resolve()
-    path = [entry for entry in sys.path if Path(entry or ".").resolve() != ours]
-    spec = PathFinder.find_spec(_VENDOR, path)
+    spec = PathFinder.find_spec(_VENDOR, [entry for entry in sys.path if not _is_stand_in(entry)])
     if spec is None:
         return None
     return next(iter(spec.submodule_search_locations or [str(spec.origin)]), _VENDOR)
+
+
+def _is_stand_in(entry: str) -> bool:
+    """Returns whether an entry of `sys.path` is the stand-in of any copy of the package.
+
+    There are two where the package is installed and the program runs in a clone of it.
+    """
+    return Path(entry or ".").resolve().parts[-3:] == STAND_IN.parts[-3:]
 
 
 def _start(settings: Settings) -> None:
@@ -166,8 +172,8 @@ def _make_dry(device: ModuleType) -> None:
 
 def _import_stand_in() -> ModuleType:
     """Imports `habana_frameworks.torch.core`, which registers `torch.hpu`."""
-    if str(STAND_IN) not in sys.path:
-        sys.path.append(str(STAND_IN))
+    # Another copy's would come first, which whoever started this process has put there.
+    sys.path[:] = [entry for entry in sys.path if not _is_stand_in(entry)] + [str(STAND_IN)]
     return importlib.import_module(f"{_VENDOR}.torch.core")
 
 

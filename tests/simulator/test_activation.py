@@ -1,10 +1,14 @@
 """When and how a process gets its simulated HPU."""
 
+import os
+import shutil
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+import lightning_gaudi
 from lightning_gaudi import simulator
 from lightning_gaudi.simulator import SimulatorError, activation, settings
 from tests.helpers.forked import fork_python
@@ -190,6 +194,28 @@ def test_a_real_vendor_package_is_found(tmp_path, monkeypatch, has_init):
     message = f"X asks for the simulated HPU, but .* is installed in {package.parent}"
     with pytest.raises(SimulatorError, match=message):
         activation.refuse_vendor("X")
+
+
+def test_the_stand_in_of_another_copy_is_no_vendor_package(tmp_path, monkeypatch):
+    package = tmp_path.joinpath("lightning_gaudi", "simulator", "stand_in", "habana_frameworks")
+    package.joinpath("torch").mkdir(parents=True)
+    monkeypatch.syspath_prepend(package.parent)
+    activation.refuse_vendor("X")
+
+
+@pytest.mark.slow
+def test_a_clone_of_an_installed_package_uses_what_is_its_own(tmp_path):
+    package = Path(lightning_gaudi.__file__).parent
+    shutil.copytree(package, tmp_path / "lightning_gaudi")
+    source = """
+        import torch, lightning_gaudi, habana_frameworks.torch
+        print(torch.ones(2, device="hpu").sum().item())
+        print(lightning_gaudi.__file__, *habana_frameworks.__path__, sep="\\n")
+    """
+    path = os.pathsep.join([str(tmp_path), str(settings.STAND_IN)])
+    said = run_python(source, env={"PYTHONPATH": path}).stdout.splitlines()
+    assert said[0] == "2.0"
+    assert all(Path(each).is_relative_to(tmp_path) for each in said[1:])
 
 
 def test_a_real_vendor_package_beside_is_an_error(tmp_path):

@@ -28,8 +28,8 @@ of your program that meets a row:
 | `error` | it raises `GaudiRuleError` instead: for CI |
 | `off` | nothing is said, and nothing refused |
 
-`LIGHTNING_GAUDI_SIMULATE_RULES_EXEMPT`, or `--rules-exempt`, names rules and modules of which nothing
-is said: `--rules error --rules-exempt torchmetrics,unique-dynamic`.
+`LIGHTNING_GAUDI_SIMULATE_RULES_EXEMPT`, or `--rules-exempt`, names rules and modules of which
+nothing is said: `--rules error --rules-exempt torchmetrics,unique-dynamic`.
 
 What a card refuses raises unless the rules are off. Whatever is said, the simulator computes as the
 CPU does, to the bit, and counts: fallbacks in `hpu.metrics` ("cpu_fallback"), waits in
