@@ -6,7 +6,17 @@ from lightning_gaudi.untrusted import printable
 
 
 class UserError(ValueError):
-    """A setting, a file or a row that cannot be used; the message says which, and what to do."""
+    """A setting, a file or a row that cannot be used; the message says which, and what to do.
+
+    Args:
+        message: What is wrong, what was given, what to do.
+        instead: The setting that would do, as in "model.optimizer=adamw", where there is one: who
+            tries several ways to run a program, as `lightning-gaudi plan` does, may follow it.
+    """
+
+    def __init__(self, message: str, instead: str = "") -> None:
+        super().__init__(message)
+        self.instead = instead
 
 
 def line_of(error: BaseException) -> str:

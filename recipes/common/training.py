@@ -196,7 +196,8 @@ def _check_takes_shards(name: str, weight_decay: float, strategy: Strategy) -> N
     if _cuts_up(strategy) and name != "adamw":
         raise UserError(
             f"model.optimizer={name} updates whole weights, but trainer.strategy is "
-            f"{type(strategy).__name__}, which cuts them up. Use model.optimizer=adamw."
+            f"{type(strategy).__name__}, which cuts them up. Use model.optimizer=adamw.",
+            instead="model.optimizer=adamw",
         )
     if isinstance(strategy, FSDPStrategy) and weight_decay:
         raise UserError(

@@ -214,7 +214,7 @@ def test_a_clone_of_an_installed_package_uses_what_is_its_own(tmp_path):
         print(*habana_frameworks.__path__)
     """
     path = os.pathsep.join([str(tmp_path), str(settings.STAND_IN)])
-    said = run_python(source, env={"PYTHONPATH": path}).stdout.splitlines()
+    said = run_python(source, env={"PYTHONPATH": path}, cwd=tmp_path).stdout.splitlines()
     assert said[0] == "2.0"
     assert [Path(each).is_relative_to(tmp_path) for each in said[1:]] == [True, True]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,12 @@ import yaml  # type: ignore[import-untyped]
 _COMMANDS = ("fit", "validate", "test", "predict")
 
 
-def main(path: Path) -> None:
+def main(path: Path, more: Sequence[str] = ()) -> None:
     """Runs the command of a LightningCLI's configuration, or fits where it has none.
+
+    Args:
+        path: The configuration.
+        more: Settings in place of those that it has.
 
     Raises:
         SystemExit: It does not say what its model is; the message says what to do.
@@ -31,7 +36,7 @@ def main(path: Path) -> None:
         )
     library = "pytorch_lightning" if "pytorch_lightning." in text else "lightning.pytorch"
     file = ["--config", str(path)]
-    arguments = ["fit", *file] if command is None else [*file, command]
+    arguments = ["fit", *file, *more] if command is None else [*file, command, *more]
     import_module(f"{library}.cli").LightningCLI(args=arguments, save_config_callback=None)
 
 
@@ -45,4 +50,4 @@ def _read(text: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -158,7 +158,7 @@ def measure(
         why = "" if found.is_complete else reason
         _write(request, {"largest": found.sizes, "is_complete": found.is_complete, "why": why})
     except RehearsalError as error:
-        _write(request, {"error": str(error)})
+        _write(request, {"error": str(error), "instead": error.instead})
         raise SystemExit(1) from None
     raise SystemExit(0)
 

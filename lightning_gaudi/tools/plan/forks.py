@@ -21,7 +21,16 @@ from lightning_gaudi.untrusted import parse_json
 
 
 class RehearsalError(RuntimeError):
-    """A program cannot be rehearsed; the message says why, and where."""
+    """A program cannot be rehearsed; the message says why, and where.
+
+    Args:
+        message: Why.
+        instead: The setting that its own refusal names, if it does.
+    """
+
+    def __init__(self, message: str, instead: str = "") -> None:
+        super().__init__(message)
+        self.instead = instead
 
 
 class GoOn(BaseException):
@@ -75,8 +84,9 @@ class Fork:
             found = {}
         fields = found.get("found") if isinstance(found, dict) else None
         if not isinstance(fields, dict):
-            error = found.get("error") if isinstance(found, dict) else None
-            raise RehearsalError(error or _tell_end(os.waitstatus_to_exitcode(status)))
+            told = found if isinstance(found, dict) else {}
+            error = told.get("error") or _tell_end(os.waitstatus_to_exitcode(status))
+            raise RehearsalError(error, str(told.get("instead", "")))
         return fields
 
 
@@ -100,7 +110,9 @@ class Teller:
                     found = {"found": asdict(find())}
                     status = 0
                 except BaseException as error:
+                    instead = getattr(error, "instead", "")
                     found = {"error": explain(error)}
+                    found |= {"instead": instead} if isinstance(instead, str) else {}
                 file.write(json.dumps(found))
         finally:
             sys.stdout.flush()

@@ -7,9 +7,13 @@ would fill large tensors does nothing.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
@@ -52,6 +56,74 @@ def _is_large(value: Any) -> bool:
 
 def _name(func: Any) -> str:
     return getattr(func, "__name__", "")
+
+
+_OF_LOADING = frozenset(
+    (
+        *(
+            "adapter_kwargs",
+            "adapter_name",
+            "config",
+            "dtype",
+            "fusion_config",
+            "generation_config",
+        ),
+        *("ignore_mismatched_sizes", "key_mapping", "low_cpu_mem_usage", "max_memory", "mirror"),
+        *("offload_buffers", "offload_folder", "offload_state_dict", "output_loading_info"),
+        *("state_dict", "torch_dtype", "use_safetensors", "variant", "weights_only"),
+        *("disable_mmap", "tp_plan", "tp_size", "gguf_file", "from_tf", "from_flax"),
+    )
+)
+"""Arguments of `from_pretrained` about reading weights; those of the hub go to the configuration,
+and what it does not know to the model."""
+
+
+def from_configuration(
+    load: Callable[..., Any], kind: Any, name: Any, *arguments: Any, **given: Any
+) -> Any:
+    """Makes a model of transformers as `from_pretrained` does, and reads no weights.
+
+    Args:
+        load: `from_pretrained` of its class, which takes what has to look at weights: those that
+            are quantized, or go where a `device_map` says.
+        kind: The class.
+        name: A folder, or a name of the hub, of which the configuration is enough.
+        arguments: Positional ones of the class.
+        given: All others of `from_pretrained`.
+    """
+    if name is None or any(given.get(each) for each in ("quantization_config", "device_map")):
+        return load(name, *arguments, **given)
+    config, of_hub = given.get("config"), {k: v for k, v in given.items() if k not in _OF_LOADING}
+    if hasattr(config, "to_dict"):
+        config, of_model = copy.deepcopy(config), of_hub
+        for each in [each for each in of_model if each in _OF_HUB]:
+            del of_model[each]
+    else:
+        config, of_model = kind.config_class.from_pretrained(
+            config or name, return_unused_kwargs=True, **of_hub
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        return load(name, *arguments, **given)
+    setting = "dtype" if hasattr(config, "dtype") else "torch_dtype"  # before transformers 4.56
+    is_auto_by_default = int(version("transformers").partition(".")[0]) >= 5
+    dtype = given.get("dtype", given.get("torch_dtype", "auto" if is_auto_by_default else None))
+    if dtype == "auto":
+        dtype = getattr(config, setting)
+    model = kind._from_config(config, *arguments, **{setting: dtype or torch.float32}, **of_model)
+    with suppress(OSError, ValueError, AttributeError):  # not every model has one
+        model.generation_config = type(model.generation_config).from_pretrained(name)
+    model.eval()
+    found = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+    return (model, {each: [] for each in found}) if given.get("output_loading_info") else model
+
+
+_OF_HUB = frozenset(
+    (
+        *("cache_dir", "force_download", "local_files_only", "proxies", "resume_download"),
+        *("revision", "subfolder", "token", "use_auth_token", "trust_remote_code"),
+        *("code_revision", "_from_auto", "_commit_hash", "_from_pipeline"),
+    )
+)
 
 
 _ENABLE = ("activation_checkpointing_enable", "gradient_checkpointing_enable")

@@ -6,6 +6,7 @@ which may be in the middle of an import of ours.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,10 +16,10 @@ from typing import Any
 from lightning_gaudi._core import hooks
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi._patches import on_import
-from lightning_gaudi._patches.apply import require, wrap
+from lightning_gaudi._patches.apply import replace, require, wrap
 from lightning_gaudi._patches.register import LIGHTNING, Patch
 
-_TRAINER, _FABRIC = "rehearsal", "fabric-rehearsal"
+_TRAINER, _FABRIC, _LOADING = "rehearsal", "fabric-rehearsal", "rehearsal-loading"
 PATCHES = (
     Patch(
         name=_TRAINER,
@@ -67,6 +68,19 @@ PATCHES = (
         without="lightning-gaudi plan will not work for loops of Fabric",
         trigger="{fabric}._graveyard",
         apply="lightning_gaudi.tools.plan.patches:patch_fabric",
+    ),
+    Patch(
+        name=_LOADING,
+        library="transformers",
+        checked="4.49 to 5.24",
+        targets=("transformers.modeling_utils:PreTrainedModel.from_pretrained",),
+        why=(
+            "A program that `lightning-gaudi plan` has started needs none of a model's weights, "
+            "which may be gigabytes that are not there. In all other programs it stays as it is."
+        ),
+        without="lightning-gaudi plan needs the weights of a model of transformers",
+        trigger="transformers.modeling_utils",
+        apply="lightning_gaudi.tools.plan.patches:patch_loading",
     ),
 )
 
@@ -141,6 +155,20 @@ def patch_fabric(module: ModuleType, family: Family) -> None:
             return {}  # nothing has values
 
     _patch_wrappers(family, fabric_loop.this_run)
+
+
+def patch_loading(module: ModuleType, family: Family) -> None:
+    """Makes models of transformers of their configuration alone."""
+    from lightning_gaudi.tools.plan.model_changes import from_configuration
+
+    load = module.PreTrainedModel.from_pretrained.__func__
+
+    @classmethod  # type: ignore[misc]
+    @functools.wraps(load)
+    def from_pretrained(kind: Any, name: Any = None, *args: Any, **given: Any) -> Any:
+        return from_configuration(partial(load, kind), kind, name, *args, **given)
+
+    replace(_LOADING, module.PreTrainedModel, "from_pretrained", from_pretrained)
 
 
 def _patch_wrappers(family: Family, this_run: Callable[[], Any]) -> None:

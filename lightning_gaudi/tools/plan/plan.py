@@ -52,6 +52,8 @@ class Planned:
     """The card by its title where it was rehearsed for that one alone."""
     error: str = ""
     """Why it could not be rehearsed."""
+    instead: str = ""
+    """The setting that the program names where it refuses to run so."""
     published: PublishedRun | None = None
     """The published run that the program says it is; None where it is changed."""
 
@@ -145,9 +147,27 @@ def plan(
         held = rehearsed.held_bytes if "strategy" not in values else 0
         if all(held > card.budget_bytes for card in missing):
             continue
-        for tried in _rehearse_for_each(command, changed, missing, change, tell):
+        for tried in _rehearse_as_told(command, changed, missing, change, tell):
             yield tried
             missing = [card for card in missing if not tried.largest.get(card.key)]
+
+
+def _rehearse_as_told(
+    command: Sequence[str],
+    request: Request,
+    cards: Sequence[Card],
+    change: str,
+    tell: Callable[[str], None],
+) -> Iterator[Planned]:
+    """Rehearses a change; where the program refuses it, once more as it says that it would run."""
+    first, *more = _rehearse_for_each(command, request, cards, change, tell)
+    if first.rehearsed is None and first.instead:
+        tell(f"  {first.error}")
+        change = f"{change}, {first.instead}"
+        told = [*command, f"--{first.instead}"]
+        yield from _rehearse_for_each(told, request, cards, change, tell)
+        return
+    yield from (first, *more)
 
 
 def _rehearse_for_each(
@@ -232,7 +252,8 @@ def _rehearse(
     if errors or first is None or last is None:
         what = _NOTHING_RAN if first is None else "no largest batch was found"
         error = errors[0] if errors else f"{reason}, and {what}.\n{output}"
-        return Planned(request, change, None, error=error.strip())
+        instead = next((each.get("instead", "") for each in found if "error" in each), "")
+        return Planned(request, change, None, error=error.strip(), instead=instead)
     largest = dict(zip((card.key for card in cards), last["largest"], strict=True))
     published = first["published"] if not change else None
     return Planned(
