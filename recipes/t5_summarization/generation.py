@@ -35,6 +35,7 @@ def generate(
     mask: Tensor,
     num_tokens: int,
     end_step: Callable[[], None] = lambda: None,
+    num_steps: int | None = None,
 ) -> Tensor:
     """Returns the most probable next token, `num_tokens` times.
 
@@ -44,13 +45,14 @@ def generate(
         mask: [B, S], 1 for text and 0 for padding.
         num_tokens: length of the result (T), the end of the text included.
         end_step: called after the encoder and after each token: `vendor.mark_step` in lazy mode.
+        num_steps: how many tokens are looked for, the rest being padding; None for all.
 
     Returns:
         [B, T], int64: the tokens up to the end of each summary, then padding.
     """
     encoded = encode(model, input_ids, mask)
     with gathered(model.decoder):
-        return _decode_greedily(model, encoded, mask, num_tokens, end_step)
+        return _decode_greedily(model, encoded, mask, num_tokens, end_step, num_steps)
 
 
 def _decode_greedily(
@@ -59,6 +61,7 @@ def _decode_greedily(
     mask: Tensor,
     num_tokens: int,
     end_step: Callable[[], None],
+    num_steps: int | None,
 ) -> Tensor:
     """[B, T] tokens from [B, S, D] and the mask [B, S]."""
     config, rows = model.config, len(mask)
@@ -71,7 +74,7 @@ def _decode_greedily(
     tokens = token.new_full((rows, num_tokens), config.pad_token_id)
     has_ended = torch.zeros_like(token, dtype=torch.bool)
     end_step()
-    for _ in range(num_tokens):
+    for _ in range(num_tokens if num_steps is None else num_steps):
         hidden = model.decoder.dropout(model.shared(token))
         row = bias.index_select(2, position)
         for block, own, source in zip(_blocks(model), past, cross, strict=True):

@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import T5Config, T5ForConditionalGeneration
 
 from lightning_gaudi import vendor
+from lightning_gaudi.inference import has_values
 from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.hub import load_pretrained
@@ -184,7 +185,16 @@ class T5Summarization(RecipeModule):
         """Tokens [B, T] and which rows are real [B], both on the device; and the rows' numbers."""
         cut = vendor.mark_step if self.device.type == "hpu" else lambda: None
         length = self.hparams["max_target_length"]
-        tokens = generate(self.model, batch["input_ids"], batch["attention_mask"], length, cut)
+        # Each token uses the same buffers: of a fit that nobody reads, a plan's, two are enough.
+        is_planned = not has_values() and self.trainer.state.fn == "fit"
+        tokens = generate(
+            self.model,
+            batch["input_ids"],
+            batch["attention_mask"],
+            length,
+            cut,
+            num_steps=2 if is_planned else None,
+        )
         return tokens, batch["is_real"], batch["indices"]
 
     def _read_summaries(self) -> list[tuple[int, str]]:

@@ -106,6 +106,7 @@ class Repeated:
         has_others: Whether a batch of each other shape comes, too, before the largest or behind it
             as in the loader: what runs without gradients may keep something for each from then on,
             as `TextGenerator` does its caches and graphs.
+        least: So many of an evaluation's largest batches come, however long they take.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Repeated:
         limit: float | None = None,
         *,
         has_others: bool = False,
+        least: int = NUM_STEPS,
     ) -> None:
         self._loader, self._batch_size, self._limit = loader, batch_size, limit
         self._of_loader = batch_size_of(loader)
@@ -123,6 +125,7 @@ class Repeated:
         if isinstance(limit, int):
             num_others = min(num_others, max(limit - NUM_STEPS, 0))
         self._num_shapes = 1 + num_others
+        self._least = least
         self._looked_at: _Looked | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -170,7 +173,7 @@ class Repeated:
             num_largest = self._num_wanted(self._limit) - self.num_others
         end = time.monotonic() + _EVALUATE_S
         for number in range(num_largest):
-            if self._limit is not None and number >= NUM_STEPS and time.monotonic() > end:
+            if self._limit is not None and number >= self._least and time.monotonic() > end:
                 break
             # Each its own: hooks change them in place. The second step has all that the others
             # have, and is not the one that is looked into.

@@ -233,7 +233,8 @@ class _FabricRun(Run):
             if not self._evaluated:
                 self._watch.note_evaluation()
             self._evaluated.append(loader.loader)
-        found = Repeated(loader, self.batch_size, 1.0, has_others=True)
+        least = 1 if self.is_trained else NUM_STEPS
+        found = Repeated(loader, self.batch_size, 1.0, has_others=True, least=least)
         if not self.is_trained:
             self._watch.note_loader(found.num_before, found.num_others)
         for number, batch in enumerate(islice(found, len(found))):

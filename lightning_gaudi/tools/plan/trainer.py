@@ -115,6 +115,7 @@ def loader_for(loader: Any, trainer: Any, stage: Any) -> Any:
         _run.batch_size if _run is not None else None,
         limit if stage.evaluating else None,
         has_others=kind != "train",
+        least=1 if trainer.state.fn == "fit" else NUM_STEPS,
     )
     if _run is not None and _run.of_loader is None:  # a fit's loader of training is the first
         _run.of_loader = batch_size_of(loader)
