@@ -26,10 +26,14 @@ PRODUCTS = re.compile(r"attention|sdpa|matmul|linear|conv(olution|\dd)|gemm|mm_?
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the products of matrices that run within it, multiplication and addition as two.
 
-    What activation checkpointing computes a second time does not count: it is the operations of the
-    model that are wanted, whatever it takes to have them. A causal mask makes attention no cheaper.
+    What activation checkpointing computes a second time counts if it is asked for: of a model's
+    utilization it is the operations of the model that are wanted, whatever it takes to have them;
+    of the time of a step it is all of them. A causal mask makes attention no cheaper.
     Torch's own `FlopCounterMode` counts both the other way in backward, and knows none of the
     vendor's kernels. Within it, compiled modules run as they were written.
+
+    Args:
+        counts_recomputed: Whether what is computed a second time counts, too.
 
     Attributes:
         num_flops: what was counted so far.
@@ -38,9 +42,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ValueError: An operator multiplies matrices, and nobody knows how many operations it takes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_recomputed: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_flops = 0
+        self._counts_recomputed = counts_recomputed
 
     def start(self) -> None:
         """Counts from here on, as the start of a `with` block does."""
@@ -68,7 +73,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return parts
             _check_known(func)
         out = func(*args, **kwargs)
-        if count is not None and not _is_recomputing():
+        if count is not None and (self._counts_recomputed or not _is_recomputing()):
             self.num_flops += int(count(*args, **kwargs, out_val=out))
         return out
 
@@ -130,8 +135,18 @@ def _check_known(func: Any) -> None:
 
 
 def _is_recomputing() -> bool:
-    """Tells if it is a forward within a backward, which itself runs with gradients disabled."""
-    return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
+    """Tells if it is a forward within a backward, as activation checkpointing has one."""
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    if torch.is_grad_enabled():  # in a backward gradients are disabled
+        return True
+    # So they are in the forward of an autograd.Function, as that of fused attention: then the hooks
+    # of torch.utils.checkpoint tell, or its node, if it is the reentrant one.
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and "_recomputation_hook" in getattr(hooks[0], "__qualname__", ""):
+        return True
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == "CheckpointFunctionBackward"
 
 
 def available_flops(dtype: torch.dtype | str) -> int | None:

@@ -69,7 +69,7 @@ class Counted:
     """What a step computes and sends on one card."""
 
     flops: int = 0
-    """Of the products of matrices, without what is computed again; 0 if not known."""
+    """Of the products of matrices, with what checkpointing computes again; 0 if not known."""
     moved_bytes: int = 0
     """What all operators read and write, if none is fused."""
     collective_bytes: Mapping[str, int] = field(default_factory=dict)

@@ -62,7 +62,7 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, weights: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__(counts_recomputed=True)
         self.moved_bytes = 0
         """Read and written by all operators that compute, if none is fused with another."""
         self.weight_bytes = 0
