@@ -247,6 +247,7 @@ OWN = {
     },
     "callbacks/settings.py": {"setattr(strategy, self.attribute, value)"},
     "tools/plan/host.py": {"full.of_rank"},
+    "tools/plan/model_changes.py": {"model.generation_config"},
     "_core/memory/owners.py": {
         "found.buckets",
         "found.gathered",

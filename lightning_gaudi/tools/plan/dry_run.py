@@ -33,6 +33,8 @@ _LEAST_SIZE_S = 5.0
 """For how long one size is measured at least, or three times as long as the program's own took."""
 
 _empty_weights: EmptyWeights | None = None
+_world_size = 1
+"""Of the ranks of which this process plays the first."""
 
 
 def leave_weights_empty() -> None:
@@ -85,6 +87,8 @@ def _num_cards_of(devices: Any, strategy: Any, num_nodes: int) -> int:
 
 def _play_first_rank(world_size: int, num_cards: int) -> None:
     """Makes this process the first of so many ranks, as many of which are of its node."""
+    global _world_size
+    _world_size = world_size
     # Nobody listens and nobody comes. Port 0 is free, whoever rehearses at the same time.
     found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": str(world_size)}
     found |= dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), "0")
@@ -141,7 +145,7 @@ def measure(
         _write(
             request,
             {
-                "devices": int(os.environ.get("WORLD_SIZE", "1")),
+                "devices": _world_size,
                 "rehearsed": asdict(first),
                 "counted": counting.found(),
                 "published": asdict(published) if published else None,

@@ -215,7 +215,8 @@ class _FabricRun(Run):
             if self._done_at is not None:
                 return
             if self._loader is None:
-                self._loader, self.of_loader = loader.loader, batch_size_of(loader.loader)
+                self._loader = loader.loader
+                self.note_first_loader(loader)
             self._num_batches += loader.loader is self._loader  # and not of one beside it
             self._watch.note_batch(self._num_steps, batch)
             yield batch

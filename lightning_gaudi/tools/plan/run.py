@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightning_gaudi.tools.plan.batches import size_of
+from lightning_gaudi.tools.plan.batches import batch_size_of, size_of
 
 
 class Run(ABC):
@@ -16,6 +16,11 @@ class Run(ABC):
     """Of all batches; None for the program's own."""
     of_loader: int | None = None
     """What its loader of training says of its batches."""
+
+    def note_first_loader(self, loader: Any) -> None:
+        """Notes what a loader says of its batches, if it is the first one."""
+        if self.of_loader is None:
+            self.of_loader = batch_size_of(loader)
 
     def size_of(self, batch: Any) -> int:
         """Returns how many samples a batch of training has."""

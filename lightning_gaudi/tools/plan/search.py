@@ -83,10 +83,8 @@ def largest_within(
         for size, need in (measure(sorted(wanted)) if wanted else {}).items():
             if need is not None:
                 known[size] = need
-            elif size > max(known):
-                limits.above = min(size, limits.above)
             else:
-                limits.below = max(size, limits.below)
+                limits.note(size, is_above=size > max(known))
     is_cut_off = limits.above <= LARGEST and max(known) in found
     return Largest(found, is_complete=not is_cut_off and not (limits.below and 0 in found))
 
@@ -97,6 +95,13 @@ class _Limits:
 
     below: int = 0
     above: int = LARGEST + 1
+
+    def note(self, size: int, *, is_above: bool) -> None:
+        """Notes one, above all that are measured or below them."""
+        if is_above:
+            self.above = min(size, self.above)
+        else:
+            self.below = max(size, self.below)
 
 
 def _search(

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.tools.plan import dry_run
-from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated, batch_size_of
+from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated
 from lightning_gaudi.tools.plan.forks import Fork
 from lightning_gaudi.tools.plan.measurement import Watch
 from lightning_gaudi.tools.plan.model_changes import EmptyWeights, set_checkpointing
@@ -117,8 +117,8 @@ def loader_for(loader: Any, trainer: Any, stage: Any) -> Any:
         has_others=kind != "train",
         least=1 if trainer.state.fn == "fit" else NUM_STEPS,
     )
-    if _run is not None and _run.of_loader is None:  # a fit's loader of training is the first
-        _run.of_loader = batch_size_of(loader)
+    if _run is not None:
+        _run.note_first_loader(loader)  # a fit's loader of training
     if _run is not None and _run.watch is not None and trainer.state.fn != "fit":
         _run.watch.note_loader(found.num_before, found.num_others)
     return found
