@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.recompilations import MAX_CAUSES, Recompilations
@@ -163,7 +164,7 @@ class GraphMonitor(Callback):
             self._switch(_OTHER)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gives the totals to the loggers."""
+        """Gives the totals to the loggers, and tells them."""
         self._switch(_OTHER)
         report = self.report
         values = {
@@ -175,6 +176,12 @@ class GraphMonitor(Callback):
         measured = {name: value for name, value in values.items() if value is not None}
         for logger in trainer.loggers:
             logger.log_metrics(measured, trainer.global_step)
+        if measured:
+            told = (
+                f"{name.partition('/')[2].replace('_', ' ')} {each:g}"
+                for name, each in measured.items()
+            )
+            rank_zero_info(f"GraphMonitor of {trainer.global_step} steps: {', '.join(told)}.")
 
     def _switch(self, cause: str) -> None:
         """Charges what happened since the last switch to the current cause."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.memory.report import by_category
@@ -12,6 +13,8 @@ from lightning_gaudi._core.memory.report import by_category
 from ._steps import is_log_step
 
 __all__ = ["MemoryMonitor"]
+
+_MIB = 2**20
 
 
 class MemoryMonitor(Callback):
@@ -41,6 +44,20 @@ class MemoryMonitor(Callback):
         values = {f"memory/{name}": float(size) for name, size in memory_of(trainer).items()}
         for logger in trainer.loggers:
             logger.log_metrics(values, trainer.global_step - 1)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tells what the card of rank zero held, and its peak."""
+        if trainer.strategy.root_device.type != "hpu":
+            return
+        sizes = memory_of(trainer)
+        peak, limit, peak_rest = (sizes.pop(name) for name in ("peak", "limit", "peak_rest"))
+        held = {name: size for name, size in sizes.items() if size and name != "used"}
+        held["rest"] = peak_rest
+        told = (f"{name.replace('_', ' ')} {size / _MIB:.1f} MiB" for name, size in held.items())
+        rank_zero_info(
+            f"MemoryMonitor: at most {peak / _MIB:.1f} of {limit / _MIB:.0f} MiB in use at a time: "
+            f"{', '.join(told)}."
+        )
 
 
 def memory_of(trainer: Trainer) -> dict[str, int]:

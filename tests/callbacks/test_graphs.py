@@ -74,12 +74,15 @@ def test_host_syncs_are_charged_to_the_steps_that_caused_them(
 
 
 @pytest.mark.filterwarnings("ignore:.*tensorboard.*:UserWarning")
-def test_launches_of_a_step_are_counted(tmp_path):
+def test_launches_of_a_step_are_counted_and_told(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("lightning_gaudi.callbacks.graphs.rank_zero_info", told.append)
     reports = [_fit("never", tmp_path, num_extra=number).report for number in (0, 5)]
     plain, extra = (report.launches_per_step for report in reports)
     # Product, square and mean, the gradients of each, the updates: some of two operators.
     assert 8 <= plain <= 16
     assert extra == plain + 5
+    assert f"launches per step {plain:g}, " in told[0]
     assert [report.launches["validation"] for report in reports] == [2 * 24, 2 * 24]
 
 

@@ -68,9 +68,14 @@ def _logged(folder: Path, **settings: Any) -> tuple[list[dict[str, float]], Mode
     ], model
 
 
-def test_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
+def test_sizes_are_those_of_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+    monkeypatch.setattr("lightning_gaudi.callbacks.memory.rank_zero_info", told.append)
     rows, _ = _logged(tmp_path)
     assert len(rows) == 2
+    weights = f"{WEIGHTS / 2**20:.1f} MiB"
+    assert f"{rows[-1]['peak'] / 2**20:.1f} of 96891 MiB in use at a time: weights" in told[0]
+    assert f"weights {weights}, gradients {weights}" in told[0]
     for row in rows:
         assert row["weights"] == row["gradients"] == WEIGHTS
         # Adam's steps are on the card, or on the host.
