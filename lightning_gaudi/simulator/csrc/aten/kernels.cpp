@@ -9,8 +9,11 @@
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <sys/mman.h>
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -76,6 +79,29 @@ void count_copy(const Tensor& source, const Tensor& destination, bool non_blocki
   }
 }
 
+/// Makes memory of the host read as zero and take none, if it is torch's own; whether it was.
+///
+/// A dry card's values are zeros, and a checkpoint of them has gigabytes.
+bool drop_pages(const Tensor& tensor) {
+  const auto& data = tensor.storage().data_ptr();
+  if (!tensor.is_contiguous() || data.get_deleter() != c10::GetCPUAllocator()->raw_deleter()) {
+    return false;
+  }
+  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr());
+  const auto last = first + tensor.nbytes();
+  const auto first_page = (first + page - 1) / page * page;
+  const auto last_page = last / page * page;
+  // Memory of malloc is private and anonymous: pages that are given back come again as zeros.
+  if (first_page >= last_page ||
+      ::madvise(reinterpret_cast<void*>(first_page), last_page - first_page, MADV_DONTNEED) != 0) {
+    return false;
+  }
+  std::memset(reinterpret_cast<void*>(first), 0, first_page - first);
+  std::memset(reinterpret_cast<void*>(last_page), 0, last - last_page);
+  return true;
+}
+
 bool is_copied_dry(const Tensor& source, const Tensor& destination) {
   Amount read;
   Amount written;
@@ -100,7 +126,7 @@ Tensor copy_from(const Tensor& source, const Tensor& destination, bool non_block
     }
   } else if (destination.device().is_hpu()) {
     lose_values(destination);
-  } else if (destination.nbytes() <= kZeroedBytes) {
+  } else if (!drop_pages(destination) && destination.nbytes() <= kZeroedBytes) {
     destination.zero_();  // what the host had there before may be anything
   }
   if (!destination.device().is_hpu()) host_sync("copy_to_host");
