@@ -54,7 +54,7 @@ void lose_values(const at::Tensor& tensor) {
 }
 
 void Amount::add(const at::Tensor& tensor) {
-  if (!tensor.defined()) return;
+  if (!tensor.defined() || !tensor.has_storage()) return;  // those of the host may be sparse
   (is_of_integers(tensor.scalar_type()) ? num_integer_bytes_ : num_float_bytes_) += tensor.nbytes();
   is_known_ = is_known_ && has_values(tensor);
 }
