@@ -168,7 +168,8 @@ LIKE_BEFORE = """
         return torch.empty(x.shape, dtype=x.dtype, device="meta")
     library = torch.library.Library("aten", "IMPL")
     library.impl("add.Tensor", tell, "Meta")
-    x, y = torch.ones(2, 3, device="hpu"), torch.ones(2, 3, device="hpu")
+    # So large that nothing of them is computed, whatever a kernel that computes would refuse.
+    x, y = torch.ones(600, 700, device="hpu"), torch.ones(600, 700, device="hpu")
     for other in range(2):
         torch.add(x, y)
 """

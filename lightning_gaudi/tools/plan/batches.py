@@ -183,17 +183,16 @@ class Repeated:
     def _look(self) -> _Looked:
         """Looks at the first batches: one of each shape to come, where that is wanted."""
         if self._looked_at is None:
-            first: dict[Any, tuple[int, Any]] = {}
+            first: dict[Any, tuple[int, Any, int]] = {}
             last: dict[Any, int] = {}
             fullest: dict[int, tuple[int, Any]] = {}
             for number, batch in enumerate(self._first()):
-                shape = _shapes(batch, self._batch_size, self._size_of(batch))
-                full = _num_full(batch)
-                if shape not in first or full > _num_full(first[shape][1]):
-                    first[shape] = (first.get(shape, (number,))[0], batch)
-                size = self._size_of(batch)
-                if size not in fullest or full > fullest[size][0]:
-                    fullest[size] = (full, batch)
+                size, num_full = self._size_of(batch), _num_full(batch)
+                shape = _shapes(batch, self._batch_size, size)
+                if shape not in first or num_full > first[shape][2]:
+                    first[shape] = (first[shape][0] if shape in first else number, batch, num_full)
+                if size not in fullest or num_full > fullest[size][0]:
+                    fullest[size] = (num_full, batch)
                 last[shape] = number
                 if len(first) > self._num_shapes:
                     # The last of those that are as small: the first of the largest stays.
@@ -202,13 +201,13 @@ class Repeated:
             largest = max(first, key=lambda each: _num_elements(first[each][1]), default=None)
             others = [found for shape, found in first.items() if shape != largest]
             end = last[largest] if largest is not None else 0
-            batch = None if largest is None else first[largest][1]
-            full, other = fullest.get(self._size_of(batch), (0, batch))
+            _, batch, num_full = first.get(largest, (0, None, 0))
+            most_full, other = fullest.get(self._size_of(batch), (0, batch))
             self._looked_at = _Looked(
                 batch,
-                other if full > _num_full(batch) else batch,
-                [batch for number, batch in others if number < end],
-                [batch for number, batch in others if number > end],
+                other if most_full > num_full else batch,
+                [batch for number, batch, _ in others if number < end],
+                [batch for number, batch, _ in others if number > end],
             )
         return self._looked_at
 

@@ -60,22 +60,23 @@ def _name(func: Any) -> str:
 
 _OF_LOADING = frozenset(
     (
-        *(
-            "adapter_kwargs",
-            "adapter_name",
-            "config",
-            "dtype",
-            "fusion_config",
-            "generation_config",
-        ),
-        *("ignore_mismatched_sizes", "key_mapping", "low_cpu_mem_usage", "max_memory", "mirror"),
-        *("offload_buffers", "offload_folder", "offload_state_dict", "output_loading_info"),
-        *("state_dict", "torch_dtype", "use_safetensors", "variant", "weights_only"),
-        *("disable_mmap", "tp_plan", "tp_size", "gguf_file", "from_tf", "from_flax"),
+        *("adapter_kwargs", "adapter_name", "config", "disable_mmap", "dtype", "from_flax"),
+        *("from_tf", "fusion_config", "generation_config", "gguf_file", "ignore_mismatched_sizes"),
+        *("key_mapping", "low_cpu_mem_usage", "max_memory", "mirror", "offload_buffers"),
+        *("offload_folder", "offload_state_dict", "output_loading_info", "state_dict"),
+        *("torch_dtype", "tp_plan", "tp_size", "use_safetensors", "variant", "weights_only"),
     )
 )
-"""Arguments of `from_pretrained` about reading weights; those of the hub go to the configuration,
-and what it does not know to the model."""
+"""Arguments of `from_pretrained` that say how weights are read: none is."""
+
+_OF_HUB = frozenset(
+    (
+        *("cache_dir", "force_download", "local_files_only", "proxies", "resume_download"),
+        *("revision", "subfolder", "token", "use_auth_token", "trust_remote_code"),
+        *("code_revision", "_from_auto", "_commit_hash", "_from_pipeline"),
+    )
+)
+"""Those that say where a file is found, which a configuration that is there does not need."""
 
 
 def from_configuration(
@@ -93,14 +94,13 @@ def from_configuration(
     """
     if name is None or any(given.get(each) for each in ("quantization_config", "device_map")):
         return load(name, *arguments, **given)
-    config, of_hub = given.get("config"), {k: v for k, v in given.items() if k not in _OF_LOADING}
+    config, others = given.get("config"), {k: v for k, v in given.items() if k not in _OF_LOADING}
     if hasattr(config, "to_dict"):
-        config, of_model = copy.deepcopy(config), of_hub
-        for each in [each for each in of_model if each in _OF_HUB]:
-            del of_model[each]
+        config = copy.deepcopy(config)
+        of_model = {k: v for k, v in others.items() if k not in _OF_HUB}
     else:
         config, of_model = kind.config_class.from_pretrained(
-            config or name, return_unused_kwargs=True, **of_hub
+            config or name, return_unused_kwargs=True, **others
         )
     if getattr(config, "quantization_config", None) is not None:
         return load(name, *arguments, **given)
@@ -115,15 +115,6 @@ def from_configuration(
     model.eval()
     found = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
     return (model, {each: [] for each in found}) if given.get("output_loading_info") else model
-
-
-_OF_HUB = frozenset(
-    (
-        *("cache_dir", "force_download", "local_files_only", "proxies", "resume_download"),
-        *("revision", "subfolder", "token", "use_auth_token", "trust_remote_code"),
-        *("code_revision", "_from_auto", "_commit_hash", "_from_pipeline"),
-    )
-)
 
 
 _ENABLE = ("activation_checkpointing_enable", "gradient_checkpointing_enable")

@@ -57,10 +57,10 @@ def largest_within(
     two nearest measurements crosses the budget.
 
     Args:
-        measure: Gives the needs of batch sizes; None for one that cannot be measured, as for a
-            batch of one sample where its statistics are taken. None that is further away is tried.
+        measure: Gives the needs of batch sizes; None for a size that cannot be measured, as that of
+            one sample where the model normalizes over the batch. Sizes beyond it are not tried.
         budgets: In bytes.
-        known: Needs by batch size, of one at least; gets those that are measured.
+        known: Needs by batch size; gets those that are measured.
         is_over: Whether to end the search with what is known; asked between measurements.
         held: What is in use whatever the batch, in bytes; None if that is not known.
     """
@@ -123,7 +123,7 @@ def _search(
             continue
         if high - low <= max(1, low / _CLOSE):
             return low
-        if high == limits.above <= LARGEST:  # the half of what it is larger by, not of what it is
+        if high == limits.above <= LARGEST:  # why it fails is not known: halve the ratio of both
             yield math.isqrt(low * high)
             continue
         below = max((size for size in known if size < low), default=0)
