@@ -117,3 +117,27 @@ def test_a_first_gaudi_is_rehearsed_as_one() -> None:
         for names in (("gaudi1",), ("gaudi1", "gaudi3"), ("a100",))
     }
     assert [*keys.values()] == ["gaudi1", "gaudi2", "gaudi2"]
+
+
+def test_a_change_that_the_program_refuses_is_tried_with_the_setting_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands = list[Sequence[str]]()
+
+    def rehearse(
+        command: Sequence[str], case: Request, cards: Sequence[Card], change: str, tell: Any
+    ) -> Planned:
+        commands.append(command)
+        if change == "ZeRO-1 on 8 cards":
+            return Planned(case, change, None, error="no", instead="model.optimizer=adamw")
+        size = 40 * GIB if change else 120 * GIB
+        sizes = {"weights": size, "gradients": size, "optimizer state": 0}
+        found = Rehearsed(1, size, size, size, held_bytes=size, categories=sizes)
+        return Planned(case, change, found, largest={card.key: int(bool(change)) for card in cards})
+
+    monkeypatch.setattr(module, "_rehearse", rehearse)
+    told = list[str]()
+    found = [*plan(["program"], Request(), [CARDS["gaudi2"]], tell=told.append)]
+    assert [each.change for each in found] == ["", "ZeRO-1 on 8 cards, model.optimizer=adamw"]
+    assert commands[-1] == ["program", "--model.optimizer=adamw"]
+    assert told == ["  no"]

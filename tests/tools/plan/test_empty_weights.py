@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from lightning_gaudi.tools.plan.model_changes import from_configuration
 from lightning_gaudi.tools.plan.request import Request
 from tests.tools.plan.rehearsing import rehearse
 
@@ -64,3 +68,30 @@ def test_weights_are_made_without_values_in_the_hooks_of_a_module(tmp_path: Path
     num_bytes = 3 * 4 * (1024 * 1024 + 1024)
     assert found.categories["weights"] == num_bytes
     assert found.host["weights, as they are made"] == num_bytes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", None])
+def test_a_folder_with_a_configuration_alone_makes_a_model(
+    dtype: str | None, tmp_path: Path
+) -> None:
+    given = {} if dtype is None else {"dtype": dtype}
+    config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20)
+    config.save_pretrained(tmp_path)
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("weights were read")
+
+    def make(name: object, **more: object) -> Any:
+        return from_configuration(load, GPT2LMHeadModel, name, **given, **more)
+
+    for found in (
+        make(tmp_path, n_layer=2, low_cpu_mem_usage=True, revision="main"),
+        make(tmp_path, config=GPT2Config(**{**config.to_dict(), "n_layer": 2}), revision="main"),
+        make(tmp_path, n_layer=2, output_loading_info=True)[0],
+    ):
+        assert isinstance(found, GPT2LMHeadModel)
+        assert len(found.transformer.h) == 2
+        assert found.dtype == getattr(torch, dtype or "float32")
+        assert not found.training
+    with pytest.raises(AssertionError, match="weights were read"):
+        make(tmp_path, device_map="auto")
