@@ -40,6 +40,8 @@ def main() -> int:
         checkout = options.folder.absolute() / str(number)
         try:
             rows.append(_check(python, checkout, is_newest=options.newest))
+        except subprocess.CalledProcessError as error:  # the others are tried all the same
+            rows.append(f"| {python} | | failed: {error} |")
         finally:
             shutil.rmtree(checkout, ignore_errors=True)
         print(rows[-1], flush=True)
