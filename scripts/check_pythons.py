@@ -58,6 +58,8 @@ def _check(python: str, checkout: Path, *, is_newest: bool) -> str:
         target = checkout / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(_REPOSITORY / name, target, follow_symlinks=False)
+    for arguments in (("init", "-q"), ("add", "-A")):  # tests ask what is tracked
+        subprocess.run(["git", *arguments], cwd=checkout, check=True)
     env = os.environ | {"PYTHON": python, "TORCH_EXTENSIONS_DIR": str(checkout / "extensions")}
     subprocess.run(["scripts/setup.sh"], cwd=checkout, env=env, check=True)
     own = str(checkout / ".venv" / "bin" / "python")
@@ -66,6 +68,7 @@ def _check(python: str, checkout: Path, *, is_newest: bool) -> str:
             [own, "-c", "import torch; print(torch.__version__.partition('+')[0])"], text=True
         )
         pip = [own, "-m", "pip", "install", "-q", "--upgrade", "--upgrade-strategy", "eager"]
+        pip += ["--config-settings", "editable_mode=compat"]  # as `make setup`: tests are imported
         subprocess.run(
             [*pip, f"torch=={torch.strip()}", "-e", f".[{_EXTRAS}]"], cwd=checkout, check=True
         )
