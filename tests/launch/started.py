@@ -93,7 +93,8 @@ class Started:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[3]) == self.process.pid and fields[0] != "Z":
                     command = (folder / "cmdline").read_text().replace("\0", " ")
-                    found.append(f"{folder.name}: {command}")
+                    if command:  # one that was killed has none any more, before it is a zombie
+                        found.append(f"{folder.name}: {command}")
         return found
 
     def rank(self, local_rank: int) -> int:
