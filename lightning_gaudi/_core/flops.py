@@ -19,8 +19,13 @@ from . import vendor
 __all__ = ["FlopCounter"]
 
 _ATTENTION = re.compile(r"^(aten::_scaled_dot_product_\w*attention|hpu::(fp8_)?sdpa)")
-PRODUCTS = re.compile(r"attention|sdpa|matmul|linear|conv(olution|\dd)|gemm|mm_?$")
-"""Names of operators that multiply matrices: leaving out one would make any figure too small."""
+PRODUCTS = re.compile(
+    r"^(?!.*upsample).*(attention|sdpa|matmul|linear|conv(olution|\dd)|gemm|mm_?$)"
+)
+"""Names of operators that multiply matrices: leaving out one would make any figure too small.
+
+What interpolates (`upsample_bilinear2d`) multiplies none.
+"""
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -82,8 +87,12 @@ def _formula(func: Any) -> Callable[..., int] | None:
     name = func.name()
     if _ATTENTION.match(name):
         return _attention_backward if "backward" in name or "bwd" in name else _attention
-    found: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
-    return found or _OF_CARDS.get(name.partition(".")[0])
+    packet = func.overloadpacket
+    found: Callable[..., int] | None = flop_registry.get(packet)
+    if found is None and name.partition(".")[0].endswith("_"):  # in place, as `addmm_` is `addmm`
+        home = getattr(torch.ops, func.namespace)
+        found = flop_registry.get(getattr(home, packet.__name__.removesuffix("_"), None))
+    return found or _OTHERS.get(name.partition(".")[0])
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
@@ -114,13 +123,27 @@ def _matmul_backward(
     return _linear_backward(left, gradient, right, wanted)
 
 
-_OF_CARDS: dict[str, Callable[..., int]] = {
+def _sum_of_products(total: Tensor, left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Left [N, A, K] by right [N, K, B], which are added up."""
+    return 2 * left.numel() * right.shape[-1]
+
+
+def _grouped_product(inputs: Tensor, other: Tensor, *args: Any, out_val: Tensor, **kw: Any) -> int:
+    """Inputs [..., K] by other [..., K, B]; where neither has groups of its own, K is split."""
+    is_split = inputs.dim() == other.dim() == 2
+    return 2 * out_val.numel() * inputs.shape[-1] // (out_val.shape[0] if is_split else 1)
+
+
+_OTHERS: dict[str, Callable[..., int]] = {
     "aten::linear": _product,
     "aten::matmul": _product,
     "aten::linear_backward": _linear_backward,
     "aten::matmul_backward": _matmul_backward,
+    "aten::addbmm": _sum_of_products,
+    "aten::addbmm_": _sum_of_products,
+    "aten::_grouped_mm": _grouped_product,
 }
-"""What a Gaudi has kernels of its own for, and torch's formulas do not know.
+"""What torch's formulas do not know: the first four are kernels of their own on a Gaudi.
 
 Source: Intel Gaudi PyTorch bridge, hpu_ops/linear.h, linear_backward.h and matmul.h.
 """

@@ -91,6 +91,34 @@ def test_what_a_card_has_as_one_operator_counts_as_its_parts(mlp, inputs):
     assert backward(gradient, inputs, weight.T, (True, True), out_val=()) == 2 * 2 * B * D * H
 
 
+def test_products_in_place_and_of_groups_count():
+    total, left, right = torch.zeros(4, 6), torch.ones(4, 8), torch.ones(8, 6)
+    lefts, rights = torch.ones(3, 4, 8), torch.ones(3, 8, 6)
+    with FlopCounter() as counter:
+        total.addmm_(left, right)
+        assert counter.num_flops == 2 * 4 * 8 * 6
+        total.addbmm_(lefts, rights)
+        torch.addbmm(total, lefts, rights)
+        assert counter.num_flops == 2 * 4 * 8 * 6 * (1 + 3 + 3)
+        torch.zeros(3, 4, 6).baddbmm_(lefts, rights)
+        assert counter.num_flops == 2 * 4 * 8 * 6 * 10
+    grouped = _formula(torch.ops.aten._grouped_mm.default)
+    ends = torch.tensor([1, 3, 4], dtype=torch.int32)
+    assert grouped(left, rights, ends, out_val=total) == 2 * 4 * 8 * 6
+    parts = torch.zeros(3, 4, 6)
+    assert grouped(lefts, rights, out_val=parts) == 3 * 2 * 4 * 8 * 6
+    assert grouped(left, right, ends, out_val=parts) == 2 * 4 * 8 * 6
+
+
+def test_what_interpolates_is_no_product():
+    with FlopCounter() as counter:
+        for num_dims, mode in enumerate(("linear", "bilinear", "trilinear"), 1):
+            torch.nn.functional.interpolate(
+                torch.ones(1, 3, *[8] * num_dims), scale_factor=2, mode=mode
+            )
+    assert counter.num_flops == 0
+
+
 def test_a_product_without_a_formula_is_not_left_out():
     vector = torch.randn(D).to("hpu")
     quantized = torch.ones(D, D, dtype=torch.int8)
