@@ -41,6 +41,15 @@ def observe(observer: Observer) -> None:
     sys.modules[build.MODULE].observe_by(observer)
 
 
+def before_first_use(act: Callable[[], None]) -> None:
+    """Calls a function once, right before this process takes its card.
+
+    Args:
+        act: It may fork: the card is nobody's yet. It must not raise, nor use the card.
+    """
+    sys.modules[build.MODULE].before_first_use(act)
+
+
 def is_observed() -> bool:
     """Returns whether there is an observer."""
     return _observer is not None

@@ -21,6 +21,8 @@ class CollectiveStats(TypedDict):
     """How often it was called; a coalesced call of several tensors is one."""
     bytes: int
     """What this rank gave to them; for "recv" what it received."""
+    sent: int
+    """What it sends over its links for them, in a ring: the same for every kind."""
 
 
 def collective_stats() -> dict[str, CollectiveStats]:

@@ -179,7 +179,8 @@ def test_a_step_reduces_its_gradients_once_and_waits_for_nothing(
     steps = NUM_STEPS // CASES[name].get("accumulate", 1)
     for found in ranks:
         counts = found["counts"][name]
-        once = {"calls": steps, "bytes": steps * GRADIENT_BYTES}
+        num_bytes = steps * GRADIENT_BYTES
+        once = {"calls": steps, "bytes": num_bytes, "sent": num_bytes}  # of two ranks
         assert counts["found"] == {"all_reduce": once}
         assert counts["syncs"][0] == counts["syncs"][1]
 

@@ -345,14 +345,15 @@ def check_statistics_by_kind(rank):
     mine, others = (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send)
     mine(_mine(3), 1 - rank)
     others(_mine(4), 1 - rank)
+    to, back = (12, 16) if rank == 0 else (16, 12)
     assert simulator.collective_stats() == {
-        "all_reduce": {"calls": 2, "bytes": 3 * 1024},
-        "broadcast": {"calls": 1, "bytes": 8},
-        "all_gather": {"calls": 1, "bytes": 8},
-        "reduce_scatter": {"calls": 1, "bytes": 16},
-        "barrier": {"calls": 1, "bytes": 0},
-        "send": {"calls": 1, "bytes": 12 if rank == 0 else 16},
-        "recv": {"calls": 1, "bytes": 16 if rank == 0 else 12},
+        "all_reduce": {"calls": 2, "bytes": 3 * 1024, "sent": 3 * 1024},
+        "broadcast": {"calls": 1, "bytes": 8, "sent": 8},
+        "all_gather": {"calls": 1, "bytes": 8, "sent": 8},
+        "reduce_scatter": {"calls": 1, "bytes": 16, "sent": 8},
+        "barrier": {"calls": 1, "bytes": 0, "sent": 0},
+        "send": {"calls": 1, "bytes": to, "sent": to},
+        "recv": {"calls": 1, "bytes": back, "sent": 0},
     }
 
 
@@ -364,7 +365,9 @@ def check_ddp_all_reduces_the_gradients_once_a_step(rank):
         simulator.reset_statistics()
         ddp(x).sum().backward()
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    assert simulator.collective_stats() == {"all_reduce": {"calls": 1, "bytes": num_bytes}}
+    assert simulator.collective_stats() == {
+        "all_reduce": {"calls": 1, "bytes": num_bytes, "sent": num_bytes}
+    }
 
 
 def _train(model, rank_slice, device, num_steps=4):

@@ -152,7 +152,11 @@ def two_ddp_with_accumulated_gradients(rank):
         optimizer.step()
     _assert_equal(on_hpu, on_cpu)
     num_bytes = sum(parameter.nbytes for parameter in on_hpu.parameters())
-    assert simulator.collective_stats()["all_reduce"] == {"calls": 2, "bytes": 2 * num_bytes}
+    assert simulator.collective_stats()["all_reduce"] == {
+        "calls": 2,
+        "bytes": 2 * num_bytes,
+        "sent": 2 * num_bytes,  # of two ranks
+    }
 
 
 def two_ddp_with_uneven_inputs(rank):

@@ -321,6 +321,42 @@ def _dry_peak(folder: Path, name: str, num_ranks: int) -> int:
     return int(_last_line(source, **env))
 
 
+def test_what_is_sent_means_the_same_for_every_collective() -> None:
+    """Of 4 ranks in a ring: an all-reduce sends as a reduce-scatter and an all-gather do."""
+    source = """
+        import json
+        import torch
+        import torch.distributed as dist
+        import habana_frameworks.torch.distributed.hccl
+        from lightning_gaudi import simulator
+
+        dist.init_process_group("hccl")
+        whole, part = torch.zeros(256, device="hpu"), torch.zeros(64, device="hpu")
+        parts = [torch.zeros(64, device="hpu") for _ in range(4)]
+        dist.all_reduce(whole)
+        dist.reduce_scatter_tensor(part, whole)
+        dist.all_gather_into_tensor(whole, part)
+        dist.all_to_all_single(whole, torch.zeros(256, device="hpu"))
+        dist.broadcast(whole, src=0)
+        dist.reduce(whole, dst=1)
+        dist.gather(part, parts, dst=0)
+        dist.scatter(part, parts, src=0)
+        dist.send(whole, dst=1)
+        dist.recv(whole, src=1)
+        stats = simulator.collective_stats()
+        print(json.dumps({kind: each["sent"] for kind, each in stats.items()}))
+    """
+    ranks = {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    assert _last_line(source, **DRY, **ranks, **address, LIGHTNING_GAUDI_SIMULATE="8") == {
+        "all_reduce": 1536,
+        **dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "scatter"), 768),
+        **dict.fromkeys(("broadcast", "reduce", "send"), 1024),
+        "gather": 256,
+        "recv": 0,
+    }
+
+
 @pytest.mark.slow_but("ddp")
 @pytest.mark.parametrize(
     "name",

@@ -65,6 +65,7 @@ py::dict collectives_dict() {
     py::dict entry;
     entry["calls"] = stats.num_calls;
     entry["bytes"] = stats.num_bytes;
+    entry["sent"] = stats.num_sent_bytes;
     result[py::str(kind)] = entry;
   }
   return result;
@@ -79,7 +80,17 @@ void synchronize() {
   wait_for_collectives();
 }
 
+// Held for ever, as the observer.
+void before_first_use(const py::function& function) {
+  const auto* held = new py::function(function);
+  call_before_first_touch([held] {
+    py::gil_scoped_acquire gil;
+    (*held)();
+  });
+}
+
 void init_device(py::module_& m) {
+  m.def("before_first_use", &before_first_use);
   m.def("set_device_count", &set_server_device_count);
   m.def("device_count", &server_device_count);
   m.def("set_server", &set_server);

@@ -89,8 +89,8 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
 
     @property
     def sent(self) -> Counter[str]:
-        """Bytes that this rank has given to each kind of collective."""
-        counted = {kind: each["bytes"] for kind, each in statistics.collective_stats().items()}
+        """Bytes that this rank has sent over its links for each kind of collective."""
+        counted = {kind: each["sent"] for kind, each in statistics.collective_stats().items()}
         return Counter(counted) + self._sent_by_replays
 
     def note_capture(self) -> None:

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <cmath>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -33,13 +34,15 @@ Tensors concatenated(Tensors tensors, const Tensors& others) {
   return tensors;
 }
 
-/// Counts a collective and the bytes of `counted`: what this rank gives to it, or gets by recv.
-/// The lazy graph hears of it, and of the `others` that it writes.
-void begin(const char* kind, const Tensors& counted, const Tensors& others = {}) {
-  int64_t num_bytes = 0;
-  for (const auto& tensor : counted) num_bytes += static_cast<int64_t>(tensor.nbytes());
-  count_collective(kind, num_bytes);
-  record_collective(kind, concatenated(counted, others));
+/// How many bytes a rank of `num_ranks` sends over its links for one that is counted, in a ring or
+/// directly. Source: NVIDIA, nccl-tests, doc/PERFORMANCE.md ("bus bandwidth").
+double sent_of_counted(const std::string& kind, int num_ranks) {
+  const double n = num_ranks;
+  if (num_ranks < 2 || kind == "recv") return 0;
+  if (kind == "all_reduce") return 2 * (n - 1) / n;
+  if (kind == "all_gather") return n - 1;  // of its own part, which is counted
+  if (kind == "reduce_scatter" || kind == "all_to_all" || kind == "scatter") return (n - 1) / n;
+  return 1;
 }
 
 // Not every torch has these; gloo's do nothing where it has none of its own.
@@ -307,7 +310,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   // Ranks meet at the host, so that a lazy graph may go on.
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    count_collective("barrier", 0);
+    count_collective("barrier", 0, 0);
     count_host_sync("barrier");
     end_lazy_collectives("barrier");
     if (is_dry()) return submit(OpType::BARRIER, gloo_->barrier(options), {}, Staging(Purpose::kMove));
@@ -316,6 +319,16 @@ class ProcessGroupHCCL final : public c10d::Backend {
   }
 
  private:
+  /// Counts a collective and the bytes of `counted`: what this rank gives to it, or gets by recv.
+  /// The lazy graph hears of it, and of the `others` that it writes.
+  void begin(const char* kind, const Tensors& counted, const Tensors& others = {}) const {
+    int64_t num_bytes = 0;
+    for (const auto& tensor : counted) num_bytes += static_cast<int64_t>(tensor.nbytes());
+    count_collective(kind, num_bytes,
+                     std::llround(static_cast<double>(num_bytes) * sent_of_counted(kind, size_)));
+    record_collective(kind, concatenated(counted, others));
+  }
+
   WorkPtr submit(OpType type, WorkPtr inner, Tensors outputs, Staging staging,
                  std::function<void()> finish = nullptr) {
     finish = staging.after(std::move(finish));

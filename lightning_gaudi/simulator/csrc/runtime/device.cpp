@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <mutex>
+#include <utility>
 
 #include "runtime/allocator.h"
 #include "runtime/cards.h"
@@ -22,7 +23,17 @@ void after_fork_in_child() {
   }
 }
 
+// Never destroyed, as the observer.
+std::function<void()>& before_first_touch() {
+  static auto& instance = *new std::function<void()>();
+  return instance;
+}
+
 }  // namespace
+
+void call_before_first_touch(std::function<void()> function) {
+  before_first_touch() = std::move(function);
+}
 
 int64_t server_device_count() { return g_server_device_count.load(); }
 
@@ -49,6 +60,7 @@ void first_touch_or_refuse() {
   static std::mutex mutex;
   std::lock_guard<std::mutex> lock(mutex);
   if (g_process_state.load() == ProcessState::kInUse) return;  // another thread was first
+  if (before_first_touch()) before_first_touch()();
   acquire_card();
   note_card_taken();
   static std::once_flag once;

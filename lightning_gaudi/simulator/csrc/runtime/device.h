@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 namespace hpu_sim {
@@ -27,6 +28,9 @@ void check_device(const std::optional<c10::Device>& device);
 enum class ProcessState : int { kUntouched, kInUse, kForkedFromUser };
 extern std::atomic<ProcessState> g_process_state;
 void first_touch_or_refuse();
+
+/// Has a function called right before this process takes its card.
+void call_before_first_touch(std::function<void()> function);
 
 /// Called wherever device memory is touched: the first time it takes a card. A process forked from one that uses the card cannot
 /// use it: the driver's state does not survive a fork.

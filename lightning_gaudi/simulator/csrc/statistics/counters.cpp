@@ -41,12 +41,13 @@ std::map<std::string, int64_t> transfers() {
   return result;
 }
 
-void count_collective(const std::string& kind, int64_t num_bytes) {
+void count_collective(const std::string& kind, int64_t num_bytes, int64_t num_sent_bytes) {
   {
     std::lock_guard<std::mutex> lock(g_mutex);
     CollectiveStats& stats = g_collectives[kind];
     ++stats.num_calls;
     stats.num_bytes += num_bytes;
+    stats.num_sent_bytes += num_sent_bytes;
   }
   observe("collective", kind, num_bytes);
 }

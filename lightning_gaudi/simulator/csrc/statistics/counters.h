@@ -15,12 +15,14 @@ void count_transfer(Transfer direction, int64_t num_bytes);
 /// Number of copies and bytes: host_to_device, host_to_device_bytes, device_to_host, ...
 std::map<std::string, int64_t> transfers();
 
-/// Counts a collective of the kind that torch.distributed calls `kind`, and what it carries.
-void count_collective(const std::string& kind, int64_t num_bytes);
+/// Counts a collective of the kind that torch.distributed calls `kind`, what it carries, and what
+/// this rank sends over its links for it.
+void count_collective(const std::string& kind, int64_t num_bytes, int64_t num_sent_bytes);
 
 struct CollectiveStats {
   int64_t num_calls = 0;
   int64_t num_bytes = 0;
+  int64_t num_sent_bytes = 0;
 };
 
 /// Collectives by kind.
