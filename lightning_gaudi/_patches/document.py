@@ -34,6 +34,8 @@ _LIBRARIES = {
     "torch": "torch",
     "transformers": "transformers",
     "deepspeed": "DeepSpeed",
+    "safetensors": "safetensors",
+    "python": "Python",
 }
 
 

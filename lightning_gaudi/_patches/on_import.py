@@ -83,11 +83,16 @@ def _install_tool_if_asked() -> None:
 
 
 def add(patches: Iterable[Patch]) -> None:
-    """Enters the patches of a tool in the register: each is applied when its module is imported."""
+    """Enters the patches of a tool in the register.
+
+    Each is applied when its module is imported; now if it has been.
+    """
     register.add(patches)
     for name, found in _triggers(patches).items():
         known = _TRIGGERS.setdefault(name, [])
         known.extend(each for each in found if each not in known)
+        if _is_imported(name):
+            _after_import(sys.modules[name])
 
 
 def _is_imported(name: str) -> bool:

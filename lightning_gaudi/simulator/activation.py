@@ -215,7 +215,8 @@ def _end_cleanly(device: ModuleType, pid: int) -> None:
     """
     import torch
 
-    if os.getpid() == pid:  # a forked child has no such thread
+    # A forked child has no such thread; who has used no card is not to take one now.
+    if os.getpid() == pid and device.holds_card():
         # A RuntimeError: torch has no queue for the card, so nothing waits in it.
         with torch.autograd.set_multithreading_enabled(True), contextlib.suppress(RuntimeError):
             device.drain_autograd()

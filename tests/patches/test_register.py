@@ -261,7 +261,7 @@ OWN = {
         "self._trainer.strategy.teardown",
         "strategy.setup",
     },
-    "tools/plan/fabric.py": {"loader.num_workers", "sys.excepthook"},
+    "tools/plan/loop.py": {"loader.num_workers", "sys.excepthook"},
     "distributed/device_mesh.py": {"plugin.scaler.spans_ranks"},
     "tools/doctor/hosts.py": {"answers.said", "answers.status"},
     "data/shape_report.py": {

@@ -24,8 +24,9 @@ _EXAMPLE = (
 _DESCRIPTION = """\
 Have a program take two steps on a card that computes nothing, and say what they take of its
 memory, which cards they fit, and with how many samples. The program is one that has a Trainer
-run: its own settings hold unless an option says otherwise. Nothing is written, no Gaudi and
-little memory are needed: tensors on such a card have sizes and no values."""
+run, of Lightning or of transformers, or a loop of its own: its own settings hold unless an option
+says otherwise. Nothing is written, no Gaudi and little memory are needed: what is large on such a
+card has a size and no values."""
 _EPILOG = f"""\
 examples:
   {_EXAMPLE}

@@ -1,7 +1,7 @@
 """What a program rehearses: a few steps on a dry card for each batch size, in forks, then it ends.
 
-A fork of the program has a card of its own. `trainer` has a Trainer run in them, and `fabric` the
-loops that a program has written itself.
+A fork of the program has a card of its own. `trainer` has a Trainer run in them, and `fabric` and
+`plain` the loops that a program has written itself.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.published import PublishedRun
 from lightning_gaudi.simulator.memory import own_server, unlimited_memory
-from lightning_gaudi.tools.plan.forks import Fork, RehearsalError
+from lightning_gaudi.tools.plan.forks import Fork, RehearsalError, Teller
 from lightning_gaudi.tools.plan.measurement import Counts, MemoryWatch, Watch
-from lightning_gaudi.tools.plan.model_changes import EmptyWeights
-from lightning_gaudi.tools.plan.request import MAX_FORKS, VARIABLE, Rehearsed, Request
+from lightning_gaudi.tools.plan.request import MAX_FORKS, VARIABLE, Rehearsed, Request, first_rank
 from lightning_gaudi.tools.plan.run import Run
 from lightning_gaudi.tools.plan.search import Need, largest_within
+from lightning_gaudi.tools.plan.writes import write_apart
 
 _LEAST_SEARCH_S, _MOST_SEARCH_S = 15.0, 300.0
 """For how long the largest batch is looked for: eight times as long as the program's own took, but
@@ -32,25 +32,49 @@ not shorter or longer. What is measured then is measured to its end."""
 _LEAST_SIZE_S = 5.0
 """For how long one size is measured at least, or three times as long as the program's own took."""
 
-_empty_weights: EmptyWeights | None = None
-_world_size = 1
-"""Of the ranks of which this process plays the first."""
+_NO_LOADER = (
+    "Its batches come from no torch DataLoader, so that no other size was tried. Give it a "
+    "DataLoader, or plan it once more with its own option for the size of a batch."
+)
 
 
-def leave_weights_empty() -> None:
-    """Lets models that the program makes from now on take no memory; again is harmless."""
-    global _empty_weights
-    if _empty_weights is None:
-        _empty_weights = EmptyWeights()
-        _empty_weights.__enter__()  # type: ignore[no-untyped-call]
+class Played(NamedTuple):
+    """What a fork is to find out."""
+
+    teller: Teller
+    make_watch: Callable[[Run], Watch]
+    batch_size: int | None
+    """Of all batches; None for the program's own."""
 
 
-def fill_weights() -> None:
-    """Fills what is made from now on as usual; again is harmless."""
-    global _empty_weights
-    if _empty_weights is not None:
-        _empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        _empty_weights = None
+_is_playing = False
+_offered: tuple[Played, Callable[[], None]] | None = None
+
+
+def is_playing() -> bool:
+    """Returns whether this process is a fork that rehearses."""
+    return _is_playing
+
+
+def offer(played: Played, give_up: Callable[[], None]) -> None:
+    """Lets a rehearsal of Lightning's take the place of one that has begun without it.
+
+    Args:
+        played: What it is to find out.
+        give_up: Ends the first one.
+    """
+    global _offered
+    _offered = played, give_up
+
+
+def taken_over() -> Played | None:
+    """Returns what this process plays already, if it does, for another rehearsal to go on with."""
+    global _offered
+    if _offered is None:
+        return None
+    (played, give_up), _offered = _offered, None
+    give_up()
+    return played
 
 
 def settings(request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,16 +111,9 @@ def _num_cards_of(devices: Any, strategy: Any, num_nodes: int) -> int:
 
 def _play_first_rank(world_size: int, num_cards: int) -> None:
     """Makes this process the first of so many ranks, as many of which are of its node."""
-    global _world_size
-    _world_size = world_size
-    # Nobody listens and nobody comes. Port 0 is free, whoever rehearses at the same time.
-    found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": str(world_size)}
-    found |= dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), "0")
-    found["LOCAL_WORLD_SIZE"] = str(num_cards)
-    for name in found:
+    for name in first_rank(2, 2):
         os.environ.pop(name, None)
-    if world_size > 1:
-        os.environ.update(found)
+    os.environ.update(first_rank(world_size, num_cards))
 
 
 def measure(
@@ -145,12 +162,15 @@ def measure(
         _write(
             request,
             {
-                "devices": _world_size,
                 "rehearsed": asdict(first),
                 "counted": counting.found(),
                 "published": asdict(published) if published else None,
             },
         )
+        if not first.has_loader:
+            fits = [first.batch_size * (first.need.whole <= each) for each in request.budgets]
+            _write(request, {"largest": fits, "is_complete": False, "why": _NO_LOADER})
+            raise SystemExit(0)
         end = time.monotonic() + min(max(_LEAST_SEARCH_S, 8 * taken_s), _MOST_SEARCH_S)
         found = largest_within(
             needs,
@@ -177,9 +197,30 @@ def _write(request: Request, found: dict[str, Any]) -> None:
         file.write(json.dumps(found) + "\n")
 
 
-def begin_fork(family: Family) -> None:
-    """Gives this process, a fork, a card of its own, beside ranks that are not there."""
+def refuse(error: str) -> NoReturn:
+    """Ends a program that cannot be rehearsed.
+
+    Args:
+        error: Why.
+
+    Raises:
+        SystemExit: Always.
+    """
+    _write(read_request(), {"error": error})
+    raise SystemExit(1)
+
+
+def begin_fork(family: Family | None = None) -> None:
+    """Gives this process, a fork, a card of its own, beside ranks that are not there.
+
+    Args:
+        family: Of the Trainer or Fabric, if there is one.
+    """
+    global _is_playing
+    _is_playing = True
     unlimited_memory()
     own_server()
-    group = family.find("distributed.process_group")
-    group._check_cards = lambda node_rank: None
+    write_apart(Path(f"{read_request().result}.{os.getpid()}"))
+    if family is not None:
+        group = family.find("distributed.process_group")
+        group._check_cards = lambda node_rank: None

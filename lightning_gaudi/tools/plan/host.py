@@ -58,7 +58,7 @@ def checkpoint_sizes(run: Run) -> tuple[dict[str, int], int]:
             for name in STAYING
         }
         full = Weight(whole=sizes["weights"] + sizes["optimizer state"])
-        full.of_rank = full.whole // (num_parts if run.strategy.saves_shards else 1)
+        full.of_rank = full.whole // (num_parts if run.saves_shards else 1)
         weights = sizes["weights"]
     else:
         full = _weigh(run, weights_only=False)

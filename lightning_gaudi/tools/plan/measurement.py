@@ -50,6 +50,10 @@ class Watch:
         self._num_before: int | None = None
         self._num_others = 0
 
+    def follow(self, run: Run) -> None:
+        """Is told of another run from now on, which has taken the place of the first."""
+        self._run = run
+
     def note_made(self, model: Any) -> None:
         """The strategy is about to set up a module, whose weights are made."""
 
@@ -141,13 +145,8 @@ class Counts(Watch):
             collective_bytes=dict(found.sent),
             num_micro_batches=self._run.num_micro_batches,
             weight_bytes=found.weight_bytes,
-            num_replicas=_num_replicas(self._run.strategy),
+            num_replicas=self._run.num_replicas,
         )
-
-
-def _num_replicas(strategy: Any) -> int:
-    found = getattr(strategy, "distributed_sampler_kwargs", None) or {}
-    return int(found.get("num_replicas", 1))
 
 
 class MemoryWatch(Watch):
@@ -169,6 +168,7 @@ class MemoryWatch(Watch):
         self._log = MemoryLog()
         self._marks: list[int] = []
         self._batch_size = 0
+        self._num_cards = 1
         self._growing_bytes = 0
         self._evaluation_mark: int | None = None
         self._numbers: dict[str, set[int]] = {}
@@ -190,6 +190,7 @@ class MemoryWatch(Watch):
     @override
     def begin(self, step: int, batch: Any) -> None:
         self._batch_size = self._batch_size or self._run.size_of(batch)
+        self._num_cards = self._run.num_cards
         self._marks.append(self._log.mark())
         if step == NUM_STEPS - 1 and self._is_thorough:
             self._gathers = gathers(self._run.model)
@@ -268,6 +269,9 @@ class MemoryWatch(Watch):
         sizes[BESIDE] = peak.beside_tensors
         return Rehearsed(
             batch_size=self._batch_size,
+            num_cards=self._num_cards,
+            has_loader=self._run.has_loader,
+            has_strategy=self._run.has_strategy,
             peak_bytes=peak.num_bytes,
             setup_bytes=self._log.peak(0, self._marks[-1]).num_bytes,
             growing_bytes=self._growing_bytes,

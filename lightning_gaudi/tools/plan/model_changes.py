@@ -45,6 +45,25 @@ class EmptyWeights(TorchFunctionMode):
         return func(*args, **given)
 
 
+_empty: EmptyWeights | None = None
+
+
+def leave_weights_empty() -> None:
+    """Lets models that the program makes from now on take no memory; again is harmless."""
+    global _empty
+    if _empty is None:
+        _empty = EmptyWeights()
+        _empty.__enter__()  # type: ignore[no-untyped-call]
+
+
+def fill_weights() -> None:
+    """Fills what is made from now on as usual; again is harmless."""
+    global _empty
+    if _empty is not None:
+        _empty.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        _empty = None
+
+
 def _is_large(value: Any) -> bool:
     return (
         isinstance(value, Tensor)

@@ -1,4 +1,4 @@
-"""A Trainer or Fabric that rehearses, in a program that `lightning-gaudi plan` has started.
+"""A Trainer, Fabric or loop that rehearses, in a program that `lightning-gaudi plan` has started.
 
 What rehearses is imported when it is needed: this module is imported at the end of `import torch`,
 which may be in the middle of an import of ours.
@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lightning_gaudi._core import hooks
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi._patches import on_import
 from lightning_gaudi._patches.apply import replace, require, wrap
 from lightning_gaudi._patches.register import LIGHTNING, Patch
+from lightning_gaudi.simulator import observer
+from lightning_gaudi.tools.plan import model_changes, writes
 
-_TRAINER, _FABRIC, _LOADING = "rehearsal", "fabric-rehearsal", "rehearsal-loading"
+_TRAINER, _FABRIC, _LOOP = "rehearsal", "fabric-rehearsal", "loop-rehearsal"
+_LOADING, _SAVING, _OTHER_TRAINER = (
+    "rehearsal-loading",
+    "rehearsal-saving",
+    "other-trainer-rehearsal",
+)
+_TENSORS, _SHARDS = "rehearsal-saving-tensors", "rehearsal-saving-shards"
 PATCHES = (
     Patch(
         name=_TRAINER,
@@ -58,7 +70,6 @@ PATCHES = (
             "{fabric}.wrappers:_FabricModule.__init__",
             "{fabric}.wrappers:_FabricOptimizer.__init__",
             "{fabric}.wrappers:_FabricOptimizer.step",
-            "torch.utils.data.dataloader:DataLoader.__iter__",
         ),
         why=(
             "A loop that a program of `lightning-gaudi plan` has written with Fabric is to take a "
@@ -70,13 +81,106 @@ PATCHES = (
         apply="lightning_gaudi.tools.plan.patches:patch_fabric",
     ),
     Patch(
+        name=_LOOP,
+        library="torch",
+        checked="2.6 to 2.13",
+        targets=(
+            "torch.utils.data.dataloader:DataLoader.__iter__",
+            "torch.nn.modules.module:Module.to",
+            "torch._tensor:Tensor.backward",
+        ),
+        why=(
+            "A loop of a program that `lightning-gaudi plan` has started gets batches as large as "
+            "are asked about, and tells of its modules. In all other programs they stay as they "
+            "are."
+        ),
+        without="lightning-gaudi plan will not work for loops of a program's own",
+        trigger="torch.utils.data.dataloader",
+        apply="lightning_gaudi.tools.plan.patches:patch_loop",
+    ),
+    Patch(
+        name=_SAVING,
+        library="torch",
+        checked="2.6 to 2.13",
+        targets=("torch.serialization:save", "torch:save"),
+        why=(
+            "Nothing has values in a rehearsal of `lightning-gaudi plan`: what is saved there "
+            "is not written. In all other programs they stay as they are."
+        ),
+        without="lightning-gaudi plan may write the checkpoints of a program's own",
+        trigger="torch.utils.data.dataloader",
+        apply="lightning_gaudi.tools.plan.patches:patch_saving",
+    ),
+    Patch(
+        name=_TENSORS,
+        library="safetensors",
+        checked="0.8.0",
+        targets=("safetensors.torch:save_file", "safetensors.torch:save_model"),
+        why=(
+            "Nothing has values in a rehearsal of `lightning-gaudi plan`: what is saved there "
+            "is not written. In all other programs they stay as they are."
+        ),
+        without="lightning-gaudi plan may write the weights that a program saves",
+        trigger="safetensors.torch",
+        apply="lightning_gaudi.tools.plan.patches:patch_tensors",
+    ),
+    Patch(
+        name=_SHARDS,
+        library="torch",
+        checked="2.6 to 2.13",
+        targets=(
+            "torch.distributed.checkpoint.state_dict_saver:save",
+            "torch.distributed.checkpoint.state_dict_saver:async_save",
+        ),
+        why=(
+            "Nothing has values in a rehearsal of `lightning-gaudi plan`: what is saved there "
+            "is not written. In all other programs they stay as they are."
+        ),
+        without="lightning-gaudi plan may write the shards that a program saves",
+        trigger="torch.distributed.checkpoint.state_dict_saver",
+        apply="lightning_gaudi.tools.plan.patches:patch_shards",
+    ),
+    Patch(
+        name=writes.PATCH,
+        library="python",
+        checked="3.10 to 3.13",
+        targets=("builtins:open", "io:open"),
+        why=(
+            "What a program writes in a rehearsal of `lightning-gaudi plan` goes to a folder that "
+            "is removed. In all other programs they stay as they are."
+        ),
+        without="lightning-gaudi plan will not work",
+    ),
+    Patch(
+        name=_OTHER_TRAINER,
+        library="transformers",
+        checked="4.49 to 5.24",
+        targets=(
+            "transformers.trainer:Trainer.__init__",
+            "transformers.trainer:Trainer.train",
+            "transformers.trainer:Trainer.save_model",
+            "transformers.trainer:Trainer._save_checkpoint",
+        ),
+        why=(
+            "In a rehearsal of `lightning-gaudi plan` it saves, reports and resumes nothing. In "
+            "all other programs it stays as it is."
+        ),
+        without="a plan of a program with transformers' Trainer may write its checkpoints",
+        trigger="transformers.trainer",
+        apply="lightning_gaudi.tools.plan.patches:patch_other_trainer",
+    ),
+    Patch(
         name=_LOADING,
         library="transformers",
         checked="4.49 to 5.24",
-        targets=("transformers.modeling_utils:PreTrainedModel.from_pretrained",),
+        targets=(
+            "transformers.modeling_utils:PreTrainedModel.from_pretrained",
+            "transformers.modeling_utils:PreTrainedModel.save_pretrained",
+        ),
         why=(
             "A program that `lightning-gaudi plan` has started needs none of a model's weights, "
-            "which may be gigabytes that are not there. In all other programs it stays as it is."
+            "which may be gigabytes that are not there, and has none to save. In all other "
+            "programs it stays as it is."
         ),
         without="lightning-gaudi plan needs the weights of a model of transformers",
         trigger="transformers.modeling_utils",
@@ -88,15 +192,31 @@ PATCHES = (
 def install() -> None:
     """Makes this process rehearse what `dry_run.read_request` gives, whatever program it runs."""
     hooks.run_without_values()
+    if int(os.environ.get("RANK") or 0) > 0:
+        os._exit(0)  # another rank of a launcher's, which a rehearsal does without
     on_import.add(PATCHES)
+    observer.before_first_use(_rehearse_loop)
+    register_optimizer_step_pre_hook(_note_step)
+    model_changes.leave_weights_empty()
+
+
+def _rehearse_loop() -> None:
+    from lightning_gaudi.tools.plan import plain
+
+    plain.rehearse()
+
+
+def _note_step(optimizer: Any, *_: Any) -> None:
+    from lightning_gaudi.tools.plan import plain
+
+    plain.note_step_on_the_host(optimizer)
 
 
 def patch_trainer(module: ModuleType, family: Family) -> None:
     """Makes the Trainer take a few steps, measure them, and end the program."""
-    from lightning_gaudi.tools.plan import dry_run, trainer as trainer_run
+    from lightning_gaudi.tools.plan import trainer as trainer_run
 
     require(_TRAINER, module, "Trainer")
-    dry_run.leave_weights_empty()
 
     @wrap(_TRAINER, module.Trainer, "__init__")
     def init(original: Callable[..., None], trainer: Any, *args: Any, **settings: Any) -> None:
@@ -128,11 +248,10 @@ def patch_fabric(module: ModuleType, family: Family) -> None:
             then not seen to be imported.
         family: Of the Fabric.
     """
-    from lightning_gaudi.tools.plan import dry_run, fabric as fabric_loop
+    from lightning_gaudi.tools.plan import fabric as fabric_loop
 
     module = importlib.import_module(f"{family.fabric}.fabric")
     require(_FABRIC, module, "Fabric")
-    dry_run.leave_weights_empty()
     save = module.Fabric.save
 
     @wrap(_FABRIC, module.Fabric, "__init__")
@@ -158,7 +277,7 @@ def patch_fabric(module: ModuleType, family: Family) -> None:
 
 
 def patch_loading(module: ModuleType, family: Family) -> None:
-    """Makes models of transformers of their configuration alone."""
+    """Makes models of transformers of their configuration alone, and saves none."""
     from lightning_gaudi.tools.plan.model_changes import from_configuration
 
     load = module.PreTrainedModel.from_pretrained.__func__
@@ -169,12 +288,102 @@ def patch_loading(module: ModuleType, family: Family) -> None:
         return from_configuration(partial(load, kind), kind, name, *args, **given)
 
     replace(_LOADING, module.PreTrainedModel, "from_pretrained", from_pretrained)
+    _leave_out(_LOADING, module.PreTrainedModel, "save_pretrained")
+
+
+def patch_loop(module: ModuleType, family: Family) -> None:
+    """Gives loops the batches that they are to take, and notes what is moved to the card."""
+
+    @wrap(_LOOP, module.DataLoader, "__iter__")
+    def batches(original: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
+        from lightning_gaudi.tools.plan import fabric, plain
+
+        run = plain.this_run() or fabric.this_run()
+        return original(loader) if run is None else run.batches(original, loader)
+
+    @wrap(_LOOP, torch.nn.Module, "to")
+    def move(original: Callable[..., Any], module: Any, *args: Any, **settings: Any) -> Any:
+        from lightning_gaudi.tools.plan import plain
+
+        device = torch._C._nn._parse_to(*args, **settings)[0]
+        if device is not None and device.type == "hpu":
+            plain.rehearse()  # before it uses the card
+            if (run := plain.this_run()) is not None:
+                run.note_moved(module)
+        return original(module, *args, **settings)
+
+    @wrap(_LOOP, torch.Tensor, "backward")
+    def backward(original: Callable[..., None], tensor: Any, *args: Any, **settings: Any) -> None:
+        from lightning_gaudi.tools.plan import plain
+
+        if (run := plain.this_run()) is not None:
+            run.note_backward_call()
+        original(tensor, *args, **settings)
+
+
+def patch_saving(module: ModuleType, family: Family) -> None:
+    """Lets a fork that rehearses write nothing."""
+    for owner in (torch.serialization, torch):
+
+        @wrap(_SAVING, owner, "save")
+        def save(
+            original: Callable[..., None], value: Any, file: Any, *args: Any, **more: Any
+        ) -> None:
+            from lightning_gaudi.tools.plan import dry_run
+
+            # Collectives send objects that were saved in memory.
+            if not dry_run.is_playing() or not (
+                isinstance(file, (str, os.PathLike)) or hasattr(file, "name")
+            ):
+                original(value, file, *args, **more)
+
+
+def patch_tensors(module: ModuleType, family: Family) -> None:
+    """Lets a fork that rehearses save no weights by safetensors."""
+    for name in ("save_file", "save_model"):
+        _leave_out(_TENSORS, module, name)
+
+
+def patch_shards(module: ModuleType, family: Family) -> None:
+    """Lets a fork that rehearses save no shards."""
+    for name in ("save", "async_save"):
+        _leave_out(_SHARDS, module, name)
+
+
+def patch_other_trainer(module: ModuleType, family: Family) -> None:
+    """Lets transformers' Trainer save, report and resume nothing."""
+    names = ("save_strategy", "report_to", "load_best_model_at_end", "push_to_hub")
+
+    @wrap(_OTHER_TRAINER, module.Trainer, "__init__")
+    def init(original: Callable[..., None], trainer: Any, *args: Any, **settings: Any) -> None:
+        given = settings.get("args", args[1] if len(args) > 1 else None)
+        if given is not None:
+            for name, value in zip(names, ("no", [], False, False), strict=True):
+                replace(_OTHER_TRAINER, given, name, value)
+        original(trainer, *args, **settings)
+
+    @wrap(_OTHER_TRAINER, module.Trainer, "train")
+    def train(original: Callable[..., Any], trainer: Any, *args: Any, **settings: Any) -> Any:
+        settings["resume_from_checkpoint"] = None
+        return original(trainer, *args[1:], **settings)
+
+    for name in ("save_model", "_save_checkpoint"):
+        _leave_out(_OTHER_TRAINER, module.Trainer, name)
+
+
+def _leave_out(patch: str, owner: Any, name: str) -> None:
+    """Lets a function do nothing in a fork that rehearses."""
+
+    @wrap(patch, owner, name)
+    def skip(original: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+        from lightning_gaudi.tools.plan import dry_run
+
+        return None if dry_run.is_playing() else original(*args, **settings)
 
 
 def _patch_wrappers(family: Family, this_run: Callable[[], Any]) -> None:
     """Tells a run what Fabric has set up, and gives it the batches that it is to take."""
     wrappers = importlib.import_module(f"{family.fabric}.wrappers")
-    loaders = importlib.import_module("torch.utils.data.dataloader")
 
     @wrap(_FABRIC, wrappers._FabricModule, "__init__")
     def make_module(original: Callable[..., None], made: Any, *args: Any, **settings: Any) -> None:
@@ -194,8 +403,3 @@ def _patch_wrappers(family: Family, this_run: Callable[[], Any]) -> None:
         if run is None:
             return original(optimizer, *args, **settings)
         return run.step(original, optimizer, *args, **settings)
-
-    @wrap(_FABRIC, loaders.DataLoader, "__iter__")
-    def batches(original: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
-        run = this_run()
-        return original(loader) if run is None else run.batches(original, loader)

@@ -75,8 +75,8 @@ _LOOK_S = 0.5
 """How often what a rehearsal has found so far is looked at."""
 
 _NOTHING_RAN = (
-    "no Trainer of Lightning and no Fabric ran in it. For another loop see `lightning-gaudi "
-    "audit`, or plan its module with a batch (lightning_gaudi.tools.plan.plan.plan_module)"
+    'nothing in it used a card. Have it train on "hpu", or plan its module with a batch '
+    "(lightning_gaudi.tools.plan.plan.plan_module)"
 )
 
 _SHARDED_WEIGHTS = "ZeRO-3 on 8 cards"
@@ -191,6 +191,10 @@ def _rehearse_for_each(
 
 def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
     """Returns what may make less of a program: shards alone, where nothing is trained."""
+    if not found.has_strategy:
+        return [
+            each for each in CHANGES if found.can_checkpoint and [*each[1]] == ["checkpointing"]
+        ]
     if not found.categories["gradients"] and not found.categories["optimizer state"]:
         return [(change, values) for change, values in CHANGES if change == _SHARDED_WEIGHTS]
     if found.can_checkpoint:
@@ -255,11 +259,12 @@ def _rehearse(
         instead = next((each.get("instead", "") for each in found if "error" in each), "")
         return Planned(request, change, None, error=error.strip(), instead=instead)
     largest = dict(zip((card.key for card in cards), last["largest"], strict=True))
+    rehearsed = Rehearsed(**first["rehearsed"])
     published = first["published"] if not change else None
     return Planned(
-        replace(request, devices=first["devices"]),
+        replace(request, devices=rehearsed.num_cards),
         change,
-        Rehearsed(**first["rehearsed"]),
+        rehearsed,
         Counted(**first["counted"]),
         largest,
         is_searched=last["is_complete"],

@@ -138,7 +138,8 @@ def step_seconds(card: Card, found: Rehearsed, counted: Counted) -> tuple[float,
     """
     arithmetic = counted.flops / card.bf16_flops
     sent = sum(counted.collective_bytes.values())
-    links = sent / card.link_bandwidth if card.link_bandwidth else 0.0
+    # A link's bandwidth is that of both directions, and each has one.
+    links = 2 * sent / card.link_bandwidth if card.link_bandwidth else 0.0
     touched = max(found.held_bytes, counted.weight_bytes)
     least = max(arithmetic, links, touched / card.bandwidth)
     return least, max(least, counted.moved_bytes / card.bandwidth)

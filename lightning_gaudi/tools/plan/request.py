@@ -20,6 +20,19 @@ VARIABLE = "_LIGHTNING_GAUDI_REHEARSAL"
 """The file with the request that a process is to rehearse."""
 
 
+def first_rank(world_size: int, num_cards: int) -> dict[str, str]:
+    """Returns the environment of the first of so many ranks, as many of which are of its node.
+
+    Of a single one there is nothing to say.
+    """
+    if world_size < 2:
+        return {}
+    # Nobody listens and nobody comes. Port 0 is free, whoever rehearses at the same time.
+    found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": str(world_size)}
+    found |= dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), "0")
+    return found | {"LOCAL_WORLD_SIZE": str(num_cards)}
+
+
 @dataclass(frozen=True)
 class Request:
     """One way to run a program. What is None stays as the program has it."""
@@ -45,7 +58,8 @@ class Request:
     def environment(self, path: Path) -> dict[str, str]:
         """Writes it to a file; returns the environment in which a program rehearses it."""
         self.save(path)
-        return {VARIABLE: str(path), TOOL: "lightning_gaudi.tools.plan.patches"}
+        found = {VARIABLE: str(path), TOOL: "lightning_gaudi.tools.plan.patches"}
+        return found | (first_rank(self.devices, self.devices) if self.devices else {})
 
     @classmethod
     def load(cls, path: Path) -> Request:
@@ -73,7 +87,7 @@ class Counted:
     moved_bytes: int = 0
     """What all operators read and write, if none is fused."""
     collective_bytes: Mapping[str, int] = field(default_factory=dict)
-    """What this rank gives to each kind of collective."""
+    """What this rank sends over its links for each kind of collective."""
     num_micro_batches: int = 1
     """Batches of a step of the optimizer."""
     weight_bytes: int = 0
@@ -91,6 +105,12 @@ class Rehearsed:
     """Most in use during a step, and an evaluation behind it."""
     setup_bytes: int
     """Most in use before: as it is set up, and in the steps that compile."""
+    num_cards: int = 1
+    """Cards of all nodes that run it together."""
+    has_loader: bool = True
+    """Whether a loader of torch gives its batches, so that other sizes can be tried."""
+    has_strategy: bool = True
+    """Whether Lightning runs it, whose strategy and precision a plan can change."""
     growing_bytes: int = 0
     """Most in use in forward and backward of any step, and in an evaluation: what grows with the
     batch, beside which setup and the optimizer's part do not."""

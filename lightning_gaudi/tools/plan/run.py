@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch.distributed as dist
+
 from lightning_gaudi.tools.plan.batches import batch_size_of, size_of
 
 
@@ -16,6 +18,10 @@ class Run(ABC):
     """Of all batches; None for the program's own."""
     of_loader: int | None = None
     """What its loader of training says of its batches."""
+    has_loader = True
+    """Whether a loader gives its batches, so that others than the program's can be had."""
+    has_strategy = True
+    """Whether Lightning runs it: its strategy and precision are settings then."""
 
     def note_first_loader(self, loader: Any) -> None:
         """Notes what a loader says of its batches, if it is the first one."""
@@ -27,9 +33,25 @@ class Run(ABC):
         return self.batch_size or size_of(batch, self.of_loader)
 
     @property
-    @abstractmethod
     def strategy(self) -> Any:
-        """Of the Trainer or Fabric."""
+        """Of the Trainer or Fabric; None where there is neither."""
+        return None
+
+    @property
+    def num_cards(self) -> int:
+        """Cards that run it together: the ranks of its process group."""
+        return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+    @property
+    def num_replicas(self) -> int:
+        """Groups of cards that each take a batch of their own."""
+        found = getattr(self.strategy, "distributed_sampler_kwargs", None) or {}
+        return int(found.get("num_replicas", 1))
+
+    @property
+    def saves_shards(self) -> bool:
+        """Whether each rank saves its part of a model of FullyShardedDataParallel."""
+        return bool(self.strategy.saves_shards)
 
     @property
     @abstractmethod

@@ -15,11 +15,10 @@ from typing import Any, NoReturn
 from typing_extensions import override
 
 from lightning_gaudi._core.mirror import Family
-from lightning_gaudi.tools.plan import dry_run
+from lightning_gaudi.tools.plan import dry_run, model_changes
 from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated
 from lightning_gaudi.tools.plan.forks import Fork
 from lightning_gaudi.tools.plan.measurement import Watch
-from lightning_gaudi.tools.plan.model_changes import EmptyWeights, set_checkpointing
 from lightning_gaudi.tools.plan.published import declared
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed
 from lightning_gaudi.tools.plan.run import Run
@@ -83,6 +82,10 @@ def rehearse(run: Callable[[], Any], trainer: Any, family: Family) -> NoReturn:
 
         return Fork(lambda teller: teller.end(find))
 
+    if (played := dry_run.taken_over()) is not None:
+        measured = _TrainerRun(trainer, played.batch_size, request.checkpointing)
+        played.teller.end(lambda: _find(run, measured, family, played.make_watch))
+
     dry_run.measure(request, start, declared(trainer.callbacks))
 
 
@@ -94,7 +97,7 @@ def _find(
 ) -> Counted | Rehearsed:
     """Runs it in this process, a fork that ends behind it."""
     global _run
-    dry_run.fill_weights()
+    model_changes.fill_weights()
     dry_run.begin_fork(family)
     _run = measured
     watch = make_watch(measured)
@@ -142,7 +145,7 @@ class _TrainerRun(Run):
         self._checkpointing = checkpointing
         self.batch_size = batch_size
         self.watch: Watch | None = None
-        self._empty_weights = EmptyWeights()
+        self._empty_weights = model_changes.EmptyWeights()
 
     def tell(self, watch: Watch, family: Family) -> None:
         """Tells a watch how far it is, from now on."""
@@ -157,7 +160,7 @@ class _TrainerRun(Run):
             self._empty_weights.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             module = trainer.lightning_module
             if self._checkpointing is not None:
-                set_checkpointing(module, is_on=self._checkpointing)
+                model_changes.set_checkpointing(module, is_on=self._checkpointing)
             watch.note_made(module)
             set_up(trainer)
 

@@ -57,8 +57,8 @@ if __name__ == "__main__":
 
 
 NOTHING_RAN = (
-    "no Trainer of Lightning and no Fabric ran in it. For another loop see `lightning-gaudi "
-    "audit`, or plan its module with a batch (lightning_gaudi.tools.plan.plan.plan_module)"
+    'nothing in it used a card. Have it train on "hpu", or plan its module with a batch '
+    "(lightning_gaudi.tools.plan.plan.plan_module)"
 )
 PRINTED = 'print("PEAK", torch.hpu.memory_stats()["MaxInUse"])'
 

@@ -62,6 +62,12 @@ def test_weights_that_are_read_once_a_token_bound_a_step() -> None:
     assert latency.least == seconds
 
 
+def test_what_is_sent_bounds_a_step_by_one_direction_of_the_links() -> None:
+    """A Gaudi 2 sends 300 GB/s while it gets as much: 24 ports of 100 Gb/s."""
+    sent = replace(COUNTED, flops=1, collective_bytes={"all_reduce": 2 * 10**11, "send": 10**11})
+    assert step_seconds(GAUDI2, FOUND, sent)[0] == pytest.approx(1.0)
+
+
 def test_what_fitted_and_what_did_not_is_judged() -> None:
     found = {(each.hardware, each.batch_size): each for each in rooms(RUN, LARGEST)}
     assert found["Gaudi", 1].agrees is True  # it did not fit, and none is planned to

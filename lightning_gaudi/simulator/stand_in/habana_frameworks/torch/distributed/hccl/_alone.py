@@ -42,8 +42,11 @@ def pretend() -> None:
 class _LoneStore(dist.HashStore):
     """In place of one that the other ranks connect to: nobody listens, and no port is taken."""
 
-    def __init__(self, *_: Any, timeout: timedelta | None = None, **__: Any) -> None:
+    def __init__(
+        self, host: str = "", port: int = 0, *_: Any, timeout: timedelta | None = None, **__: Any
+    ) -> None:
         super().__init__()
+        self.host, self.port = host, port
         if timeout is not None:
             self.set_timeout(timeout)
 
