@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module, Parameter, RNNBase
 from torch.optim import Optimizer
 
 from lightning_gaudi._core import vendor
@@ -101,14 +101,31 @@ class Compiler:
             regions = model.CompiledRegions(module, compilation, with_root=with_root)
             self._compiled += (regions,)
             if not regions.modules:
-                self.advice = LaunchAdvice(rank_zero_warn)
+                self.advice = LaunchAdvice(rank_zero_warn, _why_no_region(module))
 
     def _advise(self, choice: Choice, module: Module) -> None:
         # Who has asked for it knows; a line is enough.
         is_compiled = vendor.is_lazy() or has_compiled_parts(module)
         is_off = choice.compilation.mode == "none" and self._strategy.why_not_compiled is None
         if is_off and not is_compiled:
-            self.advice = LaunchAdvice(rank_zero_info)
+            self.advice = LaunchAdvice(rank_zero_info, _HOW_TO_COMPILE)
+
+
+_HOW_TO_COMPILE = (
+    "Pass compile='regions' to the strategy, add lightning_gaudi.callbacks.Compile() to the "
+    "Trainer's callbacks, or set LIGHTNING_GAUDI_COMPILE=regions."
+)
+
+
+def _why_no_region(root: Module) -> str:
+    """Tells why compile='regions' finds nothing in a model, and what its user can do."""
+    recurrent = {type(each).__name__ for each in root.modules() if isinstance(each, RNNBase)}
+    left = f" (it leaves {' and '.join(sorted(recurrent))} alone)" if recurrent else ""
+    return (
+        "compile='regions' found no module of several operators that torch.compile can trace"
+        f"{left}. Put layers that are called one after another into a module with a forward of its "
+        "own (nn.Sequential, or a class): that is compiled."
+    )
 
 
 _FIRST, _LAST = 2, 3
@@ -120,10 +137,12 @@ class LaunchAdvice:
 
     Args:
         tell: Is given the text.
+        advice: What to do, as sentences.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], advice: str) -> None:
         self._tell = tell
+        self._advice = advice
         self._num_steps = 0
         self._before: int | None = None
 
@@ -139,9 +158,7 @@ class LaunchAdvice:
                 count = f": {now - before} a step"
             self._tell(
                 f"This model trains in eager mode and nothing of it is compiled, so each operator "
-                f"is a launch of the device{count}. Pass compile='regions' to the strategy, add "
-                "lightning_gaudi.callbacks.Compile() to the Trainer's callbacks, or set "
-                "LIGHTNING_GAUDI_COMPILE=regions."
+                f"is a launch of the device{count}. {self._advice}"
             )
 
 

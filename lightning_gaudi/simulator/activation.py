@@ -153,7 +153,7 @@ def _start(settings: Settings) -> None:
     atexit.register(_end_cleanly, device, os.getpid())
     _import_stand_in()
     forks.watch(device)
-    _keep_backward_on_its_thread(has_queue=hooks != "installed-late" or _has_queue())
+    _keep_backward_on_its_thread(has_queue=hooks != "installed-late" or _has_queue(device))
 
 
 def _make_dry(device: ModuleType) -> None:
@@ -196,12 +196,10 @@ def _keep_backward_on_its_thread(*, has_queue: bool) -> None:
     torch.autograd.set_multithreading_enabled(False)
 
 
-def _has_queue() -> bool:
+def _has_queue(device: ModuleType) -> bool:
     """Tells if torch's engine, which counts accelerators at the first backward, knows of ours."""
-    import torch
-
     try:
-        torch.autograd.backward(torch.ones(1, device="hpu", requires_grad=True).sum())
+        device.drain_autograd()  # takes no card
     except RuntimeError:
         return False
     return True

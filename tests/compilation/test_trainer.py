@@ -283,6 +283,42 @@ def test_who_trains_uncompiled_is_told_once_how_many_launches(
     assert "compile='regions'" in found
 
 
+class Recurrent(pl.LightningModule):
+    """Has no part to compile, until its last layers are a module."""
+
+    def __init__(self, *, in_one: bool) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(8, 8, batch_first=True)
+        layers = (nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        self.in_one = in_one
+        self.layers = nn.Sequential(*layers) if in_one else nn.ModuleList(layers)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.was_compiled = is_compiled(self.layers)
+        x = self.rnn(batch[0][:, None])[0]
+        for layer in [self.layers] if self.in_one else self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_where_no_part_compiles_the_advice_is_none_that_is_followed_already() -> None:
+    with pytest.warns(
+        UserWarning, match=r"found no module of several .*\(it leaves LSTM alone\)"
+    ) as told:
+        _fit(Recurrent(in_one=False), "regions", max_epochs=1)
+    (text,) = [str(each.message) for each in told if "launch of the device" in str(each.message)]
+    assert "Pass compile=" not in text
+    assert "nn.Sequential" in text
+    with warnings.catch_warnings():  # what it says, done
+        warnings.filterwarnings("error", message=".*launch of the device", category=UserWarning)
+        model = Recurrent(in_one=True)
+        _fit(model, "regions", max_epochs=1)
+    assert model.was_compiled
+
+
 def test_the_callback_says_that_it_has_no_effect_elsewhere() -> None:
     trainer = hpu_trainer(accelerator="cpu", callbacks=[Compile()], max_steps=1)
     with pytest.warns(UserWarning, match="this Trainer runs on 'cpu': it has no effect"):
