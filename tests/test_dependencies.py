@@ -65,8 +65,17 @@ def _brought_by(distributions: Iterable[str]) -> set[str]:
 @cache
 def _distributions() -> dict[str, str]:
     """By importable name."""
-    found = importlib.metadata.packages_distributions()
-    return {module: _normal(names[0]) for module, names in found.items()}
+    found = {
+        module: _normal(names[0])
+        for module, names in importlib.metadata.packages_distributions().items()
+    }
+    if sys.version_info < (3, 11):  # it knows there those alone that list their modules
+        for each in importlib.metadata.distributions():
+            for file in each.files or ():
+                if file.suffix == ".py" and len(file.parts) <= 2:
+                    name = file.parts[0] if len(file.parts) == 2 else file.stem
+                    found.setdefault(name, _normal(each.metadata["Name"]))
+    return found
 
 
 def _imports(folder: str) -> Iterator[Import]:

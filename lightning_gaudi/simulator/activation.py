@@ -197,12 +197,22 @@ def _keep_backward_on_its_thread(*, has_queue: bool) -> None:
 
 
 def _has_queue(device: ModuleType) -> bool:
-    """Tells if torch's engine, which counts accelerators at the first backward, knows of ours."""
-    try:
-        device.drain_autograd()  # takes no card
-    except RuntimeError:
-        return False
-    return True
+    """Tells if torch's engine, which counts accelerators at the first backward, knows of ours.
+
+    A fork tries it: whoever has the engine's threads can fork no ranks.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of other threads, which it does without
+        pid = os.fork()
+    if pid == 0:
+        try:
+            device.drain_autograd()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def _end_cleanly(device: ModuleType, pid: int) -> None:
