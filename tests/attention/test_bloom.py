@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache, StaticCache
 
 from lightning_gaudi.attention import NAME
