@@ -20,8 +20,10 @@ _HOOKS = (
     "predict_dataloader",
 )
 
-_CUDA = re.compile(r"Torch not compiled with CUDA enabled|Found no NVIDIA driver")
-"""What torch says of a device that is not there.
+_CUDA = re.compile(
+    r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|CUDA is hidden in this process"
+)
+"""What torch says of a device that is not there, and the simulator of one that it hides.
 
 Source: torch 2.13, `torch/cuda/__init__.py` and `c10/cuda/CUDAFunctions.cpp`.
 """

@@ -24,7 +24,8 @@ namespace {
 [[noreturn]] void refuse_hidden(const char* name) {
   TORCH_CHECK(false, name,
               " is hidden in this process, which simulates an HPU: torch allows one accelerator a "
-              "process. Start a process without LIGHTNING_GAUDI_SIMULATE to use it.");
+              "process. Compute on device \"hpu\", or start a process without "
+              "LIGHTNING_GAUDI_SIMULATE to use ", name, ".");
 }
 
 const at::CUDAHooksInterface* g_real_cuda = nullptr;
