@@ -185,7 +185,16 @@ def _records(file: Path) -> Iterator[tuple[int, list[str]]]:
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, **csv_style(file))
         last = 0
-        for fields in reader:
+        while True:
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:  # Python 3.10 takes no NUL
+                raise UserError(
+                    f"data.path={file}, line {last + 1} is not in the form of a table: {error}. "
+                    "Write it anew as UTF-8 text."
+                ) from error
             # A field between quotes may have several lines.
             line, last = last + 1, reader.line_num
             if fields and fields != [""]:

@@ -192,7 +192,7 @@ PATCHES = (
 def install() -> None:
     """Makes this process rehearse what `dry_run.read_request` gives, whatever program it runs."""
     hooks.run_without_values()
-    if int(os.environ.get("RANK") or 0) > 0:
+    if os.environ.get("RANK", "") not in ("", "0"):
         os._exit(0)  # another rank of a launcher's, which a rehearsal does without
     on_import.add(PATCHES)
     observer.before_first_use(_rehearse_loop)

@@ -81,7 +81,7 @@ def rehearse() -> None:
 def _is_first(request: Request) -> bool:
     """Returns whether no other process of the program has used a card before this one."""
     try:
-        os.close(os.open(f"{request.result}.claimed", os.O_CREAT | os.O_EXCL))
+        Path(f"{request.result}.claimed").touch(exist_ok=False)
     except FileExistsError:
         return False
     return True

@@ -34,7 +34,7 @@ def _row_of(dataset: PackedDataset, packed: dict, number: int) -> dict:
     start, length = int(inside.int().argmax()), int(inside.sum())
     row = dataset[0, -1]
     for name in ("input_ids", "token_type_ids", "position_ids", "sequence_ids"):
-        row[name][:length] = packed[name][inside]
+        row[name][:length] = packed[name][inside].numpy()
     row["sequence_ids"][:length] = 1
     chosen = [
         (int(position) - start, int(label))
