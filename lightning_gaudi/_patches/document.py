@@ -34,6 +34,7 @@ _LIBRARIES = {
     "torch": "torch",
     "transformers": "transformers",
     "deepspeed": "DeepSpeed",
+    "diffusers": "diffusers",
     "safetensors": "safetensors",
     "python": "Python",
 }

@@ -136,6 +136,35 @@ def from_configuration(
     return (model, {each: [] for each in found}) if given.get("output_loading_info") else model
 
 
+def from_diffusers_configuration(
+    load: Callable[..., Any], kind: Any, name: Any, **given: Any
+) -> Any:
+    """Makes a model of diffusers as `from_pretrained` does, and reads no weights.
+
+    Args:
+        load: As in `from_configuration`.
+        kind: The class.
+        name: A folder, or a name of the hub, of which the configuration is enough.
+        given: All others of `from_pretrained`.
+    """
+    if any(given.get(each) for each in ("quantization_config", "device_map", "parallel_config")):
+        return load(name, **given)
+    config, of_model = kind.load_config(
+        name,
+        return_unused_kwargs=True,
+        **{k: v for k, v in given.items() if k not in _OF_LOADING},
+    )
+    dtype = given.get("dtype", given.get("torch_dtype"))
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype if isinstance(dtype, torch.dtype) else default)
+        model = kind.from_config(config, **of_model)
+    finally:
+        torch.set_default_dtype(default)
+    model.eval()
+    return (model, {}) if given.get("output_loading_info") else model
+
+
 _ENABLE = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 _DISABLE = ("activation_checkpointing_disable", "gradient_checkpointing_disable")
 

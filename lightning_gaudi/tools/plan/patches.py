@@ -31,6 +31,7 @@ _LOADING, _SAVING, _OTHER_TRAINER = (
     "rehearsal-saving",
     "other-trainer-rehearsal",
 )
+_DIFFUSERS = "rehearsal-loading-diffusers"
 _TENSORS, _SHARDS = "rehearsal-saving-tensors", "rehearsal-saving-shards"
 PATCHES = (
     Patch(
@@ -186,6 +187,22 @@ PATCHES = (
         trigger="transformers.modeling_utils",
         apply="lightning_gaudi.tools.plan.patches:patch_loading",
     ),
+    Patch(
+        name=_DIFFUSERS,
+        library="diffusers",
+        checked="0.35 to 0.42",
+        targets=(
+            "diffusers.models.modeling_utils:ModelMixin.from_pretrained",
+            "diffusers.models.modeling_utils:ModelMixin.save_pretrained",
+        ),
+        why=(
+            "A program that `lightning-gaudi plan` has started needs none of a model's weights, "
+            "and has none to save. In all other programs it stays as it is."
+        ),
+        without="lightning-gaudi plan needs the weights of a model of diffusers",
+        trigger="diffusers.models.modeling_utils",
+        apply="lightning_gaudi.tools.plan.patches:patch_diffusers",
+    ),
 )
 
 
@@ -289,6 +306,21 @@ def patch_loading(module: ModuleType, family: Family) -> None:
 
     replace(_LOADING, module.PreTrainedModel, "from_pretrained", from_pretrained)
     _leave_out(_LOADING, module.PreTrainedModel, "save_pretrained")
+
+
+def patch_diffusers(module: ModuleType, family: Family) -> None:
+    """Makes models of diffusers of their configuration alone, and saves none."""
+    from lightning_gaudi.tools.plan.model_changes import from_diffusers_configuration
+
+    load = module.ModelMixin.from_pretrained.__func__
+
+    @classmethod  # type: ignore[misc]
+    @functools.wraps(load)
+    def from_pretrained(kind: Any, name: Any, **given: Any) -> Any:
+        return from_diffusers_configuration(partial(load, kind), kind, name, **given)
+
+    replace(_DIFFUSERS, module.ModelMixin, "from_pretrained", from_pretrained)
+    _leave_out(_DIFFUSERS, module.ModelMixin, "save_pretrained")
 
 
 def patch_loop(module: ModuleType, family: Family) -> None:

@@ -10,7 +10,10 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from lightning_gaudi.tools.plan.model_changes import from_configuration
+from lightning_gaudi.tools.plan.model_changes import (
+    from_configuration,
+    from_diffusers_configuration,
+)
 from lightning_gaudi.tools.plan.request import Request
 from tests.tools.plan.rehearsing import rehearse
 
@@ -95,3 +98,79 @@ def test_a_folder_with_a_configuration_alone_makes_a_model(
         assert not found.training
     with pytest.raises(AssertionError, match="weights were read"):
         make(tmp_path, device_map="auto")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, None])
+def test_a_folder_with_a_configuration_alone_makes_a_model_of_diffusers(
+    dtype: torch.dtype | None, tmp_path: Path
+) -> None:
+    from diffusers import UNet2DModel
+
+    sizes = {"block_out_channels": (32, 32), "layers_per_block": 1, "sample_size": 8}
+    blocks = {"down_block_types": ["DownBlock2D"] * 2, "up_block_types": ["UpBlock2D"] * 2}
+    UNet2DModel(**sizes, **blocks).save_config(tmp_path / "unet")
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("weights were read")
+
+    def make(**more: object) -> Any:
+        given = {"subfolder": "unet", "torch_dtype": dtype, "use_safetensors": True}
+        return from_diffusers_configuration(load, UNet2DModel, tmp_path, **given, **more)
+
+    found = make(sample_size=16)
+    assert isinstance(found, UNet2DModel)
+    assert found.config.sample_size == 16
+    assert found.dtype == (dtype or torch.float32)
+    assert torch.get_default_dtype() == torch.float32
+    assert not found.training
+    with pytest.raises(AssertionError, match="weights were read"):
+        make(device_map="auto")
+    with pytest.raises(OSError, match="nothing-there"):
+        from_diffusers_configuration(load, UNet2DModel, str(tmp_path / "nothing-there"))
+
+
+DIFFUSION = """
+import sys
+import lightning.pytorch as pl
+import torch
+from diffusers import DDPMScheduler, UNet2DModel
+from torch.utils.data import DataLoader
+
+
+class Diffusion(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.unet = UNet2DModel.from_pretrained(sys.argv[1], subfolder="unet").train()
+        self.scheduler = DDPMScheduler()
+
+    def training_step(self, batch, batch_idx):
+        noise = torch.randn_like(batch)
+        steps = torch.randint(1000, (len(batch),), device=self.device)
+        noisy = self.scheduler.add_noise(batch, noise, steps)
+        return torch.nn.functional.mse_loss(self.unet(noisy, steps).sample, noise)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+    def on_fit_end(self):
+        self.unet.save_pretrained("trained")
+
+
+loader = DataLoader(torch.randn(64, 3, 8, 8), 4)
+pl.Trainer(accelerator="hpu", devices=1, max_epochs=1).fit(Diffusion(), loader)
+"""
+
+
+@pytest.mark.slow
+def test_a_model_of_diffusers_needs_no_weights(tmp_path: Path) -> None:
+    from diffusers import UNet2DModel
+
+    sizes = {"block_out_channels": (32, 32), "layers_per_block": 1, "sample_size": 8}
+    blocks = {"down_block_types": ["DownBlock2D"] * 2, "up_block_types": ["UpBlock2D"] * 2}
+    model = UNet2DModel(**sizes, **blocks)
+    model.save_config(tmp_path / "unet")
+    script = tmp_path / "train.py"
+    script.write_text(DIFFUSION)
+    found = rehearse(tmp_path, (sys.executable, str(script), str(tmp_path)), Request())
+    assert found.categories["weights"] >= sum(each.nbytes for each in model.parameters())
+    assert not (tmp_path / "trained").exists()
