@@ -32,7 +32,15 @@ _FILLS = frozenset(
 
 
 class EmptyWeights(TorchFunctionMode):
-    """Leaves large tensors of floating point numbers on the host as they are."""
+    """Leaves large tensors of floating point numbers on the host as they are.
+
+    Args:
+        is_on: Whether it does so from the start.
+    """
+
+    def __init__(self, *, is_on: bool = True) -> None:
+        super().__init__()
+        self.is_on = is_on
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -40,7 +48,7 @@ class EmptyWeights(TorchFunctionMode):
         # torch 2.13 sends what torch.nn.init is called with here, by name.
         target = args[0] if args else given.get("tensor")
         is_fill = getattr(func, "__module__", None) == init.__name__ or _name(func) in _FILLS
-        if is_fill and _name(func).endswith("_") and _is_large(target):
+        if self.is_on and is_fill and _name(func).endswith("_") and _is_large(target):
             return target
         return func(*args, **given)
 
@@ -48,12 +56,17 @@ class EmptyWeights(TorchFunctionMode):
 _empty: EmptyWeights | None = None
 
 
-def leave_weights_empty() -> None:
-    """Lets models that the program makes from now on take no memory; again is harmless."""
+def prepare_to_leave_empty() -> None:
+    """Changes nothing yet; called before a mode of torch's functions may be there."""
     global _empty
-    if _empty is None:
-        _empty = EmptyWeights()
-        _empty.__enter__()  # type: ignore[no-untyped-call]
+    _empty = EmptyWeights(is_on=False)
+    _empty.__enter__()  # type: ignore[no-untyped-call]
+
+
+def leave_weights_empty() -> None:
+    """Lets models that the program makes from now on take no memory, until `fill_weights`."""
+    if _empty is not None:
+        _empty.is_on = True
 
 
 def fill_weights() -> None:

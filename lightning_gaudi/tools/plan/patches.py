@@ -87,13 +87,14 @@ PATCHES = (
         checked="2.6 to 2.13",
         targets=(
             "torch.utils.data.dataloader:DataLoader.__iter__",
+            "torch.nn.modules.module:Module.__init__",
             "torch.nn.modules.module:Module.to",
             "torch._tensor:Tensor.backward",
         ),
         why=(
             "A loop of a program that `lightning-gaudi plan` has started gets batches as large as "
-            "are asked about, and tells of its modules. In all other programs they stay as they "
-            "are."
+            "are asked about, and tells of its modules, which are made without values. In all "
+            "other programs they stay as they are."
         ),
         without="lightning-gaudi plan will not work for loops of a program's own",
         trigger="torch.utils.data.dataloader",
@@ -207,14 +208,19 @@ PATCHES = (
 
 
 def install() -> None:
-    """Makes this process rehearse what `dry_run.read_request` gives, whatever program it runs."""
+    """Makes this process rehearse what `dry_run.read_request` gives, whatever program it runs.
+
+    Again it does nothing.
+    """
+    if not hooks.has_values():
+        return
     hooks.run_without_values()
     if os.environ.get("RANK", "") not in ("", "0"):
         os._exit(0)  # another rank of a launcher's, which a rehearsal does without
     on_import.add(PATCHES)
     observer.before_first_use(_rehearse_loop)
     register_optimizer_step_pre_hook(_note_step)
-    model_changes.leave_weights_empty()
+    model_changes.prepare_to_leave_empty()
 
 
 def _rehearse_loop() -> None:
@@ -332,6 +338,12 @@ def patch_loop(module: ModuleType, family: Family) -> None:
 
         run = plain.this_run() or fabric.this_run()
         return original(loader) if run is None else run.batches(original, loader)
+
+    # A process that the program starts may compute what the program reads, and has no model then.
+    @wrap(_LOOP, torch.nn.Module, "__init__")
+    def make(original: Callable[..., None], module: Any, *args: Any, **settings: Any) -> None:
+        model_changes.leave_weights_empty()
+        original(module, *args, **settings)
 
     @wrap(_LOOP, torch.nn.Module, "to")
     def move(original: Callable[..., Any], module: Any, *args: Any, **settings: Any) -> Any:
