@@ -8,12 +8,13 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import pathlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_gaudi._patches.apply import wrap
+from lightning_gaudi._patches.apply import replace, wrap
 
 PATCH = "rehearsal-writing"
 
@@ -53,3 +54,6 @@ def write_apart(folder: Path) -> None:
             original: Callable[..., Any], file: Any, mode: Any = "r", *args: Any, **more: Any
         ) -> Any:
             return original(place_of(file, mode), mode, *args, **more)
+
+    if hasattr(pathlib, "_NormalAccessor"):  # Python 3.10's paths have an `io.open` of their own
+        replace(PATCH, pathlib._NormalAccessor, "open", staticmethod(io.open))
