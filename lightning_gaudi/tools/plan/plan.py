@@ -122,7 +122,7 @@ def plan(
     """
     missing = [*cards]
     rehearsed: Rehearsed | None = None
-    for found in _rehearse_for_each(command, request, cards, "", tell):
+    for found in _Way(command, request, cards, "", tell).rehearsed_for_each():
         if found.rehearsed is None:
             raise PlanError(found.error)
         if request.checkpointing and not found.rehearsed.can_checkpoint:
@@ -147,46 +147,9 @@ def plan(
         held = rehearsed.held_bytes if "strategy" not in values else 0
         if all(held > card.budget_bytes for card in missing):
             continue
-        for tried in _rehearse_as_told(command, changed, missing, change, tell):
+        for tried in _Way(command, changed, missing, change, tell).rehearsed_as_told():
             yield tried
             missing = [card for card in missing if not tried.largest.get(card.key)]
-
-
-def _rehearse_as_told(
-    command: Sequence[str],
-    request: Request,
-    cards: Sequence[Card],
-    change: str,
-    tell: Callable[[str], None],
-) -> Iterator[Planned]:
-    """Rehearses a change; where the program refuses it, once more as it says that it would run."""
-    first, *more = _rehearse_for_each(command, request, cards, change, tell)
-    if first.rehearsed is None and first.instead:
-        tell(f"  {first.error}")
-        change = f"{change}, {first.instead}"
-        told = [*command, f"--{first.instead}"]
-        yield from _rehearse_for_each(told, request, cards, change, tell)
-        return
-    yield from (first, *more)
-
-
-def _rehearse_for_each(
-    command: Sequence[str],
-    request: Request,
-    cards: Sequence[Card],
-    change: str,
-    tell: Callable[[str], None],
-) -> Iterator[Planned]:
-    """Rehearses a program, and once more for cards on which its attention is not fused."""
-    found = _rehearse(command, request, cards, change, tell)
-    others = [card for card in cards if not card.has_fused_attention]
-    is_fused = found.rehearsed is not None and found.rehearsed.has_fused_attention
-    if not is_fused or not others:
-        yield found
-        return
-    keys = {card.key for card in others}
-    yield replace(found, largest={key: n for key, n in found.largest.items() if key not in keys})
-    yield _rehearse(command, request, others, change, tell)
 
 
 def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
@@ -228,50 +191,80 @@ def _free_bytes() -> int | None:
     return None
 
 
-def _rehearse(
-    command: Sequence[str],
-    request: Request,
-    cards: Sequence[Card],
-    change: str,
-    tell: Callable[[str], None],
-) -> Planned:
-    on = f", on a {title}" if (title := _alone(cards)) else ""
-    tell(f"{change or 'as it is'}{on}: it starts")
-    with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
-        result, written = Path(folder, "result"), Path(folder, "request")
-        budgets = tuple(card.budget_bytes for card in cards)
-        asked = replace(request, result=str(result), budgets=budgets)
-        try:
-            env = _environment(asked.environment(written), cards)
-            status, output = _run(command, env, _Progress(result, tell))
-            reason = f"the program ended with status {status}"
-        except FileNotFoundError:
-            raise PlanError(f"{command[0]}: command not found.") from None
-        except subprocess.TimeoutExpired:
-            output, reason = "", f"it took more than {_ENOUGH} seconds"
-        found = read_results(result)
-    errors = [each["error"] for each in found if "error" in each]
-    first = next((each for each in found if "rehearsed" in each), None)
-    last = next((each for each in found if "largest" in each), None)
-    if errors or first is None or last is None:
-        what = _NOTHING_RAN if first is None else "no largest batch was found"
-        error = errors[0] if errors else f"{reason}, and {what}.\n{output}"
-        instead = next((each.get("instead", "") for each in found if "error" in each), "")
-        return Planned(request, change, None, error=error.strip(), instead=instead)
-    largest = dict(zip((card.key for card in cards), last["largest"], strict=True))
-    rehearsed = Rehearsed(**first["rehearsed"])
-    published = first["published"] if not change else None
-    return Planned(
-        replace(request, devices=rehearsed.num_cards),
-        change,
-        rehearsed,
-        Counted(**first["counted"]),
-        largest,
-        is_searched=last["is_complete"],
-        why=last["why"],
-        on=_alone(cards),
-        published=PublishedRun.of(published) if published else None,
-    )
+@dataclass(frozen=True)
+class _Way:
+    """A way to run a program, which is to be rehearsed."""
+
+    command: Sequence[str]
+    request: Request
+    cards: Sequence[Card]
+    """Those that it is judged by."""
+    change: str
+    """What is other than in the program, in words."""
+    tell: Callable[[str], None]
+
+    def rehearsed_as_told(self) -> Iterator[Planned]:
+        """Rehearses a change; where the program refuses it, once more as it says that it runs."""
+        first, *more = self.rehearsed_for_each()
+        if first.rehearsed is None and first.instead:
+            self.tell(f"  {first.error}")
+            command = [*self.command, f"--{first.instead}"]
+            told = replace(self, command=command, change=f"{self.change}, {first.instead}")
+            yield from told.rehearsed_for_each()
+            return
+        yield from (first, *more)
+
+    def rehearsed_for_each(self) -> Iterator[Planned]:
+        """Rehearses it, and once more for cards on which its attention is not fused."""
+        found = self.rehearsed()
+        others = [card for card in self.cards if not card.has_fused_attention]
+        is_fused = found.rehearsed is not None and found.rehearsed.has_fused_attention
+        if not is_fused or not others:
+            yield found
+            return
+        keys = {card.key for card in others}
+        left = {key: size for key, size in found.largest.items() if key not in keys}
+        yield replace(found, largest=left)
+        yield replace(self, cards=others).rehearsed()
+
+    def rehearsed(self) -> Planned:
+        on = f", on a {title}" if (title := _alone(self.cards)) else ""
+        self.tell(f"{self.change or 'as it is'}{on}: it starts")
+        with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
+            result, written = Path(folder, "result"), Path(folder, "request")
+            budgets = tuple(card.budget_bytes for card in self.cards)
+            asked = replace(self.request, result=str(result), budgets=budgets)
+            try:
+                env = _environment(asked.environment(written), self.cards)
+                status, output = _run(self.command, env, _Progress(result, self.tell))
+                reason = f"the program ended with status {status}"
+            except FileNotFoundError:
+                raise PlanError(f"{self.command[0]}: command not found.") from None
+            except subprocess.TimeoutExpired:
+                output, reason = "", f"it took more than {_ENOUGH} seconds"
+            found = read_results(result)
+        errors = [each["error"] for each in found if "error" in each]
+        first = next((each for each in found if "rehearsed" in each), None)
+        last = next((each for each in found if "largest" in each), None)
+        if errors or first is None or last is None:
+            what = _NOTHING_RAN if first is None else "no largest batch was found"
+            error = errors[0] if errors else f"{reason}, and {what}.\n{output}"
+            instead = next((each.get("instead", "") for each in found if "error" in each), "")
+            return Planned(self.request, self.change, None, error=error.strip(), instead=instead)
+        largest = dict(zip((card.key for card in self.cards), last["largest"], strict=True))
+        rehearsed = Rehearsed(**first["rehearsed"])
+        published = first["published"] if not self.change else None
+        return Planned(
+            replace(self.request, devices=rehearsed.num_cards),
+            self.change,
+            rehearsed,
+            Counted(**first["counted"]),
+            largest,
+            is_searched=last["is_complete"],
+            why=last["why"],
+            on=_alone(self.cards),
+            published=PublishedRun.of(published) if published else None,
+        )
 
 
 class _Progress:

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_gaudi.simulator.settings import CARD
 from lightning_gaudi.tools.plan import plan as module
-from lightning_gaudi.tools.plan.cards import CARDS, Card
+from lightning_gaudi.tools.plan.cards import CARDS
 from lightning_gaudi.tools.plan.plan import PlanError, Planned, plan
 from lightning_gaudi.tools.plan.request import MAX_FORKS, Rehearsed, Request
 
@@ -27,16 +27,14 @@ def _tried(
 ) -> list[Planned]:
     """What is planned of a program that fits nowhere, whatever is changed."""
 
-    def rehearse(
-        command: Any, case: Request, cards: Sequence[Card], change: str, tell: Any
-    ) -> Planned:
+    def rehearse(way: Any) -> Planned:
         sizes = {"weights": 0, "gradients": 0, "optimizer state": 0} | held
         total = sum(sizes.values())
         found = Rehearsed(1, total, total, total, held_bytes=total, categories=sizes)
         found = replace(found, can_checkpoint=can_checkpoint)
-        return Planned(case, change, found, largest={card.key: 0 for card in cards})
+        return Planned(way.request, way.change, found, largest={card.key: 0 for card in way.cards})
 
-    monkeypatch.setattr(module, "_rehearse", rehearse)
+    monkeypatch.setattr(module._Way, "rehearsed", rehearse)
     monkeypatch.setattr(module, "_free_bytes", lambda: free)
     return [*plan(["program"], Request(checkpointing=checkpointing or None), [CARDS["gaudi2"]])]
 
@@ -92,15 +90,14 @@ def test_a_card_without_fused_attention_is_planned_for_by_itself(
 ) -> None:
     asked = []
 
-    def rehearse(
-        command: Any, case: Request, cards: Sequence[Card], change: str, tell: Any
-    ) -> Planned:
-        asked.append([card.key for card in cards])
-        is_fused = any(card.has_fused_attention for card in cards) and attends
+    def rehearse(way: Any) -> Planned:
+        asked.append([card.key for card in way.cards])
+        is_fused = any(card.has_fused_attention for card in way.cards) and attends
         found = Rehearsed(1, GIB, GIB, has_fused_attention=is_fused)
-        return Planned(case, change, found, largest={card.key: len(asked) for card in cards})
+        largest = {card.key: len(asked) for card in way.cards}
+        return Planned(way.request, way.change, found, largest=largest)
 
-    monkeypatch.setattr(module, "_rehearse", rehearse)
+    monkeypatch.setattr(module._Way, "rehearsed", rehearse)
     cards = [CARDS[key] for key in ("gaudi1", "gaudi2", "a100")]
     attends = True
     found = [*plan(["program"], Request(), cards, with_changes=False)]
@@ -124,18 +121,18 @@ def test_a_change_that_the_program_refuses_is_tried_with_the_setting_that_it_nam
 ) -> None:
     commands = list[Sequence[str]]()
 
-    def rehearse(
-        command: Sequence[str], case: Request, cards: Sequence[Card], change: str, tell: Any
-    ) -> Planned:
-        commands.append(command)
-        if change == "ZeRO-1 on 8 cards":
-            return Planned(case, change, None, error="no", instead="model.optimizer=adamw")
-        size = 40 * GIB if change else 120 * GIB
+    def rehearse(way: Any) -> Planned:
+        commands.append(way.command)
+        if way.change == "ZeRO-1 on 8 cards":
+            setting = "model.optimizer=adamw"
+            return Planned(way.request, way.change, None, error="no", instead=setting)
+        size = 40 * GIB if way.change else 120 * GIB
         sizes = {"weights": size, "gradients": size, "optimizer state": 0}
         found = Rehearsed(1, size, size, size, held_bytes=size, categories=sizes)
-        return Planned(case, change, found, largest={card.key: int(bool(change)) for card in cards})
+        largest = {card.key: int(bool(way.change)) for card in way.cards}
+        return Planned(way.request, way.change, found, largest=largest)
 
-    monkeypatch.setattr(module, "_rehearse", rehearse)
+    monkeypatch.setattr(module._Way, "rehearsed", rehearse)
     told = list[str]()
     found = [*plan(["program"], Request(), [CARDS["gaudi2"]], tell=told.append)]
     assert [each.change for each in found] == ["", "ZeRO-1 on 8 cards, model.optimizer=adamw"]
