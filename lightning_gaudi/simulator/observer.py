@@ -11,7 +11,7 @@ Kinds of events, and what is told of each beside its amount:
 | transfer | "host_to_device" or "device_to_host" | bytes | "blocking" or "", to the card |
 | collective | as torch.distributed names it | bytes | |
 | rule | a rule's key | 1 | what met it |
-| guessed_size | of a dry card: an operator whose result has a size that depends on values | 1 | |
+| guessed_size | of a dry card: an operator whose result has a size that depends on values | bytes of its arguments | |
 """  # noqa: E501 (a table)
 
 from __future__ import annotations

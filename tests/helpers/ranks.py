@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import gc
 import os
@@ -141,6 +142,11 @@ def _main(
         world_size=num_ranks,
         timeout=_GROUP_TIMEOUT,
     )
-    worker(rank, *args)
+    try:
+        worker(rank, *args)
+    except BaseException:
+        # Forks run these since Python 3.13, and some wait there for all ranks.
+        atexit._clear()
+        raise
     dist.barrier()
     dist.destroy_process_group()  # not after an error: the others would not come

@@ -132,6 +132,19 @@ def _tell_end(status: int) -> str:
     return f"the process {killed_by(-status)}{hint}"
 
 
+_guessed: dict[str, str] = {}
+
+
+def note_guessed(place: str, operator: str) -> None:
+    """Notes that a result's size was guessed, which may be why the program fails then.
+
+    Args:
+        place: A line of the user's, as "train.py:42".
+        operator: As torch names it.
+    """
+    _guessed.setdefault(place, operator)
+
+
 def explain(error: BaseException) -> str:
     """Returns what went wrong, and at which line of the user's."""
     kind = type(error).__name__
@@ -141,6 +154,13 @@ def explain(error: BaseException) -> str:
         hint = (
             " On a dry card what is large has no values: an operator whose result has a size that "
             "depends on them cannot be planned. Give it a size, or plan a smaller batch "
+            "(--batch-size)."
+        )
+    elif _guessed:
+        places = ", ".join(f"{place} ({operator})" for place, operator in _guessed.items())
+        hint = (
+            " Before that the size of a result depended on values that only a run has, and they "
+            f"were taken for zeros: {places}. Give it a fixed size, or plan a smaller batch "
             "(--batch-size)."
         )
     return f"{kind}: {str(error).strip()}{hint}{place}"

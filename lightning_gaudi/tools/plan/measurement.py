@@ -23,6 +23,7 @@ from lightning_gaudi.simulator.rules.report import place_of_user, short_name
 from lightning_gaudi.simulator.rules.table import called_kernels
 from lightning_gaudi.tools.plan import host
 from lightning_gaudi.tools.plan.batches import NUM_STEPS
+from lightning_gaudi.tools.plan.forks import note_guessed
 from lightning_gaudi.tools.plan.model_changes import can_checkpoint
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed
 from lightning_gaudi.tools.plan.run import Run
@@ -34,6 +35,10 @@ BESIDE = "beside tensors"
 _GROWTH = 1.01
 """How much more than ever before is in use where it is worth another look: each takes milliseconds,
 and what is new in between is found behind backward, at the end, or by the next collective."""
+
+
+_MUCH_BYTES = 2**20
+"""Of less it does not matter how much a result is: not even all of it would fill a card."""
 
 
 class Watch:
@@ -221,10 +226,13 @@ class MemoryWatch(Watch):
                 self._checkpoint, self._host[host.SAVED] = host.checkpoint_sizes(self._run)
         super().note_end()
 
-    def _note_event(self, kind: str, what: str, *event: Any) -> None:
+    def _note_event(self, kind: str, what: str, amount: int, *event: Any) -> None:
         if kind == "guessed_size":
             if (place := place_of_user()) is not None:
-                self._guessed.setdefault(f"{short_name(place[0])}:{place[1]}", what)
+                line = f"{short_name(place[0])}:{place[1]}"
+                note_guessed(line, what)
+                if amount > _MUCH_BYTES:
+                    self._guessed.setdefault(line, what)
         elif self._is_looking:
             self._look(kind)
 

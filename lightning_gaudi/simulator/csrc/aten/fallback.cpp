@@ -433,9 +433,9 @@ bool is_computed_dry(const c10::OperatorHandle& op, const torch::jit::Stack& sta
   torch::jit::Stack copy(arguments.begin(), arguments.end());
   const auto results = FallbackCall(op, &copy, /*on_meta=*/true).predict();
   if (results.has_value()) info.is_told_on_meta.store(true);
-  // Of little it does not matter: not even all of it would fill a card.
-  const bool is_much = amount.num_bytes() > kComputedBytes;
-  if (is_much && is_size_guessed(op, arguments)) observe("guessed_size", info.name, 1);
+  if (is_size_guessed(op, arguments)) {
+    observe("guessed_size", info.name, static_cast<int64_t>(amount.num_bytes()));
+  }
   if (results.has_value()) return amount.is_small() && results->is_small();
   return amount.num_bytes() <= kSizedBytes || returns_no_tensor(op);
 }

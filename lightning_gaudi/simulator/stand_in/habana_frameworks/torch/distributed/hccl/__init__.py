@@ -114,12 +114,16 @@ def _create_process_group(options: Any, backend_options: Any) -> Any:
     return C.ProcessGroupHCCL(gloo, options.store, options.group_rank, options.group_size)
 
 
-def _destroy_all() -> None:
+def _destroy_all(pid: int) -> None:
     """Destroys all process groups as the program ends; each waits for all of its ranks.
+
+    A fork, such as a loader's worker, is no rank of them; Python 3.13 lets it end as a program.
 
     Source: releases 1.19 and 1.24.0, `distributed/hccl/process_group_registry.hpp` (`cleanup`),
     `backend/habana_device/hpu_cached_devices.cpp`.
     """
+    if os.getpid() != pid:
+        return
     if torch.distributed.GroupMember.WORLD is not None:
         torch.distributed.destroy_process_group()
     C.destroy_process_groups()
@@ -131,7 +135,7 @@ def _register() -> None:
             from ._alone import pretend
 
             pretend()
-        atexit.register(_destroy_all)
+        atexit.register(_destroy_all, os.getpid())
         torch.distributed.Backend.register_backend(
             "hccl", _create_process_group, devices=["hpu"], extended_api=True
         )
