@@ -40,7 +40,11 @@ class EmptyWeights(TorchFunctionMode):
 
     def __init__(self, *, is_on: bool = True) -> None:
         super().__init__()
-        self.is_on = is_on
+        self._is_on = is_on
+
+    def begin(self) -> None:
+        """Does so from now on."""
+        self._is_on = True
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,7 +52,7 @@ class EmptyWeights(TorchFunctionMode):
         # torch 2.13 sends what torch.nn.init is called with here, by name.
         target = args[0] if args else given.get("tensor")
         is_fill = getattr(func, "__module__", None) == init.__name__ or _name(func) in _FILLS
-        if self.is_on and is_fill and _name(func).endswith("_") and _is_large(target):
+        if self._is_on and is_fill and _name(func).endswith("_") and _is_large(target):
             return target
         return func(*args, **given)
 
@@ -66,7 +70,7 @@ def prepare_to_leave_empty() -> None:
 def leave_weights_empty() -> None:
     """Lets models that the program makes from now on take no memory, until `fill_weights`."""
     if _empty is not None:
-        _empty.is_on = True
+        _empty.begin()
 
 
 def fill_weights() -> None:
