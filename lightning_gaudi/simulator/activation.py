@@ -202,9 +202,8 @@ def _has_queue(device: ModuleType) -> bool:
     A fork tries it: whoever has the engine's threads can fork no ranks.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of other threads, which it does without
+        # Of other threads, which it does without.
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         try:

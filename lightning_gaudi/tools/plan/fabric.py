@@ -50,7 +50,7 @@ def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -
     def play(played: dry_run.Played) -> None:
         global _run
         dry_run.begin_fork(family)
-        _run = _FabricRun(request, played.batch_size, save, played.teller, played.make_watch)
+        _run = _FabricRun(request, played, save)
 
     if (played := dry_run.taken_over()) is not None:
         play(played)
@@ -81,10 +81,8 @@ class _FabricRun(LoopRun):
 
     Args:
         request: What is asked.
-        batch_size: Of all batches; None for the program's own.
+        played: What this process is to find out.
         save: `Fabric.save`.
-        teller: Ends this process.
-        make_watch: Makes what measures it.
     """
 
     _no_batch = (
@@ -93,15 +91,8 @@ class _FabricRun(LoopRun):
         "(lightning_gaudi.tools.plan.plan.plan_module)."
     )
 
-    def __init__(
-        self,
-        request: Request,
-        batch_size: int | None,
-        save: Callable[..., None],
-        teller: Teller,
-        make_watch: Callable[[Run], Watch],
-    ) -> None:
-        super().__init__(request, batch_size, teller, make_watch)
+    def __init__(self, request: Request, played: dry_run.Played, save: Callable[..., None]) -> None:
+        super().__init__(request, played)
         self._save = save
         self._fabric: Any = None
         self._wrapped: list[Any] = []

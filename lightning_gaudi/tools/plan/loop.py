@@ -22,8 +22,7 @@ from typing_extensions import override
 
 from lightning_gaudi.tools.plan import model_changes
 from lightning_gaudi.tools.plan.batches import NUM_STEPS, Repeated, batch_size_of
-from lightning_gaudi.tools.plan.forks import Teller
-from lightning_gaudi.tools.plan.measurement import Watch
+from lightning_gaudi.tools.plan.dry_run import Played
 from lightning_gaudi.tools.plan.request import Request
 from lightning_gaudi.tools.plan.run import Run
 
@@ -42,23 +41,15 @@ class LoopRun(Run):
 
     Args:
         request: What is asked.
-        batch_size: Of all batches; None for the program's own.
-        teller: Ends this process.
-        make_watch: Makes what measures it.
+        played: What this process is to find out.
     """
 
     _no_batch = "The program took no batch of a torch DataLoader: what it takes is not known."
 
-    def __init__(
-        self,
-        request: Request,
-        batch_size: int | None,
-        teller: Teller,
-        make_watch: Callable[[Run], Watch],
-    ) -> None:
+    def __init__(self, request: Request, played: Played) -> None:
         self._request = request
-        self.batch_size = batch_size
-        self._teller = teller
+        self.batch_size = played.batch_size
+        self._teller = played.teller
         self._num_stepped: dict[int, int] = {}
         self._loader: Any = None
         self._num_batches = 0
@@ -70,7 +61,7 @@ class LoopRun(Run):
         self._error: BaseException | None = None
         self._show = sys.excepthook
         sys.excepthook = self._note_error
-        self._watch = make_watch(self)
+        self._watch = played.make_watch(self)
         self.end_behind_exit()
 
     def forget_exit(self) -> None:

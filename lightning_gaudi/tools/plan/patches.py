@@ -33,6 +33,10 @@ _LOADING, _SAVING, _OTHER_TRAINER = (
 )
 _DIFFUSERS = "rehearsal-loading-diffusers"
 _TENSORS, _SHARDS = "rehearsal-saving-tensors", "rehearsal-saving-shards"
+_NOT_WRITTEN = (
+    "Nothing has values in a rehearsal of `lightning-gaudi plan`: what is saved there is not "
+    "written. In all other programs they stay as they are."
+)
 PATCHES = (
     Patch(
         name=_TRAINER,
@@ -105,10 +109,7 @@ PATCHES = (
         library="torch",
         checked="2.6 to 2.13",
         targets=("torch.serialization:save", "torch:save"),
-        why=(
-            "Nothing has values in a rehearsal of `lightning-gaudi plan`: what is saved there "
-            "is not written. In all other programs they stay as they are."
-        ),
+        why=_NOT_WRITTEN,
         without="lightning-gaudi plan may write the checkpoints of a program's own",
         trigger="torch.utils.data.dataloader",
         apply="lightning_gaudi.tools.plan.patches:patch_saving",
@@ -118,10 +119,7 @@ PATCHES = (
         library="safetensors",
         checked="0.8.0",
         targets=("safetensors.torch:save_file", "safetensors.torch:save_model"),
-        why=(
-            "Nothing has values in a rehearsal of `lightning-gaudi plan`: what is saved there "
-            "is not written. In all other programs they stay as they are."
-        ),
+        why=_NOT_WRITTEN,
         without="lightning-gaudi plan may write the weights that a program saves",
         trigger="safetensors.torch",
         apply="lightning_gaudi.tools.plan.patches:patch_tensors",
@@ -134,10 +132,7 @@ PATCHES = (
             "torch.distributed.checkpoint.state_dict_saver:save",
             "torch.distributed.checkpoint.state_dict_saver:async_save",
         ),
-        why=(
-            "Nothing has values in a rehearsal of `lightning-gaudi plan`: what is saved there "
-            "is not written. In all other programs they stay as they are."
-        ),
+        why=_NOT_WRITTEN,
         without="lightning-gaudi plan may write the shards that a program saves",
         trigger="torch.distributed.checkpoint.state_dict_saver",
         apply="lightning_gaudi.tools.plan.patches:patch_shards",
@@ -368,18 +363,15 @@ def patch_loop(module: ModuleType, family: Family) -> None:
 def patch_saving(module: ModuleType, family: Family) -> None:
     """Lets a fork that rehearses write nothing."""
     for owner in (torch.serialization, torch):
-
+        # Named as torch has them: they may be given by name.
         @wrap(_SAVING, owner, "save")
-        def save(
-            original: Callable[..., None], value: Any, file: Any, *args: Any, **more: Any
-        ) -> None:
+        def save(original: Callable[..., None], obj: Any, f: Any, *args: Any, **more: Any) -> None:
             from lightning_gaudi.tools.plan import dry_run
 
             # Collectives send objects that were saved in memory.
-            if not dry_run.is_playing() or not (
-                isinstance(file, (str, os.PathLike)) or hasattr(file, "name")
-            ):
-                original(value, file, *args, **more)
+            is_on_disk = isinstance(f, (str, os.PathLike)) or hasattr(f, "name")
+            if not (is_on_disk and dry_run.is_playing()):
+                original(obj, f, *args, **more)
 
 
 def patch_tensors(module: ModuleType, family: Family) -> None:
@@ -408,8 +400,8 @@ def patch_other_trainer(module: ModuleType, family: Family) -> None:
 
     @wrap(_OTHER_TRAINER, module.Trainer, "train")
     def train(original: Callable[..., Any], trainer: Any, *args: Any, **settings: Any) -> Any:
-        settings["resume_from_checkpoint"] = None
-        return original(trainer, *args[1:], **settings)
+        settings.pop("resume_from_checkpoint", None)
+        return original(trainer, None, *args[1:], **settings)
 
     for name in ("save_model", "_save_checkpoint"):
         _leave_out(_OTHER_TRAINER, module.Trainer, name)

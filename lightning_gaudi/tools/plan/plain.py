@@ -62,7 +62,7 @@ def rehearse() -> None:
         def go_on(teller: Teller) -> NoReturn:
             global _run
             dry_run.begin_fork()
-            _run = _PlainRun(request, batch_size, teller, make_watch)
+            _run = _PlainRun(request, dry_run.Played(teller, make_watch, batch_size))
             raise GoOn
 
         return Fork(go_on)
@@ -115,28 +115,20 @@ class _PlainRun(LoopRun):
 
     Args:
         request: What is asked.
-        batch_size: Of all batches; None for the program's own.
-        teller: Ends this process.
-        make_watch: Makes what measures it.
+        played: What this process is to find out.
     """
 
     has_strategy = False
 
-    def __init__(
-        self,
-        request: Request,
-        batch_size: int | None,
-        teller: Teller,
-        make_watch: Callable[[Run], Watch],
-    ) -> None:
-        super().__init__(request, batch_size, teller, make_watch)
+    def __init__(self, request: Request, played: dry_run.Played) -> None:
+        super().__init__(request, played)
         self._modules: list[Any] = []
         self._optimizers: list[Any] = []
         self._num_backwards = 0
         self._calls = register_module_forward_pre_hook(self._note_call)
         register_optimizer_step_pre_hook(self._begin_step)
         register_optimizer_step_post_hook(lambda optimizer, *_: self.note_step(optimizer))
-        dry_run.offer(dry_run.Played(teller, self._follow, batch_size), self._give_up)
+        dry_run.offer(played._replace(make_watch=self._follow), self._give_up)
 
     def _follow(self, run: Run) -> Watch:
         self._watch.follow(run)

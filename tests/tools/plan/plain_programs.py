@@ -47,6 +47,7 @@ def loader() -> None:
         with open("losses.txt", "a") as file:  # noqa: PTH123 (as people do)
             file.write(f"{loss.item()}\n")
         torch.save({"model": model.state_dict()}, "model.pt")
+        torch.save(obj=model.state_dict(), f="weights.pt")
 
 
 def own_batches() -> None:
