@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ def _given() -> Sequence[str]:
 def _files() -> list[Path]:
     """Returns the files that the arguments name, in their order."""
     given, found = [*_given()], []
-    for option, following in zip(given, [*given[1:], ""], strict=True):
+    for option, following in zip_longest(given, given[1:], fillvalue=""):
         name, is_one, value = option.partition("=")
         if name in ("-c", "--config") or (name.startswith("--") and name.endswith(".config")):
             found.append(Path(value if is_one else following))

@@ -156,3 +156,17 @@ def test_lightning_cli_trains_on_hpu(tmp_path: Path) -> None:
         f"--trainer.default_root_dir={tmp_path}",
     )
     assert "{'hpu:0'} bf16-mixed" in result.stdout
+
+
+def test_a_command_of_lightning_cli_without_arguments_is_told_what_it_lacks() -> None:
+    result = fork_python(
+        """
+        from lightning.pytorch.cli import LightningCLI
+        from tests.helpers.tiny import TinyModule
+        LightningCLI(TinyModule)
+        """,
+        check=False,
+    )
+    assert result.returncode == 2
+    said = result.stderr.splitlines()[-1]
+    assert said.startswith("error: expected \"subcommand\" to be one of {fit,")
