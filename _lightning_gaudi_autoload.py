@@ -48,12 +48,36 @@ def autoload() -> None:
 
 
 def before_torch() -> None:
-    """Let a program import the vendor's package before torch, as it may on a card.
+    """Prepare what must be there before torch, and the vendor's package with it, are imported.
 
-    Called by `_lightning_gaudi_autoload.pth` as Python starts where the simulator is asked for. The
-    stand-in imports torch, which starts the simulator.
+    Called by `_lightning_gaudi_autoload.pth` as Python starts where the simulator is asked for, or
+    this process sees some of a server's cards alone. The stand-in imports torch, which starts the
+    simulator; a program may import it first, as it may import the vendor's package on a card.
     """
+    if os.environ.get("LIGHTNING_GAUDI_AUTOLOAD") == "0":
+        return
     here = os.path.dirname(__file__)  # noqa: PTH120
     stand_in = os.path.join(here, "lightning_gaudi", "simulator", "stand_in")  # noqa: PTH118
-    if os.environ.get("LIGHTNING_GAUDI_AUTOLOAD") != "0" and stand_in not in sys.path:
+    if os.environ.get("LIGHTNING_GAUDI_SIMULATE") and stand_in not in sys.path:
         sys.path.append(stand_in)
+    claim_only_module()
+
+
+_CLAIMED = "_LIGHTNING_GAUDI_CLAIMED_MODULE"
+"""The module that a process was given here, for a child whose own is another one."""
+
+
+def claim_only_module() -> None:
+    """Name the card of a process that sees one, before the vendor's package looks for it.
+
+    That takes the local rank for a position among the visible modules, and so ends the second rank
+    of a server where each rank sees a module of its own. With HLS_MODULE_ID it does not look.
+
+    Source: Intel Gaudi PyTorch bridge 1.19 and 1.24.0, `distributed/hccl/__init__.py`.
+    """
+    modules = os.environ.get("HABANA_VISIBLE_MODULES", "").split(",")
+    ranks = {os.environ.get(name) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")}
+    told = os.environ.get("HLS_MODULE_ID")
+    is_free = told is None or told == os.environ.get(_CLAIMED)
+    if len(modules) == 1 and modules[0] and is_free and ranks - {None, "", "0"}:
+        os.environ["HLS_MODULE_ID"] = os.environ[_CLAIMED] = modules[0].strip()

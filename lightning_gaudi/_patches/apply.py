@@ -306,10 +306,13 @@ def _joined(theirs: type, ours: type) -> type:
         state = self.__getstate__() if hasattr(self, "__getstate__") else vars(self)
         return _restore_joined, (theirs, ours), state
 
+    # Ray's strategies say "hpu" without an index; a process has one card, which ours name.
+    device = {"root_device": ours.root_device} if hasattr(ours, "root_device") else {}
     return type(
         f"HPU{theirs.__name__}",
         (theirs, ours),
         {
+            **device,
             "__doc__": theirs.__doc__,
             "__module__": theirs.__module__,
             "__reduce_ex__": reduce_ex,

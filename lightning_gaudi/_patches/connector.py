@@ -6,7 +6,8 @@ Seven methods of each are wrapped, and each does what it did unless the accelera
 2. `_choose_auto_accelerator`: "hpu" where Lightning would take the CPU and there is a card.
 3. `_set_parallel_devices_and_init_accelerator`: says what was looked for where there is no card;
    with devices="auto" a strategy for one card gets one, as does a notebook.
-4. `_choose_and_init_cluster_environment`: Open MPI's, which Lightning finds with mpi4py only.
+4. `_choose_and_init_cluster_environment`: launchers that Lightning does not find, and the number of
+   nodes where the launcher knows it.
 5. `_choose_strategy`: a strategy on the HPU, where Lightning raises or falls back to the CPU.
 6. `_check_strategy_and_fallback`: the user's choice in its form for the HPU, or a refusal.
 7. `_check_and_init_precision`: autocast on the HPU, where Lightning would name another device.
@@ -192,9 +193,15 @@ class _Hooks:
         original(connector)
 
     def choose_environment(self, original: Callable[[Any], Any], connector: Any) -> Any:
-        is_open = self._is_ours(connector) and connector._cluster_environment_flag is None
-        found = self._family.find("distributed.cluster").mpi_environment() if is_open else None
-        return found or original(connector)
+        if not self._is_ours(connector):
+            return original(connector)
+        cluster = self._family.find("distributed.cluster")
+        asked = len(connector._parallel_devices), connector._num_nodes_flag
+        is_open = connector._cluster_environment_flag is None
+        found = cluster.find_environment(*asked) if is_open else None
+        found = found or original(connector)
+        connector._num_nodes_flag = cluster.find_num_nodes(found, *asked)
+        return found
 
     def choose_strategy(self, original: Callable[[Any], Any], connector: Any) -> Any:
         if not self._is_ours(connector):

@@ -1,8 +1,7 @@
-"""Who has started this process, how many others, and where they meet.
+"""The launchers that Lightning lacks a `ClusterEnvironment` for, and what an HPU needs checked.
 
-Lightning asks a `ClusterEnvironment`. Here are the one that it lacks, for Open MPI, and what an HPU
-needs checked before processes wait for one another: a wrong number of them would wait for ever, or
-each train alone.
+A wrong number of processes would wait for ever, or each train alone. Who has started this one is
+known to `_core.launched`.
 """
 
 from __future__ import annotations
@@ -10,33 +9,39 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 from lightning.fabric.plugins import ClusterEnvironment
+from lightning.fabric.plugins.environments.kubeflow import KubeflowEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
 from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
+from lightning_gaudi._core import launched, vendor
+from lightning_gaudi._core.launched import Launched, Launcher, find_launched
 from lightning_gaudi._core.ports import why_not_listen
 from lightning_gaudi.untrusted import read_integer
 
 from .elastic_rendezvous import uses_agent_store
 
-_SIZE, _RANK = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
-_LOCAL_SIZE, _LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
+_PROXIES = ("hydra_pmi_prox", "hydra_bstrap_pr")
+"""Names of the processes by which Hydra starts a node's ranks, cut off as the system has them."""
 
 
-class OpenMPIEnvironment(ClusterEnvironment):
-    """Processes that `mpirun` of Open MPI has started, as their environment variables tell.
+class LauncherEnvironment(ClusterEnvironment):
+    """Processes that somebody else has started, as their environment variables tell.
 
-    Lightning's `MPIEnvironment` needs mpi4py; this one needs nothing. The ranks of a node must
-    follow one another, as `mpirun --map-by slot` (the default) places them.
-
-    They meet at MASTER_ADDR and MASTER_PORT. Where all are on one node, neither is needed; on
-    several nodes MASTER_ADDR is: `mpirun -x MASTER_ADDR=<host of rank 0>`.
+    Its ranks of a node follow one another. They meet at MASTER_ADDR and MASTER_PORT; where all are
+    on one node, neither is needed.
     """
+
+    launcher: Launcher
+    command = ""
+    """How a variable is passed to the ranks of the launcher, `{}` standing for the variable."""
 
     def __init__(self) -> None:
         """Reads the variables.
@@ -47,22 +52,24 @@ class OpenMPIEnvironment(ClusterEnvironment):
         super().__init__()
         if self.global_rank() % self._local_size() != self.local_rank():
             raise MisconfigurationException(
-                f"mpirun has made rank {self.global_rank()} the local rank {self.local_rank()} of "
-                f"{self._local_size()}, but the ranks of a node must follow one another. Start as "
-                "many on each node, with `mpirun --map-by slot --rank-by slot`."
+                f"{self.launcher.title} has made rank {self.global_rank()} the local rank "
+                f"{self.local_rank()} of {self._local_size()}, but the ranks of a node must follow "
+                "one another. Start as many on each node, the ranks in the order of the nodes "
+                "(Open MPI: `mpirun --map-by slot --rank-by slot`; Intel MPI and MPICH: "
+                "`mpiexec -ppn <devices>`)."
             )
 
-    @staticmethod
+    @classmethod
     @override
-    def detect() -> bool:
-        """Returns whether `mpirun` has started this process and others."""
-        names = (_SIZE, _RANK, _LOCAL_SIZE, _LOCAL_RANK)
-        return all(name in os.environ for name in names) and read_integer(_SIZE, at_least=1) > 1
+    def detect(cls) -> bool:
+        """Returns whether the launcher has started this process and others."""
+        found = cls.launcher.has_started(os.environ)
+        return found and read_integer(cls.launcher.size, at_least=1) > 1
 
     @property
     @override
     def creates_processes_externally(self) -> bool:
-        """True: `mpirun` does."""
+        """True: the launcher does."""
         return True
 
     @property
@@ -73,49 +80,56 @@ class OpenMPIEnvironment(ClusterEnvironment):
         Raises:
             MisconfigurationException: It is not set, and there are several nodes.
         """
-        address = os.environ.get("MASTER_ADDR")
-        if address is None and self._local_size() < self.world_size():
-            raise MisconfigurationException(
-                f"mpirun has started {self.world_size()} processes on several nodes, and "
-                "MASTER_ADDR does not say where rank 0 is. Pass "
-                "`-x MASTER_ADDR=<host of rank 0>` to mpirun."
-            )
-        return address or "127.0.0.1"
+        return os.environ.get("MASTER_ADDR") or self._on_this_node("MASTER_ADDR", "127.0.0.1")
 
     @property
     @override
     def main_port(self) -> int:
         """MASTER_PORT, or one that follows from the job's name."""
-        # Set by Open MPI for every process, the same for all of a job.
-        job = os.environ.get("PMIX_NAMESPACE", "")
-        return read_integer(
-            "MASTER_PORT",
-            15000 + zlib.crc32(job.encode(errors="surrogateescape")) % 10000,
-            at_least=1,
-        )
+        port = 15000 + zlib.crc32(self._job().encode(errors="surrogateescape")) % 10000
+        return read_integer("MASTER_PORT", port, at_least=1)
+
+    def _job(self) -> str:
+        """Returns what all ranks of the job have alike, and no other job."""
+        raise NotImplementedError
+
+    def _on_this_node(self, name: str, value: str) -> str:
+        """Returns a value that serves where all ranks are on this node.
+
+        Raises:
+            MisconfigurationException: They are not.
+        """
+        if self._local_size() < self.world_size():
+            what = {"MASTER_ADDR": "host of rank 0", "MASTER_PORT": "a free port of that host"}
+            raise MisconfigurationException(
+                f"{self.launcher.title} has started {self.world_size()} processes on several "
+                f"nodes, and {name} does not say where rank 0 is. Pass "
+                f"`{self.command.format(f'{name}=<{what[name]}>')}` to {self.launcher.title}."
+            )
+        return value
 
     @override
     def world_size(self) -> int:
-        """Returns all processes of this `mpirun`."""
-        return read_integer(_SIZE, at_least=1)
+        """Returns the number of all processes."""
+        return read_integer(self.launcher.size, at_least=1)
 
     @override
     def set_world_size(self, size: int) -> None:
-        """Nothing: `mpirun` decided."""
+        """Nothing: the launcher decided."""
 
     @override
     def global_rank(self) -> int:
         """Returns which of all processes this is."""
-        return read_integer(_RANK)
+        return read_integer(self.launcher.rank)
 
     @override
     def set_global_rank(self, rank: int) -> None:
-        """Nothing: `mpirun` decided."""
+        """Nothing: the launcher decided."""
 
     @override
     def local_rank(self) -> int:
         """Returns which of its node's processes this is."""
-        return read_integer(_LOCAL_RANK)
+        return read_integer(self.launcher.local_rank)
 
     @override
     def node_rank(self) -> int:
@@ -123,35 +137,207 @@ class OpenMPIEnvironment(ClusterEnvironment):
         return self.global_rank() // self._local_size()
 
     def _local_size(self) -> int:
-        return read_integer(_LOCAL_SIZE, at_least=1)
+        return read_integer(self.launcher.local_size, at_least=1)
 
 
-_LAUNCHERS: Mapping[type[ClusterEnvironment], tuple[str, str]] = {
-    TorchElasticEnvironment: ("torchrun", "WORLD_SIZE"),
-    SLURMEnvironment: ("srun", "SLURM_NTASKS"),
-    OpenMPIEnvironment: ("mpirun", _SIZE),
-    LightningEnvironment: ("a launcher", "WORLD_SIZE"),
-}
-"""What starts processes, and the variable that tells how many there are."""
+class OpenMPIEnvironment(LauncherEnvironment):
+    """Processes that `mpirun` of Open MPI has started; nothing is asked of mpi4py.
 
-
-def mpi_environment() -> ClusterEnvironment | None:
-    """Returns what Open MPI has started, or None if that is not what started this process.
-
-    Within an allocation of SLURM `mpirun` sees SLURM's variables, but it has numbered the ranks.
+    On several nodes it needs MASTER_ADDR: `mpirun -x MASTER_ADDR=<host of rank 0>`.
     """
-    if TorchElasticEnvironment.detect() or not OpenMPIEnvironment.detect():
+
+    launcher = launched.OPEN_MPI
+    command = "-x {}"
+
+    @override
+    def _job(self) -> str:
+        return os.environ.get("PMIX_NAMESPACE", "")
+
+
+class HydraEnvironment(LauncherEnvironment):
+    """Processes that `mpiexec` of Intel MPI or MPICH has started.
+
+    On several nodes it needs MASTER_ADDR and MASTER_PORT: a job has no name there that its ranks
+    would know.
+    """
+
+    launcher = launched.HYDRA
+    command = "-genv {}"
+
+    @override
+    def _job(self) -> str:
+        return self._on_this_node("MASTER_PORT", str(_ancestor(_PROXIES)))
+
+    @override
+    def _local_size(self) -> int:
+        return read_integer(self.launcher.local_size, self.world_size(), at_least=1)
+
+
+class RankEnvironment(LauncherEnvironment):
+    """Processes of which each knows its RANK, the WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone.
+
+    So a Kubeflow PyTorchJob starts them where each pod has one, and Dask.
+
+    Args:
+        num_devices: How many of them a node has; their ranks follow one another.
+    """
+
+    launcher = launched.BY_RANK
+
+    def __init__(self, num_devices: int) -> None:
+        """Notes the number, and looks for where they meet.
+
+        Raises:
+            MisconfigurationException: The variables do not say where rank 0 is.
+        """
+        self._num_devices = num_devices
+        super().__init__()
+        check_meeting_point(f"{self.launcher.size}={self.world_size()}", "Set them to those of")
+
+    @property
+    @override
+    def main_port(self) -> int:
+        """MASTER_PORT."""
+        return read_integer("MASTER_PORT", at_least=1)
+
+    @override
+    def local_rank(self) -> int:
+        """Returns which of its node's processes this is."""
+        return self.global_rank() % self._num_devices
+
+    @override
+    def _local_size(self) -> int:
+        return self._num_devices
+
+
+class NodeEnvironment(LightningEnvironment):
+    """Processes that start the other ranks of their node, one by one: RANK is that of the node.
+
+    So a Kubeflow PyTorchJob starts them where each pod has several cards.
+    """
+
+    @override
+    def node_rank(self) -> int:
+        """Returns NODE_RANK, which Lightning sets for the ranks that it starts, or RANK."""
+        return read_integer("NODE_RANK", read_integer("RANK"))
+
+
+def _ancestor(names: tuple[str, ...]) -> int:
+    """Returns the nearest process above this one with one of these names; else the parent."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            # "12 (name) S 11 ..."
+            before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        except OSError:
+            break
+        if before.partition("(")[2] in names:
+            return pid
+        pid = int(after.split()[1])
+    return os.getppid()
+
+
+_OF_LIGHTNING: Mapping[Launcher, type[ClusterEnvironment]] = {
+    launched.TORCHRUN: TorchElasticEnvironment,
+    launched.LSF: LSFEnvironment,
+    launched.SLURM: SLURMEnvironment,
+}
+"""The launchers that Lightning's connectors find by themselves, and what they make of them."""
+
+
+def find_environment(num_devices: int, num_nodes: int) -> ClusterEnvironment | None:
+    """Returns what has started this process and others; None where Lightning finds it, or nobody.
+
+    Args:
+        num_devices: The ranks of a node that the Trainer or Fabric asks for.
+        num_nodes: The nodes.
+
+    Raises:
+        MisconfigurationException: Variables say that there are several processes, and not which of
+            them this is.
+        ValueError: One holds something else than its number.
+    """
+    found = find_launched()
+    if found is None:
+        _refuse_half(num_devices * num_nodes)
         return None
-    return MPIEnvironment() if MPIEnvironment.detect() else OpenMPIEnvironment()
+    if found.launcher is launched.OPEN_MPI:
+        return MPIEnvironment() if MPIEnvironment.detect() else OpenMPIEnvironment()
+    if found.launcher is launched.HYDRA:
+        return MPIEnvironment() if MPIEnvironment.detect() else HydraEnvironment()
+    if found.launcher is launched.SLURM:
+        _refuse_batch_script(found)
+    if found.launcher is launched.BY_RANK:
+        is_of_nodes = num_devices > 1 and found.world_size == num_nodes
+        return NodeEnvironment() if is_of_nodes else RankEnvironment(num_devices)
+    return None
 
 
-def _started(environment: ClusterEnvironment) -> tuple[str, str, int] | None:
+def _refuse_half(num_asked: int) -> None:
+    """Refuses to train alone where a launcher speaks of several processes."""
+    half = launched.half_told() if num_asked == 1 else None
+    if half is not None:
+        launcher, missing = half
+        are_missing = "is not set" if len(missing) == 1 else "are not set"
+        raise MisconfigurationException(
+            f"{launcher.size}={os.environ[launcher.size]} says that {launcher.title} has started "
+            f"several processes, but {' and '.join(missing)} {are_missing}, so which of them this "
+            f"is is not known, and each would train alone. Set what is missing, or unset "
+            f"{launcher.size}."
+        )
+
+
+def _refuse_batch_script(found: Launched) -> None:
+    """Refuses to wait, in a script of sbatch, for tasks that nobody starts."""
+    is_interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and not is_interactive:
+        raise MisconfigurationException(
+            f"This job of SLURM is for {found.world_size} tasks ({found.count}), but srun has "
+            "not started this process (SLURM_STEP_ID is not set), and nobody would start the "
+            "others. Start it by `srun python ...`, or pass plugins=[LightningEnvironment()] "
+            "for Lightning to start the ranks of this node."
+        )
+
+
+def find_num_nodes(environment: ClusterEnvironment, num_devices: int, num_nodes: int) -> int:
+    """Returns the nodes of a run, which its launcher knows where each process has a single card.
+
+    Users of Ray, and of PyTorchJob with a card a pod, leave devices and num_nodes as they are: each
+    process counts as a node of one card.
+
+    Args:
+        environment: Tells what has been started.
+        num_devices: The cards that the Trainer or Fabric asks for.
+        num_nodes: The nodes that it asks for.
+    """
+    found = started(environment)
+    if found is None or num_devices > 1 or num_nodes > 1:
+        return num_nodes
+    is_alone = isinstance(environment, (RankEnvironment, KubeflowEnvironment))
+    return found[2] if is_alone or launched.is_pinned() else num_nodes
+
+
+def started(environment: ClusterEnvironment) -> tuple[str, str, int] | None:
     """Returns who started how many processes, where that is known: launcher, variable, number."""
     if not environment.creates_processes_externally:
         return None
-    launcher, name = _LAUNCHERS.get(type(environment), ("", ""))
-    value = os.environ.get(name)
-    return None if value is None else (launcher, name, read_integer(name))
+    launcher = _launcher_of(environment)
+    if launcher is None:  # somebody else's, such as Ray's: its own answer counts
+        name = "WORLD_SIZE" if "WORLD_SIZE" in os.environ else "world_size()"
+        count = environment.world_size()
+        return (type(environment).__name__, name, count) if count > 1 else None
+    if launcher.size not in os.environ:
+        return None
+    return launcher.title, launcher.size, read_integer(launcher.size)
+
+
+def _launcher_of(environment: ClusterEnvironment) -> Launcher | None:
+    if isinstance(environment, LauncherEnvironment):
+        return environment.launcher
+    if type(environment).world_size is LightningEnvironment.world_size:
+        return launched.BY_LOCAL_RANK  # it does not know the size before it is told
+    kinds = ((each, kind) for each, kind in _OF_LIGHTNING.items() if isinstance(environment, kind))
+    return next((each for each, _ in kinds), None)
 
 
 def check_world_size(environment: ClusterEnvironment, num_devices: int, num_nodes: int) -> None:
@@ -167,25 +353,40 @@ def check_world_size(environment: ClusterEnvironment, num_devices: int, num_node
     """
     wanted = num_devices * num_nodes
     asked = f"devices={num_devices} and num_nodes={num_nodes} ask for {wanted} processes"
-    started = _started(environment)
-    if started is not None and started[2] != wanted:
-        launcher, name, count = started
+    found, local = started(environment), _local_world_size(environment)
+    if found is not None and found[2] != wanted:
+        launcher, name, count = found
         raise MisconfigurationException(
-            f"{asked}, but {launcher} has started {count} ({name}={count}). Pass the devices of a "
-            "node and the nodes that it was told to start."
+            f"{asked}, but {launcher} has started {count} ({name}={count}). "
+            f"{_instead(count, local, wanted)}"
         )
-    local = _local_world_size(environment)
-    if local is not None and local != num_devices:
+    is_own_node = num_devices == 1 and launched.is_pinned()
+    if local is not None and local != num_devices and not is_own_node:
         raise MisconfigurationException(
             f"devices={num_devices}, but {local} processes have been started on this node. Pass "
             f"devices={local}, the same to all Trainers of a program, or start as many."
         )
     if num_nodes > 1 and isinstance(environment, LightningEnvironment):
-        _check_meeting_point(num_devices, num_nodes)
+        check_meeting_point(
+            f"num_nodes={num_nodes}",
+            f"Start on each node `torchrun --nnodes={num_nodes} --nproc-per-node={num_devices} "
+            "--node-rank=... --rdzv-backend=c10d --rdzv-endpoint=<host of node 0>:<port> train.py`"
+            ", use srun or mpirun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each node.",
+        )
+
+
+def _instead(count: int, local: int | None, wanted: int) -> str:
+    """Says what to pass where so many processes have been started, so many of them on this node."""
+    if local is None or count % local:
+        return "Pass the devices of a node and the nodes that it was told to start."
+    num_cards = vendor.num_visible_cards()
+    if local > num_cards and not launched.is_pinned():
+        return f"Start {wanted}: {num_cards} at most on a node, a process for each of its cards."
+    return f"Pass devices={local} and num_nodes={count // local}, or start {wanted}."
 
 
 def _local_world_size(environment: ClusterEnvironment) -> int | None:
-    if isinstance(environment, OpenMPIEnvironment):
+    if isinstance(environment, LauncherEnvironment):
         return environment._local_size()
     is_told = isinstance(environment, (LightningEnvironment, TorchElasticEnvironment))
     if not is_told or not environment.creates_processes_externally:
@@ -194,16 +395,22 @@ def _local_world_size(environment: ClusterEnvironment) -> int | None:
     return None if value is None else read_integer("LOCAL_WORLD_SIZE")
 
 
-def _check_meeting_point(num_devices: int, num_nodes: int) -> None:
+def check_meeting_point(asking: str, instead: str) -> None:
+    """Refuses to look for rank 0 where nobody says where it is.
+
+    Args:
+        asking: The setting or variable that makes several nodes.
+        instead: What to do.
+
+    Raises:
+        MisconfigurationException: MASTER_ADDR or MASTER_PORT is not set.
+    """
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     verb = "is" if len(missing) == 1 else "are"
     if missing:
         raise MisconfigurationException(
-            f"num_nodes={num_nodes}, but {' and '.join(missing)} {verb} not set, so the nodes "
-            f"cannot find one another. Start on each node `torchrun --nnodes={num_nodes} "
-            f"--nproc-per-node={num_devices} --node-rank=... --rdzv-backend=c10d "
-            "--rdzv-endpoint=<host of node 0>:<port> train.py`, use srun or mpirun, or set "
-            "MASTER_ADDR, MASTER_PORT and NODE_RANK on each node."
+            f"{asking}, but {' and '.join(missing)} {verb} not set, so the nodes cannot find one "
+            f"another. {instead}"
         )
 
 
@@ -216,10 +423,10 @@ def check_not_alone(environment: ClusterEnvironment | None) -> None:
     Raises:
         MisconfigurationException: There are several.
     """
-    started = None if environment is None else _started(environment)
-    if started is not None and started[2] > 1:
-        launcher, name, count = started
-        is_own = isinstance(environment, (SLURMEnvironment, OpenMPIEnvironment))
+    found = None if environment is None else started(environment)
+    if found is not None and found[2] > 1:
+        launcher, name, count = found
+        is_own = isinstance(environment, (SLURMEnvironment, LauncherEnvironment))
         own = ", or plugins=[LightningEnvironment()] if each is to train a model of its own"
         raise MisconfigurationException(
             f"devices=1 and num_nodes=1 train in one process, but {launcher} has started {count} "

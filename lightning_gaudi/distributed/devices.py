@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_gaudi._core import vendor
+from lightning_gaudi._core import launched, vendor
 
 DEVICE = torch.device("hpu", 0)
 """How a process sees its card, whichever it is."""
@@ -74,13 +74,19 @@ def _read(devices: Any) -> int | list[int]:
 def _first(count: int, num_cards: int, devices: Any) -> list[int]:
     if count < 1:
         raise MisconfigurationException(f"devices={devices!r} asks for no card. {_FORMS}")
-    if count > num_cards:
+    if count > num_cards and not _is_pinned_to(count):
         how = "HPU" if count == 1 else "HPUs"
         raise MisconfigurationException(
             f"devices={devices!r} asks for {count} {how}, but {_have(num_cards)}. "
             f"{_instead(num_cards)}"
         )
     return [vendor.selected_position()] if count == 1 else list(range(count))
+
+
+def _is_pinned_to(count: int) -> bool:
+    """Returns whether so many processes may be of this node, each of which sees one card."""
+    found = launched.find_launched() if launched.is_pinned() else None
+    return found is not None and count in (found.local_size, found.world_size)
 
 
 def _instead(num_cards: int) -> str:
@@ -145,7 +151,8 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
     """Binds this process to its card.
 
     The driver reads the card from HLS_MODULE_ID when it starts the device. Where a launcher has set
-    that, one value for each rank, it is kept. A process that has used its HPU before is bound by
+    that, one value for each rank, it is kept; where it has left each process one card, that is it,
+    whatever the local rank. A process that has used its HPU before is bound by
     then: to the module of its local rank, as the vendor's package selects it, or to the first one.
 
     Args:
@@ -155,6 +162,10 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
     Raises:
         MisconfigurationException: There is no such card, or the process drives another one.
     """
+    if launched.is_pinned():
+        _check_bound(vendor.bound_module(), vendor.module_id(0), local_rank)
+        vendor.select_module(vendor.module_id(0))
+        return
     if local_rank >= len(devices):
         raise MisconfigurationException(
             f"This process has the local rank {local_rank}, but devices={len(devices)} starts "

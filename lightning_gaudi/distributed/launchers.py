@@ -19,7 +19,7 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
-from lightning_gaudi._core import processes, vendor
+from lightning_gaudi._core import launched, processes, vendor
 from lightning_gaudi._core.processes.rank_monitor import INTERRUPTED
 
 from .cluster import check_port, check_world_size
@@ -40,7 +40,10 @@ def launch_script(launcher: Any, function: Callable[[], Any]) -> Any:
     """
     environment = launcher.cluster_environment
     check_world_size(environment, launcher.num_processes, launcher.num_nodes)
-    environment.validate_settings(num_devices=launcher.num_processes, num_nodes=launcher.num_nodes)
+    if not launched.is_pinned():  # SLURM's would have each rank's card be all of its node
+        environment.validate_settings(
+            num_devices=launcher.num_processes, num_nodes=launcher.num_nodes
+        )
     if not environment.creates_processes_externally:
         _start_ranks(launcher)
     _set_num_threads_if_needed(num_processes=launcher.num_processes)

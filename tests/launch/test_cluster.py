@@ -43,6 +43,21 @@ MPIRUN = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
+MPIEXEC = {
+    "PMI_SIZE": "2",
+    "PMI_RANK": "0",
+    "MPI_LOCALRANKID": "0",
+    "MPI_LOCALNRANKS": "2",
+}
+JSRUN = {
+    "LSB_JOBID": "1",
+    "LSB_DJOB_RANKFILE": "ranks",
+    "JSM_NAMESPACE_SIZE": "2",
+    "JSM_NAMESPACE_RANK": "0",
+    "JSM_NAMESPACE_LOCAL_RANK": "0",
+}
+PODS = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "12321"}
+"""Of a PyTorchJob with a process a pod."""
 BY_HAND = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
 STARTED = pytest.mark.parametrize(
     ("variables", "said"),
@@ -50,9 +65,10 @@ STARTED = pytest.mark.parametrize(
         (TORCHRUN, r"torchrun has started 2 \(WORLD_SIZE=2\)"),
         (SRUN, r"srun has started 2 \(SLURM_NTASKS=2\)"),
         (MPIRUN, r"mpirun has started 2 \(OMPI_COMM_WORLD_SIZE=2\)"),
+        (MPIEXEC, r"mpiexec has started 2 \(PMI_SIZE=2\)"),
         (BY_HAND, r"a launcher has started 2 \(WORLD_SIZE=2\)"),
     ],
-    ids=["torchrun", "srun", "mpirun", "by hand"],
+    ids=["torchrun", "srun", "mpirun", "mpiexec", "by hand"],
 )
 
 SetEnv = Callable[[dict[str, str]], None]
@@ -61,7 +77,8 @@ SetEnv = Callable[[dict[str, str]], None]
 @pytest.fixture
 def set_env(monkeypatch: pytest.MonkeyPatch) -> SetEnv:
     """Only these variables of launchers are set."""
-    for name in (*TORCHRUN, *SRUN, *MPIRUN, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+    others = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HLS_MODULE_ID")
+    for name in (*TORCHRUN, *SRUN, *MPIRUN, *MPIEXEC, *JSRUN, *others):
         monkeypatch.delenv(name, raising=False)
 
     def set_all(variables: dict[str, str]) -> None:
@@ -97,7 +114,7 @@ def test_training_alone_in_each_of_several_processes_is_refused(
         _fit(devices=1)
 
 
-@pytest.mark.parametrize("variables", [SRUN, MPIRUN])
+@pytest.mark.parametrize("variables", [SRUN, MPIRUN, MPIEXEC, PODS])
 def test_each_process_may_train_a_model_of_its_own(
     variables: dict[str, str], set_env: SetEnv
 ) -> None:
@@ -105,7 +122,7 @@ def test_each_process_may_train_a_model_of_its_own(
     _fit(devices=1, plugins=[LightningEnvironment()])
 
 
-@pytest.mark.parametrize("variables", [TORCHRUN, MPIRUN])
+@pytest.mark.parametrize("variables", [TORCHRUN, MPIRUN, MPIEXEC])
 def test_another_number_on_this_node_is_refused(variables: dict[str, str], set_env: SetEnv) -> None:
     set_env(variables)
     message = "devices=1, but 2 processes have been started on this node. Pass devices=2, the same"
@@ -166,14 +183,144 @@ def test_open_mpi_is_found_without_mpi4py(set_env: SetEnv) -> None:
     assert trainer._accelerator_connector.cluster_environment is chosen
 
 
+def _environment(**settings: Any) -> Any:
+    return pl.Trainer(accelerator="hpu", logger=False, **settings).strategy.cluster_environment
+
+
+def test_intel_mpi_and_mpich_are_found(set_env: SetEnv) -> None:
+    set_env(MPIEXEC | {"PMI_RANK": "1", "MPI_LOCALRANKID": "1"})
+    found = _environment(devices=2)
+    assert isinstance(found, cluster.HydraEnvironment)
+    assert (found.world_size(), found.global_rank(), found.local_rank()) == (2, 1, 1)
+    assert (found.main_address, found.node_rank()) == ("127.0.0.1", 0)
+    assert found.main_port == cluster.HydraEnvironment().main_port
+
+
+def test_lsf_is_lightnings(set_env: SetEnv, tmp_path: Path) -> None:
+    hosts = tmp_path / "ranks"
+    hosts.write_text("\n".join(["launch", *[socket.gethostname()] * 2]))
+    set_env(JSRUN | {"LSB_DJOB_RANKFILE": str(hosts)})
+    assert type(_environment(devices=2)).__name__ == "LSFEnvironment"
+    with pytest.raises(MisconfigurationException, match=r"jsrun has started 2 .* train alone"):
+        _fit(devices=1)
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
+def test_mpiexec_on_several_nodes_needs_a_meeting_point(name: str, set_env: SetEnv) -> None:
+    set_env(MPIEXEC | {"PMI_SIZE": "4", "MASTER_ADDR": "host", "MASTER_PORT": "1"})
+    del os.environ[name]
+    found = cluster.HydraEnvironment()
+    with pytest.raises(MisconfigurationException, match=f"{name} does not .*-genv {name}=<"):
+        _ = found.main_address, found.main_port
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_nodes", "world_size", "rank", "kind", "local_rank", "node_rank", "nodes"),
+    [
+        (1, 1, 2, 1, cluster.RankEnvironment, 0, 1, 2),  # a card a pod; nothing is passed
+        (1, 2, 2, 1, cluster.RankEnvironment, 0, 1, 2),
+        (2, 1, 2, 1, cluster.RankEnvironment, 1, 0, 1),
+        (2, 2, 4, 3, cluster.RankEnvironment, 1, 1, 2),
+        (2, 2, 2, 1, cluster.NodeEnvironment, 0, 1, 2),  # each pod starts its other rank
+    ],
+)
+def test_a_rank_and_a_world_size_are_followed(
+    devices: int,
+    num_nodes: int,
+    world_size: int,
+    rank: int,
+    kind: type,
+    local_rank: int,
+    node_rank: int,
+    nodes: int,
+    set_env: SetEnv,
+) -> None:
+    """As a PyTorchJob sets them, and Dask."""
+    set_env(PODS | {"WORLD_SIZE": str(world_size), "RANK": str(rank)})
+    trainer = pl.Trainer(accelerator="hpu", devices=devices, num_nodes=num_nodes, logger=False)
+    found = trainer.strategy.cluster_environment
+    assert type(found) is kind
+    assert (found.local_rank(), found.node_rank()) == (local_rank, node_rank)
+    assert trainer.num_nodes == nodes
+    assert trainer.strategy.distributed_sampler_kwargs["num_replicas"] == devices * nodes
+
+
+@pytest.mark.parametrize(
+    ("variables", "devices", "message"),
+    [
+        (PODS | {"WORLD_SIZE": "3"}, 2, r"WORLD_SIZE=3"),
+        (
+            {"WORLD_SIZE": "2"},
+            1,
+            r"WORLD_SIZE=2 says .* but RANK is not set, .*, or unset WORLD_SIZE",
+        ),
+        ({"PMI_SIZE": "2"}, 1, r"PMI_SIZE=2 says .* but PMI_RANK and MPI_LOCALRANKID are not"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, 1, "LOCAL_RANK is not set"),
+        (PODS | {"MASTER_PORT": ""}, 1, "MASTER_PORT"),
+    ],
+)
+def test_what_a_launcher_leaves_out_is_named(
+    variables: dict[str, str], devices: int, message: str, set_env: SetEnv
+) -> None:
+    set_env(variables)
+    with pytest.raises((MisconfigurationException, ValueError), match=message):
+        _fit(devices=devices)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [TORCHRUN | {"RANK": "2"}, MPIEXEC | {"MPI_LOCALRANKID": "7"}, PODS | {"RANK": "2"}],
+)
+def test_a_rank_beyond_the_last_is_refused(variables: dict[str, str], set_env: SetEnv) -> None:
+    set_env(variables)
+    with pytest.raises(ValueError, match=r"=\d is none of the 2 processes that"):
+        _fit(devices=2)
+
+
+def test_tasks_that_srun_has_not_started_are_not_waited_for(set_env: SetEnv) -> None:
+    """As in a script of sbatch."""
+    set_env(SRUN | {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train"})
+    with pytest.raises(
+        MisconfigurationException, match=r"SLURM_NTASKS=2.*Start it by `srun python"
+    ):
+        _fit(devices=2)
+
+
+@pytest.mark.parametrize("variables", [TORCHRUN, SRUN, MPIRUN, MPIEXEC], ids=lambda each: min(each))
+@pytest.mark.parametrize("devices", ["auto", 1, 2])
+def test_processes_that_see_one_card_each_drive_it(
+    variables: dict[str, str], devices: Any, set_env: SetEnv
+) -> None:
+    """As Ray, `srun --gpus-per-task=1` and scripts behind mpirun start them."""
+    ranks = {"RANK", "LOCAL_RANK", *(name for name in variables if name.endswith("RANK"))}
+    ranks |= {"SLURM_PROCID", "SLURM_LOCALID", "MPI_LOCALRANKID"} & variables.keys()
+    second = dict.fromkeys(ranks & variables.keys() - {"GROUP_RANK"}, "1")
+    set_env(variables | second | {"HABANA_VISIBLE_MODULES": "5"})
+    trainer = pl.Trainer(accelerator="hpu", devices=devices, logger=False)
+    strategy: Any = trainer.strategy
+    assert strategy.distributed_sampler_kwargs["num_replicas"] == 2
+    assert (trainer.global_rank, trainer.local_rank, trainer.world_size) == (1, 1, 2)
+    cluster.check_world_size(
+        strategy.cluster_environment, strategy.num_processes, strategy.num_nodes
+    )
+    strategy._select_card()
+    assert os.environ["HLS_MODULE_ID"] == "5"
+
+
+def test_another_number_than_that_of_the_cards_that_are_seen_is_refused(set_env: SetEnv) -> None:
+    set_env(TORCHRUN | {"HABANA_VISIBLE_MODULES": "5"})
+    with pytest.raises(MisconfigurationException, match="devices=4 asks for 4 HPUs"):
+        _fit(devices=4)
+
+
 def test_one_mpi_process_launches_as_without_mpi(set_env: SetEnv) -> None:
     set_env(MPIRUN | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
-    assert cluster.mpi_environment() is None
+    assert cluster.find_environment(1, 1) is None
 
 
 def test_torchrun_under_mpirun_is_torchruns(set_env: SetEnv) -> None:
     set_env(MPIRUN | TORCHRUN)
-    assert cluster.mpi_environment() is None
+    assert cluster.find_environment(2, 1) is None
 
 
 def test_where_open_mpis_ranks_meet(set_env: SetEnv) -> None:

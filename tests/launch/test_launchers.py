@@ -29,11 +29,11 @@ def _modules(ranks: list[dict[str, Any]]) -> list[str]:
     return [rank["module"] for rank in ranks]
 
 
-def _check(ranks: list[dict[str, Any]], num_ranks: int, environment: str) -> None:
+def _check(ranks: list[dict[str, Any]], num_ranks: int, *environments: str) -> None:
     """All ranks trained one model, and each knows who it is."""
     assert [rank["world_size"] for rank in ranks] == [num_ranks] * num_ranks
     assert [rank["id"] for rank in ranks] == [str(rank) for rank in range(num_ranks)]
-    assert {rank["environment"] for rank in ranks} == {environment}
+    assert {rank["environment"] for rank in ranks} == {*environments}
     assert {str(rank["weights"]) for rank in ranks} == {str(ranks[0]["weights"])}
     assert {rank["steps"] for rank in ranks} == {16 // num_ranks}
 
@@ -110,6 +110,7 @@ def _slurm(rank: int, num_ranks: int, per_node: int) -> dict[str, str]:
     return {
         "SLURM_JOB_ID": "4711",
         "SLURM_JOB_NAME": "train",
+        "SLURM_STEP_ID": "0",
         "SLURM_NTASKS": str(num_ranks),
         "SLURM_NTASKS_PER_NODE": str(per_node),
         "SLURM_NNODES": str(num_ranks // per_node),
@@ -157,6 +158,55 @@ def test_open_mpi_on_two_nodes(tmp_path: Path) -> None:
     ranks = _run_each(tmp_path, envs, devices=2, num_nodes=2)
     _check(ranks, 4, "OpenMPIEnvironment")
     assert [rank["node_rank"] for rank in ranks] == [0, 0, 1, 1]
+
+
+@pytest.mark.slow
+def test_intel_mpi_and_mpich(tmp_path: Path) -> None:
+    envs = [
+        {"PMI_SIZE": "2", "PMI_RANK": rank, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": "2"}
+        for rank in ("0", "1")
+    ]
+    ranks = _run_each(tmp_path, envs, devices=2)
+    _check(ranks, 2, "HydraEnvironment")
+    assert _modules(ranks) == ["0", "1"]
+
+
+def _pod(rank: int, num_pods: int, port: int) -> dict[str, str]:
+    return {
+        "WORLD_SIZE": str(num_pods),
+        "RANK": str(rank),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "LIGHTNING_GAUDI_SIMULATE_SERVER": f"pod{rank}",
+    }
+
+
+@pytest.mark.slow
+def test_a_pytorchjob_with_a_card_a_pod_needs_no_settings(tmp_path: Path) -> None:
+    port = free_port()
+    ranks = _run_each(tmp_path, [_pod(rank, 2, port) for rank in range(2)], devices=1)
+    _check(ranks, 2, "RankEnvironment")
+    assert [rank["node_rank"] for rank in ranks] == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_pytorchjob_whose_pods_start_their_ranks(tmp_path: Path) -> None:
+    port = free_port()
+    envs = [_pod(rank, 2, port) for rank in range(2)]
+    ranks = _run_each(tmp_path, envs, devices=2, num_nodes=2)
+    _check(ranks, 4, "NodeEnvironment", "LightningEnvironment")  # of those that Lightning starts
+    assert [rank["node_rank"] for rank in ranks] == [0, 0, 1, 1]
+    assert _modules(ranks) == ["0", "1", "0", "1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ranks_of_which_each_sees_one_card(devices: int, tmp_path: Path) -> None:
+    """As scripts between mpirun and the program leave them; the vendor's would end the second."""
+    envs = [_open_mpi(r, 2, 2) | {"HABANA_VISIBLE_MODULES": str(6 + r)} for r in range(2)]
+    ranks = _run_each(tmp_path, envs, devices=devices)
+    _check(ranks, 2, "OpenMPIEnvironment")
+    assert _modules(ranks) == ["6", "7"]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from _lightning_gaudi_autoload import claim_only_module
 from lightning_gaudi.hardware import Gaudi, find_gaudi, refuses_number
 
 from . import importing
@@ -46,6 +47,7 @@ def package() -> Any:
         # The vendor wraps torch.manual_seed when it is imported: see `seed_if_due`.
         _seed_is_due = _NAME not in sys.modules
         given = importing.given_variables(is_new=_seed_is_due)
+        claim_only_module()
         with importing.explained():
             import habana_frameworks.torch  # noqa: TID251
             import habana_frameworks.torch.hpu.metrics  # noqa: TID251

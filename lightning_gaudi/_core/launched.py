@@ -1,0 +1,167 @@
+"""Who has started this process, how many others, which of them it is, and whether it has one card.
+
+Launchers tell by variables of the environment. What is known of each stands in `LAUNCHERS`: the
+check of their number, the choice of the card and the meeting of the ranks ask here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lightning_gaudi.untrusted import read_integer
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What starts processes, and the variables by which it tells them."""
+
+    title: str
+    """As messages name it."""
+    size: str
+    """The variable with the number of all processes."""
+    rank: str
+    """The one with which of them this is."""
+    local_rank: str = ""
+    """The one with which of its server's processes this is; empty where there is none."""
+    local_size: str = ""
+    """The one with the number of this server's processes; empty where there is none."""
+    signs: Sequence[str] = ()
+    """Variables that this one sets and those behind it in the table do not, all of them."""
+    users: str = ""
+    """Whose programs are started so, for the documents; empty if the title says it."""
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        """Returns whether all variables are there by which it tells a process who it is."""
+        needed = (self.size, self.rank, self.local_rank, *self.signs)
+        return all(environ.get(name) for name in needed if name)
+
+
+TORCHRUN = Launcher(
+    "torchrun",
+    *("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    signs=("TORCHELASTIC_RUN_ID",),
+    users="torchrun (its options also as `PET_*`), `accelerate launch`, PyTorchJob with "
+    "`nprocPerNode`, TrainJob, Spark's TorchDistributor",
+)
+OPEN_MPI = Launcher(
+    "mpirun",
+    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    users="`mpirun` of Open MPI, MPIJob",
+)
+HYDRA = Launcher(
+    "mpiexec",
+    *("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    users="`mpiexec` and `mpirun` of Intel MPI and of MPICH (Hydra)",
+)
+LSF = Launcher(
+    "jsrun",
+    *("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
+    signs=("LSB_JOBID", "LSB_DJOB_RANKFILE"),
+    users="`jsrun` of LSF",
+)
+SLURM = Launcher(
+    "srun",
+    *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    users="`srun` of SLURM",
+)
+BY_LOCAL_RANK = Launcher(
+    "a launcher",
+    *("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    users="Ray Train, DeepSpeed's launcher, your own",
+)
+BY_RANK = Launcher(
+    "a launcher",
+    *("WORLD_SIZE", "RANK"),
+    users="PyTorchJob with a process a pod, Dask, your own",
+)
+
+LAUNCHERS = (TORCHRUN, OPEN_MPI, HYDRA, LSF, SLURM, BY_LOCAL_RANK, BY_RANK)
+"""Of two that have both set their variables, the one whose processes these are comes first.
+
+Within an allocation of SLURM, `mpirun` sees SLURM's variables, and torchrun those of all others.
+
+Source: torch 2.13, `distributed/elastic/agent/server/local_elastic_agent.py`; Open MPI 4.1,
+mpirun(1), "Exported Environment Variables"; MPICH 4.0.2, whose `mpiexec` was looked at; Lightning
+2.6.6, `fabric/plugins/environments`; Kubeflow training-operator 1.9 (PyTorchJob).
+"""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher has told this process."""
+
+    launcher: Launcher
+    world_size: int
+    """All processes, of all servers."""
+    rank: int
+    """Which of them this is, from 0 on."""
+    local_rank: int | None
+    """Which of its server's processes this is; None where the launcher does not say."""
+    local_size: int | None
+    """The number of this server's processes; None where the launcher does not say."""
+
+    @property
+    def count(self) -> str:
+        """The variable with the number of processes and its value, for messages."""
+        return f"{self.launcher.size}={self.world_size}"
+
+
+def find_launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
+    """Returns what has started this process and others; None if it is one of its own.
+
+    Raises:
+        ValueError: A variable holds something else than its number, or a rank is not below the
+            number of ranks.
+    """
+    for launcher in LAUNCHERS:
+        if launcher.has_started(environ):
+            found = _read(launcher, environ)
+            return found if found.world_size > 1 else None
+    return None
+
+
+def _read(launcher: Launcher, environ: Mapping[str, str]) -> Launched:
+    world_size = read_integer(launcher.size, at_least=1, environment=environ)
+    rank = read_integer(launcher.rank, environment=environ)
+    local_rank, local_size = None, None
+    if launcher.local_rank:
+        local_rank = read_integer(launcher.local_rank, environment=environ)
+    if environ.get(launcher.local_size):
+        local_size = read_integer(launcher.local_size, at_least=1, environment=environ)
+    for name, number, most in (
+        (launcher.rank, rank, (launcher.size, world_size)),
+        (launcher.local_rank, local_rank, (launcher.local_size, local_size)),
+    ):
+        if number is not None and most[1] is not None and number >= most[1]:
+            raise ValueError(
+                f"{name}={number} is none of the {most[1]} processes that {most[0]} says there "
+                f"are: they count from 0 to {most[1] - 1}. Correct the variables, or unset them "
+                "where no launcher has set them."
+            )
+    return Launched(launcher, world_size, rank, local_rank, local_size)
+
+
+def half_told(environ: Mapping[str, str] = os.environ) -> tuple[Launcher, list[str]] | None:
+    """Returns a launcher that says that there are several processes, and what it does not say."""
+    if environ.get(BY_LOCAL_RANK.local_rank):
+        return None
+    for launcher in (OPEN_MPI, HYDRA, LSF, BY_RANK):
+        count = environ.get(launcher.size, "")
+        if count.isdecimal() and len(count) < 10 and int(count) > 1:
+            names = (launcher.rank, launcher.local_rank)
+            if missing := [name for name in names if name and not environ.get(name)]:
+                return launcher, missing
+    return None
+
+
+def is_pinned() -> bool:
+    """Returns whether whoever started this process and others has left it a single card.
+
+    Ray does so, `srun --gpus-per-task=1`, and scripts between `mpirun` and a program. A local rank
+    says nothing of the card then.
+    """
+    visible = os.environ.get("HABANA_VISIBLE_MODULES")
+    return visible is not None and "," not in visible and find_launched() is not None
