@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.plugins import ClusterEnvironment
@@ -64,15 +65,17 @@ def init_process_group(
             0 cannot listen, or several processes drive the same card.
         TimeoutError: A rank that torchrun has started did not come.
     """
+    store = _store_of_ray(environment)
     is_new = not dist.is_initialized()
     if is_new:
         collectives.forget_cpu_group()
-        if environment.global_rank() == 0:
+        if store is None and environment.global_rank() == 0:
             check_port(environment)
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
     vendor.init_hccl(environment.world_size(), environment.global_rank(), environment.local_rank())
-    store = own_store(environment, timeout) if is_new else None
+    if store is None and is_new:
+        store = own_store(environment, timeout)
     _init_dist_connection(environment, backend, timeout=timeout, store=store)
     _check_group(environment.world_size())
     collectives.note_connected()
@@ -82,6 +85,30 @@ def init_process_group(
         _check_cards(environment.node_rank())
 
 
+def _store_of_ray(environment: ClusterEnvironment) -> Any:
+    """Gives up the group by which Ray has connected its workers, if that is for CPUs; its store.
+
+    Ray Train chooses "nccl" where its workers have GPUs, and else "gloo": of an HPU it knows only
+    by `TorchConfig(backend="hccl")`, which its documents ask for and its examples for GPUs lack.
+    Nothing has used the group yet; at the end Ray destroys the default one, whichever it is.
+
+    Source: Ray 2.60, `train/torch/config.py`.
+
+    Returns:
+        What the ranks share already; None where they are to meet by themselves, or have met.
+    """
+    is_of_ray = type(environment).__module__.startswith("ray.")
+    if not is_of_ray or not dist.is_initialized() or _has_backend():
+        return None
+    store = dist.PrefixStore(BACKEND, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
+    dist.destroy_process_group()
+    return store
+
+
+def _has_backend() -> bool:
+    return f"hpu:{BACKEND}" in str(dist.get_backend_config())
+
+
 def _check_group(world_size: int) -> None:
     if dist.get_world_size() != world_size:
         raise MisconfigurationException(
@@ -89,8 +116,8 @@ def _check_group(world_size: int) -> None:
             "have been connected, and a process belongs to one group. Pass the same devices and "
             "num_nodes again, or use another program."
         )
-    config = str(dist.get_backend_config())
-    if f"hpu:{BACKEND}" not in config:
+    if not _has_backend():
+        config = dist.get_backend_config()
         raise MisconfigurationException(
             f"torch.distributed is initialized with the backends {config}, none of which is "
             f"{BACKEND} for hpu. Let the strategy initialize it, or pass backend='{BACKEND}' to "
