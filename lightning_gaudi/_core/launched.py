@@ -157,11 +157,16 @@ def half_told(environ: Mapping[str, str] = os.environ) -> tuple[Launcher, list[s
     return None
 
 
+def sees_one_card() -> bool:
+    """Returns whether HABANA_VISIBLE_MODULES leaves this process a single card."""
+    visible = os.environ.get("HABANA_VISIBLE_MODULES")
+    return visible is not None and "," not in visible
+
+
 def is_pinned() -> bool:
     """Returns whether whoever started this process and others has left it a single card.
 
     Ray does so, `srun --gpus-per-task=1`, and scripts between `mpirun` and a program. A local rank
     says nothing of the card then.
     """
-    visible = os.environ.get("HABANA_VISIBLE_MODULES")
-    return visible is not None and "," not in visible and find_launched() is not None
+    return sees_one_card() and find_launched() is not None

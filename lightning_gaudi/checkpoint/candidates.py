@@ -17,6 +17,7 @@ from .errors import ADVICE, DamagedCheckpointError
 from .leftovers import LATEST
 from .manifest import Manifest, read_folder_manifest
 from .opening import read_small
+from .remote import AnyPath, RemotePath
 from .torch_dcp.layout import is_sharded_folder
 from .verify import check_file, check_folder
 
@@ -33,14 +34,14 @@ _Age = tuple[float, int, float]
 class Candidate(NamedTuple):
     """A checkpoint that a fit may go on from, as far as its manifest tells."""
 
-    path: Path
+    path: AnyPath
     age: _Age
     """What sorts them, the newest last; of those without a manifest when they were written."""
     run: str | None
     """Which run has saved it; None if it has no manifest."""
 
 
-def whole(checkpoints: Sequence[Path]) -> list[Path]:
+def whole(checkpoints: Sequence[AnyPath]) -> list[AnyPath]:
     """Returns those checkpoints that are there with all of their bytes, the last one first.
 
     Checksums are not compared, which loading does; what is damaged is warned of.
@@ -51,15 +52,15 @@ def whole(checkpoints: Sequence[Path]) -> list[Path]:
     return [each for each in reversed(checkpoints) if each.exists() and _is_whole(each)]
 
 
-def candidates(folders: Iterable[Path], damaged: list[str] | None = None) -> list[Candidate]:
+def candidates(folders: Iterable[AnyPath], damaged: list[str] | None = None) -> list[Candidate]:
     """Returns what is in folders that a fit may go on from, the newest first.
 
     Args:
-        folders: Local ones; those that are not there have none.
+        folders: Those that are not there have none.
         damaged: Gets what is wrong with those that are damaged as far as their ends tell.
     """
     found: list[Candidate] = []
-    for path in sorted({path for folder in folders for path in _entries(folder)}):
+    for path in sorted({path for folder in folders for path in _entries(folder)}, key=str):
         try:
             candidate = _candidate(path)
         except DamagedCheckpointError as error:
@@ -72,7 +73,7 @@ def candidates(folders: Iterable[Path], damaged: list[str] | None = None) -> lis
     return sorted(found, key=lambda each: each.age, reverse=True)
 
 
-def fallbacks(damaged: Path) -> list[Path]:
+def fallbacks(damaged: AnyPath) -> list[AnyPath]:
     """Gives what to go on from instead of a damaged checkpoint that a user chose, the newest first.
 
     Those are the older ones of the same run in the same folder. Where the damaged one does not tell
@@ -80,7 +81,7 @@ def fallbacks(damaged: Path) -> list[Path]:
     """
     manifest = read_manifest_if_any(damaged)
     others = [each for each in candidates([damaged.parent]) if each.path != damaged]
-    others = [each for each in others if not damaged.exists() or not each.path.samefile(damaged)]
+    others = [each for each in others if not damaged.exists() or not _is_same(each.path, damaged)]
     if manifest is not None:
         return [
             each.path for each in others if each.run == manifest.run and each.age < manifest.age
@@ -94,10 +95,10 @@ def fallbacks(damaged: Path) -> list[Path]:
     return [each.path for each in others if each.age[-1] <= written]
 
 
-def read_manifest_if_any(path: Path) -> Manifest | None:
+def read_manifest_if_any(path: AnyPath) -> Manifest | None:
     """Returns what a checkpoint says of itself, if it can be read; nothing is compared."""
     try:
-        if not path.is_dir():
+        if isinstance(path, RemotePath) or not path.is_dir():
             return sealed_zip.inspect(path).manifest
         if is_sharded_folder(path):
             return read_folder_manifest(path)
@@ -139,14 +140,22 @@ def read_latest(folder: Path) -> str:
     return tag
 
 
-def _entries(folder: Path) -> Iterator[Path]:
+def _is_same(one: AnyPath, other: AnyPath) -> bool:
+    if isinstance(one, Path) and isinstance(other, Path):
+        return one.samefile(other)
+    return one == other
+
+
+def _entries(folder: AnyPath) -> Iterator[AnyPath]:
     if folder.is_dir():
         yield from (each for each in folder.iterdir() if not each.name.startswith("."))
 
 
-def _candidate(path: Path) -> Candidate | None:
+def _candidate(path: AnyPath) -> Candidate | None:
     """Returns what a path is, if a fit may go on from it."""
-    if path.is_dir():
+    if isinstance(path, RemotePath) and path.suffix not in (_SUFFIX, ".pt"):
+        return None  # nobody asks a store of each object whether it is a folder: none is of shards
+    if isinstance(path, Path) and path.is_dir():
         is_checkpoint = is_sharded_folder(path) or (path / LATEST).is_file()
         manifest = read_manifest_if_any(path) if is_checkpoint else None
         if manifest is None and is_checkpoint:
@@ -173,7 +182,7 @@ def _age(manifest: Manifest, written: float) -> _Age:
     return (0.0, -1, min(written, latest)) if is_future else manifest.age
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(path: AnyPath) -> bool:
     try:
         _check_lengths(path)
     except (DamagedCheckpointError, OSError) as error:
@@ -182,8 +191,8 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _check_lengths(path: Path) -> None:
-    if not path.is_dir():
+def _check_lengths(path: AnyPath) -> None:
+    if isinstance(path, RemotePath) or not path.is_dir():
         check_file(path, with_checksum=False)
     elif is_sharded_folder(path):
         check_folder(path, with_checksum=False)

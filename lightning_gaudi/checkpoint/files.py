@@ -23,6 +23,7 @@ from .cpu_tensors import save_as_cpu_tensors
 from .folders import local_path, make_folder
 from .manifest import describe
 from .opening import open_regular
+from .remote import RemotePath
 from .sealed_zip import SealingFile
 from .space import check_space, file_bytes, needed_bytes
 from .torch_dcp.layout import check_replaceable, is_sharded_folder
@@ -138,10 +139,7 @@ def save_file(checkpoint: Mapping[str, Any], target: Path, *, with_manifest: boo
 
 def save_remote(checkpoint: Mapping[str, Any], path: _PATH, *, with_manifest: bool) -> None:
     """Saves a checkpoint to an address that fsspec knows, all of it or nothing."""
-    system = get_filesystem(path)
-    # A transaction: without one, what is half written would be kept after an error.
-    with system.transaction, system.open(str(path), "wb") as file:
-        _write(checkpoint, file, with_manifest=with_manifest)
+    RemotePath(str(path)).write(lambda file: _write(checkpoint, file, with_manifest=with_manifest))
 
 
 def _write(checkpoint: Mapping[str, Any], file: IO[bytes], *, with_manifest: bool) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.plugins import TorchCheckpointIO
@@ -50,7 +49,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
         return self._background is not None
 
     def start_background(self, group: Any = None) -> None:
-        """Writes local files, from now on, in a thread, from a copy of what is saved.
+        """Writes files, from now on, in a thread, from a copy of what is saved.
 
         Args:
             group: Over which the threads of all ranks write together, if they do; see
@@ -107,12 +106,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
                 f"HPUCheckpointIO has no use for storage_options={storage_options!r}. Leave them "
                 "out, or pass a CheckpointIO of your own in Trainer(plugins=...)."
             )
-        if _is_local_file_protocol(path):
-            self._save_file(checkpoint, local_path(path))
-            return
-        from . import files
-
-        files.save_remote(checkpoint, path, with_manifest=self.verify)
+        self._save(checkpoint, path)
 
     def write(self, prepare: Callable[[HostMemory | None], Callable[[], None]]) -> None:
         """Writes something, at once or in the thread.
@@ -136,15 +130,18 @@ class HPUCheckpointIO(TorchCheckpointIO):
 
         self._background.save(write_apart)
 
-    def _save_file(self, checkpoint: dict[str, Any], target: Path) -> None:
+    def _save(self, checkpoint: dict[str, Any], path: _PATH) -> None:
         from . import files
         from .snapshot import keep
 
         verify = self.verify
+        is_local = _is_local_file_protocol(path)
+        target = local_path(path) if is_local else path
+        save: Callable[..., None] = files.save_file if is_local else files.save_remote
 
         def prepare(memory: HostMemory | None) -> Callable[[], None]:
             state = keep(checkpoint, memory)
-            return lambda: files.save_file(state(), target, with_manifest=verify)
+            return lambda: save(state(), target, with_manifest=verify)
 
         self.write(prepare)
 
@@ -178,11 +175,13 @@ class HPUCheckpointIO(TorchCheckpointIO):
     @override
     def remove_checkpoint(self, path: _PATH) -> None:
         """Removes a checkpoint, at once: if this is killed, nothing half is left by its name."""
-        if _is_local_file_protocol(path):
-            remove = partial(remove_at_once, local_path(path))
-            if self._background is None:
-                remove()
-            else:
-                self._background.remove(remove)
+        is_local = _is_local_file_protocol(path)
+        remove = (
+            partial(remove_at_once, local_path(path))
+            if is_local
+            else partial(super().remove_checkpoint, path)
+        )
+        if self._background is None:
+            remove()
         else:
-            super().remove_checkpoint(path)
+            self._background.remove(remove)

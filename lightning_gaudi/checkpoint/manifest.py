@@ -119,7 +119,7 @@ def encode(manifest: Manifest) -> bytes:
     return b" ".join((_MARK, digest, text, _MARK))
 
 
-def decode(data: bytes, origin: Path) -> Manifest | None:
+def decode(data: bytes, origin: object) -> Manifest | None:
     """Returns the manifest that `encode` made these bytes of; None if somebody else made them.
 
     Raises:

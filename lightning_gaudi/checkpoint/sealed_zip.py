@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from lightning_gaudi.untrusted import printable
@@ -21,7 +20,7 @@ from lightning_gaudi.untrusted import printable
 from .checksum import Checksum, ReadingChecksum
 from .errors import ADVICE, DamagedCheckpointError
 from .manifest import FileEntry, Manifest, decode, encode, with_files
-from .opening import open_regular
+from .remote import AnyPath, opened
 
 _START = b"PK\x03\x04"
 _END = b"PK\x05\x06"
@@ -95,7 +94,7 @@ class SealingFile:
 class Inspected:
     """What the ends of a file tell."""
 
-    path: Path
+    path: AnyPath
     num_bytes: int
     is_zip: bool
     manifest: Manifest | None
@@ -106,18 +105,18 @@ class Inspected:
         return None if self.manifest is None else self.manifest.files[""]
 
 
-def inspect(path: Path) -> Inspected:
+def inspect(path: AnyPath) -> Inspected:
     """Looks at both ends of a file that should be a checkpoint.
 
     Raises:
         DamagedCheckpointError: It is a zip file of which a part is missing.
         OSError: It cannot be read.
     """
-    with open_regular(path) as file:
+    with opened(path) as file:
         return inspect_open(file, path)
 
 
-def inspect_open(file: IO[bytes], path: Path) -> Inspected:
+def inspect_open(file: IO[bytes], path: AnyPath) -> Inspected:
     """Returns the same for a file that is open; it is at its beginning again afterwards."""
     file.seek(0)
     head = file.read(_SLOT.stop)
@@ -128,12 +127,12 @@ def inspect_open(file: IO[bytes], path: Path) -> Inspected:
     return _inspect(path, head, tail, size)
 
 
-def inspect_bytes(data: bytes, path: Path) -> Inspected:
+def inspect_bytes(data: bytes, path: AnyPath) -> Inspected:
     """Returns the same for a file that is in memory."""
     return _inspect(path, data[: _SLOT.stop], data[-_END_BYTES - _MAX_COMMENT_BYTES :], len(data))
 
 
-def _inspect(path: Path, head: bytes, tail: bytes, size: int) -> Inspected:
+def _inspect(path: AnyPath, head: bytes, tail: bytes, size: int) -> Inspected:
     start = tail.rfind(_END)
     end = tail[start:] if start >= 0 else b""
     is_ended = len(end) >= _END_BYTES and struct.unpack("<H", end[20:22])[0] == len(end) - 22
@@ -177,7 +176,7 @@ def checksum_in_memory(data: bytes, expected: FileEntry) -> FileEntry:
     return checksum.entry()
 
 
-def compare(path: Path, actual: FileEntry, expected: FileEntry) -> None:
+def compare(path: AnyPath, actual: FileEntry, expected: FileEntry) -> None:
     """Compares all of a file with its manifest.
 
     Raises:
@@ -205,5 +204,5 @@ def _length(head: bytes) -> int | None:
     return int(struct.unpack("<Q", head[_SLOT])[0])
 
 
-def _cut(path: Path, what: str) -> DamagedCheckpointError:
+def _cut(path: AnyPath, what: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(f"{printable(path)} is cut short or damaged: {what}. {ADVICE}")

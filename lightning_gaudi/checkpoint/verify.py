@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch.distributed as dist
-from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.fabric.utilities.types import _PATH
 
 from lightning_gaudi._core.collectives import is_connected
@@ -18,14 +17,14 @@ from . import sealed_zip
 from .checksum import ReadingChecksum, checksum_of
 from .errors import ADVICE, DamagedCheckpointError, IncompleteCheckpointError, damage_on_all_ranks
 from .manifest import FileEntry, read_folder_manifest
-from .opening import open_regular
+from .remote import AnyPath, RemotePath, opened
 
 
-def check_file(path: Path, *, with_checksum: bool = True) -> None:
+def check_file(path: AnyPath, *, with_checksum: bool = True) -> None:
     """Compares a whole file with its manifest; one that has none with what a zip file must have.
 
     Args:
-        path: A local file.
+        path: A file.
         with_checksum: Whether to read all of it.
 
     Raises:
@@ -37,19 +36,19 @@ def check_file(path: Path, *, with_checksum: bool = True) -> None:
 
 
 @contextmanager
-def checking(path: Path, *, with_checksum: bool = True) -> Iterator[IO[bytes]]:
+def checking(path: AnyPath, *, with_checksum: bool = True) -> Iterator[IO[bytes]]:
     """Does as `check_file` of a file that a block loads; its error comes before the block's.
 
     Yields:
         The file, open. If it is compared, what is read from it is not read again for that; where
         the block ends, all of it is.
     """
-    with open_regular(path) as opened:
-        found = sealed_zip.inspect_open(opened, path)
+    with opened(path) as whole:
+        found = sealed_zip.inspect_open(whole, path)
         if not with_checksum or found.entry is None:
-            yield opened
+            yield whole
             return
-        with sealed_zip.reading(opened, found.entry) as file:
+        with sealed_zip.reading(whole, found.entry) as file:
             try:
                 yield cast("IO[bytes]", file)
             except Exception:
@@ -68,9 +67,10 @@ def read_remote(path: _PATH, *, with_checksum: bool = True) -> bytes:
     Raises:
         DamagedCheckpointError: It is not what was saved.
     """
-    with get_filesystem(path).open(str(path), "rb") as file:
+    place = RemotePath(str(path))
+    with place.open() as file:
         data: bytes = file.read()
-    found = sealed_zip.inspect_bytes(data, Path(path))
+    found = sealed_zip.inspect_bytes(data, place)
     if with_checksum and found.entry is not None:
         actual = sealed_zip.checksum_in_memory(data, found.entry)
         sealed_zip.compare(found.path, actual, found.entry)

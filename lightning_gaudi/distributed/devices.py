@@ -152,8 +152,8 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
 
     The driver reads the card from HLS_MODULE_ID when it starts the device. Where a launcher has set
     that, one value for each rank, it is kept; where it has left each process one card, that is it,
-    whatever the local rank. A process that has used its HPU before is bound by
-    then: to the module of its local rank, as the vendor's package selects it, or to the first one.
+    whatever the local rank. A process that has used its HPU before is bound by then: to the module
+    of its local rank, as the vendor's package selects it, or to the first one.
 
     Args:
         devices: The cards of this node's ranks; an index is a position among the visible modules.
@@ -163,9 +163,7 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
         MisconfigurationException: There is no such card, or the process drives another one.
     """
     if launched.is_pinned():
-        _check_bound(vendor.bound_module(), vendor.module_id(0), local_rank)
-        vendor.select_module(vendor.module_id(0))
-        return
+        devices, local_rank = devices[:1], 0
     if local_rank >= len(devices):
         raise MisconfigurationException(
             f"This process has the local rank {local_rank}, but devices={len(devices)} starts "
@@ -180,7 +178,8 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
                 f"this run are the modules {', '.join(modules)}. Unset HLS_MODULE_ID, or pass "
                 "other devices."
             )
-    elif modules != [vendor.module_id(0)]:  # else any card will do: the driver takes a free one
+    # Where several are visible, any will do for one rank: the driver takes a free one.
+    elif modules != [vendor.module_id(0)] or launched.sees_one_card():
         _check_bound(vendor.bound_module(), module, local_rank)
         vendor.select_module(module)
 

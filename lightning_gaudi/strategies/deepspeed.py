@@ -48,7 +48,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
 
     has_whole_gradients = False
 
-    writes_together = True
+    writes_together = saves_shards = True
 
     lightning_strategy = DeepSpeedStrategy
 

@@ -24,6 +24,7 @@ from typing import IO, Any
 from lightning_gaudi.untrusted import parse_json, read_integer
 
 from ..checkpoint.folders import make_folder, sync
+from ..checkpoint.remote import AnyPath, RemotePath, place_of
 
 FOLDER = ".lightning_gaudi"
 _MAX_BYTES = 2**24
@@ -99,7 +100,8 @@ class JobRecord:
         """
         digest = hashlib.sha256("\0".join(fit).encode()).hexdigest()[:12]
         name = re.sub(r"[^\w.-]", "_", job)
-        self.path = Path(root, FOLDER, f"{name}-{digest}.json")
+        folder = place_of(root) / FOLDER
+        self.path: AnyPath = folder / f"{name}-{digest}.json"
         self.first_path: str | None = None
         """The checkpoint that the fit began with at its first start."""
         self._agent = agent
@@ -138,7 +140,8 @@ class JobRecord:
         self._before = {}
         if self.path.exists():
             self.path.unlink()
-            sync(self.path.parent)
+            if isinstance(self.path, Path):
+                sync(self.path.parent)
 
     def is_about_to_save(self, path: str) -> None:
         """Notes a path before a checkpoint is there: it counts once there is another than now.
@@ -161,11 +164,11 @@ class JobRecord:
         self._before[path] = None if is_written else before
         self._write(path)
 
-    def saved(self) -> list[Path]:
+    def saved(self) -> list[AnyPath]:
         """Returns the checkpoints of the fit that are there, the newest last."""
         found = {path: _state(path) for path in self._before}
         return [
-            Path(path)
+            place_of(path)
             for path, before in self._before.items()
             if found[path] is not None and found[path] != before
         ]
@@ -181,6 +184,9 @@ class JobRecord:
             for each, before in self._before.items()
             if each == path or each in self._awaited or found[each] is not None
         }
+        if isinstance(self.path, RemotePath):
+            self.path.write(self._dump)
+            return
         from ..checkpoint.atomic import write_atomically
 
         make_folder(self.path.parent)
@@ -193,8 +199,11 @@ class JobRecord:
         file.write(json.dumps({**found, "saved": list(self._before.items())}).encode())
 
 
-def _read_own(path: Path) -> bytes:
+def _read_own(path: AnyPath) -> bytes:
     """Gives the content of a file that this user has written: it says which checkpoints are his."""
+    if isinstance(path, RemotePath):  # who may write there is the store's to say
+        with path.open() as file:
+            return file.read(_MAX_BYTES)
     if path.parent.is_symlink():
         raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link", str(path.parent))
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -243,7 +252,7 @@ def _is_state(value: object) -> bool:
 def _state(path: str) -> list[int] | None:
     """Returns what tells a file or folder from another of that name; None if there is none."""
     try:
-        found = Path(path).stat()
+        found = place_of(path).stat()
     except OSError:
         return None
     return [found.st_ino, found.st_mtime_ns, found.st_size]

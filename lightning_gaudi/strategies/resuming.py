@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
@@ -27,11 +28,12 @@ from lightning_gaudi._core.progress import begin_session, continue_run, count_fi
 from ..checkpoint.errors import DamagedCheckpointError
 from ..checkpoint.folders import local_path
 from ..checkpoint.leftovers import sweep
+from ..checkpoint.remote import AnyPath, RemotePath, check_reachable, place_of
 from .jobs import Job, JobRecord, find_job
 
 
-def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
-    """Returns the local folders that a Trainer's callbacks save to."""
+def checkpoint_folders(trainer: pl.Trainer) -> list[AnyPath]:
+    """Returns the folders that a Trainer's callbacks save to."""
     found: list[Any] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint):
@@ -40,7 +42,7 @@ def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
             found.append(resolve(trainer) if resolve is not None else callback.dirpath)
         elif isinstance(callback, OnExceptionCheckpoint):
             found.append(callback.dirpath)
-    return [local_path(each) for each in found if each and _is_local_file_protocol(each)]
+    return [place_of(each) for each in found if each]
 
 
 def why_not_remove(trainer: pl.Trainer, path: _PATH) -> str | None:
@@ -66,7 +68,7 @@ def why_not_remove(trainer: pl.Trainer, path: _PATH) -> str | None:
     return None
 
 
-def newest_checkpoint(trainer: pl.Trainer) -> Path | None:
+def newest_checkpoint(trainer: pl.Trainer) -> AnyPath | None:
     """Returns what `ckpt_path="last"` means: the newest checkpoint by what they say of themselves.
 
     Its checksums are compared when it is loaded; see `begin`. What is damaged as far as the ends of
@@ -106,10 +108,12 @@ def begin(
     strategy: Any = trainer.strategy
     strategy.saving.switch_on()
     if trainer.is_global_zero:
-        is_local = path is not None and _is_local_file_protocol(path)
-        beside = [local_path(path).parent] if path is not None and is_local else []
-        for folder in {*checkpoint_folders(trainer), Path(trainer.default_root_dir), *beside}:
-            sweep(folder)
+        _check_places(trainer)
+        beside = [place_of(path).parent] if path is not None else []
+        root = place_of(trainer.default_root_dir)
+        for folder in {*checkpoint_folders(trainer), root, *beside}:
+            if isinstance(folder, Path):
+                sweep(folder)
     if path is None:
         load(None)
         return
@@ -121,14 +125,29 @@ def begin(
         continue_run(manifest.run)
 
 
+def _check_places(trainer: pl.Trainer) -> None:
+    """Refuses, before the first step, to save where that cannot be done.
+
+    Raises:
+        MisconfigurationException: Shards would be saved to an address, which has no folders.
+        OSError: An address cannot be written.
+    """
+    places = [each for each in checkpoint_folders(trainer) if isinstance(each, RemotePath)]
+    if places and getattr(trainer.strategy, "saves_shards", False):
+        raise MisconfigurationException(
+            f"{type(trainer.strategy).__name__} saves a folder of shards, and {places[0]} is no "
+            "folder of a file system. Pass a local dirpath or default_root_dir that all nodes "
+            "share, and copy from there; or save whole files: FSDPStrategy(state_dict_type='full')."
+        )
+    for place in dict.fromkeys(places):
+        check_reachable(str(place))
+
+
 def _load_valid(
     trainer: pl.Trainer, load: Callable[[Any], None], path: _PATH, *, is_newest: bool
-) -> Path | None:
-    """Loads a checkpoint or one that takes its place; returns which, if it is local."""
-    if not _is_local_file_protocol(path):
-        load(path)
-        return None
-    chosen = local_path(path)
+) -> AnyPath | None:
+    """Loads a checkpoint or one that takes its place; returns which."""
+    chosen = place_of(path)
     try:
         load(path)
         return chosen
@@ -143,14 +162,14 @@ def _load_valid(
         rank_zero_warn(f"{problem}\nThe fit {begins} instead.")
         try:
             load(other)
-            return None if other is None or "://" in other else local_path(other)
+            return None if other is None else place_of(other)
         except DamagedCheckpointError as error:
             problem = error
     raise DamagedCheckpointError(f"{problem} The fit cannot go on from another: {why_no_other}.")
 
 
 def _instead_of(
-    trainer: pl.Trainer, chosen: Path, *, is_newest: bool
+    trainer: pl.Trainer, chosen: AnyPath, *, is_newest: bool
 ) -> tuple[list[str | None], str]:
     """Returns what takes a damaged checkpoint's place, best first, and why there is no other.
 
@@ -231,8 +250,7 @@ class AutoResume:
 
     def _can_note(self, trainer: pl.Trainer) -> bool:
         is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-        is_remote = "://" in str(trainer.default_root_dir)
-        return self._strategy.reliability.auto_resume and not is_trial and not is_remote
+        return self._strategy.reliability.auto_resume and not is_trial
 
     @contextmanager
     def noting(self, path: Any, *, weights_only: bool) -> Iterator[None]:
@@ -243,10 +261,10 @@ class AutoResume:
             weights_only: Whether a fit could not go on from there.
         """
         record = self._record
-        if record is None or weights_only or "://" in str(path):
+        if record is None or weights_only:
             yield
             return
-        absolute = str(Path(path).absolute())
+        absolute = _absolute(path)
         try:
             record.is_about_to_save(absolute)
         except OSError as error:
@@ -263,7 +281,7 @@ class AutoResume:
 
 def _choose(
     record: JobRecord, job: Job, given: str | None, *, is_restarted: bool
-) -> Sequence[Path]:
+) -> Sequence[AnyPath]:
     """Returns the fit's own checkpoints, newest first; none if it begins with what was given."""
     from ..checkpoint.candidates import whole
 
@@ -290,7 +308,11 @@ def _asked_for(trainer: pl.Trainer, given: Any) -> str | None:
     """Gives the path that the program asks for; what Lightning finds for a job of SLURM is none."""
     if given is None or given == trainer._checkpoint_connector._hpc_resume_path:
         return None
-    return str(given if "://" in str(given) else Path(given).absolute())
+    return _absolute(given)
+
+
+def _absolute(path: Any) -> str:
+    return str(path if "://" in str(path) else Path(path).absolute())
 
 
 def _warn(record: JobRecord, error: Exception) -> None:
