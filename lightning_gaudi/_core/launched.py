@@ -34,8 +34,8 @@ class Launcher:
 
     def has_started(self, environ: Mapping[str, str]) -> bool:
         """Returns whether all variables are there by which it tells a process who it is."""
-        needed = (self.size, self.rank, self.local_rank, *self.signs)
-        return all(environ.get(name) for name in needed if name)
+        needed = (self.rank, self.local_rank, *self.signs)
+        return bool(environ.get(self.size)) and all(name in environ for name in needed if name)
 
 
 TORCHRUN = Launcher(

@@ -83,7 +83,7 @@ class HPUStrategy(HPUMixin):
         return AutoResume(self)
 
     def _parts(self) -> tuple[Part, ...]:
-        return DeviceRandom(self), Resuming(self), self.saving, Ending(self)
+        return DeviceRandom(self), Resuming(self), self.auto_resume, self.saving, Ending(self)
 
     @property
     @override

@@ -1,4 +1,4 @@
-"""The job of torchrun or SLURM that this process is part of, and what a fit of it has saved.
+"""The job that this process is part of, as its scheduler knows it, and what a fit of it has saved.
 
 A job may start again, and goes on from the newest checkpoint that it has saved. A folder may hold
 checkpoints of other runs, and a start may get another folder than the one before (`version_1` after
@@ -16,6 +16,7 @@ import re
 import socket
 import stat
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +28,17 @@ from ..checkpoint.folders import make_folder, sync
 from ..checkpoint.remote import AnyPath, RemotePath, place_of
 
 FOLDER = ".lightning_gaudi"
+JOB_ID = "LIGHTNING_GAUDI_JOB_ID"
+"""Names a job, for whoever starts it again as something new: a pod of Kubernetes, say."""
 _MAX_BYTES = 2**24
 
 
 @dataclass(frozen=True)
 class Job:
-    """What stays the same when torchrun or SLURM starts its processes again."""
+    """What stays the same when its processes are started again."""
 
     scheduler: str
-    """`"torchrun"` or `"SLURM"`: who starts them."""
+    """Who starts them, for messages: `"torchrun"`, `"SLURM"`, `"Kubernetes"`."""
     name: str
     """What the scheduler calls it."""
     is_unique: bool
@@ -44,14 +47,20 @@ class Job:
     """The torchrun of this node, which no other has; empty where it is not known."""
     num_restarts: int = 0
     """How often it has started this process before; on another node it may be another number."""
+    is_named: bool = False
+    """Whether its user has named it: a start of that name is one of this job, whoever counts."""
 
-    def is_restart_of(self, agent: str, *, is_restarted: bool) -> bool:
+    def is_restart_of(self, agent: str, *, is_restarted: bool, has_ended: bool = False) -> bool:
         """Returns whether this is a further start of what had the same name.
 
         Args:
             agent: Of the start before.
             is_restarted: Whether a rank of this start was started before.
+            has_ended: Whether the fit has come to its end. Who starts it once more by the same
+                rendezvous id means another run.
         """
+        if self.is_named and not (has_ended and self.scheduler == "torchrun"):
+            return True
         # A node that another took the place of has counted no restart.
         return bool(self.agent and agent == self.agent) or (self.is_unique and is_restarted)
 
@@ -59,7 +68,9 @@ class Job:
 def find_job(environ: Mapping[str, str] = os.environ) -> Job | None:
     """Returns the job that this process is part of; None if nobody would start it again.
 
-    Within a job of SLURM torchrun is part of it: when SLURM starts that again, torchrun is new.
+    Within a job of SLURM torchrun is part of it: when SLURM starts that again, torchrun is new. A
+    pod of Kubernetes that takes the place of another is new in all that it sees; a job is known
+    there by LIGHTNING_GAUDI_JOB_ID, or by a rendezvous id of its own (`torchrun --rdzv-id`).
 
     Source: torch 2.13, `distributed/elastic/agent/server/local_elastic_agent.py` (variables of a
     worker), `distributed/run.py` (`--rdzv-id`, by default "none" for all), `multiprocessing/api.py`
@@ -69,14 +80,28 @@ def find_job(environ: Mapping[str, str] = os.environ) -> Job | None:
     number, run = environ.get("SLURM_JOB_ID"), environ.get("TORCHELASTIC_RUN_ID")
     agent = _agent(environ) if run is not None else ""
     restarts = read_integer("TORCHELASTIC_RESTART_COUNT", 0, environment=environ)
+    if given := environ.get(JOB_ID):
+        return Job(f"{JOB_ID}={given}", f"job-{given}", True, agent, restarts, is_named=True)
     if number is not None:
         name = "-".join(filter(None, (environ.get("SLURM_CLUSTER_NAME"), number)))
         requeues = read_integer("SLURM_RESTART_COUNT", 0, environment=environ)
         scheduler = "torchrun" if restarts else "SLURM"
         return Job(scheduler, f"slurm-{name}", True, agent, restarts + requeues)
     if run is not None:
-        return Job("torchrun", f"torchrun-{run}", run != "none", agent, restarts)
+        is_named = run != "none"
+        name = f"torchrun-{run}"
+        return Job("torchrun", name, is_named, agent, restarts, is_named and not _is_drawn(run))
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return Job("Kubernetes", "kubernetes", False)
     return None
+
+
+def _is_drawn(run: str) -> bool:
+    """Returns whether torchrun has drawn a rendezvous id, as `--standalone` has it do."""
+    try:
+        return str(uuid.UUID(run)) == run
+    except ValueError:
+        return False
 
 
 def _agent(environ: Mapping[str, str]) -> str:
@@ -104,6 +129,8 @@ class JobRecord:
         self.path: AnyPath = folder / f"{name}-{digest}.json"
         self.first_path: str | None = None
         """The checkpoint that the fit began with at its first start."""
+        self.has_ended = False
+        """Whether the fit has come to its end."""
         self._agent = agent
         self._before: dict[str, Any] = {}
         """What was there before it, of each path that the fit has saved to; the newest last."""
@@ -127,6 +154,7 @@ class JobRecord:
         if not isinstance(found, dict) or not _is_record(found):
             raise ValueError("it is no record of a fit")
         self.first_path = found["first_path"]
+        self.has_ended = found.get("has_ended", False)
         self._before = dict(found["saved"])
         return str(found["agent"])
 
@@ -137,6 +165,7 @@ class JobRecord:
             path: The checkpoint that the fit begins with.
         """
         self.first_path = path
+        self.has_ended = False
         self._before = {}
         if self.path.exists():
             self.path.unlink()
@@ -163,6 +192,16 @@ class JobRecord:
         before = self._before.pop(path, None)
         self._before[path] = None if is_written else before
         self._write(path)
+
+    def end(self) -> None:
+        """Notes that the fit has come to its end, if it has saved something.
+
+        Raises:
+            OSError: It cannot be written down.
+        """
+        self.has_ended = True
+        if self._before:
+            self._write(next(reversed(self._before)))
 
     def saved(self) -> list[AnyPath]:
         """Returns the checkpoints of the fit that are there, the newest last."""
@@ -195,7 +234,7 @@ class JobRecord:
         write_atomically(self.path, self._dump)
 
     def _dump(self, file: IO[bytes]) -> None:
-        found = {"agent": self._agent, "first_path": self.first_path}
+        found = {"agent": self._agent, "first_path": self.first_path, "has_ended": self.has_ended}
         file.write(json.dumps({**found, "saved": list(self._before.items())}).encode())
 
 
@@ -227,6 +266,7 @@ def _is_record(found: dict[str, Any]) -> bool:
     return (
         isinstance(found.get("agent"), str)
         and isinstance(found.get("first_path", 0), str | None)
+        and isinstance(found.get("has_ended", False), bool)
         and isinstance(saved, list)
         and all(isinstance(each, list) and len(each) == 2 for each in saved)
         and all(_is_path(path) and _is_state(state) for path, state in saved)

@@ -6,6 +6,7 @@ fit again, it is the newest one that the fit has saved: see `AutoResume`.
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,14 +23,16 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_gaudi._core.collectives import gather_objects, is_connected
 from lightning_gaudi._core.processes.rank_monitor import say
 from lightning_gaudi._core.progress import begin_session, continue_run, count_fit
+from lightning_gaudi.reliability.guard import Part
 
 from ..checkpoint.errors import DamagedCheckpointError
 from ..checkpoint.folders import local_path
 from ..checkpoint.leftovers import sweep
 from ..checkpoint.remote import AnyPath, RemotePath, check_reachable, place_of
-from .jobs import Job, JobRecord, find_job
+from .jobs import JOB_ID, Job, JobRecord, find_job
 
 
 def checkpoint_folders(trainer: pl.Trainer) -> list[AnyPath]:
@@ -117,6 +120,7 @@ def begin(
     if path is None:
         load(None)
         return
+    _check_shared(path)
     from ..checkpoint.candidates import read_manifest_if_any
 
     used = _load_valid(trainer, load, path, is_newest=is_newest)
@@ -137,10 +141,29 @@ def _check_places(trainer: pl.Trainer) -> None:
         raise MisconfigurationException(
             f"{type(trainer.strategy).__name__} saves a folder of shards, and {places[0]} is no "
             "folder of a file system. Pass a local dirpath or default_root_dir that all nodes "
-            "share, and copy from there; or save whole files: FSDPStrategy(state_dict_type='full')."
+            "share, and copy from there; or save whole files, as 'ddp' does and "
+            "FSDPStrategy(state_dict_type='full')."
         )
     for place in dict.fromkeys(places):
         check_reachable(str(place))
+
+
+def _check_shared(path: _PATH) -> None:
+    """Refuses to load what some ranks see and others do not: each would say something else of it.
+
+    Raises:
+        MisconfigurationException: Some do not.
+    """
+    is_there = place_of(path).exists()
+    seen = gather_objects((socket.gethostname(), is_there)) if is_connected() else []
+    without = [f"{rank} ({host})" for rank, (host, sees) in enumerate(seen) if not sees]
+    if without and len(without) < len(seen):
+        raise MisconfigurationException(
+            f"There is no checkpoint {path} on the disk of the ranks {', '.join(without)}; the "
+            "others see it. Each node seems to have a disk of its own there. Pass a "
+            "default_root_dir (or a dirpath of ModelCheckpoint) on a file system that all nodes "
+            "share, or an address such as s3://bucket/run."
+        )
 
 
 def _load_valid(
@@ -189,7 +212,7 @@ def _instead_of(
     return [str(each) for each in found if each != chosen], why
 
 
-class AutoResume:
+class AutoResume(Part):
     """What a strategy of the Trainer decides and writes down for the case of a further start.
 
     Which checkpoint a fit begins with is decided where Lightning is about to load what `ckpt_path`
@@ -248,6 +271,14 @@ class AutoResume:
         chosen = self._strategy.broadcast(chosen)
         return given if chosen is None else chosen
 
+    def end(self) -> None:
+        """Notes that the fit has come to its end."""
+        if self._record is not None:
+            try:
+                self._record.end()
+            except OSError as error:
+                _warn(self._record, error)
+
     def _can_note(self, trainer: pl.Trainer) -> bool:
         is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         return self._strategy.reliability.auto_resume and not is_trial
@@ -286,10 +317,20 @@ def _choose(
     from ..checkpoint.candidates import whole
 
     agent, again = record.read(), f"{job.scheduler} has started this again; "
-    if agent is None or not job.is_restart_of(agent, is_restarted=is_restarted):
+    is_known = agent is not None and job.is_restart_of(
+        agent, is_restarted=is_restarted, has_ended=record.has_ended
+    )
+    if not is_known:
+        left = [] if record.has_ended else record.saved()
         record.begin(given)
         if is_restarted:
             say(f"{again}nothing that it saved is known, so it begins as at first")
+        elif left and given is None:
+            say(
+                f"it begins at the first step, though this command has saved {left[-1]} before and "
+                "did not end: nothing says that this is the same job. If it is, set "
+                f"{JOB_ID} to a name of the job, the same at each start, or pass ckpt_path='last'"
+            )
         return ()
     saved = record.saved()
     if given not in (None, record.first_path, *map(str, saved)):
@@ -317,6 +358,6 @@ def _absolute(path: Any) -> str:
 
 def _warn(record: JobRecord, error: Exception) -> None:
     rank_zero_warn(
-        f"{record.path} cannot be used ({error}): if torchrun or SLURM starts this run again, it "
-        "may begin anew. Pass another default_root_dir to the Trainer, or auto_resume=off."
+        f"{record.path} cannot be used ({error}): if this run is started again, it may begin anew. "
+        "Pass another default_root_dir to the Trainer, or auto_resume=off."
     )

@@ -169,4 +169,4 @@ def test_a_command_of_lightning_cli_without_arguments_is_told_what_it_lacks() ->
     )
     assert result.returncode == 2
     said = result.stderr.splitlines()[-1]
-    assert said.startswith("error: expected \"subcommand\" to be one of {fit,")
+    assert said.startswith('error: expected "subcommand" to be one of {fit,')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,91 @@ def test_a_job_that_is_not_restarted_begins_anew(starts: Any, tmp_path: Path) ->
     assert _fit(tmp_path) == 0
     starts({**JOB, "TORCHELASTIC_ERROR_FILE": "/tmp/elastic/job_b/attempt_0/0/error.json"})
     assert _fit(tmp_path) == 0
+
+
+class Dies(TinyModule):
+    """As a pod that is evicted."""
+
+    dies_at: int | None = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.global_step == self.dies_at:
+            raise RuntimeError("evicted")
+        return super().training_step(batch, batch_idx)
+
+
+def _evicted(root: Path, **settings: Any) -> None:
+    model = Dies()
+    model.dies_at = 5
+    with pytest.raises(RuntimeError, match="evicted"):
+        _fit(root, 8, model=model, **settings)
+
+
+@pytest.mark.parametrize("environ", [{}, JOB, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}])
+def test_a_job_with_a_name_goes_on_in_a_new_pod(
+    environ: dict[str, str], starts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starts({**environ, "LIGHTNING_GAUDI_JOB_ID": "bert-17"})
+    _evicted(tmp_path)
+    starts({"TORCHELASTIC_ERROR_FILE": "/tmp/elastic/job_b/attempt_0/0/error.json"})
+    assert _fit(tmp_path, 8, model=Dies()) == 4
+    assert "LIGHTNING_GAUDI_JOB_ID=bert-17 has started this again; it goes on from" in (
+        capfd.readouterr().err
+    )
+    starts({"LIGHTNING_GAUDI_JOB_ID": "bert-18"})
+    assert _fit(tmp_path, 8, model=Dies()) == 0
+
+
+def test_a_rendezvous_id_of_its_own_goes_on_in_a_new_pod_until_the_fit_has_ended(
+    starts: Any, tmp_path: Path
+) -> None:
+    starts(JOB)
+    _evicted(tmp_path)
+    for step in (4, 0):
+        starts({"TORCHELASTIC_ERROR_FILE": f"/tmp/elastic/job_{step}/attempt_0/0/error.json"})
+        assert _fit(tmp_path, 8, model=Dies()) == step
+
+
+@pytest.mark.parametrize("variables", [JOB, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}])
+def test_a_job_that_cannot_know_says_that_it_begins_anew(
+    variables: dict[str, str], starts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nameless = {**variables, "TORCHELASTIC_RUN_ID": "none"} if variables is JOB else variables
+    starts(nameless)
+    _evicted(tmp_path)
+    starts({"TORCHELASTIC_ERROR_FILE": "/tmp/elastic/job_b/attempt_0/0/error.json"})
+    assert _fit(tmp_path, 8, model=Dies()) == 0
+    said = capfd.readouterr().err
+    assert "epoch=0-step=4.ckpt before and did not end" in said
+    assert "set LIGHTNING_GAUDI_JOB_ID to a name of the job" in said
+    starts({"TORCHELASTIC_ERROR_FILE": "/tmp/elastic/job_c/attempt_0/0/error.json"})
+    assert _fit(tmp_path, 8, model=Dies()) == 0
+    assert "did not end" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["", "damaged"])
+def test_an_object_store_is_as_a_disk(
+    ending: str, starts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import fsspec
+
+    root: Any = f"memory://runs/{tmp_path.name}"
+    saves = ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)
+    starts({"LIGHTNING_GAUDI_JOB_ID": "bert-17"})
+    _evicted(root, saves=saves)
+    system = fsspec.filesystem("memory")
+    newest = f"/runs/{tmp_path.name}/checkpoints/epoch=0-step=4.ckpt"
+    if ending:
+        system.pipe(newest, system.cat(newest)[:-100])
+    progress._num_fits.clear()
+    step = 2 if ending else 4
+    if ending:
+        warnings.filterwarnings("ignore", message=r"memory://runs/.* is cut short or damaged")
+    assert (
+        _fit(root, 8, model=Dies(), saves=ModelCheckpoint(every_n_train_steps=2, save_top_k=-1))
+        == step
+    )
+    assert f"it goes on from {root}/checkpoints/epoch=0-step={step}.ckpt" in capfd.readouterr().err
 
 
 def test_a_fine_tune_does_not_begin_again_from_where_it_first_began(

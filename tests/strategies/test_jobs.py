@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from lightning_gaudi.strategies.jobs import Job, find_job
 
 TORCHRUN = {
@@ -52,9 +54,29 @@ def test_torchrun_within_slurm_is_slurms_job_whichever_starts_it_again() -> None
 
 def test_the_same_torchrun_is_known_though_its_node_has_counted_no_restart() -> None:
     job = _found(TORCHRUN)
-    assert job.is_restart_of(job.agent, is_restarted=False)
-    assert not job.is_restart_of("other:/tmp/z", is_restarted=False)
-    assert job.is_restart_of("other:/tmp/z", is_restarted=True)
+    assert job.is_restart_of(job.agent, is_restarted=False, has_ended=True)
+    assert not job.is_restart_of("other:/tmp/z", is_restarted=False, has_ended=True)
+    assert job.is_restart_of("other:/tmp/z", is_restarted=True, has_ended=True)
+
+
+def test_a_rendezvous_id_of_its_own_is_the_job_until_its_fit_has_ended() -> None:
+    """As where a pod is made anew, and torchrun in it with a count of no restarts."""
+    job = _found(TORCHRUN)
+    assert job.is_restart_of("other:/tmp/z", is_restarted=False)
+    drawn = _found(TORCHRUN | {"TORCHELASTIC_RUN_ID": "6ea0a2d4-96ad-4f05-b6bc-d3a5b8b0a5f7"})
+    assert not drawn.is_restart_of("other:/tmp/z", is_restarted=False)
+
+
+@pytest.mark.parametrize("environ", [{}, TORCHRUN, SLURM, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}])
+def test_a_job_that_its_user_has_named_is_that_job(environ: dict[str, str]) -> None:
+    job = _found(environ | {"LIGHTNING_GAUDI_JOB_ID": "bert-17"})
+    assert job.name == "job-bert-17"
+    assert job.is_restart_of("other:/tmp/z", is_restarted=False, has_ended=True)
+
+
+def test_a_pod_does_not_know_its_job() -> None:
+    job = _found({"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    assert not job.is_restart_of("", is_restarted=False)
 
 
 def test_a_name_that_every_torchrun_has_says_nothing() -> None:
