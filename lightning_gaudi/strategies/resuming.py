@@ -159,8 +159,8 @@ def _check_shared(path: _PATH) -> None:
     without = [f"{rank} ({host})" for rank, (host, sees) in enumerate(seen) if not sees]
     if without and len(without) < len(seen):
         raise MisconfigurationException(
-            f"There is no checkpoint {path} on the disk of the ranks {', '.join(without)}; the "
-            "others see it. Each node seems to have a disk of its own there. Pass a "
+            f"There is no checkpoint {path} on the disk of rank {', '.join(without)}; other "
+            "ranks see it. Each node seems to have a disk of its own there. Pass a "
             "default_root_dir (or a dirpath of ModelCheckpoint) on a file system that all nodes "
             "share, or an address such as s3://bucket/run."
         )

@@ -1,0 +1,116 @@
+"""Fits in pods that are killed and made anew go on to the same losses, on a disk and in a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.ports import free_port
+from tests.launch.started import started
+
+PROGRAM = Path(__file__).parent / "stored_program.py"
+JOB = {"LIGHTNING_GAUDI_JOB_ID": "fit-1", "LIGHTNING_GAUDI_SIMULATE": "1"}
+MOMENTS_S = (0.02, 0.1, 0.17, 0.23, 0.31, 0.38, 0.44, 0.53, 0.61, 0.7)
+"""After the first step of a pod. A step takes 0.05 s, and every second one is followed by a save."""
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[dict[str, str]]:
+    """A server of buckets on this machine, with an empty one; the variables that lead to it."""
+    moto = pytest.importorskip("moto")
+    pytest.importorskip("s3fs")
+    import boto3
+
+    assert moto
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }
+    try:
+        end = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        client = boto3.client(
+            "s3",
+            endpoint_url=env["AWS_ENDPOINT_URL"],
+            aws_access_key_id="key",
+            aws_secret_access_key="secret",
+            region_name="us-east-1",
+        )
+        client.create_bucket(Bucket="bucket")
+        yield env
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _run(folder: Path, root: str, env: dict[str, str], kill_after_s: float | None = None) -> Any:
+    """Runs a pod; kills it so long after its first step, unless it ends before."""
+    losses = folder / "losses"
+    before = losses.stat().st_size if losses.exists() else 0
+    with started([sys.executable, str(PROGRAM), root, str(folder)], folder, env) as run:
+        if kill_after_s is not None:
+            end = time.monotonic() + 120
+            while run.process.poll() is None and time.monotonic() < end:
+                if losses.exists() and losses.stat().st_size > before:
+                    time.sleep(kill_after_s)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(run.process.pid, signal.SIGKILL)
+                    break
+                time.sleep(0.01)
+        run.wait()
+        return run.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("store", ["disk", "bucket"])
+def test_pods_that_are_killed_at_ten_moments_go_on(
+    store: str, tmp_path: Path, bucket: dict[str, str]
+) -> None:
+    env = JOB | bucket
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    _run(whole, str(whole / "root"), env)
+    expected = dict(line.split() for line in (whole / "losses").read_text().splitlines())
+    assert len(expected) == 30
+
+    root = "s3://bucket/killed" if store == "bucket" else str(killed / "root")
+    slowness = 4 if store == "bucket" else 1  # a save takes that much longer
+    said = [_run(killed, root, env, slowness * moment) for moment in MOMENTS_S]
+    while not (killed / "done").exists():
+        said.append(_run(killed, root, env))
+    steps = [line.split() for line in (killed / "losses").read_text().splitlines()]
+    assert all(loss == expected[step] for step, loss in steps)
+    assert {step for step, _ in steps} == expected.keys()
+    # No pod begins at the first step once there is a checkpoint.
+    assert sum("it goes on from" in each for each in said) >= 5
+    assert len(steps) < 30 + 10 * 30 / 3
+
+
+@pytest.mark.slow
+def test_a_bucket_that_cannot_be_written_is_said_before_the_first_step(
+    tmp_path: Path, bucket: dict[str, str]
+) -> None:
+    output = _run(tmp_path, "s3://no-such-bucket/run", JOB | bucket)
+    assert "s3://no-such-bucket/run/checkpoints cannot be written (FileNotFoundError" in output
+    assert not (tmp_path / "losses").exists()
