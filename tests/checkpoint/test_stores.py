@@ -1,4 +1,4 @@
-"""Fits in pods that are killed and made anew go on to the same losses, on a disk and in a bucket."""
+"""Fits in pods that are killed and made anew go on to the same losses, on a disk and in a store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.launch.started import started
 PROGRAM = Path(__file__).parent / "stored_program.py"
 JOB = {"LIGHTNING_GAUDI_JOB_ID": "fit-1", "LIGHTNING_GAUDI_SIMULATE": "1"}
 MOMENTS_S = (0.02, 0.1, 0.17, 0.23, 0.31, 0.38, 0.44, 0.53, 0.61, 0.7)
-"""After the first step of a pod. A step takes 0.05 s, and every second one is followed by a save."""
+"""After the first step of a pod. A step takes 0.05 s, and every second one saves."""
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """The manifests of `deploy/kubernetes` say nothing that Kubernetes or an operator does not know.
 
 Kubernetes' own kinds are compared with its schemas (kubernetes-validate), those of the operators
-with the models of their clients (kubeflow-training, kubeflow-trainer-api), and the pods of each kind
-once more with Kubernetes'. Of MPIJob v2beta1 there is no model: its fields stand below.
+with the models of their clients (kubeflow-training, kubeflow-trainer-api), and the pods of each
+kind once more with Kubernetes'. Of MPIJob v2beta1 there is no model: its fields stand below.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from lightning_gaudi._core.launched import LAUNCHERS
 from lightning_gaudi.distributed import cluster
 from lightning_gaudi.distributed.cluster import OpenMPIEnvironment
 from lightning_gaudi.distributed.launchers import check_spawn
@@ -311,6 +312,15 @@ def test_another_number_than_that_of_the_cards_that_are_seen_is_refused(set_env:
     set_env(TORCHRUN | {"HABANA_VISIBLE_MODULES": "5"})
     with pytest.raises(MisconfigurationException, match="devices=4 asks for 4 HPUs"):
         _fit(devices=4)
+
+
+def test_the_document_has_a_row_of_each_launcher() -> None:
+    page = Path(__file__).parents[2] / "docs" / "launchers.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    for each in LAUNCHERS:
+        (row,) = [row for row in rows if row.startswith(f"| {each.users} |")]
+        names = (each.size, each.rank, each.local_rank, each.local_size, *each.signs)
+        assert all(f"`{name}`" in row for name in names if name)
 
 
 def test_one_mpi_process_launches_as_without_mpi(set_env: SetEnv) -> None:

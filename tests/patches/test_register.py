@@ -298,7 +298,11 @@ OWN = {
         "setattr(config, name, max(limit, getattr(config, name)))",
     },
     "distributed/strategy.py": {"loader.multiprocessing_context"},
-    "_patches/connector.py": {"connector._devices_flag", "connector._strategy_flag"},
+    "_patches/connector.py": {
+        "connector._devices_flag",
+        "connector._num_nodes_flag",
+        "connector._strategy_flag",
+    },
     "_patches/deepspeed.py": {"torch.utils.deterministic.fill_uninitialized_memory"},
     "strategies/base.py": {"self._checkpoint_io.checkpoint_io"},
     "strategies/deepspeed.py": {"self.precision_plugin.gradient_clipping"},

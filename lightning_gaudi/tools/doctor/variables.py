@@ -37,7 +37,7 @@ OURS = tuple(
     f"LIGHTNING_GAUDI_{name}"
     for name in (
         *("AUDIT", "AUDIT_STEPS", "AUTOLOAD", "CACHE_DIR", "COMPILE", "FUSED_ATTENTION"),
-        *("RELIABILITY", "SIMULATE"),
+        *("JOB_ID", "RELIABILITY", "SIMULATE"),
         *("SIMULATE_CARD", "SIMULATE_DRY", "SIMULATE_RELEASE", "SIMULATE_RULES"),
         "SIMULATE_RULES_EXEMPT",
         *("SIMULATE_SERVER", "TEST_ON"),
