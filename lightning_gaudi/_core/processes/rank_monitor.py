@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_gaudi.untrusted import printable
 
+from .memory_limit import find_memory_limit
+
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from subprocess import Popen
@@ -162,11 +164,18 @@ def is_second(times: Sequence[float]) -> bool:
 
 
 def killed_by(number: int) -> str:
-    """Says that a signal, by its name if it has one, has ended a process."""
+    """Says that a signal, by its name if it has one, has ended a process, and perhaps why."""
     try:
-        return f"was killed by {signal.Signals(number).name}"
+        said = f"was killed by {signal.Signals(number).name}"
     except ValueError:
         return f"was killed by signal {number}"
+    limit = find_memory_limit() if number == signal.SIGKILL else None
+    if limit is not None and limit.num_killed:
+        said += (
+            f" (the memory limit of this container, {limit.num_bytes / 2**30:.1f} GiB, has ended "
+            f"{limit.num_killed} of its processes so far: raise it, or use fewer workers)"
+        )
+    return said
 
 
 def say(message: str) -> None:

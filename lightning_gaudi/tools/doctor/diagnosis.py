@@ -41,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
     *(software.check_transformers, variables.check_installed, variables.check_names),
     *(variables.check_mode, variables.check_harm, variables.check_recipe_cache),
     *(variables.check_scale_out, memory.check_huge_pages, memory.check_shared_memory),
+    memory.check_memory_limit,
     *(memory.check_locked_memory, network.check_address, files.check_tmpdir, files.check_logs),
     software.check_compiler,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from lightning_gaudi._core.processes.memory_limit import find_memory_limit
 from lightning_gaudi.tools.doctor import hl_smi
 from lightning_gaudi.tools.doctor.findings import Finding, note, ok, warning
 from lightning_gaudi.tools.doctor.machine import Machine
@@ -33,6 +34,9 @@ def check_huge_pages(machine: Machine) -> Iterator[Finding]:
     total, free = (found.get(f"HugePages_{key}", 0) for key in ("Total", "Free"))
     needed = -(-HUGE_MIB_A_CARD * cards // max(int(page_mib), 1))
     text = f"{total} of {page_mib:.0f} MiB, {free} free"
+    limit = _limit_of_pages(machine, int(page_mib))
+    if limit is not None and limit < total:
+        total, text = limit, f"this container may use {limit} of the server's {text}"
     if total < needed:
         yield warning(
             "hugepages",
@@ -42,6 +46,35 @@ def check_huge_pages(machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield ok("hugepages", text)
+
+
+def _limit_of_pages(machine: Machine, page_mib: int) -> int | None:
+    """Returns how many huge pages a container may use; None where nothing limits them.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/hugetlb.rst.
+    """
+    size = f"{page_mib // 1024}GB" if page_mib >= 1024 else f"{page_mib}MB"
+    for path in (f"hugetlb.{size}.max", f"hugetlb/hugetlb.{size}.limit_in_bytes"):
+        text = machine.read(f"/sys/fs/cgroup/{path}") or ""
+        if text.isdecimal():
+            return int(text) // (page_mib * 2**20)
+    return None
+
+
+def check_memory_limit(machine: Machine) -> Iterator[Finding]:
+    """Names the memory that a container may use, and whether that has ended processes of it."""
+    limit = find_memory_limit(machine.read)
+    if limit is None:
+        return
+    text = f"this container may use {limit.num_bytes / 2**30:.1f} GiB"
+    if limit.num_killed:
+        yield warning(
+            "memory limit",
+            f"{text}, which has ended {limit.num_killed} of its processes (oom_kill)",
+            "Raise resources.limits.memory of the pod (docker run --memory), or use fewer workers.",
+        )
+    else:
+        yield note("memory limit", text)
 
 
 def check_shared_memory(machine: Machine) -> Iterator[Finding]:
@@ -56,7 +89,8 @@ def check_shared_memory(machine: Machine) -> Iterator[Finding]:
         yield warning(
             "shared memory",
             f"{_SHARED} has {size / 2**20:.0f} MiB",
-            "Start the container with --ipc=host.",
+            "Start the container with --ipc=host; on Kubernetes mount an emptyDir of medium Memory "
+            "there.",
         )
     else:
         yield ok("shared memory", f"{_SHARED} has {size / 2**30:.0f} GiB")

@@ -45,6 +45,52 @@ def test_a_container_without_the_hosts_shared_memory_is_a_warning() -> None:
     assert "--ipc=host" in found.fix
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("hugetlb.2MB.max", 512 * 2**21),
+        ("hugetlb/hugetlb.2MB.limit_in_bytes", 512 * 2**21),
+    ],
+)
+def test_a_container_has_the_huge_pages_that_it_may_use(path: str, value: int) -> None:
+    machine = gaudi2_server()
+    machine.files["/proc/meminfo"] = MEMINFO.format(pages=17600)
+    machine.files[f"/sys/fs/cgroup/{path}"] = str(value)
+    (found,) = memory.check_huge_pages(machine)
+    assert found.level is Level.WARNING
+    assert found.found.startswith("this container may use 512 of the server's 17600 of 2 MiB")
+
+
+@pytest.mark.parametrize(
+    ("groups", "folder", "limit", "events"),
+    [
+        ("0::/", "/sys/fs/cgroup", "memory.max", "memory.events"),
+        ("0::/kubepods/pod1", "/sys/fs/cgroup/kubepods/pod1", "memory.max", "memory.events"),
+        ("0::/of/the/host", "/sys/fs/cgroup", "memory.max", "memory.events"),
+        (
+            "4:memory:/docker/1",
+            "/sys/fs/cgroup/memory",
+            "memory.limit_in_bytes",
+            "memory.oom_control",
+        ),
+    ],
+)
+def test_the_memory_limit_of_a_container_is_named_once_it_has_killed(
+    groups: str, folder: str, limit: str, events: str
+) -> None:
+    machine = gaudi2_server()
+    assert not list(memory.check_memory_limit(machine))
+    machine.files |= {"/proc/self/cgroup": groups, f"{folder}/{limit}": str(3 * 2**30)}
+    (found,) = memory.check_memory_limit(machine)
+    assert (found.level, found.found) == (Level.NOTE, "this container may use 3.0 GiB")
+    machine.files[f"{folder}/{events}"] = "low 0\noom 2\noom_kill 2"
+    (found,) = memory.check_memory_limit(machine)
+    assert found.level is Level.WARNING
+    assert "has ended 2 of its processes" in found.found
+    machine.files[f"{folder}/{limit}"] = "max" if limit == "memory.max" else str(2**63 - 4096)
+    assert not list(memory.check_memory_limit(machine))
+
+
 LIMITS = """\
 Limit                     Soft Limit           Hard Limit           Units
 Max processes             94077                94077                processes
