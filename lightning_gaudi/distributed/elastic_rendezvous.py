@@ -26,8 +26,11 @@ from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.plugins import ClusterEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
+
+from lightning_gaudi.untrusted import printable
 
 _PREFIX = "lightning_gaudi"
 _POLL_S = 0.02
@@ -50,21 +53,50 @@ def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any
         timeout: How long to wait for the other ranks; None for torch's default.
 
     Returns:
-        What `init_process_group` takes as `store`; None if torch is to make one.
+        What `init_process_group` takes as `store`.
 
     Raises:
         TimeoutError: A rank did not come.
+        MisconfigurationException: Another process has this one's rank.
     """
     if environment.world_size() == 1:
         return dist.HashStore()  # type: ignore[attr-defined]
-    if not uses_agent_store():
-        host = loopback(environment.main_address)
-        return None if host is None else _local_store(host, environment, timeout)
+    rank, world_size = environment.global_rank(), environment.world_size()
     timeout = default_pg_timeout if timeout is None else timeout
     address, port = environment.main_address, environment.main_port
-    store = _connect(address, port, is_master=False, timeout=timeout)
-    name = agree_on_name(store, environment.global_rank(), environment.world_size())
-    return PrefixStore(f"{_PREFIX}/{name}", store)
+    if uses_agent_store():
+        store = _connect(address, port, is_master=False, timeout=timeout)
+        name = agree_on_name(store, rank, world_size)
+        store = PrefixStore(f"{_PREFIX}/{name}", store)
+    elif (host := loopback(address)) is not None:
+        store = _local_store(host, environment, timeout)
+    else:
+        store = _connect(address, port, world_size, is_master=rank == 0, timeout=timeout)
+    claim_rank(store, rank, world_size)
+    return store
+
+
+def claim_rank(store: Any, rank: int, world_size: int) -> None:
+    """Refuses to be a rank that another process is: all would wait for the one that is missing.
+
+    Args:
+        store: What the ranks of this attempt share.
+        rank: Of this process.
+        world_size: How many there are.
+
+    Raises:
+        MisconfigurationException: Another process has said that it is this rank.
+    """
+    first = f"{socket.gethostname()}, process {os.getpid()}"
+    if store.add(_key("claimed", rank), 1) > 1:
+        other = (_get(store, _key("owner", rank)) or b"").decode(errors="replace")
+        raise MisconfigurationException(
+            f"Two processes say that they are rank {rank} of {world_size}: {first}, and "
+            f"{printable(other) or 'another one'}. Start each with a rank of its own, from 0 to "
+            f"{world_size - 1} (RANK, or whatever the launcher sets), and each job with a "
+            "MASTER_PORT of its own."
+        )
+    store.set(_key("owner", rank), first)
 
 
 def loopback(address: str) -> str | None:
@@ -77,10 +109,10 @@ def loopback(address: str) -> str | None:
         return None
 
 
-def _local_store(host: str, environment: ClusterEnvironment, timeout: timedelta | None) -> Any:
+def _local_store(host: str, environment: ClusterEnvironment, timeout: timedelta) -> Any:
     """Returns a store that rank 0 holds, and that other machines do not reach."""
     port, rank = environment.main_port, environment.global_rank()
-    settings: dict[str, Any] = {"timeout": default_pg_timeout if timeout is None else timeout}
+    settings: dict[str, Any] = {"timeout": timeout}
     if rank == 0:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as server:

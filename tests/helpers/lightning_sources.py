@@ -8,6 +8,7 @@ from __future__ import annotations
 
 KNOWN: dict[str, list[str]] = {
     "fabric.connector._convert_precision_to_unified_args": ["0d6d5936a253"],
+    "fabric.plugins.environments.lightning.LightningEnvironment.node_rank": ["c97d20ea926c"],
     "fabric.plugins.io.torch_io.TorchCheckpointIO.load_checkpoint": [
         "a92839834a5b",
         "128e2b4d73ca",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -9,9 +12,15 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from lightning_gaudi.distributed.elastic_rendezvous import agree_on_name, loopback, own_store
+from lightning_gaudi.distributed.elastic_rendezvous import (
+    agree_on_name,
+    claim_rank,
+    loopback,
+    own_store,
+)
 from tests.helpers.ports import free_port
 
 TIMEOUT = timedelta(seconds=60)
@@ -105,3 +114,13 @@ def test_the_store_of_one_machine_listens_on_its_loopback_address_only(
     tables = [*lines, *(x.split() for x in Path("/proc/net/tcp6").read_text().splitlines()[1:])]
     listening = [each[1] for each in tables if each[3] == "0A"]
     assert [each for each in listening if each.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+
+
+def test_a_rank_that_appears_twice_is_refused() -> None:
+    store = _store()
+    for rank in range(3):
+        claim_rank(store, rank, 3)
+    here = rf"{re.escape(socket.gethostname())}, process {os.getpid()}"
+    message = rf"say that they are rank 1 of 3: {here}, and {here}\. Start each with a rank of its"
+    with pytest.raises(MisconfigurationException, match=message):
+        claim_rank(store, 1, 3)

@@ -22,6 +22,10 @@ _SHOWN = "any bytes become a text that is cut and escaped"
 _MEMORY = "it looks at memory that this process holds"
 
 EXEMPT = {
+    "lightning_gaudi._core.processes.memory_limit:_read": _KERNEL,
+    "lightning_gaudi.distributed.cluster:_ancestor": _KERNEL,
+    "lightning_gaudi.tools.doctor.memory:_limit_of_pages": _KERNEL,
+    "lightning_gaudi.distributed.elastic_rendezvous:claim_rank": _SHOWN,
     "lightning_gaudi._core.processes.farewell:Farewell._get": _SHOWN,
     "lightning_gaudi._core.processes.farewell:Farewell._listen": _SHOWN,
     "lightning_gaudi._core.processes.farewell:_shown": _SHOWN,

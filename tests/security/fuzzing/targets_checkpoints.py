@@ -217,6 +217,8 @@ _whole(
 _whole(
     "checkpoint.read_remote",
     f"{_PACKAGE}.verify:read_remote",
+    f"{_PACKAGE}.remote:RemotePath.open",
+    f"{_PACKAGE}.remote:opened",
     load=lambda path: checkpoint_files.load_file(
         io.BytesIO(verify.read_remote(f"local://{path}")), "cpu", name="remote"
     ),

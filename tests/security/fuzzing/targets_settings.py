@@ -100,37 +100,52 @@ _MPI = {
 }
 
 
+_HYDRA = {
+    "PMI_SIZE": "8",
+    "PMI_RANK": "3",
+    "MPI_LOCALRANKID": "3",
+    "MPI_LOCALNRANKS": "4",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
+_PODS = {"WORLD_SIZE": "8", "RANK": "3", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+
 @target(
-    "distributed.open_mpi",
+    "distributed.launchers",
+    f"{_PACKAGE}._core.launched:_read",
+    f"{_PACKAGE}._core.launched:half_told",
     *(
-        f"{_PACKAGE}.distributed.cluster:OpenMPIEnvironment.{name}"
+        f"{_PACKAGE}.distributed.cluster:{name}"
         for name in (
-            "detect",
-            "main_port",
-            "world_size",
-            "global_rank",
-            "local_rank",
-            "_local_size",
+            *("LauncherEnvironment.detect", "LauncherEnvironment.main_port"),
+            *("LauncherEnvironment.world_size", "LauncherEnvironment.global_rank"),
+            *("LauncherEnvironment.local_rank", "LauncherEnvironment._local_size"),
+            *("HydraEnvironment._local_size", "RankEnvironment.main_port"),
+            "NodeEnvironment.node_rank",
         )
     ),
     errors=(MisconfigurationException, ValueError),
 )
-def _open_mpi(folder: Path) -> Parser:
+def _launchers(folder: Path) -> Parser:
+    def damage(random: Any) -> Any:
+        return wild.environment(random, random.choice((_MPI, _HYDRA, _PODS)))
+
     def parse(given: dict[str, str]) -> object:
         with environment(given):
-            if not cluster.OpenMPIEnvironment.detect():
+            found = cluster.find_environment(4, 2)
+            if found is None:
                 return None
-            found = cluster.OpenMPIEnvironment()
             numbers = found.world_size(), found.global_rank(), found.local_rank(), found.node_rank()
             cluster.check_world_size(found, 4, 2)
             return *numbers, found.main_address, found.main_port
 
-    return Parser(lambda random: wild.environment(random, _MPI), parse)
+    return Parser(damage, parse)
 
 
 @target(
     "distributed.world_size",
-    f"{_PACKAGE}.distributed.cluster:_started",
+    f"{_PACKAGE}.distributed.cluster:started",
     f"{_PACKAGE}.distributed.cluster:_local_world_size",
     errors=(MisconfigurationException, ValueError),
 )
