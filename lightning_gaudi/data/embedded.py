@@ -72,7 +72,15 @@ def embedded_documents(
     if (cached := _read(path)) is not None:
         return cached
     documents = _build({name: _package_folder(name) for name in packages}, standard_library)
-    _write(path, documents)
+    try:
+        _write(path, documents)
+    except OSError as error:  # as in a container whose root cannot be written
+        warnings.warn(
+            f"The embedded corpus cannot be kept in {path.parent} ({error.strerror}), so each "
+            "process reads the sources again, which takes up to 20 s. Set "
+            "LIGHTNING_GAUDI_CACHE_DIR to a folder that can be written.",
+            stacklevel=2,
+        )
     return documents
 
 
@@ -133,7 +141,12 @@ def _write(path: Path, documents: list[list[str]]) -> None:
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False
     ) as file:
-        json.dump(documents, file)
+        try:
+            json.dump(documents, file)
+            file.flush()
+        except OSError:
+            Path(file.name).unlink()
+            raise
     Path(file.name).replace(path)
 
 

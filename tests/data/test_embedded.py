@@ -81,6 +81,15 @@ def test_a_damaged_cache_is_built_again(package, tmp_path):
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [cache.name]
 
 
+def test_a_cache_that_cannot_be_written_is_done_without(package, tmp_path):
+    whole = embedded_documents([package], standard_library=False, cache_dir=tmp_path)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.warns(UserWarning, match=r"cannot be kept in .*file/corpus \(.*GAUDI_CACHE_DIR"):
+        found = embedded_documents([package], standard_library=False, cache_dir=file / "corpus")
+    assert found == whole
+
+
 def test_default_cache_is_in_the_configured_folder(package, tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_GAUDI_CACHE_DIR", str(tmp_path / "configured"))
     embedded_documents([package], standard_library=False)
