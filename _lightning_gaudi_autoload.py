@@ -63,8 +63,8 @@ def before_torch() -> None:
     claim_only_module()
 
 
-_CLAIMED = "_LIGHTNING_GAUDI_CLAIMED_MODULE"
-"""The module that a process was given here, for a child whose own is another one."""
+CLAIMED = "_LIGHTNING_GAUDI_CLAIMED_MODULE"
+"""The module that this package has named in HLS_MODULE_ID, for a child whose own is another one."""
 
 
 def claim_only_module() -> None:
@@ -78,6 +78,6 @@ def claim_only_module() -> None:
     modules = os.environ.get("HABANA_VISIBLE_MODULES", "").split(",")
     ranks = {os.environ.get(name) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")}
     told = os.environ.get("HLS_MODULE_ID")
-    is_free = told is None or told == os.environ.get(_CLAIMED)
+    is_free = told is None or told == os.environ.get(CLAIMED)
     if len(modules) == 1 and modules[0] and is_free and ranks - {None, "", "0"}:
-        os.environ["HLS_MODULE_ID"] = os.environ[_CLAIMED] = modules[0].strip()
+        os.environ["HLS_MODULE_ID"] = os.environ[CLAIMED] = modules[0].strip()

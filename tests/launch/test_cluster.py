@@ -15,6 +15,8 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from _lightning_gaudi_autoload import CLAIMED
+from lightning_gaudi._core import vendor
 from lightning_gaudi._core.launched import LAUNCHERS
 from lightning_gaudi.distributed import cluster
 from lightning_gaudi.distributed.cluster import OpenMPIEnvironment
@@ -78,9 +80,10 @@ SetEnv = Callable[[dict[str, str]], None]
 @pytest.fixture
 def set_env(monkeypatch: pytest.MonkeyPatch) -> SetEnv:
     """Only these variables of launchers are set."""
-    others = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HLS_MODULE_ID")
+    others = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HLS_MODULE_ID", CLAIMED)
     for name in (*TORCHRUN, *SRUN, *MPIRUN, *MPIEXEC, *JSRUN, *others):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(vendor, "_bound_module", None)  # a test may select one
 
     def set_all(variables: dict[str, str]) -> None:
         for name, value in variables.items():
@@ -306,6 +309,16 @@ def test_processes_that_see_one_card_each_drive_it(
     )
     strategy._select_card()
     assert os.environ["HLS_MODULE_ID"] == "5"
+
+
+def test_a_child_with_another_card_drives_that(set_env: SetEnv) -> None:
+    """As of a program that trains, and starts others on the other cards."""
+    set_env({"HABANA_VISIBLE_MODULES": "5"})
+    hpu_trainer(devices=1).strategy.setup_environment()
+    assert os.environ["HLS_MODULE_ID"] == "5"
+    set_env({"HABANA_VISIBLE_MODULES": "6"})
+    assert vendor.selected_module() is None
+    assert vendor.selected_position() == 0
 
 
 def test_another_number_than_that_of_the_cards_that_are_seen_is_refused(set_env: SetEnv) -> None:

@@ -13,7 +13,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from _lightning_gaudi_autoload import claim_only_module
+from _lightning_gaudi_autoload import CLAIMED, claim_only_module
 from lightning_gaudi.hardware import Gaudi, find_gaudi, refuses_number
 
 from . import importing
@@ -137,8 +137,14 @@ def parse_modules(value: str) -> list[str]:
 
 
 def selected_module() -> str | None:
-    """Returns the module that this process was told to drive, or None if it was not told."""
-    return os.environ.get("HLS_MODULE_ID") or None
+    """Returns the module that this process was told to drive, or None if it was not told.
+
+    What a parent of this process has selected for itself tells nothing, where whoever has started
+    this one has left it other cards.
+    """
+    told, visible = os.environ.get("HLS_MODULE_ID") or None, _visible_modules()
+    is_of_parent = told == os.environ.get(CLAIMED) and visible is not None and told not in visible
+    return None if is_of_parent else told
 
 
 def bound_module() -> str:
@@ -169,7 +175,7 @@ def selected_position() -> int:
 def select_module(module: str) -> None:
     """Tells the driver which module to drive; it reads that once, when the device starts."""
     global _guessed_module, _bound_module
-    os.environ["HLS_MODULE_ID"] = _bound_module = module
+    os.environ["HLS_MODULE_ID"] = os.environ[CLAIMED] = _bound_module = module
     _guessed_module = None
 
 
