@@ -183,6 +183,10 @@ def waiting(collective: str) -> Iterator[None]:
         _note(_now._replace(collective=None, since=time.monotonic()))
 
 
+MAX_AHEAD_S = 86400.0
+"""How far the clock of another machine may be ahead of this one's."""
+
+
 class Session(NamedTuple):
     """A fit. One that resumes has the name of the run that it goes on with, and begins later."""
 
@@ -200,10 +204,19 @@ def begin_session() -> None:
     _current = Session(uuid.uuid4().hex, time.time())
 
 
-def continue_run(run: str) -> None:
-    """Notes that the fit goes on with an earlier run."""
+def continue_run(run: str, began: float = 0.0) -> None:
+    """Notes that the fit goes on with an earlier run.
+
+    Args:
+        run: Its name.
+        began: When the fit of it began that this one goes on from, in seconds since 1970. This one
+            began later, though the clock of its machine may be behind: what it saves is newer.
+    """
     global _current
-    _current = current_session()._replace(run=run)
+    current = current_session()
+    if began > current.began + MAX_AHEAD_S:  # it counts as one that says nothing
+        began = 0.0
+    _current = Session(run, max(current.began, math.nextafter(began, math.inf)))
 
 
 def current_session() -> Session:

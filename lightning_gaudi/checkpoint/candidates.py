@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_gaudi._core.progress import MAX_AHEAD_S
 from lightning_gaudi.untrusted import path_inside, printable
 
 from . import sealed_zip
@@ -22,9 +23,6 @@ from .torch_dcp.layout import is_sharded_folder
 from .verify import check_file, check_folder
 
 _SUFFIX = ".ckpt"
-
-_MAX_AHEAD_S = 86400.0
-"""How far the clock of another machine may be ahead of this one's."""
 
 _MAX_NAME = 4096
 
@@ -177,7 +175,7 @@ def _age(manifest: Manifest, written: float) -> _Age:
 
     Such a one would be the newest for ever; it counts as one that says nothing.
     """
-    latest = time.time() + _MAX_AHEAD_S
+    latest = time.time() + MAX_AHEAD_S
     is_future = manifest.began > latest or manifest.saved > latest
     return (0.0, -1, min(written, latest)) if is_future else manifest.age
 

@@ -126,7 +126,7 @@ def begin(
     used = _load_valid(trainer, load, path, is_newest=is_newest)
     manifest = read_manifest_if_any(used) if used is not None else None
     if manifest is not None:
-        continue_run(manifest.run)
+        continue_run(manifest.run, manifest.age[0])
 
 
 def _check_places(trainer: pl.Trainer) -> None:

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gaudi import HPUCheckpointIO
-from lightning_gaudi._core.progress import begin_session, continue_run
+from lightning_gaudi._core.progress import begin_session, continue_run, current_session
 from lightning_gaudi.checkpoint.candidates import candidates, fallbacks, whole
 from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
 from tests.helpers.tiny import TinyModule, ValidatedModule, batches, hpu_trainer
@@ -88,6 +88,23 @@ def test_only_older_ones_of_the_same_run_take_the_place_of_another(tmp_path: Pat
     other.unlink()
     os.utime(third, (time.time() + 5,) * 2)
     assert fallbacks(third) == [second, first]
+
+
+@pytest.mark.parametrize(("behind_s", "is_newer"), [(3600, True), (3 * 86400, False)])
+def test_a_machine_whose_clock_is_behind_saves_what_is_newer(
+    behind_s: float, is_newer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a pod on another node, which goes on from what the first one saved."""
+    begin_session()
+    began = current_session().began
+    first = _save(tmp_path / "first.ckpt", 4)
+    now = time.time() - behind_s
+    monkeypatch.setattr(time, "time", lambda: now)
+    begin_session()
+    continue_run("x", began)
+    second = _save(tmp_path / "second.ckpt", 6)
+    monkeypatch.undo()
+    assert _newest(tmp_path)[0] == (second if is_newer else first)
 
 
 def test_resumed_run_is_the_same(tmp_path: Path) -> None:
