@@ -112,13 +112,13 @@ def begin(
     strategy.saving.switch_on()
     if trainer.is_global_zero:
         _check_places(trainer)
-        beside = [place_of(path).parent] if path is not None else []
+        beside = [local_path(path).parent] if path and _is_local_file_protocol(path) else []
         root = place_of(trainer.default_root_dir)
         for folder in {*checkpoint_folders(trainer), root, *beside}:
             if isinstance(folder, Path):
                 sweep(folder)
-    if path is None:
-        load(None)
+    if path is None or str(path).startswith(("http:", "https:")):
+        load(path)  # what is on the web is no run's own
         return
     _check_shared(path)
     from ..checkpoint.candidates import read_manifest_if_any
@@ -136,7 +136,9 @@ def _check_places(trainer: pl.Trainer) -> None:
         MisconfigurationException: Shards would be saved to an address, which has no folders.
         OSError: An address cannot be written.
     """
-    places = [each for each in checkpoint_folders(trainer) if isinstance(each, RemotePath)]
+    is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+    found = [] if is_trial else checkpoint_folders(trainer)
+    places = [each for each in found if isinstance(each, RemotePath)]
     if places and getattr(trainer.strategy, "saves_shards", False):
         raise MisconfigurationException(
             f"{type(trainer.strategy).__name__} saves a folder of shards, and {places[0]} is no "
