@@ -35,7 +35,7 @@ from ..distributed import process_group
 from ..distributed.strategy import HPUMixin
 from ..precision.plugin import HPUPrecisionPlugin
 from .launchers import HPUScriptLauncher, HPUSpawnLauncher
-from .parts import AsyncSaves, DeviceRandom, Resuming
+from .parts import AsyncSaves, DeviceRandom, Resuming, SharedMemoryHint
 from .resuming import AutoResume, why_not_remove
 from .signals import Ending, forget_loaders_not_begun
 
@@ -83,7 +83,8 @@ class HPUStrategy(HPUMixin):
         return AutoResume(self)
 
     def _parts(self) -> tuple[Part, ...]:
-        return DeviceRandom(self), Resuming(self), self.auto_resume, self.saving, Ending(self)
+        resuming = Resuming(self), self.auto_resume
+        return DeviceRandom(self), *resuming, self.saving, SharedMemoryHint(), Ending(self)
 
     @property
     @override

@@ -1,7 +1,8 @@
-"""The parts of a Trainer's `RunGuard` that read and write checkpoints, beside `signals`."""
+"""The parts of a Trainer's `RunGuard`, beside `signals`: what checkpoints keep, and a hint."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_gaudi._core import collectives, vendor
+from lightning_gaudi._core.processes.rank_monitor import say
 from lightning_gaudi.reliability.guard import Part
 
 from ..checkpoint.io import HPUCheckpointIO
@@ -136,6 +138,28 @@ class Resuming(Part):
         """Leaves the loaders and the optimizers as they were."""
         if self._resume is not None:
             self._resume.release()
+
+
+class SharedMemoryHint(Part):
+    """Says what to do where the workers of a DataLoader have filled what they share with a process.
+
+    A container has 64 MiB of it unless it asks for more, and torch says what it could not allocate.
+    """
+
+    _WORDS = ("unable to allocate shared memory", "out of shared memory", "Bus error")
+    _FOLDER = "/dev/shm"
+
+    def exception(self, exception: BaseException) -> None:
+        """Looks at what torch says."""
+        if not any(word in str(exception) for word in self._WORDS):
+            return
+        status = os.statvfs(self._FOLDER)
+        say(
+            f"{self._FOLDER}, through which workers of a DataLoader hand over batches, has "
+            f"{status.f_blocks * status.f_frsize / 2**20:.0f} MiB. On Kubernetes mount an emptyDir "
+            "of medium Memory there, start a container with --ipc=host or --shm-size, or use "
+            "smaller batches, fewer workers or num_workers=0"
+        )
 
 
 class AsyncSaves(Part):

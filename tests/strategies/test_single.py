@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from pathlib import Path
@@ -291,3 +292,20 @@ def test_who_asks_for_cuda_is_told_which_device_the_run_has() -> None:
         hpu_trainer(max_epochs=1).fit(_SendsToCuda(), batches(2))
     (note,) = caught.value.__notes__
     assert "this run is on 'hpu'. Use the device that the run has: self.device" in note
+
+
+class _Full(TinyModule):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        raise RuntimeError(
+            "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device"
+        )
+
+
+def test_what_to_do_for_workers_without_shared_memory_is_said(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As in a container, where torch says what it could not allocate."""
+    with pytest.raises(RuntimeError, match="unable to allocate"):
+        hpu_trainer(devices=1, max_steps=1).fit(_Full(), batches(1))
+    said = capfd.readouterr().err
+    assert re.search(r"/dev/shm, .* has \d+ MiB\. On Kubernetes mount an emptyDir of medium", said)
