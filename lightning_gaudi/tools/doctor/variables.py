@@ -21,7 +21,7 @@ from lightning_gaudi.tools.doctor.findings import (
     warning,
 )
 from lightning_gaudi.tools.doctor.machine import Machine
-from lightning_gaudi.untrusted import HIDDEN, hide_secrets, is_secret
+from lightning_gaudi.untrusted import HIDDEN, hide_secrets, is_secret, printable
 
 INSTALLED = {
     "GC_KERNEL_PATH": "/usr/lib/habanalabs/libtpc_kernels.so",
@@ -44,6 +44,11 @@ OURS = tuple(
     )
 )
 """The variables of this package, and of its tests on a card."""
+_RUNTIME_ERROR = "HABANA_RUNTIME_ERROR"
+"""Set by the vendor's runtime in a container that it could not prepare.
+
+Source: HabanaAI/habana-container-runtime, README, "Environment variables (OCI spec)".
+"""
 _THEIRS = ("HABANA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "HLS_MODULE_ID", *INSTALLED)
 _SHOWN = re.compile(
     r"(?:HABANA|HLS|PT|HCCL|HCL|GC|FI|RDMAV|MLX5|GLOO|LIGHTNING_GAUDI|DS)_|LD_LIBRARY_PATH$"
@@ -129,6 +134,14 @@ def check_mode(machine: Machine) -> Iterator[Finding]:
 def check_harm(machine: Machine) -> Iterator[Finding]:
     """Yields what makes a run fail, or its results wrong, whatever the program does."""
     environment = machine.environment
+    if problem := environment.get(_RUNTIME_ERROR):
+        yield error(
+            "cards",
+            f"{_RUNTIME_ERROR}: the container runtime could not prepare this container: "
+            f"{printable(problem)}",
+            "Look at the log of habana-container-runtime on the server, and at the cards that the "
+            "container asks for (habana.ai/gaudi, HABANA_VISIBLE_DEVICES).",
+        )
     if is_switched_on(environment.get("PT_COMPILE_ONLY_MODE", "")):
         yield error(
             "variables", "PT_COMPILE_ONLY_MODE computes nothing: results are garbage", "Unset it."

@@ -93,6 +93,7 @@ def test_a_mode_that_is_none_and_one_that_excludes_the_other() -> None:
     ("name", "value", "level"),
     [
         ("PT_COMPILE_ONLY_MODE", "1", Level.ERROR),
+        ("HABANA_RUNTIME_ERROR", "no device found", Level.ERROR),
         ("PT_HPU_GPU_MIGRATION", "1", Level.WARNING),
         ("HLS_MODULE_ID", "3", Level.WARNING),
         ("DS_ACCELERATOR", "cuda", Level.ERROR),
