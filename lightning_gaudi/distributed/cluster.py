@@ -22,7 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightning_gaudi._core import launched, vendor
-from lightning_gaudi._core.launched import Launched, Launcher, find_launched
+from lightning_gaudi._core.launched import Launcher, find_launched
 from lightning_gaudi._core.ports import why_not_listen
 from lightning_gaudi.untrusted import read_integer
 
@@ -259,6 +259,8 @@ def find_environment(num_devices: int, num_nodes: int) -> ClusterEnvironment | N
     """
     found = find_launched()
     if found is None:
+        if not any(each.has_started(os.environ) for each in launched.LAUNCHERS):
+            _refuse_without_srun()
         _refuse_half(num_devices * num_nodes)
         return None
     if found.launcher is launched.OPEN_MPI:
@@ -266,7 +268,7 @@ def find_environment(num_devices: int, num_nodes: int) -> ClusterEnvironment | N
     if found.launcher is launched.HYDRA:
         return MPIEnvironment() if MPIEnvironment.detect() else HydraEnvironment()
     if found.launcher is launched.SLURM:
-        _refuse_batch_script(found)
+        _refuse_without_srun()
     if found.launcher is launched.BY_RANK:
         is_of_nodes = num_devices > 1 and found.world_size == num_nodes
         return NodeEnvironment() if is_of_nodes else RankEnvironment(num_devices)
@@ -287,15 +289,19 @@ def _refuse_half(num_asked: int) -> None:
         )
 
 
-def _refuse_batch_script(found: Launched) -> None:
-    """Refuses to wait, in a script of sbatch, for tasks that nobody starts."""
+def _refuse_without_srun() -> None:
+    """Refuses to wait, in a script of sbatch or a shell of salloc, for tasks that nobody starts."""
+    # Lightning takes jobs of these names for shells, where it starts the ranks itself.
     is_interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ and not is_interactive:
+    if "SLURM_JOB_ID" not in os.environ or "SLURM_STEP_ID" in os.environ or is_interactive:
+        return
+    size = launched.SLURM.size
+    if (count := read_integer(size, 1)) > 1:
         raise MisconfigurationException(
-            f"This job of SLURM is for {found.world_size} tasks ({found.count}), but srun has "
-            "not started this process (SLURM_STEP_ID is not set), and nobody would start the "
-            "others. Start it by `srun python ...`, or pass plugins=[LightningEnvironment()] "
-            "for Lightning to start the ranks of this node."
+            f"This job of SLURM is for {count} tasks ({size}={count}), but srun has not started "
+            "this process (SLURM_STEP_ID is not set), and nobody would start the others. Start it "
+            "by `srun python ...`, or pass plugins=[LightningEnvironment()] for Lightning to start "
+            "the ranks of this node."
         )
 
 

@@ -281,13 +281,16 @@ def test_a_rank_beyond_the_last_is_refused(variables: dict[str, str], set_env: S
         _fit(devices=2)
 
 
-def test_tasks_that_srun_has_not_started_are_not_waited_for(set_env: SetEnv) -> None:
-    """As in a script of sbatch."""
-    set_env(SRUN | {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train"})
-    with pytest.raises(
-        MisconfigurationException, match=r"SLURM_NTASKS=2.*Start it by `srun python"
-    ):
+@pytest.mark.parametrize("missing", ["", "SLURM_PROCID"])
+def test_tasks_that_srun_has_not_started_are_not_waited_for(missing: str, set_env: SetEnv) -> None:
+    """As in a script of sbatch, and in a shell of salloc."""
+    job = SRUN | {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train"}
+    set_env({name: value for name, value in job.items() if name != missing})
+    with pytest.raises(MisconfigurationException, match=r"SLURM_NTASKS=2.*Start it by `srun"):
         _fit(devices=2)
+    # One process of torchrun's is no task that waits for others.
+    set_env(TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
+    assert cluster.find_environment(1, 1) is None
 
 
 @pytest.mark.parametrize("variables", [TORCHRUN, SRUN, MPIRUN, MPIEXEC], ids=lambda each: min(each))

@@ -108,6 +108,7 @@ _HYDRA = {
     "MASTER_ADDR": "node1",
     "MASTER_PORT": "29500",
 }
+_SRUN = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "3", "SLURM_LOCALID": "3"}
 _PODS = {"WORLD_SIZE": "8", "RANK": "3", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
 
@@ -122,14 +123,14 @@ _PODS = {"WORLD_SIZE": "8", "RANK": "3", "MASTER_ADDR": "node1", "MASTER_PORT": 
             *("LauncherEnvironment.world_size", "LauncherEnvironment.global_rank"),
             *("LauncherEnvironment.local_rank", "LauncherEnvironment._local_size"),
             *("HydraEnvironment._local_size", "RankEnvironment.main_port"),
-            "NodeEnvironment.node_rank",
+            *("NodeEnvironment.node_rank", "_refuse_without_srun"),
         )
     ),
     errors=(MisconfigurationException, ValueError),
 )
 def _launchers(folder: Path) -> Parser:
     def damage(random: Any) -> Any:
-        return wild.environment(random, random.choice((_MPI, _HYDRA, _PODS)))
+        return wild.environment(random, random.choice((_MPI, _HYDRA, _PODS, _SRUN)))
 
     def parse(given: dict[str, str]) -> object:
         with environment(given):
