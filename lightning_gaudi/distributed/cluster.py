@@ -364,7 +364,7 @@ def check_world_size(environment: ClusterEnvironment, num_devices: int, num_node
         launcher, name, count = found
         raise MisconfigurationException(
             f"{asked}, but {launcher} has started {count} ({name}={count}). "
-            f"{_instead(count, local, wanted)}"
+            f"{_instead(environment, count, local, wanted)}"
         )
     is_own_node = num_devices == 1 and launched.is_pinned()
     if local is not None and local != num_devices and not is_own_node:
@@ -381,8 +381,13 @@ def check_world_size(environment: ClusterEnvironment, num_devices: int, num_node
         )
 
 
-def _instead(count: int, local: int | None, wanted: int) -> str:
+def _instead(environment: ClusterEnvironment, count: int, local: int | None, wanted: int) -> str:
     """Says what to pass where so many processes have been started, so many of them on this node."""
+    if isinstance(environment, RankEnvironment):  # nobody says how many of them are on a node
+        return (
+            f"Pass num_nodes={count} if each is to start the other ranks of its node, devices=1 if "
+            f"each is a rank, or start {wanted}."
+        )
     if local is None or count % local:
         return "Pass the devices of a node and the nodes that it was told to start."
     num_cards = vendor.num_visible_cards()
