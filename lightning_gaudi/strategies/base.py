@@ -83,8 +83,9 @@ class HPUStrategy(HPUMixin):
         return AutoResume(self)
 
     def _parts(self) -> tuple[Part, ...]:
-        resuming = Resuming(self), self.auto_resume
-        return DeviceRandom(self), *resuming, self.saving, SharedMemoryHint(), Ending(self)
+        # A fit has come to its end once its last checkpoint is there.
+        saving = self.saving, self.auto_resume
+        return DeviceRandom(self), Resuming(self), *saving, SharedMemoryHint(), Ending(self)
 
     @property
     @override

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_gaudi._core import progress
 from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
 from lightning_gaudi.strategies.jobs import FOLDER
+from lightning_gaudi.strategies.parts import AsyncSaves
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
 pytestmark = [
@@ -152,6 +153,21 @@ def test_a_rendezvous_id_of_its_own_goes_on_in_a_new_pod_until_the_fit_has_ended
     for step in (4, 0):
         starts({"TORCHELASTIC_ERROR_FILE": f"/tmp/elastic/job_{step}/attempt_0/0/error.json"})
         assert _fit(tmp_path, 8, model=Dies()) == step
+
+
+def test_a_fit_whose_last_checkpoint_was_not_written_has_not_ended(
+    starts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Any) -> None:
+        raise OSError("the disk is full")
+
+    starts(JOB)
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncSaves, "end", fail)
+        with pytest.raises(OSError, match="the disk is full"):
+            _fit(tmp_path, 8)
+    starts({"TORCHELASTIC_ERROR_FILE": "/tmp/elastic/job_b/attempt_0/0/error.json"})
+    assert _fit(tmp_path, 10) == 8
 
 
 @pytest.mark.parametrize("variables", [JOB, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}])
