@@ -103,11 +103,6 @@ class Launched:
     local_size: int | None
     """The number of this server's processes; None where the launcher does not say."""
 
-    @property
-    def count(self) -> str:
-        """The variable with the number of processes and its value, for messages."""
-        return f"{self.launcher.size}={self.world_size}"
-
 
 def find_launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
     """Returns what has started this process and others; None if it is one of its own.

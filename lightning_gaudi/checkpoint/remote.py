@@ -56,9 +56,6 @@ class RemotePath:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemotePath) and self._address == other._address
 
-    def __lt__(self, other: object) -> bool:
-        return str(self) < str(other)
-
     def __hash__(self) -> int:
         return hash(self._address)
 

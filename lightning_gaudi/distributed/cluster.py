@@ -192,7 +192,10 @@ class RankEnvironment(LauncherEnvironment):
         """
         self._num_devices = num_devices
         super().__init__()
-        check_meeting_point(f"{self.launcher.size}={self.world_size()}", "Set them to those of")
+        check_meeting_point(
+            f"{self.launcher.size}={self.world_size()}",
+            "Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port of it.",
+        )
 
     @property
     @override
@@ -283,9 +286,9 @@ def _refuse_half(num_asked: int) -> None:
         are_missing = "is not set" if len(missing) == 1 else "are not set"
         raise MisconfigurationException(
             f"{launcher.size}={os.environ[launcher.size]} says that {launcher.title} has started "
-            f"several processes, but {' and '.join(missing)} {are_missing}, so which of them this "
-            f"is is not known, and each would train alone. Set what is missing, or unset "
-            f"{launcher.size}."
+            f"several processes, but {' and '.join(missing)} {are_missing}, so this process does "
+            "not know which of them it is, and each would train alone. Set what is missing, or "
+            f"unset {launcher.size}."
         )
 
 
