@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from _lightning_gaudi_autoload import CLAIMED
 from lightning_gaudi._core import vendor
@@ -83,7 +84,9 @@ def set_env(monkeypatch: pytest.MonkeyPatch) -> SetEnv:
     others = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HLS_MODULE_ID", CLAIMED)
     for name in (*TORCHRUN, *SRUN, *MPIRUN, *MPIEXEC, *JSRUN, *others):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(vendor, "_bound_module", None)  # a test may select one
+    # What a test selects, and the rank that its Trainer has, which warnings ask for.
+    monkeypatch.setattr(vendor, "_bound_module", None)
+    monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)
 
     def set_all(variables: dict[str, str]) -> None:
         for name, value in variables.items():
@@ -261,6 +264,11 @@ def test_a_rank_and_a_world_size_are_followed(
         ({"PMI_SIZE": "2"}, 1, r"PMI_SIZE=2 says .* but PMI_RANK and MPI_LOCALRANKID are not"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, 1, "LOCAL_RANK is not set"),
         (PODS | {"MASTER_PORT": ""}, 1, "MASTER_PORT"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "0"},
+            1,
+            r"MASTER_ADDR and MASTER_PORT are not set, .* Set MASTER_ADDR to the host of rank 0",
+        ),
     ],
 )
 def test_what_a_launcher_leaves_out_is_named(
