@@ -42,6 +42,8 @@ SCALE_OUT_PAGE = (
 """Scale-out via Host NIC."""
 PROFILING_PAGE = "https://docs.habana.ai/en/latest/Profiling/Profiling_with_PyTorch.html"
 """Profiling with PyTorch."""
+CONTAINER_RUNTIME = "https://github.com/HabanaAI/habana-container-runtime"
+"""README, Environment variables (OCI spec)."""
 
 
 class Callable(NamedTuple):
@@ -179,6 +181,11 @@ VARIABLES = (
         "HABANA_PROFILE",
         "a profiler of the vendor's that ours cannot run beside is refused; its import sets one",
         PROFILING_PAGE,
+    ),
+    Variable(
+        "HABANA_RUNTIME_ERROR",
+        "the doctor says what the container's runtime could not prepare",
+        CONTAINER_RUNTIME,
     ),
     Variable("HABANA_VISIBLE_MODULES", "which modules our ranks may take", ASSIGNMENT_PAGE),
     Variable(
