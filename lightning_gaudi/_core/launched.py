@@ -139,17 +139,40 @@ def _read(launcher: Launcher, environ: Mapping[str, str]) -> Launched:
     return Launched(launcher, world_size, rank, local_rank, local_size)
 
 
-def half_told(environ: Mapping[str, str] = os.environ) -> tuple[Launcher, list[str]] | None:
-    """Returns a launcher that says that there are several processes, and what it does not say."""
-    if environ.get(BY_LOCAL_RANK.local_rank):
-        return None
-    for launcher in (OPEN_MPI, HYDRA, LSF, BY_RANK):
-        count = environ.get(launcher.size, "")
-        if count.isdecimal() and len(count) < 10 and int(count) > 1:
-            names = (launcher.rank, launcher.local_rank)
-            if missing := [name for name in names if name and not environ.get(name)]:
-                return launcher, missing
+def half_told(
+    *, is_alone: bool, environ: Mapping[str, str] = os.environ
+) -> tuple[Launcher, str, list[str]] | None:
+    """Returns a launcher that speaks of several processes, and leaves out what it should say.
+
+    Args:
+        is_alone: Whether one process is asked for. Who asks for several lets Lightning start them,
+            which does not look at a WORLD_SIZE that somebody has left in a shell.
+        environ: The variables.
+
+    Returns:
+        The launcher, the variable by which it speaks of them, and those that are not set.
+    """
+    is_torchrun = all(sign in environ for sign in TORCHRUN.signs)
+    if environ.get(BY_LOCAL_RANK.local_rank) and not is_torchrun:
+        return None  # one that Lightning has started
+    launchers = (*((TORCHRUN,) if is_torchrun else ()), OPEN_MPI, HYDRA, LSF, SLURM)
+    for launcher in (*launchers, *((BY_RANK,) if is_alone else ())):
+        names = [each for each in (launcher.size, launcher.rank, launcher.local_rank) if each]
+        missing = [name for name in names if not environ.get(name)]
+        is_empty = launcher.size in environ and launcher.size in missing
+        told = [
+            *([launcher.size] if _is_above(1, launcher.size, environ) else []),
+            *([launcher.rank] if _is_above(-1 if is_empty else 0, launcher.rank, environ) else []),
+            *(launcher.signs if launcher is TORCHRUN else []),
+        ]
+        if told and missing:
+            return launcher, told[0], missing
     return None
+
+
+def _is_above(least: int, name: str, environ: Mapping[str, str]) -> bool:
+    value = environ.get(name, "")
+    return value.isdecimal() and len(value) < 10 and int(value) > least
 
 
 def sees_one_card() -> bool:

@@ -264,7 +264,7 @@ def find_environment(num_devices: int, num_nodes: int) -> ClusterEnvironment | N
     if found is None:
         if not any(each.has_started(os.environ) for each in launched.LAUNCHERS):
             _refuse_without_srun()
-        _refuse_half(num_devices * num_nodes)
+            _refuse_half(num_devices * num_nodes)
         return None
     if found.launcher is launched.OPEN_MPI:
         return MPIEnvironment() if MPIEnvironment.detect() else OpenMPIEnvironment()
@@ -279,24 +279,26 @@ def find_environment(num_devices: int, num_nodes: int) -> ClusterEnvironment | N
 
 
 def _refuse_half(num_asked: int) -> None:
-    """Refuses to train alone where a launcher speaks of several processes."""
-    half = launched.half_told() if num_asked == 1 else None
+    """Refuses to train where a launcher speaks of several processes, and not of which this is."""
+    half = None if _is_interactive() else launched.half_told(is_alone=num_asked == 1)
     if half is not None:
-        launcher, missing = half
+        launcher, told, missing = half
         are_missing = "is not set" if len(missing) == 1 else "are not set"
         raise MisconfigurationException(
-            f"{launcher.size}={os.environ[launcher.size]} says that {launcher.title} has started "
-            f"several processes, but {' and '.join(missing)} {are_missing}, so this process does "
-            "not know which of them it is, and each would train alone. Set what is missing, or "
-            f"unset {launcher.size}."
+            f"{told}={os.environ[told]} says that {launcher.title} has started several processes, "
+            f"but {' and '.join(missing)} {are_missing}, so this process does not know which of "
+            f"them it is, and each would train alone. Set what is missing, or unset {told}."
         )
+
+
+def _is_interactive() -> bool:
+    """Returns whether Lightning takes a job of SLURM for a shell, where it starts the ranks."""
+    return os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
 
 
 def _refuse_without_srun() -> None:
     """Refuses to wait, in a script of sbatch or a shell of salloc, for tasks that nobody starts."""
-    # Lightning takes jobs of these names for shells, where it starts the ranks itself.
-    is_interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    if "SLURM_JOB_ID" not in os.environ or "SLURM_STEP_ID" in os.environ or is_interactive:
+    if "SLURM_JOB_ID" not in os.environ or "SLURM_STEP_ID" in os.environ or _is_interactive():
         return
     size = launched.SLURM.size
     if (count := read_integer(size, 1)) > 1:
@@ -441,11 +443,11 @@ def check_not_alone(environment: ClusterEnvironment | None) -> None:
     if found is not None and found[2] > 1:
         launcher, name, count = found
         is_own = isinstance(environment, (SLURMEnvironment, LauncherEnvironment))
-        own = ", or plugins=[LightningEnvironment()] if each is to train a model of its own"
+        own = " Where each is to train a model of its own, pass plugins=[LightningEnvironment()]."
         raise MisconfigurationException(
             f"devices=1 and num_nodes=1 train in one process, but {launcher} has started {count} "
             f"({name}={count}), and each would train alone. Pass devices and num_nodes that make "
-            f"{count}, start one process{own if is_own else ''}."
+            f"{count}, or start one process.{own if is_own else ''}"
         )
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from _lightning_gaudi_autoload import CLAIMED
 from lightning_gaudi._core import vendor
@@ -63,6 +64,16 @@ JSRUN = {
 PODS = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "12321"}
 """Of a PyTorchJob with a process a pod."""
 BY_HAND = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+SETS = {
+    "torchrun": TORCHRUN,
+    "mpirun": MPIRUN,
+    "mpiexec": MPIEXEC,
+    "jsrun": JSRUN,
+    "srun": SRUN,
+    "ray": BY_HAND | {"RANK": "0"},
+    "pods": PODS,
+}
+"""What each of `LAUNCHERS` sets for the first of two processes."""
 STARTED = pytest.mark.parametrize(
     ("variables", "said"),
     [
@@ -287,6 +298,46 @@ def test_a_rank_beyond_the_last_is_refused(variables: dict[str, str], set_env: S
     set_env(variables)
     with pytest.raises(ValueError, match=r"=\d is none of the 2 processes that"):
         _fit(devices=2)
+
+
+LIKE_ANOTHER = (("torchrun", "LOCAL_RANK"), ("ray", "RANK"), ("ray", "LOCAL_RANK"))
+WRONG = [
+    pytest.param(name, variable, value, id=f"{name}-{variable}={value}")
+    for name, launcher in zip(SETS, LAUNCHERS, strict=True)
+    for variable in (launcher.size, launcher.rank, launcher.local_rank, launcher.local_size)
+    for value in ("x", "-1", "1.5", "2", "0", "", None)
+    if variable
+    # That there are two, or that this is the first of them, is right.
+    if value != ("2" if variable in (launcher.size, launcher.local_size) else "0")
+    # A number that is not there speaks of nobody, and that of a server's processes may be left out.
+    if value or variable not in (launcher.size, launcher.local_size)
+    # Which of two processes has this local rank its cards say: see the tests of those.
+    if (variable, value) not in (("LOCAL_RANK", "2"), ("JSM_NAMESPACE_LOCAL_RANK", "2"))
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("name", "variable", "value"), WRONG)
+def test_what_a_launcher_says_wrong_is_named(
+    name: str, variable: str, value: str | None, set_env: SetEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each variable of each launcher."""
+    set_env(SETS[name])
+    if value is None:
+        monkeypatch.delenv(variable)
+    else:
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(_SubprocessScriptLauncher, "_call_children_scripts", _refuse)
+    is_left_out = not value and name in ("ray", "pods")  # then Lightning starts the ranks
+    # Without a local rank it is as a pod of a card; without a rank as Lightning's own.
+    is_like_another = value is None and (name, variable) in LIKE_ANOTHER
+    named = "WORLD_SIZE=2" if is_like_another else variable
+    with pytest.raises((MisconfigurationException, ValueError), match=named):
+        _fit(devices=1 if is_left_out else 2)
+
+
+def _refuse(launcher: Any) -> None:
+    raise AssertionError("ranks are started")
 
 
 @pytest.mark.parametrize("missing", ["", "SLURM_PROCID"])
