@@ -19,6 +19,7 @@ from .leftovers import LATEST
 from .manifest import Manifest, read_folder_manifest
 from .opening import read_small
 from .remote import AnyPath, RemotePath
+from .stored_shards import check_stored, find_version, read_stored_manifest
 from .torch_dcp.layout import is_sharded_folder
 from .verify import check_file, check_folder
 
@@ -96,7 +97,12 @@ def fallbacks(damaged: AnyPath) -> list[AnyPath]:
 def read_manifest_if_any(path: AnyPath) -> Manifest | None:
     """Returns what a checkpoint says of itself, if it can be read; nothing is compared."""
     try:
-        if isinstance(path, RemotePath) or not path.is_dir():
+        if isinstance(path, RemotePath):
+            tag = find_version(path)
+            if tag is not None:
+                return read_stored_manifest(path, tag)
+            return sealed_zip.inspect(path).manifest
+        if not path.is_dir():
             return sealed_zip.inspect(path).manifest
         if is_sharded_folder(path):
             return read_folder_manifest(path)
@@ -152,9 +158,9 @@ def _entries(folder: AnyPath) -> Iterator[AnyPath]:
 def _candidate(path: AnyPath) -> Candidate | None:
     """Returns what a path is, if a fit may go on from it."""
     if isinstance(path, RemotePath) and path.suffix not in (_SUFFIX, ".pt"):
-        return None  # nobody asks a store of each object whether it is a folder: none is of shards
-    if isinstance(path, Path) and path.is_dir():
-        is_checkpoint = is_sharded_folder(path) or (path / LATEST).is_file()
+        return None  # nobody asks a store of each object whether it is a folder
+    if path.is_dir():
+        is_checkpoint = _is_sharded(path)
         manifest = read_manifest_if_any(path) if is_checkpoint else None
         if manifest is None and is_checkpoint:
             _check_lengths(path)  # says what is wrong with a manifest that is there
@@ -168,6 +174,13 @@ def _candidate(path: AnyPath) -> Candidate | None:
         return Candidate(path, _age(manifest, written), manifest.run)
     is_checkpoint = is_checkpoint and manifest is None
     return Candidate(path, (0.0, -1, written), None) if is_checkpoint else None
+
+
+def _is_sharded(path: AnyPath) -> bool:
+    """Returns whether a folder is a checkpoint in shards, of whichever kind."""
+    if isinstance(path, RemotePath):
+        return find_version(path) is not None
+    return is_sharded_folder(path) or (path / LATEST).is_file()
 
 
 def _age(manifest: Manifest, written: float) -> _Age:
@@ -190,8 +203,10 @@ def _is_whole(path: AnyPath) -> bool:
 
 
 def _check_lengths(path: AnyPath) -> None:
-    if isinstance(path, RemotePath) or not path.is_dir():
+    if not path.is_dir():
         check_file(path, with_checksum=False)
+    elif isinstance(path, RemotePath):
+        check_stored(path)
     elif is_sharded_folder(path):
         check_folder(path, with_checksum=False)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,7 @@ from .opening import open_regular
 from .remote import RemotePath
 from .sealed_zip import SealingFile
 from .space import check_space, file_bytes, needed_bytes
+from .stored_shards import fetched, remove_shards
 from .torch_dcp.layout import check_replaceable, is_sharded_folder
 from .verify import checking, read_remote
 
@@ -43,10 +45,13 @@ def load_whole(
     """
     if not get_filesystem(path).exists(path):
         raise FileNotFoundError(f"There is no checkpoint at {path}. Check `ckpt_path`.")
-    if _is_local_file_protocol(path) and is_sharded_folder(Path(path)):
-        from .torch_dcp.load import load_full_checkpoint  # torch's DCP, for who has shards
+    with fetched(path, is_alone=True) as found:
+        if _is_local_file_protocol(found) and is_sharded_folder(Path(found)):
+            from .torch_dcp.load import load_full_checkpoint  # torch's DCP, for who has shards
 
-        return load_full_checkpoint(path, weights_only=weights_only, verify=verify)
+            return load_full_checkpoint(found, weights_only=weights_only, verify=verify)
+        if found is not path:
+            _refuse_folder(found)
     _refuse_folder(path)
     source: AbstractContextManager[Any] = nullcontext(path)
     if _is_local_file_protocol(path):
@@ -139,7 +144,10 @@ def save_file(checkpoint: Mapping[str, Any], target: Path, *, with_manifest: boo
 
 def save_remote(checkpoint: Mapping[str, Any], path: _PATH, *, with_manifest: bool) -> None:
     """Saves a checkpoint to an address that fsspec knows, all of it or nothing."""
-    RemotePath(str(path)).write(lambda file: _write(checkpoint, file, with_manifest=with_manifest))
+    place = RemotePath(str(path))
+    place.write(lambda file: _write(checkpoint, file, with_manifest=with_manifest))
+    with contextlib.suppress(OSError):
+        remove_shards(place)
 
 
 def _write(checkpoint: Mapping[str, Any], file: IO[bytes], *, with_manifest: bool) -> None:

@@ -175,12 +175,13 @@ class HPUCheckpointIO(TorchCheckpointIO):
     @override
     def remove_checkpoint(self, path: _PATH) -> None:
         """Removes a checkpoint, at once: if this is killed, nothing half is left by its name."""
-        is_local = _is_local_file_protocol(path)
-        remove = (
-            partial(remove_at_once, local_path(path))
-            if is_local
-            else partial(super().remove_checkpoint, path)
-        )
+        if _is_local_file_protocol(path):
+            remove = partial(remove_at_once, local_path(path))
+        else:
+            from .remote import RemotePath
+            from .stored_shards import remove_stored
+
+            remove = partial(remove_stored, RemotePath(str(path)))
         if self._background is None:
             remove()
         else:

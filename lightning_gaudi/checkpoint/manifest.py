@@ -40,7 +40,7 @@ A core's own cache holds one from when it is read until it is hashed.
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2**16, 2**26
 """What a chunk may have: of tiny ones a file has more than there is memory to count."""
 
-_MAX_MANIFEST_BYTES = 2**26
+MAX_MANIFEST_BYTES = 2**26
 """How long a manifest may be; that of ten thousand files has a hundredth of it."""
 
 _MAX_TEXT = 1000
@@ -210,7 +210,7 @@ def read_folder_manifest(folder: Path) -> Manifest | None:
         path_inside(folder, FOLDER_MANIFEST)
     except ValueError as error:
         raise DamagedCheckpointError(f"The checkpoint {printable(folder)}: {error}") from None
-    found = decode(read_small(path, _MAX_MANIFEST_BYTES), path)
+    found = decode(read_small(path, MAX_MANIFEST_BYTES), path)
     if found is None:
         raise DamagedCheckpointError(f"{printable(path)} is damaged: it is no manifest.")
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,9 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from lightning.fabric.utilities.types import _PATH
 
+from .errors import DamagedCheckpointError
 from .folders import local_path
+from .leftovers import LATEST
 from .opening import open_regular
 
 
@@ -94,18 +96,58 @@ class RemotePath:
         """Returns whether there are objects below it."""
         return bool(self._ask(lambda system, path: system.isdir(path)))
 
+    def is_file(self) -> bool:
+        """Returns whether there is an object."""
+        return bool(self._ask(lambda system, path: system.isfile(path)))
+
     def stat(self) -> RemoteStat:
-        """Returns what the store says of it.
+        """Returns what the store says of it; of a folder what it says of its `latest`.
 
         Raises:
             FileNotFoundError: There is no such object.
         """
         found = self._ask(lambda system, path: system.info(path))
+        return (self / LATEST).stat() if _is_folder(found) else self._stat(found)
+
+    def stats(self, names: Collection[str]) -> dict[str, RemoteStat]:
+        """Returns the same of those of its entries that are there, in one question if it can.
+
+        Args:
+            names: Of the entries.
+
+        Raises:
+            OSError: The store does not answer.
+        """
+        try:
+            listed = self._ask(lambda system, path: system.ls(path, detail=True))
+        except FileNotFoundError:
+            return {}
+        found: dict[str, RemoteStat] = {}
+        for each in listed:
+            name = _last(each["name"])
+            if name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    path = self / name
+                    found[name] = path.stat() if _is_folder(each) else path._stat(each)
+        return found
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the lengths of the objects in it, in bytes, by name.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+        """
+        listed = self._ask(lambda system, path: system.ls(path, detail=True))
+        return {_last(each["name"]): int(each["size"]) for each in listed if not _is_folder(each)}
+
+    def _stat(self, found: Mapping[str, Any]) -> RemoteStat:
+        """Returns what the store has said, which it may have to be asked once more."""
         tag = found.get("ETag") or found.get("etag") or found.get("VersionId") or ""
-        written = 0
-        with contextlib.suppress(NotImplementedError):
-            modified = self._ask(lambda system, path: system.modified(path))
-            written = int(modified.timestamp() * 1e9)
+        modified = found.get("LastModified")
+        if modified is None:
+            with contextlib.suppress(NotImplementedError):
+                modified = self._ask(lambda system, path: system.modified(path))
+        written = int(modified.timestamp() * 1e9) if modified is not None else 0
         return RemoteStat(zlib.crc32(str(tag).encode()), written, int(found["size"] or 0))
 
     def iterdir(self) -> Iterator[RemotePath]:
@@ -115,7 +157,7 @@ class RemotePath:
             FileNotFoundError: There is no such folder.
         """
         for name in self._ask(lambda system, path: system.ls(path, detail=False)):
-            yield self / name.rstrip("/").rpartition("/")[2]
+            yield self / _last(name)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[IO[bytes]]:
@@ -127,13 +169,49 @@ class RemotePath:
         with _answering(self), self._ask(lambda system, path: system.open(path, "rb")) as file:
             yield file
 
+    def read_small(self, limit: int) -> bytes:
+        """Returns what an object holds that has no reason to be large.
+
+        Raises:
+            DamagedCheckpointError: It has more than `limit` bytes.
+            FileNotFoundError: There is no such object.
+        """
+        with self.open() as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise DamagedCheckpointError(
+                f"{self} is damaged: it has more than the {limit:,} bytes that such a file may "
+                "have."
+            )
+        return data
+
+    def download(self, files: Mapping[str, Path]) -> None:
+        """Copies entries to this machine, several at a time where the store allows it.
+
+        Args:
+            files: Where to, by their names.
+        """
+        self._ask(
+            lambda system, path: system.get(
+                [f"{path}/{name}" for name in files], [str(each) for each in files.values()]
+            )
+        )
+
     def unlink(self) -> None:
         """Removes it.
 
         Raises:
             FileNotFoundError: There is no such object.
         """
-        self._ask(lambda system, path: system.rm(path))
+        self._ask(lambda system, path: system.rm_file(path))
+
+    def remove(self) -> None:
+        """Removes it with all that is below it.
+
+        Raises:
+            FileNotFoundError: There is nothing.
+        """
+        self._ask(lambda system, path: system.rm(path, recursive=True))
 
     def write(self, write: Callable[[IO[bytes]], object]) -> None:
         """Lets `write` fill it; until all is there, and after a failure, it is what it was.
@@ -141,12 +219,28 @@ class RemotePath:
         Raises:
             OSError: The store does not take it.
         """
-        # A file system of its own: what others write to theirs meanwhile, such as a logger, is not
-        # part of the transaction. Without one, what is half written would be kept after an error.
+        with self.writing() as file:
+            write(file)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[IO[bytes]]:
+        """Opens it for writing; see `write`."""
         with _answering(self):
-            system, path = url_to_fs(self._address, skip_instance_cache=True)
-            with system.transaction, system.open(path, "wb") as file:
-                write(file)
+            system, path = self._system
+            file = system.open(path, "wb", autocommit=False)
+            # Not part of a transaction that somebody else begins or ends meanwhile.
+            with contextlib.suppress(ValueError):
+                system.transaction.files.remove(file)
+            try:
+                yield file
+                file.close()
+                file.commit()
+            except BaseException:
+                with contextlib.suppress(Exception):  # the first error is the one to tell
+                    file.close()
+                with contextlib.suppress(Exception):
+                    file.discard()
+                raise
 
     def _ask(self, question: Callable[[Any, str], Any]) -> Any:
         """Returns what the file system answers, which keeps nothing of an earlier answer."""
@@ -156,12 +250,29 @@ class RemotePath:
             return question(system, path)
 
 
+def _is_folder(found: Mapping[str, Any]) -> bool:
+    return bool(found.get("type") == "directory")
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
+
+
 @contextlib.contextmanager
 def _answering(path: RemotePath) -> Iterator[None]:
-    """Has what a store's own library raises be an OSError, which its callers expect of files."""
+    """Turns what a store's own library raises into an OSError, which callers expect of files.
+
+    It names the address: a store says that access is denied, and not to what.
+    """
     try:
         yield
-    except (OSError, ValueError, ImportError, NotImplementedError):
+    except OSError as error:
+        if error.filename is None and str(path) not in str(error):
+            error.args = (f"{path}: {error}",)
+            if error.strerror is not None:
+                error.strerror = f"{path}: {error.strerror}"
+        raise
+    except (ValueError, ImportError, NotImplementedError):
         raise  # a ValueError is what is wrong with a checkpoint
     except Exception as error:
         if type(error).__module__.partition(".")[0] in _STORES:
@@ -205,5 +316,5 @@ def check_reachable(address: str) -> None:
     except Exception as error:
         raise OSError(
             f"{address} cannot be written ({type(error).__name__}: {error}). Checkpoints would be "
-            "lost: correct the address or its rights, or pass another default_root_dir or dirpath."
+            "lost. Correct the address or its rights, or pass another default_root_dir or dirpath."
         ) from error

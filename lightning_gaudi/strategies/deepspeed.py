@@ -22,6 +22,7 @@ from lightning_gaudi._patches.apply import add
 from lightning_gaudi._patches.deepspeed import unset_variables
 from lightning_gaudi.reliability.settings import as_told
 
+from ..checkpoint.stored_shards import fetched
 from ..deepspeed.checkpoint import load as loading
 from ..deepspeed.checkpoint.save import save
 from ..deepspeed.checkpoint.weights import load_weights
@@ -190,20 +191,22 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     ) -> dict[str, Any]:
         """Loads a checkpoint in shards, or one of any other strategy, whose weights come next."""
         assert self.lightning_module is not None
-        path = self.broadcast(checkpoint_path)
         is_fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
-        if loading.is_deepspeed_folder(path):
-            checkpoint = loading.load(
-                self.deepspeed_engine,
-                path,
-                with_optimizer=is_fitting,
-                strict=self.lightning_module.strict_loading,
-                verify=self.reliability.verify_checkpoints,
-            )
-        else:
-            checkpoint = loading.read_unsharded(path, self.checkpoint_io, weights_only=weights_only)
-            if is_fitting:
-                loading.begin_anew(self.deepspeed_engine, path, checkpoint)
+        with fetched(self.broadcast(checkpoint_path)) as path:
+            if loading.is_deepspeed_folder(path):
+                checkpoint = loading.load(
+                    self.deepspeed_engine,
+                    path,
+                    with_optimizer=is_fitting,
+                    strict=self.lightning_module.strict_loading,
+                    verify=self.reliability.verify_checkpoints,
+                )
+            else:
+                checkpoint = loading.read_unsharded(
+                    path, self.checkpoint_io, weights_only=weights_only
+                )
+                if is_fitting:
+                    loading.begin_anew(self.deepspeed_engine, checkpoint_path, checkpoint)
         if is_fitting:
             self.guard.load(checkpoint)
         return checkpoint

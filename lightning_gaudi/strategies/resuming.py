@@ -133,21 +133,12 @@ def _check_places(trainer: pl.Trainer) -> None:
     """Refuses, before the first step, to save where that cannot be done.
 
     Raises:
-        MisconfigurationException: Shards would be saved to an address, which has no folders.
         OSError: An address cannot be written.
     """
     is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-    found = [] if is_trial else checkpoint_folders(trainer)
-    places = [each for each in found if isinstance(each, RemotePath)]
-    if places and getattr(trainer.strategy, "saves_shards", False):
-        raise MisconfigurationException(
-            f"{type(trainer.strategy).__name__} saves a folder of shards, and {places[0]} is no "
-            "folder of a file system. Pass a local dirpath or default_root_dir that all nodes "
-            "share, and copy from there; or save whole files, as 'ddp' does and "
-            "FSDPStrategy(state_dict_type='full')."
-        )
-    for place in dict.fromkeys(places):
-        check_reachable(str(place))
+    for place in dict.fromkeys([] if is_trial else checkpoint_folders(trainer)):
+        if isinstance(place, RemotePath):
+            check_reachable(str(place))
 
 
 def _check_shared(path: _PATH) -> None:

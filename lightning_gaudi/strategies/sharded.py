@@ -20,6 +20,7 @@ from ..checkpoint.errors import damage_on_all_ranks
 from ..checkpoint.files import open_mapped
 from ..checkpoint.folders import recover
 from ..checkpoint.snapshot import HostMemory, keep
+from ..checkpoint.stored_shards import fetched
 from ..checkpoint.torch_dcp import sharded_state_dict
 from ..checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
 from ..checkpoint.torch_dcp.load import read_metadata, saved_names
@@ -82,7 +83,7 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
 
         Args:
             checkpoint: What the Trainer has gathered.
-            filepath: A local path; for a single file also a URL that fsspec knows.
+            filepath: A local path, or an address that fsspec knows.
             storage_options: Not supported.
 
         Raises:
@@ -125,7 +126,14 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
             FileNotFoundError: There is nothing.
             ValueError: A file is missing or truncated, or does not fit the model or an optimizer.
         """
-        path = self.broadcast(checkpoint_path)
+        with fetched(self.broadcast(checkpoint_path)) as path:
+            checkpoint = self._load(path, weights_only)
+        if self._is_fitting:
+            self.guard.load(checkpoint)
+        return checkpoint
+
+    def _load(self, path: _PATH, weights_only: bool | None) -> dict[str, Any]:
+        """Loads what is on this machine, or a file at an address; see `load_checkpoint`."""
         folder = Path(path)
         on_rank_zero(lambda: recover(folder))
         verify = self.reliability.verify_checkpoints
@@ -149,8 +157,6 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
             }
             parts["state_dict"] = checkpoint.pop("state_dict")
             self._load_states(parts, "state_dict", [*parts][:-1])
-        if self._is_fitting:
-            self.guard.load(checkpoint)
         return checkpoint
 
     def _load_states(self, source: Path | dict[str, Any], model_key: str, saved: list[str]) -> None:

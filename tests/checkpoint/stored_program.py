@@ -1,6 +1,6 @@
 """A fit that is started again and again, as pods are, until it has come to its end.
 
-    python stored_program.py ROOT FOLDER
+    python stored_program.py ROOT FOLDER STRATEGY
 
 It appends each step and its loss to a file in FOLDER, with ROOT as the Trainer's folder or address.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import FSDPStrategy
 
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
@@ -30,9 +31,11 @@ class Model(TinyModule):
 
 if __name__ == "__main__":
     pl.seed_everything(1, verbose=False)
+    is_sharded = sys.argv[3] == "fsdp"
     trainer = pl.Trainer(
         accelerator="hpu",
         devices=1,
+        strategy=FSDPStrategy(state_dict_type="sharded") if is_sharded else sys.argv[3],
         max_epochs=3,
         default_root_dir=sys.argv[1],
         callbacks=[

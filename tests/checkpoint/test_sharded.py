@@ -87,7 +87,6 @@ def _save(rank: int, folder: Path) -> dict[str, str]:
         (folder / "other").mkdir()
         (folder / "other" / "notes.txt").touch()
         (folder / "file.ckpt").write_bytes(b"a full checkpoint")
-    messages["address"] = _message("memory://x", _states(3.0), {})  # type: ignore[arg-type]
     messages["folder"] = _message(folder / "other", _states(3.0), {})
     messages["file"] = _message(folder / "file.ckpt", _states(4.0), _rest(4))
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -197,7 +196,6 @@ def test_folder_is_replaced_by_a_file(path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        ("address", "ValueError: A checkpoint in shards can be saved to a local path only, not to"),
         ("folder", "other is a folder, and no checkpoint. Save to another path."),
         ("full disk", f"{NAME}: File too large, on rank 1."),
         ("full disk", "MiB are free there. The checkpoint that was there before is intact."),

@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.ports import free_port
 from tests.launch.started import started
 
 PROGRAM = Path(__file__).parent / "stored_program.py"
@@ -24,49 +20,18 @@ MOMENTS_S = (0.02, 0.1, 0.17, 0.23, 0.31, 0.38, 0.44, 0.53, 0.61, 0.7)
 """After the first step of a pod. A step takes 0.05 s, and every second one saves."""
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[dict[str, str]]:
-    """A server of buckets on this machine, with an empty one; the variables that lead to it."""
-    moto = pytest.importorskip("moto")
-    pytest.importorskip("s3fs")
-    import boto3
-
-    assert moto
-    port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    env = {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-    }
-    try:
-        end = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        client = boto3.client(
-            "s3",
-            endpoint_url=env["AWS_ENDPOINT_URL"],
-            aws_access_key_id="key",
-            aws_secret_access_key="secret",
-            region_name="us-east-1",
-        )
-        client.create_bucket(Bucket="bucket")
-        yield env
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def _run(folder: Path, root: str, env: dict[str, str], kill_after_s: float | None = None) -> Any:
+def _run(
+    folder: Path,
+    root: str,
+    env: dict[str, str],
+    kill_after_s: float | None = None,
+    strategy: str = "auto",
+) -> Any:
     """Runs a pod; kills it so long after its first step, unless it ends before."""
     losses = folder / "losses"
     before = losses.stat().st_size if losses.exists() else 0
-    with started([sys.executable, str(PROGRAM), root, str(folder)], folder, env) as run:
+    command = [sys.executable, str(PROGRAM), root, str(folder), strategy]
+    with started(command, folder, env) as run:
         if kill_after_s is not None:
             end = time.monotonic() + 120
             while run.process.poll() is None and time.monotonic() < end:
@@ -82,23 +47,26 @@ def _run(folder: Path, root: str, env: dict[str, str], kill_after_s: float | Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("store", ["disk", "bucket"])
+@pytest.mark.parametrize(
+    ("store", "strategy"),
+    [("disk", "auto"), ("bucket", "auto"), ("bucket", "deepspeed_stage_2"), ("bucket", "fsdp")],
+)
 def test_pods_that_are_killed_at_ten_moments_go_on(
-    store: str, tmp_path: Path, bucket: dict[str, str]
+    store: str, strategy: str, tmp_path: Path, bucket: dict[str, str]
 ) -> None:
     env = JOB | bucket
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
-    _run(whole, str(whole / "root"), env)
+    _run(whole, str(whole / "root"), env, strategy=strategy)
     expected = dict(line.split() for line in (whole / "losses").read_text().splitlines())
     assert len(expected) == 30
 
-    root = "s3://bucket/killed" if store == "bucket" else str(killed / "root")
+    root = f"s3://bucket/{strategy}" if store == "bucket" else str(killed / "root")
     slowness = 4 if store == "bucket" else 1  # a save takes that much longer
-    said = [_run(killed, root, env, slowness * moment) for moment in MOMENTS_S]
+    said = [_run(killed, root, env, slowness * moment, strategy) for moment in MOMENTS_S]
     while not (killed / "done").exists():
-        said.append(_run(killed, root, env))
+        said.append(_run(killed, root, env, strategy=strategy))
     steps = [line.split() for line in (killed / "losses").read_text().splitlines()]
     assert all(loss == expected[step] for step, loss in steps)
     assert {step for step, _ in steps} == expected.keys()
@@ -114,3 +82,17 @@ def test_a_bucket_that_cannot_be_written_is_said_before_the_first_step(
     output = _run(tmp_path, "s3://no-such-bucket/run", JOB | bucket)
     assert "s3://no-such-bucket/run/checkpoints cannot be written (FileNotFoundError" in output
     assert not (tmp_path / "losses").exists()
+
+
+@pytest.mark.slow
+def test_a_bucket_without_rights_is_said_before_the_first_step(
+    tmp_path: Path, read_only_bucket: dict[str, str]
+) -> None:
+    output = _run(tmp_path, "s3://bucket/run", JOB | read_only_bucket)
+    assert "s3://bucket/run/checkpoints cannot be written (PermissionError: " in output
+    assert not (tmp_path / "losses").exists()
+    nobody = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "x"}
+    output = _run(tmp_path, "s3://bucket/run", JOB | read_only_bucket | nobody)
+    assert "s3://bucket/run" in next(
+        line for line in output.splitlines() if "The AWS Access Key Id you provided does" in line
+    )

@@ -119,7 +119,6 @@ def _load_whole(rank: int, folder: Path, found: dict[str, Any], stage: int) -> N
         _message(fabric.save, folder / "x", {"step": 0}),
         _message(fabric.save, folder / "x", {"net": state["net"], "module": 1}),
         _message(fabric.save, folder / "x", {"net": state["net"]}, filter={"net": len}),
-        _message(fabric.save, "memory://x", {"net": state["net"]}),
     ]
 
 
@@ -204,7 +203,6 @@ def test_masters_in_bf16_are_the_weights_in_fp32(ranks: Any, stage: int) -> None
         (3, "needs one model of DeepSpeed's"),
         (4, "something of its own under the name 'module'"),
         (5, "no use for filter="),
-        (6, "'memory://x' is none"),
     ],
 )
 def test_what_cannot_be_done_is_refused_on_all_ranks(ranks: Any, position: int, text: str) -> None:

@@ -74,7 +74,6 @@ def _fail(rank: int, folder: Path) -> dict[Any, Any]:
         fit(rank, 2, Rich(), max_epochs=1, strategy="ddp")[1].save_checkpoint(folder / "ddp.ckpt")
         fit(rank, 2, Rich(), ckpt_path=f"{folder}/ddp.ckpt", **zero(2))
     found["warnings"] = [str(each.message) for each in warned]
-    found["remote"] = _message(trainer.save_checkpoint, "memory://x")
     found["options"] = _message(trainer.save_checkpoint, folder / "x", storage_options={})
     found["part"] = _message(evaluate, rank, 2, f"{folder}/2/checkpoint", **zero(2))
     found["nothing"] = _message(evaluate, rank, 2, f"{folder}/none", **zero(2))
@@ -218,7 +217,6 @@ def test_what_deepspeed_cannot_go_on_with_is_refused(
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("remote", "ValueError: DeepSpeed saves its shards to local folders, and 'memory://x'"),
         ("options", "TypeError: DeepSpeed has no use for storage_options={}"),
         ("part", "it is a part of one. Pass "),
         ("nothing", "There is no checkpoint at "),

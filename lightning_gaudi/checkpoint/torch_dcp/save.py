@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -20,11 +19,13 @@ from typing_extensions import override
 from lightning_gaudi._core import hooks
 from lightning_gaudi._core.collectives import cpu_group, gather_objects, is_connected, on_rank_zero
 
+from .. import stored_shards
 from ..checksum import ChecksumFile
 from ..cpu_tensors import save_as_cpu_tensors
 from ..folders import make_folder, prepare, put_in_place, remove, sync, temporary_for
 from ..leftovers import SaveLock, sweep
 from ..manifest import FileEntry, Manifest, describe, with_files, write_folder_manifest
+from ..remote import AnyPath, RemotePath, place_of
 from ..space import check_space, file_bytes, kept, mib, needed_bytes, whole_bytes
 from .layout import REST, check_replaceable
 
@@ -39,47 +40,70 @@ def save_sharded(
     """Saves a folder of shards; until it is complete, `path` keeps what it had. All ranks call it.
 
     Args:
-        path: A local path, the same on all ranks; a checkpoint that is there is replaced.
+        path: A local path, the same on all ranks, or an address that fsspec knows; a checkpoint
+            that is there is replaced.
         shards: The states of models and optimizers by name, as on this rank: DTensors,
             ShardedTensors, or tensors that all ranks have.
         rest: Whatever else belongs to the checkpoint; that of rank 0 is saved.
         with_manifest: Whether to save a manifest of checksums, too.
 
     Raises:
-        ValueError: `path` is not local.
         IsADirectoryError: `path` is a folder with something else in it.
         OSError: A rank cannot write, such as when the disk is full; raised on all ranks.
     """
-    if not _is_local_file_protocol(path):
-        raise ValueError(
-            f"A checkpoint in shards can be saved to a local path only, not to {path}. Save it "
-            "locally and copy the folder, or save full checkpoints."
-        )
     hooks.before_write(lambda: (whole_bytes(shards, rest), file_bytes(shards, rest)))
-    target = Path(path)
+    target = place_of(path)
+    manifest = describe(rest) if with_manifest else None
+    if isinstance(target, RemotePath):
+        _save_to_store(target, shards, rest, manifest)
+        return
     sizes = gather_objects(needed_bytes(shards))
     lock: list[SaveLock] = []
     try:
         on_rank_zero(lambda: lock.append(_begin(target, sizes)))
-        files = _write_shards(target, shards)
-        manifest = describe(rest) if with_manifest else None
+        temporary = temporary_for(target)
+        try:
+            files = _write_shards(_Writer(temporary), shards)
+        except CheckpointException as error:  # on all ranks, if on any
+            on_rank_zero(lambda: remove(temporary))
+            raise _explain(target, _failures(error)) from error
         on_rank_zero(lambda: _finish(target, rest, manifest, files))
     finally:
         for each in lock:
             each.release()
 
 
-def _write_shards(target: Path, shards: dict[str, Any]) -> dict[str, FileEntry]:
-    """Writes this rank's part; returns what all ranks have written."""
-    temporary = temporary_for(target)
-    group = cpu_group() if is_connected() else None
-    writer = _Writer(temporary)
+def _save_to_store(
+    target: RemotePath, shards: dict[str, Any], rest: dict[str, Any], manifest: Manifest | None
+) -> None:
+    tag = on_rank_zero(stored_shards.new_version)
+    version = target / tag
     try:
-        save(shards, storage_writer=writer, process_group=group)
-    except CheckpointException as error:  # on all ranks, if on any
-        failures = {rank: failure[0] for rank, failure in error.failures.items()}
-        on_rank_zero(lambda: remove(temporary))
-        raise _explain(target, failures) from error
+        files = _write_shards(_StoreWriter(version), shards)
+    except CheckpointException as error:
+        on_rank_zero(lambda: stored_shards.discard(target, tag))
+        raise _explain(target, _failures(error)) from error
+
+    def finish() -> None:
+        try:
+            with (version / REST).writing() as raw:
+                file = ChecksumFile(raw)
+                save_as_cpu_tensors(rest, cast("IO[bytes]", file))
+            described = manifest and with_files(manifest, {**files, REST: file.entry()})
+            stored_shards.publish(target, tag, described)
+        except BaseException as error:
+            stored_shards.discard(target, tag)
+            if isinstance(error, (OSError, RuntimeError)):
+                raise _explain(target, {0: error}) from error
+            raise
+
+    on_rank_zero(finish)
+
+
+def _write_shards(writer: _Writer | _StoreWriter, shards: dict[str, Any]) -> dict[str, FileEntry]:
+    """Writes this rank's part; returns what all ranks have written."""
+    group = cpu_group() if is_connected() else None
+    save(shards, storage_writer=writer, process_group=group)
     return {
         name: each
         for found in gather_objects(writer.files.written())
@@ -113,6 +137,41 @@ class _Files(FileSystem):
         return {name.removesuffix(".tmp"): entry for name, entry in found.items()}
 
 
+class _Objects(_Files):
+    """The same in a store, where a name is given once, and is there when the object is whole."""
+
+    @override
+    @contextmanager
+    def create_stream(
+        self, path: str | os.PathLike[str], mode: str
+    ) -> Generator[io.IOBase, None, None]:
+        place = RemotePath(str(path).removesuffix(".tmp"))
+        with place.writing() as stream:
+            self._streams[place.name] = watched = ChecksumFile(stream)
+            yield cast("io.IOBase", watched)
+
+    @override
+    def init_path(self, path: str | os.PathLike[str]) -> str:
+        return str(path)
+
+    @override
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+        return f"{path}/{suffix}"
+
+    @override
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Nothing: a store has no folders."""
+
+    @override
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        """Returns False: a version is new."""
+        return False
+
+    @override
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Nothing: `create_stream` has given the name."""
+
+
 def refuse_options(storage_options: Any) -> None:
     """Refuses arguments for the storage, for which shards have no use.
 
@@ -129,6 +188,17 @@ class _Writer(FileSystemWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.fs = self.files = _Files()
+
+
+class _StoreWriter(FileSystemWriter):
+    def __init__(self, version: RemotePath) -> None:
+        super().__init__("", sync_files=False)
+        self.fs = self.files = _Objects()
+        self.path = self.fs.init_path(str(version))
+
+
+def _failures(error: CheckpointException) -> dict[int, BaseException]:
+    return {rank: failure[0] for rank, failure in error.failures.items()}
 
 
 def _begin(target: Path, sizes: list[int]) -> SaveLock:
@@ -173,17 +243,19 @@ def _finish(
         raise
 
 
-def _explain(target: Path, failures: Mapping[int, BaseException]) -> OSError:
+def _explain(target: AnyPath, failures: Mapping[int, BaseException]) -> OSError:
     """Returns an error that says what failed on which ranks, and what is left."""
     errors = [error for error in failures.values() if isinstance(error, OSError)]
-    reason = errors[0].strerror if errors else next(iter(failures.values()))
+    first = errors[0] if errors else next(iter(failures.values()))
+    reason = (errors[0].strerror if errors else None) or first
     ranks = ", ".join(str(rank) for rank in sorted(failures))
+    code = (errors[0].errno if errors else None) or errno.EIO
+    problem = f"Could not save {target}: {reason}, on rank {ranks}."
+    if isinstance(target, RemotePath):
+        advice = "Look at the address and its rights, or save elsewhere."
+        return OSError(code, f"{problem}{stored_shards.kept(target)} {advice}")
     try:
         free = f" {mib(shutil.disk_usage(target.parent).free)} are free there."
     except OSError:
         free = ""
-    return OSError(
-        errors[0].errno if errors else errno.EIO,
-        f"Could not save {target}: {reason}, on rank {ranks}.{free}{kept(target)} Free some "
-        "space or save elsewhere.",
-    )
+    return OSError(code, f"{problem}{free}{kept(target)} Free some space or save elsewhere.")

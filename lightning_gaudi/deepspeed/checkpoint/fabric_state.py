@@ -30,7 +30,7 @@ def save(
     """Saves objects by their names, the model and its optimizer in shards.
 
     Args:
-        path: A local folder, the same on all ranks.
+        path: A local folder, the same on all ranks, or an address.
         state: The objects; one is an engine.
         convert: Makes state dicts of those that have one.
         exclude_frozen: See `saving.save`.

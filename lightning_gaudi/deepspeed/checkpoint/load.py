@@ -17,12 +17,12 @@ from lightning_gaudi._core.collectives import on_rank_zero, raise_together
 
 from ...checkpoint import restricted
 from ...checkpoint.errors import UntrustedCheckpointError, damage_on_all_ranks
+from ...checkpoint.folders import local_path
 from ...checkpoint.io import HPUCheckpointIO
 from ...checkpoint.manifest import read_folder_manifest
 from ...checkpoint.torch_dcp.layout import is_sharded_folder
 from ...checkpoint.verify import check_folder_together, read_checked
 from . import consolidate, resize, shards, versions
-from .save import local_folder
 from .shards import Shards
 from .weights import load_weights
 
@@ -34,7 +34,7 @@ def is_deepspeed_folder(path: _PATH) -> bool:
     """
     if not _is_local_file_protocol(path):
         return False
-    folder = local_folder(path)
+    folder = local_path(path)
     return on_rank_zero(lambda: folder.is_dir() and not is_sharded_folder(folder))
 
 
@@ -51,7 +51,7 @@ def read_unsharded(
     Returns:
         The checkpoint with all weights, on the CPU, still to be loaded.
     """
-    if _is_local_file_protocol(path) and local_folder(path).is_dir():
+    if _is_local_file_protocol(path) and local_path(path).is_dir():
         files = HPUCheckpointIO()
     options = {} if weights_only is None else {"weights_only": weights_only}
     with damage_on_all_ranks():
@@ -104,7 +104,7 @@ def load(
         UntrustedCheckpointError: A file holds more than tensors and plain data.
         ValueError: A file is damaged, or the optimizer cannot go on in this run.
     """
-    folder = local_folder(path)
+    folder = local_path(path)
     version = folder / on_rank_zero(lambda: versions.latest(folder))
     check_folder_together(version, with_checksum=False)
     found = _find(folder, version, verify=verify)

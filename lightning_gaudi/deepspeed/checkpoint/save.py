@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch.distributed as dist
-from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import _PATH
 
@@ -17,10 +16,13 @@ from lightning_gaudi._core import hooks
 from lightning_gaudi._core.collectives import gather_objects, on_rank_zero, raise_together
 from lightning_gaudi._patches.apply import replaced, require
 
+from ...checkpoint import stored_shards
 from ...checkpoint.atomic import write_atomically
 from ...checkpoint.checksum import ChecksumFile
 from ...checkpoint.cpu_tensors import save_as_cpu_tensors
+from ...checkpoint.leftovers import TOOLS
 from ...checkpoint.manifest import FileEntry, Manifest, describe, with_files
+from ...checkpoint.remote import AnyPath, RemotePath, place_of
 from ...checkpoint.snapshot import HostMemory, Snapshot
 from ...checkpoint.space import check_space, file_bytes, needed_bytes
 from . import consolidate, versions
@@ -43,7 +45,7 @@ def save(
 
     Args:
         engine: DeepSpeed's, which trains.
-        path: A local folder that all ranks see.
+        path: A local folder that all ranks see, or an address that fsspec knows.
         extras: What to save beside the model and the optimizer.
         exclude_frozen: Leave out the parameters that are not trained.
         with_manifest: Whether to save a manifest of checksums, too.
@@ -52,9 +54,9 @@ def save(
     Raises:
         MisconfigurationException: DeepSpeed's settings have it save in another way than this one.
         OSError: A rank could not write its part.
-        ValueError: It is no local path, or `extras` has a name that DeepSpeed needs.
+        ValueError: `extras` has a name that DeepSpeed needs.
     """
-    folder = local_folder(path)
+    place = place_of(path)
     _check_engine(engine)
     names = consolidate.reserved(extras)
     if names:
@@ -66,7 +68,13 @@ def save(
 
     def prepare(memory: HostMemory | None) -> Callable[[], None]:
         with contextlib.ExitStack() as claims:
-            tag = on_rank_zero(lambda: _claim(folder, claims))
+            tag = on_rank_zero(lambda: _claim(place, claims))
+            # DeepSpeed wants a folder, even of what is recorded.
+            folder = (
+                place
+                if isinstance(place, Path)
+                else claims.enter_context(stored_shards.scratch_folder())
+            )
             with _recording(engine, memory) as record:
                 engine.save_checkpoint(
                     str(folder),
@@ -75,42 +83,68 @@ def save(
                     save_latest=False,
                     exclude_frozen_parameters=exclude_frozen,
                 )
-            return partial(_publish, record, folder, tag, manifest, claims.pop_all())
+            return partial(_publish, record, folder, place / tag, manifest, claims.pop_all())
 
     write(prepare)
 
 
 def _publish(
-    record: _Record, folder: Path, tag: str, manifest: Manifest | None, claims: contextlib.ExitStack
+    record: _Record,
+    folder: Path,
+    version: AnyPath,
+    manifest: Manifest | None,
+    claims: contextlib.ExitStack,
 ) -> None:
-    """Writes what is recorded, and makes it the version that is loaded."""
+    """Writes what is recorded, and makes it the version that is loaded.
+
+    Args:
+        record: What this rank writes.
+        folder: Where DeepSpeed was told to save, and has put its tools.
+        version: Where its files go to.
+        manifest: What it says of itself, without its files.
+        claims: What is let go of at the end.
+    """
+    place, tag = version.parent, version.name
+    kind: Any = stored_shards if isinstance(place, RemotePath) else versions
     with claims:
         try:
-            files = _write_together(record, folder)
+            files = _write_together(record, version)
+            if isinstance(place, RemotePath):
+                on_rank_zero(partial(_copy_tools, folder, place))
         except BaseException:
-            versions.discard(folder, tag)
+            kind.discard(place, tag)
             raise
         complete = None if manifest is None else with_files(manifest, files)
-        on_rank_zero(lambda: versions.publish(folder, tag, complete))
+        on_rank_zero(lambda: kind.publish(place, tag, complete))
 
 
-def _claim(folder: Path, claims: contextlib.ExitStack) -> str:
-    claim = versions.Claim(folder)
+def _claim(place: AnyPath, claims: contextlib.ExitStack) -> str:
+    if isinstance(place, RemotePath):
+        return stored_shards.new_version()
+    claim = versions.Claim(place)
     claims.callback(claim.release)
     return claim.tag
 
 
-def _write_together(record: _Record, folder: Path) -> dict[str, FileEntry]:
+def _copy_tools(folder: Path, place: RemotePath) -> None:
+    for tool in TOOLS:
+        if (folder / tool).is_file():
+            data = (folder / tool).read_bytes()
+            (place / tool).write(lambda file, data=data: file.write(data))  # type: ignore[misc]
+
+
+def _write_together(record: _Record, version: AnyPath) -> dict[str, FileEntry]:
     """Writes all ranks' files if there is room for them; returns what they are."""
     raise_together(record.error)
     hooks.before_write(partial(_sizes, record))
     sizes = gather_objects([needed_bytes(state) for state, _ in record.files])
     largest = max((size for each in sizes for size in each), default=0)
-    on_rank_zero(lambda: check_space(folder, sum(map(sum, sizes)), largest))
+    if isinstance(version, Path):
+        on_rank_zero(lambda: check_space(version.parent, sum(map(sum, sizes)), largest))
     error: Exception | None = None
     written: dict[str, FileEntry] = {}
     try:
-        written = {path.name: _write(state, path) for state, path in record.files}
+        written = {path.name: _write(state, version / path.name) for state, path in record.files}
     except Exception as caught:
         error = caught
     raise_together(error)
@@ -125,7 +159,7 @@ def _sizes(record: _Record) -> tuple[int, int]:
     return of_rank + of_each * (dist.get_world_size() - 1), of_rank
 
 
-def _write(snapshot: Snapshot, path: Path) -> FileEntry:
+def _write(snapshot: Snapshot, path: AnyPath) -> FileEntry:
     found: list[FileEntry] = []
 
     def write(file: IO[bytes]) -> None:
@@ -133,22 +167,11 @@ def _write(snapshot: Snapshot, path: Path) -> FileEntry:
         save_as_cpu_tensors(snapshot.state(), cast("IO[bytes]", watched))
         found.append(watched.entry())
 
-    write_atomically(path, write)
+    if isinstance(path, RemotePath):
+        path.write(write)
+    else:
+        write_atomically(path, write)
     return found[0]
-
-
-def local_folder(path: _PATH) -> Path:
-    """Returns the path of a checkpoint, which DeepSpeed can only have in the local file system.
-
-    Raises:
-        ValueError: It is somewhere else.
-    """
-    if not _is_local_file_protocol(path):
-        raise ValueError(
-            f"DeepSpeed saves its shards to local folders, and {str(path)!r} is none. Save to a "
-            "local path, on a file system that all nodes share, and copy it from there."
-        )
-    return Path(get_filesystem(path)._strip_protocol(str(path)))
 
 
 def _check_engine(engine: Any) -> None:

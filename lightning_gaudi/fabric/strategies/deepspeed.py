@@ -19,6 +19,7 @@ from typing_extensions import override
 from lightning_gaudi._core import progress, vendor
 from lightning_gaudi.reliability.settings import as_told
 
+from ...checkpoint.stored_shards import fetched
 from ...deepspeed.checkpoint import fabric_state
 from ...deepspeed.checkpoint.load import is_deepspeed_folder
 from ...deepspeed.checkpoint.weights import load_weights
@@ -199,7 +200,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
         """Saves objects by their names, the model and its optimizer in shards: a folder.
 
         Args:
-            path: A local folder.
+            path: A local folder, or an address that fsspec knows.
             state: The objects; one is the model.
             storage_options: Not supported.
             filter: Not supported.
@@ -223,7 +224,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
         """Loads objects in place, from a checkpoint in shards or from one of any other strategy.
 
         Args:
-            path: A local folder in the first case.
+            path: A local path, or an address that fsspec knows.
             state: The objects by name, or one of them.
             strict: Whether the checkpoint must have all of them.
             weights_only: See `HPUCheckpointIO.load_checkpoint`.
@@ -231,17 +232,22 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
         Returns:
             What else the checkpoint has.
         """
-        path = self.broadcast(path)
-        if is_deepspeed_folder(path):
-            verify = self.reliability.verify_checkpoints
-            return fabric_state.load(path, state, strict=strict, verify=verify)
 
         def load_model(module: Module, found: Mapping[str, Any]) -> None:
             self.load_module_state_dict(module, found, strict=strict)
 
-        return fabric_state.load_whole(
-            path, state, self.checkpoint_io, load_model, strict=strict, weights_only=weights_only
-        )
+        with fetched(self.broadcast(path)) as found:
+            if is_deepspeed_folder(found):
+                verify = self.reliability.verify_checkpoints
+                return fabric_state.load(found, state, strict=strict, verify=verify)
+            return fabric_state.load_whole(
+                found,
+                state,
+                self.checkpoint_io,
+                load_model,
+                strict=strict,
+                weights_only=weights_only,
+            )
 
     @override
     def load_module_state_dict(

@@ -23,6 +23,7 @@ from lightning_gaudi.reliability.settings import as_told
 from ...checkpoint.errors import damage_on_all_ranks
 from ...checkpoint.files import open_mapped
 from ...checkpoint.folders import recover
+from ...checkpoint.stored_shards import fetched
 from ...checkpoint.torch_dcp.layout import is_sharded_folder, load_rest
 from ...checkpoint.torch_dcp.load import read_metadata, saved_names
 from ...checkpoint.torch_dcp.save import refuse_options, save_sharded
@@ -54,7 +55,7 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
         """Saves a folder of shards, or a single file; until it is complete, the old one stays.
 
         Args:
-            path: A local path; for a single file also a URL that fsspec knows.
+            path: A local path, or an address that fsspec knows.
             state: One model in shards, optimizers of it, and whatever else, by name.
             storage_options: Not supported.
             filter: For names in `state`, which of its items to save.
@@ -119,7 +120,18 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
                 "An optimizer in shards is loaded together with its model: pass "
                 "state={'model': ..., 'optimizer': ...}."
             )
-        path = self.broadcast(path)
+        with fetched(self.broadcast(path)) as found:
+            return self._load(found, state, strict=strict, weights_only=weights_only)
+
+    def _load(
+        self,
+        path: _PATH,
+        state: Module | dict[str, Any] | None,
+        *,
+        strict: bool,
+        weights_only: bool | None,
+    ) -> dict[str, Any]:
+        """Loads what is on this machine, or a file at an address; see `load_checkpoint`."""
         folder = Path(path)
         on_rank_zero(lambda: recover(folder))
         verify = self.reliability.verify_checkpoints

@@ -36,7 +36,9 @@ def add_parser(subparsers: _Subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the checkpoint")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="the checkpoint: a folder, or an address such as s3://..."
+    )
     parser.add_argument(
         "output", type=Path, metavar="OUTPUT", help="ends with .safetensors, .ckpt or .pt"
     )
@@ -68,11 +70,12 @@ def _check_installed(output: Path) -> None:
         )
 
 
-def consolidate(folder: Path, output: Path) -> None:
+def consolidate(folder: str | Path, output: Path) -> None:
     """Writes a checkpoint in shards to one file; until it is complete, `output` is as it was.
 
     Args:
-        folder: What a strategy of DeepSpeed's, or one of torch's shards, has saved.
+        folder: What a strategy of DeepSpeed's, or one of torch's shards, has saved; or the address
+            that it was saved to.
         output: Ends with `.safetensors` for the weights alone, or with `.ckpt` or `.pt` for all
             that was saved but DeepSpeed's optimizer.
 
@@ -82,11 +85,24 @@ def consolidate(folder: Path, output: Path) -> None:
             written.
         ValueError: A file is damaged or not trusted, or `output` has another suffix.
     """
-    from lightning_gaudi.checkpoint.single_file import check_output, write_single_file
+    from lightning_gaudi.checkpoint.single_file import check_output
+    from lightning_gaudi.checkpoint.stored_shards import fetched
+
+    check_output(output)
+    with fetched(folder, is_alone=True) as found:
+        if "://" in str(found):
+            raise FileNotFoundError(
+                f"There is no checkpoint in shards at {folder}. Pass the address that it was saved "
+                "to."
+            )
+        _write(Path(found), output)
+
+
+def _write(folder: Path, output: Path) -> None:
+    from lightning_gaudi.checkpoint.single_file import write_single_file
     from lightning_gaudi.checkpoint.torch_dcp import load
     from lightning_gaudi.checkpoint.torch_dcp.layout import is_sharded_folder
 
-    check_output(output)
     if not is_sharded_folder(folder):
         from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
 

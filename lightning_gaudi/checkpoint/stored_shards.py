@@ -1,0 +1,322 @@
+"""Checkpoints in shards at an address: several objects, which a store shows one by one.
+
+    s3://bucket/run/last.ckpt/
+        latest                  names the version: written when all of it is there, in one step
+        checkpoint-1764300000/  the files that a folder on a disk has, and their manifest
+        zero_to_fp32.py         DeepSpeed's own tool
+
+That is how DeepSpeed lays out its folders, so what is copied to a disk can be loaded there. Each
+rank writes its files straight to the store. Who loads them needs files: see `fetched`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lightning.fabric.utilities.types import _PATH
+
+from lightning_gaudi._core.collectives import gather_objects, on_rank_zero, raise_together
+from lightning_gaudi.untrusted import path_inside, printable
+
+from .errors import ADVICE, DamagedCheckpointError, IncompleteCheckpointError
+from .leftovers import LATEST
+from .manifest import FOLDER_MANIFEST, MAX_MANIFEST_BYTES, Manifest, decode, encode
+from .remote import RemotePath, place_of
+from .space import mib
+from .torch_dcp.layout import METADATA, REST, is_sharded_folder
+
+_TAG = re.compile(r"(?!\.{1,2}$)[\w.-]{1,255}")
+_VERSION = re.compile(r"checkpoint(-\d+)?")
+"""Names of versions that we, or DeepSpeed under Lightning, have given."""
+_COPIED = (METADATA, REST, FOLDER_MANIFEST)
+"""What is in no version, where a folder of torch's shards was copied to the address."""
+
+_SCRATCH = "lightning-gaudi-shards-"
+_MIN_AGE_S = 60.0
+"""How old a folder must be that nobody locks: whoever has just made it may be about to."""
+
+
+def new_version() -> str:
+    """Returns a name that no version has: a store has no locks, so nobody counts in it."""
+    return f"checkpoint-{time.time_ns()}"
+
+
+def publish(place: RemotePath, tag: str, manifest: Manifest | None) -> None:
+    """Makes this version the checkpoint, then removes what was at the address before.
+
+    Args:
+        place: The checkpoint.
+        tag: The version, all of whose files are in the store.
+        manifest: What it says of itself.
+
+    Raises:
+        OSError: It cannot be; the checkpoint is what it was.
+    """
+    if manifest is not None:
+        (place / tag / FOLDER_MANIFEST).write(lambda file: file.write(encode(manifest)))
+    (place / LATEST).write(lambda file: file.write(tag.encode()))
+    with contextlib.suppress(OSError):
+        if place.is_file():  # one that another strategy has saved whole
+            place.unlink()
+        for each in place.iterdir():
+            is_ours = each.name in _COPIED or each.suffix == ".distcp"
+            if is_ours or (_VERSION.fullmatch(each.name) and each.name != tag):
+                each.remove()
+
+
+def discard(place: RemotePath, tag: str) -> None:
+    """Removes a version that will not be whole, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        (place / tag).remove()
+
+
+def remove_stored(place: RemotePath) -> None:
+    """Removes a checkpoint of any kind: what is left of it if this is killed counts as none."""
+    with contextlib.suppress(FileNotFoundError):
+        (place / LATEST).unlink()
+    with contextlib.suppress(FileNotFoundError):
+        place.remove()
+
+
+def remove_shards(place: RemotePath) -> None:
+    """Removes the shards that were at an address, where a whole file has taken their place.
+
+    Raises:
+        OSError: The store does not answer, or refuses.
+    """
+    if not place.is_dir():
+        return
+    with contextlib.suppress(FileNotFoundError):
+        (place / LATEST).unlink()
+    for each in list(place.iterdir()):
+        if each != place:  # a store may list the object of that name, too
+            each.remove()
+
+
+def kept(place: RemotePath) -> str:
+    """Returns a sentence on what is at the address after a failure, if there is something."""
+    try:
+        has_one = find_version(place) is not None or place.is_file()
+    except (OSError, DamagedCheckpointError):
+        has_one = False
+    return " The checkpoint that was there before is intact." if has_one else ""
+
+
+def find_version(place: RemotePath) -> str | None:
+    """Returns which version of a checkpoint in shards counts; None if there are no shards.
+
+    It is empty where the files are in no version: a folder of torch's shards that was copied there.
+
+    Raises:
+        DamagedCheckpointError: Its file `latest` names no version.
+        OSError: The store does not answer.
+    """
+    try:
+        data = (place / LATEST).read_small(4096)
+    except (FileNotFoundError, NotADirectoryError, FileExistsError):  # below a file, for some
+        return "" if any((place / name).is_file() for name in (METADATA, REST)) else None
+    tag = data.decode(errors="replace").strip()
+    if not _TAG.fullmatch(tag):
+        raise DamagedCheckpointError(
+            f"The checkpoint {place} is damaged: its file {LATEST!r} names no version "
+            f"({printable(repr(tag), max_chars=100)}). {ADVICE}"
+        )
+    return tag
+
+
+def read_stored_manifest(place: RemotePath, tag: str) -> Manifest | None:
+    """Returns what a version says of itself; None if it says nothing.
+
+    Raises:
+        DamagedCheckpointError: It was changed.
+        OSError: The store does not answer.
+    """
+    path = _version(place, tag) / FOLDER_MANIFEST
+    try:
+        data = path.read_small(MAX_MANIFEST_BYTES)
+    except FileNotFoundError:
+        return None
+    found = decode(data, path)
+    if found is None:
+        raise DamagedCheckpointError(f"{path} is damaged: it is no manifest.")
+    return found
+
+
+def check_stored(place: RemotePath) -> None:
+    """Compares the lengths of a version's objects with its manifest; nothing of them is read.
+
+    Raises:
+        IncompleteCheckpointError: One is not there, or nothing is; names all that are not whole.
+        DamagedCheckpointError: One is not what was saved.
+        OSError: The store does not answer.
+    """
+    tag = find_version(place)
+    version = None if tag is None else _version(place, tag)
+    sizes = {} if version is None or not version.is_dir() else version.sizes()
+    manifest = read_stored_manifest(place, tag) if tag is not None and sizes else None
+    problems = [] if sizes else ["its files are missing"]
+    for name, entry in manifest.files.items() if manifest is not None else ():
+        if name not in sizes:
+            problems.append(f"{printable(name)} is missing")
+        elif sizes[name] != entry.num_bytes:
+            problems.append(f"{printable(name)} has {sizes[name]:,} bytes of {entry.num_bytes:,}")
+    if problems:
+        is_missing = any(each.endswith("missing") for each in problems)
+        kind = IncompleteCheckpointError if is_missing else DamagedCheckpointError
+        raise kind(f"The checkpoint {place} is damaged: {'; '.join(problems)}. {ADVICE}")
+
+
+@contextlib.contextmanager
+def fetched(path: _PATH, *, is_alone: bool = False) -> Iterator[_PATH]:
+    """Gives a checkpoint in shards as a folder of this machine; any other is given as it is.
+
+    All ranks call it, unless it is told otherwise. Of those that share a folder for temporary files
+    one downloads, and the others wait for it; the folder is removed behind the block.
+
+    Args:
+        path: A local path, or an address that fsspec knows.
+        is_alone: Whether this process is the only one that asks.
+
+    Yields:
+        A folder of torch's shards, or one of DeepSpeed's; or `path`.
+
+    Raises:
+        DamagedCheckpointError: What the address has is not what was saved.
+        OSError: The store does not answer, or there is no room; names the address. So does
+            what the block raises.
+    """
+    place = place_of(path)
+    if isinstance(place, Path):
+        yield _unwrapped(place) or path
+        return
+    if str(path).startswith(("http:", "https:")):
+        yield path
+        return
+    once: Callable[..., tuple[str | None, str]] = (lambda do: do()) if is_alone else on_rank_zero
+    tag, token = once(lambda: (find_version(place), uuid.uuid4().hex))
+    if tag is None:
+        yield path
+        return
+    folder = _temporary(token)
+    error: Exception | None = None
+    with contextlib.ExitStack() as held:
+        try:
+            if held.enter_context(_made(folder)):
+                _download(place, tag, folder)
+        except Exception as caught:
+            error = caught
+        if error is not None and is_alone:
+            raise error
+        if not is_alone:
+            raise_together(error)
+        try:
+            yield _unwrapped(folder) or folder
+        except (OSError, ValueError) as caught:
+            _name(caught, str(folder), str(place))
+            raise
+        if not is_alone:
+            gather_objects(None)  # others may still be reading
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Gives a folder of this machine that is removed behind the block, or after it was killed."""
+    folder = _temporary(uuid.uuid4().hex)
+    with _made(folder):
+        yield folder
+
+
+def _version(place: RemotePath, tag: str) -> RemotePath:
+    return place / tag if tag else place
+
+
+def _unwrapped(folder: Path) -> Path | None:
+    """Returns the version of torch's shards that a folder's `latest` names, if it names one."""
+    if is_sharded_folder(folder) or not (folder / LATEST).is_file():
+        return None
+    from .candidates import read_latest  # which asks this module of what is in a store
+
+    tag = read_latest(folder)
+    return folder / tag if tag and is_sharded_folder(folder / tag) else None
+
+
+def _temporary(token: str) -> Path:
+    return Path(tempfile.gettempdir(), f"{_SCRATCH}{token}")
+
+
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[bool]:
+    """Makes a folder, and removes it behind the block; False if another process has made it.
+
+    While the block runs it is locked. Those that nobody locks any more are removed before.
+    """
+    for other in folder.parent.glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):
+            _remove_unless_held(other)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        yield False
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield True
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_unless_held(folder: Path) -> None:
+    """Removes what a killed process of this user's has left.
+
+    Raises:
+        OSError: Another process holds it, or it is not ours, or there are no locks.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _MIN_AGE_S:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _download(place: RemotePath, tag: str, folder: Path) -> None:
+    version = _version(place, tag)
+    sizes = version.sizes()
+    target = folder / tag if tag else folder
+    try:
+        files = {name: path_inside(target, name) for name in sizes}
+    except ValueError as error:
+        raise DamagedCheckpointError(f"The checkpoint {place} is damaged: {error}") from None
+    needed, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(
+            f"{place} has {mib(needed)} in shards, which are read from a disk, and "
+            f"{folder.parent} has {mib(free)} free. Set TMPDIR to a folder with more room."
+        )
+    target.mkdir(exist_ok=True)
+    version.download(files)
+    if tag:
+        (folder / LATEST).write_text(tag)
+
+
+def _name(error: Exception, local: str, address: str) -> None:
+    """Names in an error where a file came from, in place of where it was for a moment."""
+    error.args = tuple(
+        each.replace(local, address) if isinstance(each, str) else each for each in error.args
+    )
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        error.filename = error.filename.replace(local, address)
