@@ -17,12 +17,12 @@ import socket
 import stat
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard, cast
 
-from lightning_gaudi.untrusted import parse_json, read_integer
+from lightning_gaudi.untrusted import parse_json, printable, read_integer
 
 from ..checkpoint.folders import make_folder, sync
 from ..checkpoint.remote import AnyPath, RemotePath, place_of
@@ -111,6 +111,10 @@ def _agent(environ: Mapping[str, str]) -> str:
     return f"{socket.gethostname()}:{Path(path).parents[2]}"
 
 
+class TakenOverError(RuntimeError):
+    """A job has been started again while this process of it still trains."""
+
+
 class JobRecord:
     """What is written down of one fit of a job; only rank 0 has it."""
 
@@ -121,7 +125,8 @@ class JobRecord:
             root: A folder that the job has at each start.
             job: The job's name.
             agent: What has started this process, see `Job`.
-            fit: What tells the fit from others of the job, such as the command.
+            fit: What tells the fit from others of the job: the command, the model's class and how
+                many fits of that came before.
         """
         digest = hashlib.sha256("\0".join(fit).encode()).hexdigest()[:12]
         name = re.sub(r"[^\w.-]", "_", job)
@@ -132,6 +137,13 @@ class JobRecord:
         self.has_ended = False
         """Whether the fit has come to its end."""
         self._agent = agent
+        self._fit = [*fit]
+        self._job = job
+        self._prefix = f"{name}-"
+        self._start = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}"
+        """This start, which no other has."""
+        self._start_before: str | None = None
+        """The one that has written down what this one goes on with."""
         self._before: dict[str, Any] = {}
         """What was there before it, of each path that the fit has saved to; the newest last."""
         self._awaited: set[str] = set()
@@ -155,6 +167,7 @@ class JobRecord:
             raise ValueError("it is no record of a fit")
         self.first_path = found["first_path"]
         self.has_ended = found.get("has_ended", False)
+        self._start_before = found.get("start")
         self._before = dict(found["saved"])
         return str(found["agent"])
 
@@ -171,6 +184,47 @@ class JobRecord:
             self.path.unlink()
             if isinstance(self.path, Path):
                 sync(self.path.parent)
+
+    def commands_before(self) -> list[list[str]]:
+        """Returns other commands by which this job has come to a fit such as this, and saved.
+
+        Raises:
+            OSError: The store does not answer.
+        """
+        folder, (*_, model, count) = self.path.parent, self._fit
+        found = []
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name.startswith(self._prefix) and path != self.path:
+                try:
+                    record = parse_json(_read_own(path))
+                except (OSError, ValueError):
+                    continue
+                fit = record.get("fit") if isinstance(record, dict) else None
+                if _is_fit(fit) and fit[-2:] == [model, count]:
+                    found.append(fit[:-2])
+        return found
+
+    def check_own(self) -> None:
+        """Makes sure that no later start of the job has saved since.
+
+        Raises:
+            TakenOverError: One has. Names it; two would write over one another's checkpoints.
+            OSError: It cannot be read.
+        """
+        try:
+            found = parse_json(_read_own(self.path))
+        except (FileNotFoundError, ValueError):
+            return
+        start = found.get("start") if isinstance(found, dict) and _is_record(found) else None
+        if start in (None, self._start, self._start_before):
+            return
+        host, pid, _ = [*printable(start, max_chars=200).split(" "), "", "", ""][:3]
+        raise TakenOverError(
+            f"The job {self._job!r} was started again while this process of it still trained: "
+            f"process {pid} on {host} has saved since, as {self.path} says. Both would write over "
+            "each other's checkpoints, so this one ends, and saves nothing more. If they are two "
+            "jobs, give each a name of its own."
+        )
 
     def is_about_to_save(self, path: str) -> None:
         """Notes a path before a checkpoint is there: it counts once there is another than now.
@@ -205,7 +259,7 @@ class JobRecord:
 
     def saved(self) -> list[AnyPath]:
         """Returns the checkpoints of the fit that are there, the newest last."""
-        found = {path: _state(path) for path in self._before}
+        found = _states(self._before)
         return [
             place_of(path)
             for path, before in self._before.items()
@@ -213,7 +267,7 @@ class JobRecord:
         ]
 
     def _write(self, path: str) -> None:
-        found = {each: _state(each) for each in self._before}
+        found = _states(self._before)
         self._awaited -= {
             each for each in self._awaited if found.get(each) != self._before.get(each)
         }
@@ -234,8 +288,15 @@ class JobRecord:
         write_atomically(self.path, self._dump)
 
     def _dump(self, file: IO[bytes]) -> None:
-        found = {"agent": self._agent, "first_path": self.first_path, "has_ended": self.has_ended}
-        file.write(json.dumps({**found, "saved": list(self._before.items())}).encode())
+        found = {
+            "agent": self._agent,
+            "start": self._start,
+            "fit": self._fit,
+            "first_path": self.first_path,
+            "has_ended": self.has_ended,
+            "saved": list(self._before.items()),
+        }
+        file.write(json.dumps(found).encode())
 
 
 def _read_own(path: AnyPath) -> bytes:
@@ -267,10 +328,16 @@ def _is_record(found: dict[str, Any]) -> bool:
         isinstance(found.get("agent"), str)
         and isinstance(found.get("first_path", 0), str | None)
         and isinstance(found.get("has_ended", False), bool)
+        and isinstance(found.get("start", ""), str)
         and isinstance(saved, list)
         and all(isinstance(each, list) and len(each) == 2 for each in saved)
         and all(_is_path(path) and _is_state(state) for path, state in saved)
     )
+
+
+def _is_fit(value: object) -> TypeGuard[list[str]]:
+    is_list = isinstance(value, list) and len(value) > 2
+    return is_list and all(isinstance(each, str) for each in cast("list[object]", value))
 
 
 def _is_path(value: object) -> bool:
@@ -296,3 +363,24 @@ def _state(path: str) -> list[int] | None:
     except OSError:
         return None
     return [found.st_ino, found.st_mtime_ns, found.st_size]
+
+
+def _states(paths: Iterable[str]) -> dict[str, list[int] | None]:
+    """Returns the same of several; of a store each folder is listed once."""
+    found: dict[str, list[int] | None] = {}
+    folders: dict[RemotePath, dict[str, str]] = {}
+    for path in paths:
+        place = place_of(path)
+        if isinstance(place, RemotePath):
+            folders.setdefault(place.parent, {})[place.name] = path
+        else:
+            found[path] = _state(path)
+    for folder, names in folders.items():
+        try:
+            listed = folder.stats(names)
+        except OSError:
+            listed = {}
+        for name, path in names.items():
+            each = listed.get(name)
+            found[path] = each and [each.st_ino, each.st_mtime_ns, each.st_size]
+    return found

@@ -6,10 +6,12 @@ fit again, it is the newest one that the fit has saved: see `AutoResume`.
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,20 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_gaudi._core.collectives import gather_objects, is_connected
+from lightning_gaudi._core.collectives import gather_objects, is_connected, on_rank_zero
 from lightning_gaudi._core.processes.rank_monitor import say
 from lightning_gaudi._core.progress import begin_session, continue_run, count_fit
 from lightning_gaudi.reliability.guard import Part
+from lightning_gaudi.untrusted import printable
 
 from ..checkpoint.errors import DamagedCheckpointError
 from ..checkpoint.folders import local_path
 from ..checkpoint.leftovers import sweep
 from ..checkpoint.remote import AnyPath, RemotePath, check_reachable, place_of
 from .jobs import JOB_ID, Job, JobRecord, find_job
+
+_PATIENCE_S = 15.0
+"""How long a checkpoint that other ranks see may take to be seen here."""
 
 
 def checkpoint_folders(trainer: pl.Trainer) -> list[AnyPath]:
@@ -147,16 +153,44 @@ def _check_shared(path: _PATH) -> None:
     Raises:
         MisconfigurationException: Some do not.
     """
-    is_there = place_of(path).exists()
-    seen = gather_objects((socket.gethostname(), is_there)) if is_connected() else []
-    without = [f"{rank} ({host})" for rank, (host, sees) in enumerate(seen) if not sees]
-    if without and len(without) < len(seen):
+    place = place_of(path)
+    without, is_mixed = _unseen_by(place.exists())
+    if is_mixed:
+        without, is_mixed = _unseen_by(_appears(place))
+    if is_mixed:
         raise MisconfigurationException(
             f"There is no checkpoint {path} on the disk of rank {', '.join(without)}; other "
             "ranks see it. Each node seems to have a disk of its own there. Pass a "
             "default_root_dir (or a dirpath of ModelCheckpoint) on a file system that all nodes "
             "share, or an address such as s3://bucket/run."
         )
+
+
+def _unseen_by(is_there: bool) -> tuple[list[str], bool]:
+    """Returns who does not see something, and whether others do.
+
+    Args:
+        is_there: Whether this rank sees it.
+    """
+    seen = gather_objects((socket.gethostname(), is_there)) if is_connected() else []
+    without = [f"{rank} ({host})" for rank, (host, sees) in enumerate(seen) if not sees]
+    return without, 0 < len(without) < len(seen)
+
+
+def _appears(place: AnyPath) -> bool:
+    """Returns whether something is there, or comes to be within a moment.
+
+    A client of NFS may show a folder as it was up to 60 s ago (nfs(5), `acdirmax`), unless that is
+    opened anew, which listing it does.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    while not place.exists():
+        with suppress(OSError):
+            next(iter(place.parent.iterdir()), None)
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def _load_valid(
@@ -227,6 +261,8 @@ class AutoResume(Part):
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._record: JobRecord | None = None
+        self._is_named = False
+        """Whether the job has a name of its user's, and rank 0 a record of it; on all ranks."""
         self.instead: Sequence[Any] = ()
         """What a further start begins with if the checkpoint that was chosen for it is damaged:
         paths, the best first, then what the program asks for, None for nothing. Empty where the
@@ -242,7 +278,7 @@ class AutoResume(Part):
         Returns:
             A path, the same on all ranks, or `given`.
         """
-        self._record, self.instead = None, ()
+        self._record, self.instead, self._is_named = None, (), False
         if trainer.state.fn != TrainerFn.FITTING:
             return given
         model = type(trainer.lightning_module).__qualname__
@@ -261,7 +297,8 @@ class AutoResume(Part):
                 self._record = record
             except (OSError, ValueError, LookupError, TypeError) as error:
                 _warn(record, error)
-        chosen = self._strategy.broadcast(chosen)
+        is_named = self._record is not None and job.is_named
+        chosen, self._is_named = self._strategy.broadcast((chosen, is_named))
         return given if chosen is None else chosen
 
     def end(self) -> None:
@@ -283,8 +320,13 @@ class AutoResume(Part):
         Args:
             path: Where to.
             weights_only: Whether a fit could not go on from there.
+
+        Raises:
+            TakenOverError: The job has been started again meanwhile; on all ranks.
         """
         record = self._record
+        if self._is_named:
+            on_rank_zero(self._check_own)
         if record is None or weights_only:
             yield
             return
@@ -302,6 +344,13 @@ class AutoResume(Part):
         except OSError as error:
             _warn(record, error)
 
+    def _check_own(self) -> None:
+        assert self._record is not None
+        try:
+            self._record.check_own()
+        except OSError as error:
+            _warn(self._record, error)
+
 
 def _choose(
     record: JobRecord, job: Job, given: str | None, *, is_restarted: bool
@@ -316,7 +365,14 @@ def _choose(
     if not is_known:
         left = [] if record.has_ended else record.saved()
         record.begin(given)
-        if is_restarted:
+        is_new = agent is None and job.is_named and given is None
+        if others := record.commands_before() if is_new else []:
+            command = printable(shlex.join(others[-1]), max_chars=300)
+            say(
+                f"it begins at the first step: this job has saved before, by another command "
+                f"({command}). To go on from there, start it by that one, or pass ckpt_path"
+            )
+        elif is_restarted:
             say(f"{again}nothing that it saved is known, so it begins as at first")
         elif left and given is None:
             say(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,7 @@ def _fit(
     folder: str = "checkpoints",
     accelerator: str = "hpu",
     saves: pl.Callback | None = None,
+    others: Sequence[pl.Callback] = (),
 ) -> int:
     """Fit, with a checkpoint each two steps unless told otherwise; the step at which it began."""
     begin = Begin()
@@ -68,7 +71,7 @@ def _fit(
         max_steps=max_steps,
         max_epochs=-1,
         default_root_dir=root,
-        callbacks=[saves, begin],
+        callbacks=[saves, begin, *others],
         **QUIET | {"enable_checkpointing": True},
     )
     trainer.fit(model or TinyModule(), batches(16), ckpt_path=ckpt_path)
@@ -210,6 +213,36 @@ def test_an_object_store_is_as_a_disk(
         == step
     )
     assert f"it goes on from {root}/checkpoints/epoch=0-step={step}.ckpt" in capfd.readouterr().err
+
+
+def test_a_named_job_that_comes_by_another_command_says_so(
+    starts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starts({"LIGHTNING_GAUDI_JOB_ID": "bert-17"})
+    _fit(tmp_path, 4)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs=2"])
+    progress._num_fits.clear()
+    assert _fit(tmp_path, 8) == 0
+    said = capfd.readouterr().err
+    assert "it begins at the first step: this job has saved before, by another command" in said
+    assert "(train.py). To go on from there, start it by that one, or pass ckpt_path" in said
+
+
+def test_of_two_processes_of_a_named_job_the_earlier_one_ends(starts: Any, tmp_path: Path) -> None:
+    class Second(pl.Callback):
+        """Another process of the job begins in the middle of this one, and saves."""
+
+        def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+            if trainer.global_step == 3:
+                (path,) = (tmp_path / FOLDER).iterdir()
+                record = json.loads(path.read_text())
+                path.write_text(json.dumps(record | {"start": "node-2 17 abc"}))
+
+    starts({"LIGHTNING_GAUDI_JOB_ID": "bert-17"})
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
+    with pytest.raises(RuntimeError, match=r"process 17 on node-2 has saved since"):
+        _fit(tmp_path, 8, saves=saves, others=[Second()])
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["epoch=0-step=2.ckpt"]
 
 
 def test_a_fine_tune_does_not_begin_again_from_where_it_first_began(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_gaudi.strategies.jobs import FOLDER, JobRecord
+import pytest
+
+from lightning_gaudi.strategies.jobs import FOLDER, JobRecord, TakenOverError
+from tests.helpers.objects import address
 
 
 def _record(folder: Path, job: str = "torchrun-a", fit: str = "0") -> JobRecord:
-    return JobRecord(folder, job, "agent", ("train.py", fit))
+    return JobRecord(folder, job, "agent", ("train.py", "Model", fit))
 
 
 def _save(record: JobRecord, path: Path, *, is_written: bool = True) -> None:
@@ -106,3 +109,34 @@ def test_what_a_thread_still_writes_is_not_forgotten(tmp_path: Path) -> None:
     assert _read(tmp_path) == paths[:2]
     paths[2].write_text("written")
     assert _read(tmp_path) == paths
+
+
+@pytest.mark.parametrize("place", ["disk", "store"])
+def test_the_earlier_of_two_starts_ends_once_the_later_has_saved(
+    place: str, tmp_path: Path
+) -> None:
+    root = str(tmp_path) if place == "disk" else address(tmp_path)
+    first, second = (JobRecord(root, "job-1", "", ("train.py", "Model", "0")) for _ in range(2))
+    first.check_own()
+    _save(first, tmp_path / "a")
+    second.read()
+    for record in (first, second, first):  # the later one has saved nothing yet
+        record.check_own()
+    _save(second, tmp_path / "b")
+    with pytest.raises(TakenOverError, match=r"The job 'job-1' was started again .* process \d+"):
+        first.check_own()
+    second.check_own()
+    third = JobRecord(root, "job-1", "", ("train.py", "Model", "0"))
+    third.read()
+    third.check_own()
+
+
+def test_commands_by_which_a_job_has_saved_before(tmp_path: Path) -> None:
+    _save(_record(tmp_path), tmp_path / "a")
+    JobRecord(tmp_path, "torchrun-b", "", ("other.py", "Model", "0")).end()
+    later = JobRecord(tmp_path, "torchrun-a", "", ("train.py", "--lr", "Model", "0"))
+    assert later.commands_before() == [["train.py"]]
+    second = JobRecord(tmp_path, "torchrun-a", "", ("train.py", "--lr", "Model", "1"))
+    assert second.commands_before() == []
+    (tmp_path / FOLDER / "torchrun-a-x.json").write_text('{"fit": ["a", 1, 2]}')
+    assert later.commands_before() == [["train.py"]]
