@@ -160,10 +160,12 @@ def half_told(
         names = [each for each in (launcher.size, launcher.rank, launcher.local_rank) if each]
         missing = [name for name in names if not environ.get(name)]
         is_empty = launcher.size in environ and launcher.size in missing
+        # What torchrun has started may start something of its own that trains alone.
+        is_marked = launcher is TORCHRUN and (missing != names or not is_alone)
         told = [
             *([launcher.size] if _is_above(1, launcher.size, environ) else []),
             *([launcher.rank] if _is_above(-1 if is_empty else 0, launcher.rank, environ) else []),
-            *(launcher.signs if launcher is TORCHRUN else []),
+            *(launcher.signs if is_marked else []),
         ]
         if told and missing:
             return launcher, told[0], missing

@@ -214,6 +214,9 @@ OWN = {
     "_core/processes/__init__.py": {"self._ranks.is_quiet"},
     # As torch marks its own functions whose result a traced program may keep.
     "attention/kernel.py": {"_card_without_kernel._dynamo_marked_constant"},
+    # Of an error that is raised on: the address that it lacks.
+    "checkpoint/remote.py": {"error.args", "error.strerror"},
+    "checkpoint/stored_shards.py": {"error.args", "error.filename"},
     # The state of an object that this pickle has made.
     "checkpoint/unpickler.py": {"setattr(target, name, value)"},
     "distributed/process_group.py": {"meeting.address", "meeting.listener"},

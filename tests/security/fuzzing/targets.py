@@ -17,6 +17,7 @@ _OWN_PIPE = "it comes through a pipe or a file of this process's own, which nobo
 _SYNC = "it opens a file or a folder to bring it to disk, and reads nothing"
 _OURS = "it reads a file that this package is installed with: whoever can change it can change code"
 _MAKES = "it makes text of what this process holds, and reads nothing of others"
+_LOCKS = "it opens a folder to lock it, and reads nothing"
 _KERNEL = "the kernel writes it, in one form"
 _SHOWN = "any bytes become a text that is cut and escaped"
 _MEMORY = "it looks at memory that this process holds"
@@ -44,6 +45,9 @@ EXEMPT = {
     "lightning_gaudi._core.workers.start:_remove_left": "any bytes are searched for a path",
     "lightning_gaudi.checkpoint.folders:sync": _SYNC,
     "lightning_gaudi.checkpoint.leftovers:_boot": _KERNEL,
+    "lightning_gaudi.checkpoint.stored_shards:_made": _LOCKS,
+    "lightning_gaudi.checkpoint.stored_shards:_remove_unless_held": _LOCKS,
+    "lightning_gaudi.deepspeed.checkpoint.save:_copy_tools": "DeepSpeed's tools, as installed",
     "lightning_gaudi.checkpoint.restricted:_OwnUnpickler.__init__": "bytes that this process wrote",
     "lightning_gaudi.checkpoint.snapshot:Snapshot.state": _MEMORY,
     "lightning_gaudi.tools.command_line.catalog:read_recipe": _OURS,

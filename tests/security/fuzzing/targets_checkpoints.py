@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -30,10 +31,12 @@ from lightning_gaudi.checkpoint import (
     manifest,
     restricted,
     sealed_zip,
+    stored_shards,
     verify,
 )
 from lightning_gaudi.checkpoint.checksum import checksum_of
 from lightning_gaudi.checkpoint.errors import DamagedCheckpointError, UntrustedCheckpointError
+from lightning_gaudi.checkpoint.remote import RemotePath
 from lightning_gaudi.checkpoint.torch_dcp.load import load_full_checkpoint
 from lightning_gaudi.strategies import jobs as job_record
 
@@ -328,19 +331,71 @@ def _folder_manifest(folder: Path) -> Parser:
 
 
 @target(
+    "checkpoint.stored_shards",
+    f"{_PACKAGE}.remote:RemotePath.read_small",
+    f"{_PACKAGE}.stored_shards:find_version",
+    errors=(DamagedCheckpointError,),
+    foreign=(FileNotFoundError,),
+)
+def _stored(folder: Path) -> Parser:
+    """What names a version in a store, and what that says of itself; nothing else is read."""
+    inside, outside = folder / "a.ckpt", folder / "outside"
+    version = inside / "checkpoint-1"
+    version.mkdir(parents=True)
+    outside.mkdir()
+    (version / "x.pt").write_bytes(b"some bytes")
+    (outside / "secret").write_bytes(b"secret")
+    files = {"x.pt": checksum_of(version / "x.pt", manifest.FileEntry(10, ""))}
+    seed = manifest.encode(manifest.with_files(manifest.describe({}), files))
+
+    def damage(random: Any) -> tuple[str, bytes]:
+        if random.random() < 0.5:
+            names = (b"checkpoint-1", b"../outside", b"..", b".", b"", str(outside).encode())
+            return "latest", wild.damaged_text(random, random.choice(names))
+        return f"checkpoint-1/{manifest.FOLDER_MANIFEST}", resigned(random, seed)
+
+    def parse(given: tuple[str, bytes]) -> Any:
+        (inside / "latest").write_bytes(b"checkpoint-1")
+        (version / manifest.FOLDER_MANIFEST).write_bytes(seed)
+        (inside / given[0]).write_bytes(given[1])
+        stored_shards.check_stored(RemotePath(f"local://{inside}"))
+        with stored_shards.fetched(f"local://{inside}", is_alone=True) as found:
+            return [each.name for each in Path(found).rglob("*")]
+
+    def check(given: Any, found: list[str]) -> None:
+        if "secret" in found:
+            raise WrongResultError("a folder beside the checkpoint was read")
+
+    return Parser(damage, parse, check)
+
+
+@target(
     "strategies.jobs.JobRecord",
     "lightning_gaudi.strategies.jobs:JobRecord.read",
+    "lightning_gaudi.strategies.jobs:JobRecord.check_own",
+    "lightning_gaudi.strategies.jobs:JobRecord.commands_before",
     "lightning_gaudi.strategies.jobs:_read_own",
     foreign=(OSError,),
 )
 def _job_record(folder: Path) -> Parser:
     record = job_record.JobRecord(folder, "slurm-17", "a:/tmp", ["python", "train.py"])
     record.path.parent.mkdir()
-    seed = {"agent": "a:/tmp", "first_path": None, "saved": [["/x/a.ckpt", [1, 2, 3]], ["b", None]]}
+    seed = {
+        "agent": "a:/tmp",
+        "start": "host 17 0a1b",
+        "fit": ["train.py", "Model", "0"],
+        "first_path": None,
+        "saved": [["/x/a.ckpt", [1, 2, 3]], ["b", None]],
+    }
+    other = job_record.JobRecord(folder, "slurm-17", "a:/tmp", ["other.py", "Model", "0"])
 
     def parse(given: bytes) -> Any:
         record.path.write_bytes(given)
-        return record.read(), [str(each) for each in record.saved()]
+        commands = other.commands_before()
+        with contextlib.suppress(job_record.TakenOverError):
+            other.check_own()
+            record.check_own()
+        return record.read(), commands, [str(each) for each in record.saved()]
 
     return Parser(lambda random: wild.json_text(random, seed), parse)
 

@@ -115,7 +115,7 @@ _PODS = {"WORLD_SIZE": "8", "RANK": "3", "MASTER_ADDR": "node1", "MASTER_PORT": 
 @target(
     "distributed.launchers",
     f"{_PACKAGE}._core.launched:_read",
-    f"{_PACKAGE}._core.launched:half_told",
+    f"{_PACKAGE}._core.launched:_is_above",
     *(
         f"{_PACKAGE}.distributed.cluster:{name}"
         for name in (
