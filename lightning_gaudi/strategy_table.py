@@ -19,7 +19,7 @@ class Strategy(NamedTuple):
     module: str
     """The module in either that has it."""
     lightning: str
-    """Lightning's class that becomes this one on accelerator "hpu"."""
+    """Lightning's class that becomes this one on accelerator "hpu"; empty if none does."""
     names: tuple[str, ...]
     """What may be passed as `strategy`: the name, then those of older projects."""
     has_fabric_name: bool = True
@@ -48,7 +48,7 @@ STRATEGIES = (
     Strategy("HPUDeepSpeedStrategy", "deepspeed", "DeepSpeedStrategy", ("hpu_deepspeed",)),
 )
 
-FORMS = {each.lightning: each for each in STRATEGIES}
+FORMS = {each.lightning: each for each in STRATEGIES if each.lightning}
 """By Lightning's class."""
 
 EXPORTS = {name: f".{each.module}" for each in STRATEGIES for name in (each.kind, *each.old_kinds)}
