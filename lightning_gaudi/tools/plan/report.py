@@ -9,6 +9,7 @@ from lightning_gaudi.tools.plan.plan import Planned
 from lightning_gaudi.tools.plan.published import step_seconds
 from lightning_gaudi.tools.plan.published_text import published_text
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
+from lightning_gaudi.tools.plan.search import LARGEST
 
 _SHOWN_BYTES = 2**16
 """Of the host: less is not worth a line."""
@@ -118,7 +119,7 @@ def _host(found: Rehearsed) -> list[str]:
 
 def _verdict(card: Card, found: Rehearsed, counted: Counted, largest: int) -> str:
     fits = found.need.whole <= card.budget_bytes
-    best = str(largest) if largest else "none fits"
+    best = f"{largest}+" if largest >= LARGEST else str(largest) if largest else "none fits"
     peak = "fits" if fits else "too much"
     times = [_time(each) for each in step_seconds(card, found, counted)]
     return (

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LARGEST = 2**16
-"""No larger batch is looked for."""
+LARGEST = 2**14
+"""No larger batch is looked for: it takes seconds, and who would train by it does not ask."""
 
 _CLOSE = 64
 """A batch that is larger by less than this part is not looked for: each takes seconds."""
