@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor
 
+from lightning_gaudi.simulator.settings import CARD, CARDS
 from lightning_gaudi.simulator.statistics import device
 
 _PLENTY_BYTES = 2**50
@@ -88,3 +90,14 @@ def unlimited_memory() -> None:
     It says so, too: DeepSpeed lays weights out on a card that has room for it, else on the host.
     """
     device().set_memory_limit(_PLENTY_BYTES)
+
+
+def take_card(key: str) -> None:
+    """Gives this process, a fork that has used no card, a card of another kind.
+
+    Args:
+        key: One of `settings.CARDS`.
+    """
+    os.environ[CARD] = key
+    importlib.import_module("habana_frameworks.torch._card").card.cache_clear()
+    device().compose_attention(not CARDS[key].has_fused_attention)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.published import PublishedRun
-from lightning_gaudi.simulator.memory import own_server, unlimited_memory
+from lightning_gaudi.simulator.memory import own_server, take_card, unlimited_memory
 from lightning_gaudi.tools.plan.forks import Fork, RehearsalError, Teller
 from lightning_gaudi.tools.plan.measurement import Counts, MemoryWatch, Watch
 from lightning_gaudi.tools.plan.request import MAX_FORKS, VARIABLE, Rehearsed, Request, first_rank
@@ -48,6 +48,8 @@ class Played(NamedTuple):
 
 
 _is_playing = False
+_card = ""
+"""The card that forks take; empty for the one that is simulated."""
 _offered: tuple[Played, Callable[[], None]] | None = None
 
 
@@ -131,7 +133,7 @@ def measure(
     Raises:
         SystemExit: When all is measured.
     """
-    reason = ""
+    reason, most_s = "", _LEAST_SIZE_S
 
     def need_of(size: int, fork: Fork) -> Need | None:
         nonlocal reason
@@ -152,12 +154,14 @@ def measure(
         _write(request, {"tried": [*batch_sizes]})
         return found
 
-    try:
+    def measured(budgets: Sequence[int]) -> Rehearsed:
+        """Measures the program's own batch, then looks for the largest of each budget."""
         begun = time.monotonic()
         thorough = partial(MemoryWatch, is_thorough=True)
         counting, measuring = (start(each, request.batch_size) for each in (Counts, thorough))
         first = Rehearsed(**measuring.found())
         taken_s = time.monotonic() - begun
+        nonlocal most_s
         most_s = max(_LEAST_SIZE_S, 3 * taken_s)
         _write(
             request,
@@ -168,19 +172,30 @@ def measure(
             },
         )
         if not first.has_loader:
-            fits = [first.batch_size * (first.need.whole <= each) for each in request.budgets]
+            fits = [first.batch_size * (first.need.whole <= each) for each in budgets]
             _write(request, {"largest": fits, "is_complete": False, "why": _NO_LOADER})
-            raise SystemExit(0)
+            return first
         end = time.monotonic() + min(max(_LEAST_SEARCH_S, 8 * taken_s), _MOST_SEARCH_S)
         found = largest_within(
             needs,
-            request.budgets,
+            budgets,
             {first.batch_size: first.need},
             lambda: time.monotonic() > end,
             held=first.held_bytes,
         )
         why = "" if found.is_complete else reason
         _write(request, {"largest": found.sizes, "is_complete": found.is_complete, "why": why})
+        return first
+
+    global _card
+    try:
+        first = measured(request.budgets)
+        unfused = next(filter(None, request.unfused), "")
+        if first.has_fused_attention and unfused:
+            _card, reason = unfused, ""  # of the forks from now on
+            _write(request, {"on": unfused})
+            pairs = zip(request.budgets, request.unfused, strict=True)
+            measured([budget for budget, key in pairs if key])
     except RehearsalError as error:
         _write(request, {"error": str(error), "instead": error.instead})
         raise SystemExit(1) from None
@@ -220,6 +235,8 @@ def begin_fork(family: Family | None = None) -> None:
     _is_playing = True
     unlimited_memory()
     own_server()
+    if _card:
+        take_card(_card)
     write_apart(Path(f"{read_request().result}.{os.getpid()}"))
     if family is not None:
         group = family.find("distributed.process_group")

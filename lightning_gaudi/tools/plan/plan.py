@@ -63,7 +63,7 @@ class Planned:
         found["request"] = {
             name: value
             for name, value in found["request"].items()
-            if name not in ("budgets", "result")
+            if name not in ("budgets", "unfused", "result")
         }
         return found
 
@@ -216,42 +216,58 @@ class _Way:
 
     def rehearsed_for_each(self) -> Iterator[Planned]:
         """Rehearses it, and once more for cards on which its attention is not fused."""
-        found = self.rehearsed()
-        others = [card for card in self.cards if not card.has_fused_attention]
-        is_fused = found.rehearsed is not None and found.rehearsed.has_fused_attention
-        if not is_fused or not others:
-            yield found
-            return
-        keys = {card.key for card in others}
-        left = {key: size for key, size in found.largest.items() if key not in keys}
-        yield replace(found, largest=left)
-        yield replace(self, cards=others).rehearsed()
-
-    def rehearsed(self) -> Planned:
         on = f", on a {title}" if (title := _alone(self.cards)) else ""
-        self.tell(f"{self.change or 'as it is'}{on}: it starts")
+        what = self.change or "as it is"
+        self.tell(f"{what}{on}: it starts")
         with tempfile.TemporaryDirectory(prefix="lightning-gaudi-plan-") as folder:
             result, written = Path(folder, "result"), Path(folder, "request")
-            budgets = tuple(card.budget_bytes for card in self.cards)
-            asked = replace(self.request, result=str(result), budgets=budgets)
+            asked = replace(
+                self.request,
+                result=str(result),
+                budgets=tuple(card.budget_bytes for card in self.cards),
+                unfused=tuple("" if card.has_fused_attention else card.key for card in self.cards),
+            )
             try:
                 env = _environment(asked.environment(written), self.cards)
-                status, output = _run(self.command, env, _Progress(result, self.tell))
+                status, output = _run(self.command, env, _Progress(result, what, self.tell))
                 reason = f"the program ended with status {status}"
             except FileNotFoundError:
                 raise PlanError(f"{self.command[0]}: command not found.") from None
             except subprocess.TimeoutExpired:
                 output, reason = "", f"it took more than {_ENOUGH} seconds"
             found = read_results(result)
+        why = (reason, output)
+        at = next((index for index, each in enumerate(found) if "on" in each), None)
+        if at is None:
+            yield self._planned(found, self.cards, why)
+            return
+        others = [card for card in self.cards if not card.has_fused_attention]
+        first = self._planned(found[:at], self.cards, why)
+        keys = {card.key for card in others}
+        left = {key: size for key, size in first.largest.items() if key not in keys}
+        yield replace(first, largest=left)
+        yield self._planned(found[at + 1 :], others, why)
+
+    def _planned(
+        self, found: list[dict[str, Any]], cards: Sequence[Card], why: tuple[str, str]
+    ) -> Planned:
+        """Returns what a rehearsal has found.
+
+        Args:
+            found: What the program has written.
+            cards: Those that it was judged by.
+            why: How the program has ended, and what it has printed: said if that is not all.
+        """
         errors = [each["error"] for each in found if "error" in each]
         first = next((each for each in found if "rehearsed" in each), None)
         last = next((each for each in found if "largest" in each), None)
         if errors or first is None or last is None:
             what = _NOTHING_RAN if first is None else "no largest batch was found"
+            reason, output = why
             error = errors[0] if errors else f"{reason}, and {what}.\n{output}"
             instead = next((each.get("instead", "") for each in found if "error" in each), "")
             return Planned(self.request, self.change, None, error=error.strip(), instead=instead)
-        largest = dict(zip((card.key for card in self.cards), last["largest"], strict=True))
+        largest = dict(zip((card.key for card in cards), last["largest"], strict=True))
         rehearsed = Rehearsed(**first["rehearsed"])
         published = first["published"] if not self.change else None
         return Planned(
@@ -262,7 +278,7 @@ class _Way:
             largest,
             is_searched=last["is_complete"],
             why=last["why"],
-            on=_alone(self.cards),
+            on=_alone(cards),
             published=PublishedRun.of(published) if published else None,
         )
 
@@ -270,8 +286,8 @@ class _Way:
 class _Progress:
     """Tells what a rehearsal has written since it was asked last."""
 
-    def __init__(self, result: Path, tell: Callable[[str], None]) -> None:
-        self._result, self._tell = result, tell
+    def __init__(self, result: Path, what: str, tell: Callable[[str], None]) -> None:
+        self._result, self._what, self._tell = result, what, tell
         self._num_told = 0
         self._begun = time.monotonic()
 
@@ -284,6 +300,8 @@ class _Progress:
                 text = f"batch {each['rehearsed']['batch_size']} measured"
             elif "tried" in each:
                 text = f"batch {', '.join(map(str, each['tried']))} tried for the largest one"
+            elif "on" in each:
+                self._tell(f"{self._what}, on a {GAUDIS[each['on']].title}: its attention unfused")
             if text:
                 self._tell(f"  {text} ({time.monotonic() - self._begun:.0f} s)")
         self._num_told = len(found)

@@ -48,6 +48,8 @@ class Request:
     """Of each card and step; None for that of the program's loader."""
     budgets: tuple[int, ...] = ()
     """Memory in bytes; for each the largest batch is looked for that keeps within it."""
+    unfused: tuple[str, ...] = ()
+    """For each budget the key of its card where attention is not fused there, else empty."""
     result: str = ""
     """The file that results are written to, one JSON object a line."""
 
@@ -70,7 +72,8 @@ class Request:
         """
         try:
             found = parse_json(path.read_bytes())
-            return cls(**{**found, "budgets": tuple(found["budgets"])})
+            lists = {name: tuple(found[name]) for name in ("budgets", "unfused")}
+            return cls(**{**found, **lists})
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"{path} is no request to rehearse ({printable(error, max_chars=200)}). Start the "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from lightning_gaudi.simulator.settings import CARD
 from lightning_gaudi.tools.plan import plan as module
 from lightning_gaudi.tools.plan.cards import CARDS
 from lightning_gaudi.tools.plan.plan import PlanError, Planned, plan
-from lightning_gaudi.tools.plan.request import MAX_FORKS, Rehearsed, Request
+from lightning_gaudi.tools.plan.request import MAX_FORKS, VARIABLE, Rehearsed, Request
 
 GIB = 2**30
 
@@ -27,14 +29,14 @@ def _tried(
 ) -> list[Planned]:
     """What is planned of a program that fits nowhere, whatever is changed."""
 
-    def rehearse(way: Any) -> Planned:
+    def rehearse(way: Any) -> Iterator[Planned]:
         sizes = {"weights": 0, "gradients": 0, "optimizer state": 0} | held
         total = sum(sizes.values())
         found = Rehearsed(1, total, total, total, held_bytes=total, categories=sizes)
         found = replace(found, can_checkpoint=can_checkpoint)
-        return Planned(way.request, way.change, found, largest={card.key: 0 for card in way.cards})
+        yield Planned(way.request, way.change, found, largest={card.key: 0 for card in way.cards})
 
-    monkeypatch.setattr(module._Way, "rehearsed", rehearse)
+    monkeypatch.setattr(module._Way, "rehearsed_for_each", rehearse)
     monkeypatch.setattr(module, "_free_bytes", lambda: free)
     return [*plan(["program"], Request(checkpointing=checkpointing or None), [CARDS["gaudi2"]])]
 
@@ -88,21 +90,24 @@ def test_the_free_memory_of_this_machine_is_known() -> None:
 def test_a_card_without_fused_attention_is_planned_for_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    def run(command: Sequence[str], env: Mapping[str, str], progress: Any) -> tuple[int, str]:
+        request = Request.load(Path(env[VARIABLE]))
+        assert request.unfused == ("gaudi1", "", "")
+        found: list[dict[str, Any]] = []
+        for number in (3, 1) if attends else (3,):
+            rehearsed = Rehearsed(1, GIB, GIB, has_fused_attention=attends and number == 3)
+            found += [{"on": "gaudi1"}] if number == 1 else []
+            found.append({"rehearsed": asdict(rehearsed), "counted": {}, "published": None})
+            found.append({"largest": [number] * number, "is_complete": True, "why": ""})
+        Path(request.result).write_text("".join(f"{json.dumps(each)}\n" for each in found))
+        return 0, ""
 
-    def rehearse(way: Any) -> Planned:
-        asked.append([card.key for card in way.cards])
-        is_fused = any(card.has_fused_attention for card in way.cards) and attends
-        found = Rehearsed(1, GIB, GIB, has_fused_attention=is_fused)
-        largest = {card.key: len(asked) for card in way.cards}
-        return Planned(way.request, way.change, found, largest=largest)
-
-    monkeypatch.setattr(module._Way, "rehearsed", rehearse)
+    monkeypatch.setattr(module, "_run", run)
     cards = [CARDS[key] for key in ("gaudi1", "gaudi2", "a100")]
     attends = True
     found = [*plan(["program"], Request(), cards, with_changes=False)]
-    assert asked == [["gaudi1", "gaudi2", "a100"], ["gaudi1"]]
-    assert [each.largest for each in found] == [{"gaudi2": 1, "a100": 1}, {"gaudi1": 2}]
+    assert [each.largest for each in found] == [{"gaudi2": 3, "a100": 3}, {"gaudi1": 1}]
+    assert [each.on for each in found] == ["", "Gaudi 1"]
     attends = False
     found = [*plan(["program"], Request(), cards, with_changes=False)]
     assert [sorted(each.largest) for each in found] == [["a100", "gaudi1", "gaudi2"]]
@@ -121,18 +126,19 @@ def test_a_change_that_the_program_refuses_is_tried_with_the_setting_that_it_nam
 ) -> None:
     commands = list[Sequence[str]]()
 
-    def rehearse(way: Any) -> Planned:
+    def rehearse(way: Any) -> Iterator[Planned]:
         commands.append(way.command)
         if way.change == "ZeRO-1 on 8 cards":
             setting = "model.optimizer=adamw"
-            return Planned(way.request, way.change, None, error="no", instead=setting)
+            yield Planned(way.request, way.change, None, error="no", instead=setting)
+            return
         size = 40 * GIB if way.change else 120 * GIB
         sizes = {"weights": size, "gradients": size, "optimizer state": 0}
         found = Rehearsed(1, size, size, size, held_bytes=size, categories=sizes)
         largest = {card.key: int(bool(way.change)) for card in way.cards}
-        return Planned(way.request, way.change, found, largest=largest)
+        yield Planned(way.request, way.change, found, largest=largest)
 
-    monkeypatch.setattr(module._Way, "rehearsed", rehearse)
+    monkeypatch.setattr(module._Way, "rehearsed_for_each", rehearse)
     told = list[str]()
     found = [*plan(["program"], Request(), [CARDS["gaudi2"]], tell=told.append)]
     assert [each.change for each in found] == ["", "ZeRO-1 on 8 cards, model.optimizer=adamw"]

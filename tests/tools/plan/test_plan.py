@@ -22,9 +22,11 @@ from lightning_gaudi._core.memory.report import REST
 from lightning_gaudi.tools.plan import picture, plan_module, report
 from lightning_gaudi.tools.plan.cards import CARDS, find_cards, with_kept
 from lightning_gaudi.tools.plan.measurement import BESIDE
-from lightning_gaudi.tools.plan.plan import Planned
+from lightning_gaudi.tools.plan.plan import Planned, plan
 from lightning_gaudi.tools.plan.request import Rehearsed, Request, read_results
 from tests.helpers.process import environment, is_running
+
+PROJECTS = Path(__file__).parents[1] / "projects"
 
 SCRIPT = """
 import lightning.pytorch as pl, torch
@@ -383,3 +385,14 @@ def test_lazy_mode_says_what_no_plan_knows() -> None:
             Planned(Request(), "", found, largest={"gaudi2": 8}), find_cards("gaudi2")
         )
         assert ("In lazy mode a step is one graph" in told) == is_lazy
+
+
+@pytest.mark.slow
+def test_a_first_gaudi_beside_others_is_planned_as_by_itself() -> None:
+    """Its attention is not fused: forks of the same program take a card of its kind."""
+    program = [sys.executable, str(PROJECTS / "encoder.py")]
+    both = [*plan(program, Request(), find_cards("gaudi1,gaudi2"), with_changes=False)]
+    (alone,) = plan(program, Request(), find_cards("gaudi1"), with_changes=False)
+    assert [each.on for each in both] == ["", "Gaudi 1"]
+    assert both[1] == alone
+    assert both[0].rehearsed != both[1].rehearsed
