@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_gaudi.callbacks import Curve
+from recipes.common.folders import write_new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +39,9 @@ def save_png(title: str, panels: Sequence[Panel], path: Path) -> None:
     figure.suptitle(title)
     for number, panel in enumerate(panels, start=1):
         _draw(figure.add_subplot(1, len(panels), number), panel, _last_step(panels))
-    figure.savefig(path)
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    write_new(path, content.getvalue())
 
 
 def to_svg(panels: Sequence[Panel]) -> list[str]:

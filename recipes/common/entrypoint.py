@@ -26,7 +26,7 @@ COMMANDS = {
     "export": "make a folder of a checkpoint that from_pretrained loads",
 }
 EXTRA = ("datasets", "huggingface_hub", "jsonargparse", "matplotlib", "rouge_score", "sklearn")
-EXTRA += ("tensorboard", "tokenizers", "torchmetrics", "transformers", "yaml")
+EXTRA += ("tensorboard", "tokenizers", "torchmetrics", "transformers", "upath", "yaml")
 """What the extra `recipes` installs, as it is imported."""
 DIFFUSION = ("diffusers", "PIL")
 """Likewise the extra `diffusion`, which one recipe needs besides."""

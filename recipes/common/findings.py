@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from lightning_gaudi import vendor
 from lightning_gaudi.callbacks import GraphMonitor, MetricHistory, TokenThroughput
 from lightning_gaudi.callbacks.exit_checkpoint import newest_checkpoint
+from recipes.common.folders import place_of
 from recipes.common.sections import Row
 
 Line = tuple[str, str | None]
@@ -143,7 +144,7 @@ def files(trainer: Trainer, folder: Path, *, has_picture: bool) -> list[Line | R
         "logs": folder / "metrics.csv",
     }
     lines: list[Line | Row] = [
-        (name, str(path)) for name, path in paths.items() if path and Path(path).exists()
+        (name, str(path)) for name, path in paths.items() if path and place_of(path).exists()
     ]
     report = f"{folder / 'report.html'}"
     return [*lines, ("this report", f"{report}, report.png" if has_picture else report)]

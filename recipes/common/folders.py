@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import cast
 
 from lightning.pytorch import Trainer
 
@@ -23,7 +24,21 @@ def run_folder(trainer: Trainer) -> Path:
     logger = trainer.loggers[0] if trainer.loggers else None
     names = ("log_dir", "save_dir")
     found = next((path for name in names if (path := getattr(logger, name, None))), None)
-    return Path(found or trainer.default_root_dir)
+    return place_of(found or trainer.default_root_dir)
+
+
+def place_of(path: str | Path) -> Path:
+    """Returns a path; of an address, such as s3://bucket/run, what has the methods of one."""
+    if "://" not in str(path):
+        return Path(path).expanduser()
+    from upath import UPath  # what else has no use for it
+
+    return cast("Path", UPath(path))
+
+
+def is_remote(path: Path) -> bool:
+    """Returns whether it is an address, whose objects are there when they are whole."""
+    return not isinstance(path, PurePath)
 
 
 def prediction_path(trainer: Trainer, name: str) -> Path:
@@ -34,9 +49,10 @@ def prediction_path(trainer: Trainer, name: str) -> Path:
     """
     found = run_folder(trainer)
     if trainer.ckpt_path:
-        folder = Path(trainer.ckpt_path).expanduser().parent
+        folder = place_of(trainer.ckpt_path).parent
         theirs = folder.parent if folder.name == _CHECKPOINTS else folder
-        is_own = theirs.is_dir() and why_untrusted(theirs) is None
+        # Who may write to a store is the store's to say.
+        is_own = is_remote(theirs) or (theirs.is_dir() and why_untrusted(theirs) is None)
         found = theirs if is_own and not (theirs / name).is_symlink() else found
     path: Path = trainer.strategy.broadcast(found / name)
     return path
@@ -45,6 +61,9 @@ def prediction_path(trainer: Trainer, name: str) -> Path:
 def write_new(path: Path, content: str | bytes) -> None:
     """Writes a file in the place of what has the name; a symbolic link there is not followed."""
     data = content.encode("utf-8") if isinstance(content, str) else content
+    if is_remote(path):
+        path.write_bytes(data)
+        return
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with draft.open("xb") as file:
@@ -64,7 +83,7 @@ def write_predictions(
 
     Args:
         trainer: knows the ranks.
-        path: the file; its folder is made.
+        path: the file, of `place_of`; its folder is made.
         rows: of this rank: the number of a row and its text. Where several ranks have the same
             row, as under tensor parallelism, one is taken.
         header: the first line.

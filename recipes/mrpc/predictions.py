@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from recipes.common.folders import prediction_path, write_predictions
+from recipes.common.folders import place_of, prediction_path, write_predictions
 
 
 class SubmissionWriter(Callback):
@@ -21,7 +20,7 @@ class SubmissionWriter(Callback):
     """
 
     def __init__(self, path: str | None = None) -> None:
-        self.path = None if path is None else Path(path).expanduser()
+        self.path = None if path is None else place_of(path)
         self._found: list[Tensor] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from lightning_gaudi import vendor
 from lightning_gaudi.inference import has_values
 from recipes.common.errors import UserError
-from recipes.common.folders import prediction_path, write_predictions
+from recipes.common.folders import place_of, prediction_path, write_predictions
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section
@@ -178,7 +177,7 @@ class T5Summarization(RecipeModule):
             for index, summary in self._read_summaries()
         ]
         given = self._predictions
-        path = Path(given).expanduser() if given else prediction_path(self.trainer, _FILE)
+        path = place_of(given) if given else prediction_path(self.trainer, _FILE)
         write_predictions(self.trainer, path, lines)
 
     def summarize(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:

@@ -20,7 +20,7 @@ from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel
 from lightning_gaudi.inference import Engine, card_memory_bytes, parallelize
 from lightning_gaudi.untrusted import printable
 from recipes.common.errors import UserError
-from recipes.common.folders import prediction_path, write_predictions
+from recipes.common.folders import place_of, prediction_path, write_predictions
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Row, Section, section, table
 from recipes.common.tokenization import load_tokenizer, published_tokenizer
@@ -236,7 +236,7 @@ class TextGeneration(RecipeModule):
                 row["reference"] = tokenizer.decode(prompt.following[:num_tokens])
             lines.append((index, json.dumps(row, ensure_ascii=False)))
         given = self._predictions
-        path = Path(given).expanduser() if given else prediction_path(self.trainer, _FILE)
+        path = place_of(given) if given else prediction_path(self.trainer, _FILE)
         write_predictions(self.trainer, path, lines)
         self._print(path)
 

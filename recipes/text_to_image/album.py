@@ -79,7 +79,7 @@ def _num_columns(count: int) -> int:
 
 def _resized(path: Path) -> Image.Image:
     try:
-        with Image.open(path) as opened:
+        with Image.open(io.BytesIO(path.read_bytes())) as opened:
             picture = opened.convert("RGB")
     except Exception as error:  # Pillow has no type for a picture that is damaged
         raise UserError(

@@ -6,7 +6,6 @@ Shapes: B pictures, C channels, H x W pixels, T tokens of a caption.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from lightning_gaudi.inference import (
     make_scheduler,
 )
 from recipes.common.errors import UserError
-from recipes.common.folders import prediction_path
+from recipes.common.folders import place_of, prediction_path
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section, table
 from recipes.common.training import SPLITS, RecipeModule
@@ -199,7 +198,7 @@ class TextToImage(RecipeModule):
         self._painter.check_lengths(self._data().requests)
         self._stopwatch = Stopwatch(self.device, self._num_warmup_batches, "pictures")
         given = self._pictures
-        folder = Path(given).expanduser() if given else prediction_path(self.trainer, _FOLDER)
+        folder = place_of(given) if given else prediction_path(self.trainer, _FOLDER)
         self._gallery = Gallery(folder)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
