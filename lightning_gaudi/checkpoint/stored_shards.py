@@ -19,7 +19,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 from lightning.fabric.utilities.types import _PATH
@@ -27,16 +28,16 @@ from lightning.fabric.utilities.types import _PATH
 from lightning_gaudi._core.collectives import gather_objects, on_rank_zero, raise_together
 from lightning_gaudi.untrusted import path_inside, printable
 
-from .errors import ADVICE, DamagedCheckpointError, IncompleteCheckpointError
-from .leftovers import LATEST
+from .errors import ADVICE, DamagedCheckpointError, IncompleteCheckpointError, damage_on_all_ranks
+from .leftovers import LATEST, TOOLS
 from .manifest import FOLDER_MANIFEST, MAX_MANIFEST_BYTES, Manifest, decode, encode
 from .remote import RemotePath, place_of
 from .space import mib
 from .torch_dcp.layout import METADATA, REST, is_sharded_folder
 
 _TAG = re.compile(r"(?!\.{1,2}$)[\w.-]{1,255}")
-_VERSION = re.compile(r"checkpoint(-\d+)?")
-"""Names of versions that we, or DeepSpeed under Lightning, have given."""
+_VERSION = re.compile(r"checkpoint-\d{18,20}")
+"""Names that `new_version` gives; what else is so called has a smaller number."""
 _COPIED = (METADATA, REST, FOLDER_MANIFEST)
 """What is in no version, where a folder of torch's shards was copied to the address."""
 
@@ -61,16 +62,14 @@ def publish(place: RemotePath, tag: str, manifest: Manifest | None) -> None:
     Raises:
         OSError: It cannot be; the checkpoint is what it was.
     """
+    before = find_version_if_any(place)
     if manifest is not None:
         (place / tag / FOLDER_MANIFEST).write(lambda file: file.write(encode(manifest)))
     (place / LATEST).write(lambda file: file.write(tag.encode()))
     with contextlib.suppress(OSError):
         if place.is_file():  # one that another strategy has saved whole
             place.unlink()
-        for each in place.iterdir():
-            is_ours = each.name in _COPIED or each.suffix == ".distcp"
-            if is_ours or (_VERSION.fullmatch(each.name) and each.name != tag):
-                each.remove()
+        _remove_parts(place, before, keep=(tag, LATEST, *TOOLS))
 
 
 def discard(place: RemotePath, tag: str) -> None:
@@ -90,23 +89,37 @@ def remove_stored(place: RemotePath) -> None:
 def remove_shards(place: RemotePath) -> None:
     """Removes the shards that were at an address, where a whole file has taken their place.
 
+    What else lies below the address, which may be that of a whole run, stays.
+
     Raises:
         OSError: The store does not answer, or refuses.
     """
-    if not place.is_dir():
+    if not place.is_dir() or (tag := find_version_if_any(place)) is None:
         return
     with contextlib.suppress(FileNotFoundError):
         (place / LATEST).unlink()
+    _remove_parts(place, tag)
+
+
+def _remove_parts(place: RemotePath, tag: str | None, keep: Collection[str] = ()) -> None:
+    """Removes what belongs to a checkpoint in shards, and nothing else that lies beside it.
+
+    Args:
+        place: The checkpoint.
+        tag: The version that counted.
+        keep: What stays.
+    """
     for each in list(place.iterdir()):
-        if each != place:  # a store may list the object of that name, too
+        is_part = each.name in (*_COPIED, *TOOLS, tag) or each.suffix == ".distcp"
+        if (is_part or _VERSION.fullmatch(each.name)) and each.name not in keep:
             each.remove()
 
 
 def kept(place: RemotePath) -> str:
     """Returns a sentence on what is at the address after a failure, if there is something."""
     try:
-        has_one = find_version(place) is not None or place.is_file()
-    except (OSError, DamagedCheckpointError):
+        has_one = find_version_if_any(place) is not None or place.is_file()
+    except OSError:
         has_one = False
     return " The checkpoint that was there before is intact." if has_one else ""
 
@@ -131,6 +144,18 @@ def find_version(place: RemotePath) -> str | None:
             f"({printable(repr(tag), max_chars=100)}). {ADVICE}"
         )
     return tag
+
+
+def find_version_if_any(place: RemotePath) -> str | None:
+    """Returns the same; None where `latest` names none, too.
+
+    Raises:
+        OSError: The store does not answer.
+    """
+    try:
+        return find_version(place)
+    except DamagedCheckpointError:
+        return None
 
 
 def read_stored_manifest(place: RemotePath, tag: str) -> Manifest | None:
@@ -202,7 +227,9 @@ def fetched(path: _PATH, *, is_alone: bool = False) -> Iterator[_PATH]:
         yield path
         return
     once: Callable[..., tuple[str | None, str]] = (lambda do: do()) if is_alone else on_rank_zero
-    tag, token = once(lambda: (find_version(place), uuid.uuid4().hex))
+    together = nullcontext if is_alone else damage_on_all_ranks
+    with together():
+        tag, token = once(lambda: (find_version(place), uuid.uuid4().hex))
     if tag is None:
         yield path
         return
@@ -217,7 +244,8 @@ def fetched(path: _PATH, *, is_alone: bool = False) -> Iterator[_PATH]:
         if error is not None and is_alone:
             raise error
         if not is_alone:
-            raise_together(error)
+            with damage_on_all_ranks():
+                raise_together(error)
         try:
             yield _unwrapped(folder) or folder
         except (OSError, ValueError) as caught:
@@ -295,7 +323,12 @@ def _remove_unless_held(folder: Path) -> None:
 
 def _download(place: RemotePath, tag: str, folder: Path) -> None:
     version = _version(place, tag)
-    sizes = version.sizes()
+    try:
+        sizes = version.sizes()
+    except FileNotFoundError:
+        raise IncompleteCheckpointError(
+            f"The checkpoint {place} is damaged: its version {tag} is missing. {ADVICE}"
+        ) from None
     target = folder / tag if tag else folder
     try:
         files = {name: path_inside(target, name) for name in sizes}

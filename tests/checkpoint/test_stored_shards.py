@@ -20,7 +20,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from lightning_gaudi.checkpoint.checksum import ChecksumFile
-from lightning_gaudi.checkpoint.stored_shards import scratch_folder
+from lightning_gaudi.checkpoint.remote import RemotePath
+from lightning_gaudi.checkpoint.stored_shards import publish, remove_shards, scratch_folder
 from lightning_gaudi.tools.command_line.consolidate import consolidate
 from tests.helpers.objects import address
 from tests.helpers.tiny import QUIET
@@ -150,6 +151,13 @@ def _damage(rank: int, folder: Path) -> dict[str, Any]:
         part.write_bytes(data)
     torch.distributed.barrier()
     found["flipped"] = _fit(name, "last", root, every_n_train_steps=100)
+    if rank == 0:  # all that `latest` names is gone, then `latest` is no name
+        shutil.rmtree(folder / "step=4.ckpt" / _versions(folder / "step=4.ckpt")[0])
+    torch.distributed.barrier()
+    found["gone"] = _fit(name, f"{root}/step=4.ckpt", root, every_n_train_steps=100)
+    (folder / "step=4.ckpt" / "latest").write_text("../step=2.ckpt")
+    torch.distributed.barrier()
+    found["no name"] = _fit(name, f"{root}/step=4.ckpt", root, every_n_train_steps=100)
     try:
         _fit(name, f"{root}/step=8.ckpt", root)
     except FileNotFoundError as error:
@@ -163,7 +171,30 @@ def test_what_is_damaged_or_half_uploaded_is_passed_over(tmp_path: Path) -> None
     for found in run_trainers(_damage, tmp_path, tmp_path / "saved"):
         assert found["cut"] == found["losses"][4:]
         assert found["flipped"] == found["losses"][2:]
+        assert found["gone"] == found["no name"] == found["losses"][2:]
         assert "step=8.ckpt" in found["missing"]
+
+
+@pytest.mark.parametrize("kind", ["shards", "whole"])
+def test_what_lies_beside_a_checkpoint_stays(kind: str, tmp_path: Path) -> None:
+    """An address may be that of a whole run, and others have folders named checkpoint-500."""
+    place = RemotePath(address(tmp_path / "run"))
+    others = ("notes.txt", "a.ckpt", "checkpoint-500/model.safetensors", "checkpoint/x")
+    parts = ("checkpoint-1764300000000000001/meta.pt", ".metadata", "__0_0.distcp", "meta.pt")
+    for name in (*others, *parts, "global_step1/a.pt"):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text("x")
+    (tmp_path / "run" / "latest").write_text("global_step1")
+    if kind == "shards":
+        (place / "checkpoint-1764300000000000002" / "meta.pt").write(lambda file: file.write(b"y"))
+        publish(place, "checkpoint-1764300000000000002", None)
+        parts = ("checkpoint-1764300000000000002/meta.pt", "latest")
+    else:
+        remove_shards(place)
+        parts = ()
+    files = (each for each in (tmp_path / "run").rglob("*") if each.is_file())
+    found = {str(each.relative_to(tmp_path / "run")) for each in files}
+    assert found == {*others, *parts}
 
 
 def _fail(rank: int, name: str, folder: Path) -> tuple[str, list[str]]:
