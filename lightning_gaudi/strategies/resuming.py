@@ -37,7 +37,7 @@ from ..checkpoint.leftovers import sweep
 from ..checkpoint.remote import AnyPath, RemotePath, check_reachable, place_of
 from .jobs import JOB_ID, Job, JobRecord, find_job
 
-_PATIENCE_S = 15.0
+_PATIENCE_S = 5.0
 """How long a checkpoint that other ranks see may take to be seen here."""
 
 
