@@ -16,7 +16,7 @@ SMALL = [run for run in RUNS if not run.is_large]
 OWN = 5_767_296
 """What the card's allocator takes for itself from the start, which would hide a difference."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # five minutes beside other tests
 
 
 @pytest.mark.parametrize("given", SMALL, ids=lambda run: f"{run.name}, {run.strategy}")
