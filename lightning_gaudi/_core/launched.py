@@ -159,17 +159,28 @@ def half_told(
     for launcher in (*launchers, *((BY_RANK,) if is_alone else ())):
         names = [each for each in (launcher.size, launcher.rank, launcher.local_rank) if each]
         missing = [name for name in names if not environ.get(name)]
-        is_empty = launcher.size in environ and launcher.size in missing
-        # What torchrun has started may start something of its own that trains alone.
-        is_marked = launcher is TORCHRUN and (missing != names or not is_alone)
-        told = [
-            *([launcher.size] if _is_above(1, launcher.size, environ) else []),
-            *([launcher.rank] if _is_above(-1 if is_empty else 0, launcher.rank, environ) else []),
-            *(launcher.signs if is_marked else []),
-        ]
-        if told and missing:
-            return launcher, told[0], missing
+        if missing and (told := _speaks_by(launcher, environ, is_alone and missing == names)):
+            return launcher, told, missing
     return None
+
+
+def _speaks_by(launcher: Launcher, environ: Mapping[str, str], is_silent: bool) -> str:
+    """Returns the variable by which a launcher speaks of several processes; empty if it does not.
+
+    Args:
+        launcher: Which.
+        environ: The variables.
+        is_silent: Whether it has set no number, and one process is asked for: what torchrun has
+            started may start something of its own that trains alone.
+    """
+    if _is_above(1, launcher.size, environ):
+        return launcher.size
+    first = (
+        0 if environ.get(launcher.size) == "" else 1
+    )  # beside an empty size, rank 0 is one of several
+    if _is_above(first - 1, launcher.rank, environ):
+        return launcher.rank
+    return launcher.signs[0] if launcher is TORCHRUN and not is_silent else ""
 
 
 def _is_above(least: int, name: str, environ: Mapping[str, str]) -> bool:

@@ -51,10 +51,24 @@ def read_small(path: Path, limit: int) -> bytes:
         OSError: It cannot be read.
     """
     with open_regular(path) as file:
-        data = file.read(limit + 1)
+        return read_limited(file, limit, path)
+
+
+def read_limited(file: IO[bytes], limit: int, name: object) -> bytes:
+    """Returns what an open file holds that has no reason to be large.
+
+    Args:
+        file: Opened for reading.
+        limit: How many bytes it may have.
+        name: Of the file, for the message.
+
+    Raises:
+        DamagedCheckpointError: It has more.
+    """
+    data = file.read(limit + 1)
     if len(data) > limit:
         raise DamagedCheckpointError(
-            f"{printable(path)} is damaged: it has more than the {limit:,} bytes that such a file "
+            f"{printable(name)} is damaged: it has more than the {limit:,} bytes that such a file "
             "may have."
         )
     return data

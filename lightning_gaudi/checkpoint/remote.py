@@ -17,10 +17,9 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from lightning.fabric.utilities.types import _PATH
 
-from .errors import DamagedCheckpointError
 from .folders import local_path
 from .leftovers import LATEST
-from .opening import open_regular
+from .opening import open_regular, read_limited
 
 
 class RemoteStat(NamedTuple):
@@ -177,13 +176,7 @@ class RemotePath:
             FileNotFoundError: There is no such object.
         """
         with self.open() as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise DamagedCheckpointError(
-                f"{self} is damaged: it has more than the {limit:,} bytes that such a file may "
-                "have."
-            )
-        return data
+            return read_limited(file, limit, self)
 
     def download(self, files: Mapping[str, Path]) -> None:
         """Copies entries to this machine, several at a time where the store allows it.

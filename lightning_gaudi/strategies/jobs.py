@@ -25,7 +25,7 @@ from typing import IO, Any, TypeGuard, cast
 from lightning_gaudi.untrusted import parse_json, printable, read_integer
 
 from ..checkpoint.folders import make_folder, sync
-from ..checkpoint.remote import AnyPath, RemotePath, place_of
+from ..checkpoint.remote import AnyPath, RemotePath, RemoteStat, place_of
 
 FOLDER = ".lightning_gaudi"
 JOB_ID = "LIGHTNING_GAUDI_JOB_ID"
@@ -362,6 +362,10 @@ def _state(path: str) -> list[int] | None:
         found = place_of(path).stat()
     except OSError:
         return None
+    return _numbers(found)
+
+
+def _numbers(found: os.stat_result | RemoteStat) -> list[int]:
     return [found.st_ino, found.st_mtime_ns, found.st_size]
 
 
@@ -382,5 +386,5 @@ def _states(paths: Iterable[str]) -> dict[str, list[int] | None]:
             listed = {}
         for name, path in names.items():
             each = listed.get(name)
-            found[path] = each and [each.st_ino, each.st_mtime_ns, each.st_size]
+            found[path] = each and _numbers(each)
     return found

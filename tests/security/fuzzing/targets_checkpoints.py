@@ -296,7 +296,7 @@ def _newest(folder: Path) -> Parser:
 
 @target(
     "checkpoint.candidates.lengths",
-    f"{_PACKAGE}.opening:read_small",
+    f"{_PACKAGE}.opening:read_limited",
     errors=(DamagedCheckpointError, ValueError),
     foreign=(FileNotFoundError,),
 )
