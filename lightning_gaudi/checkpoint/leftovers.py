@@ -1,11 +1,12 @@
 """What killed saves have left: found by the locks of those who save, and swept.
 
-    .saving-file-<boot>-<any>.tmp   a file that is being written, locked by its writer
+    .saving-file-<seen>-<any>.tmp   a file that is being written, locked by its writer
     .saving-<digest>.tmp            a folder that is being built; see `folders`
     .saving-<digest>.lock           locked while it is; says what is being saved
     .saving-removed-<any>.tmp       a folder that is being removed
 
-A lock may not be seen from another machine: what was saved from there must also be old.
+A lock may not be seen from another machine, nor through another mount of the same folder (FUSE, by
+which two pods of one machine share a volume): what was saved from there must also be old.
 
 Anybody may have made a file of such a name: it may come with an archive, or lie in a folder that
 several users write to. So nothing is done because a lock says so, except in its own folder and to
@@ -51,7 +52,7 @@ _UNFOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 def file_for(target: Path) -> Path:
     """Returns where to write what shall become `target`: not by a name that is looked for."""
-    return target.with_name(f"{_FILE}{_boot()}-{uuid.uuid4().hex}.tmp")
+    return target.with_name(f"{_FILE}{_lock_domain(target.parent)}-{uuid.uuid4().hex}.tmp")
 
 
 def create_locked(path: Path) -> IO[bytes]:
@@ -72,7 +73,8 @@ def create_locked(path: Path) -> IO[bytes]:
 class _Said(NamedTuple):
     """What a lock says of the save that holds it."""
 
-    boot: str
+    domain: str
+    """Who sees the lock; see `_lock_domain`."""
     name: str = ""
     """The target, which lies beside the lock; empty before the save has written it."""
     version: str = ""
@@ -98,7 +100,7 @@ class SaveLock:
 
     def __init__(self, target: Path, version: str = "") -> None:
         self._target = target
-        self._said = _Said(_boot(), target.name, version)
+        self._said = _Said(_lock_domain(target.parent), target.name, version)
         self._path = temporary_for(target).with_suffix(".lock")
         self._descriptor = self._take()
         self._write()
@@ -188,7 +190,7 @@ def _sweep(path: Path) -> None:
     if path.name.startswith(".saving-removed-") and path.suffix == ".tmp":
         remove(path)
     elif path.name.startswith(_FILE):
-        is_ours = path.name.startswith(f"{_FILE}{_boot()}-")
+        is_ours = path.name.startswith(f"{_FILE}{_lock_domain(path.parent)}-")
         with _locked(path) as descriptor:
             if descriptor is not None and (is_ours or _is_old(path)):
                 path.unlink()
@@ -208,7 +210,7 @@ def _sweep_lock(path: Path, descriptor: int) -> None:
         return
     # Without a name it was killed before it wrote that, and anything else.
     places = (path, path.with_suffix(".tmp"), path.with_name(said.name or path.name))
-    if not said.name or said.boot == _boot() or _is_old(*places):
+    if not said.name or said.domain == _lock_domain(path.parent) or _is_old(*places):
         _clear(path, said)
         path.unlink(missing_ok=True)
 
@@ -218,16 +220,16 @@ def _parse(lock: Path, descriptor: int) -> _Said | None:
     words = _words(descriptor)
     if words is None:
         return None
-    boot, name, version, *inodes = [*words.split("\n"), "", ""][: max(3, words.count("\n") + 1)]
+    domain, name, version, *inodes = [*words.split("\n"), "", ""][: max(3, words.count("\n") + 1)]
     if not all(each.isascii() and each.isdecimal() for each in inodes) or len(inodes) > 2:
         return None
     if not name:
-        return _Said(boot) if not version and not inodes else None
+        return _Said(domain) if not version and not inodes else None
     if not _is_component(name) or (version and not _is_component(version)):
         return None
     if temporary_for(lock.with_name(name)).with_suffix(".lock") != lock:
         return None
-    return _Said(boot, name, version, *map(int, inodes))
+    return _Said(domain, name, version, *map(int, inodes))
 
 
 def _is_component(name: str) -> bool:
@@ -260,10 +262,11 @@ def _is_old(*paths: Path) -> bool:
     return True
 
 
-def _boot() -> str:
-    """Returns what tells this run of this machine's kernel, which sees all locks taken here."""
+def _lock_domain(folder: Path) -> str:
+    """Returns what tells who sees the locks taken there: this run of the kernel, by this mount."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        return f"{boot}{folder.stat().st_dev:x}"
     except OSError:
         return "unknown"
 

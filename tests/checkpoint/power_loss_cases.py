@@ -293,7 +293,7 @@ class Check:
 
         with (
             mock.patch.object(job_record, "_state", state_of),
-            mock.patch.object(leftovers, "_boot", return_value="another"),
+            mock.patch.object(leftovers, "_lock_domain", return_value="another"),
         ):
             yield root
         shutil.rmtree(root)

@@ -141,6 +141,16 @@ def test_what_another_process_begins_to_write_is_left_alone(tmp_path: Path) -> N
     assert not begun.exists()
 
 
+def test_what_is_written_by_another_mount_is_left_alone(tmp_path: Path) -> None:
+    """Locks are not seen from one mount of a folder to another, as two pods of one machine have."""
+    name = leftovers.file_for(Path("/proc/x")).name  # on another device
+    assert name[:30] != leftovers.file_for(tmp_path / "x").name[:30]
+    begun = tmp_path / name
+    begun.touch()
+    write_atomically(tmp_path / "x", lambda file: None)
+    assert begun.exists()
+
+
 def test_lock_that_says_nothing_yet_is_swept(tmp_path: Path) -> None:
     (tmp_path / ".saving-0.lock").touch()
     leftovers.sweep(tmp_path)

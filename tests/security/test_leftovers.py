@@ -41,19 +41,20 @@ def _save_and_sweep(folder: Path) -> None:
         SaveLock(folder / "last.ckpt", version).release()
 
 
-@pytest.mark.parametrize("boot", [leftovers._boot(), "00000000"])
+@pytest.mark.parametrize("is_seen", [True, False])
 @pytest.mark.parametrize("version", ["", "checkpoint", "..", "../victim", "."])
 @pytest.mark.parametrize(
     "name", ["{outside}", "..", "../outside", ".", "beside", "beside/inner", "link", "/", ""]
 )
 def test_a_lock_names_nothing_that_is_deleted(
-    tmp_path: Path, boot: str, version: str, name: str
+    tmp_path: Path, is_seen: bool, version: str, name: str
 ) -> None:
     folder, outside = tmp_path / "saved", _victim(tmp_path / "outside")
     kept = [outside, _victim(outside / "checkpoint"), _victim(folder / "beside" / "inner")]
     kept += [_victim(folder / "beside" / "checkpoint"), _victim(tmp_path / "victim")]
     (folder / "link").symlink_to(outside)
-    words = f"{boot}\n{name.format(outside=outside)}\n{version}".encode()
+    domain = leftovers._lock_domain(folder) if is_seen else "00000000"
+    words = f"{domain}\n{name.format(outside=outside)}\n{version}".encode()
     for lock in (
         folder / ".saving-0.lock",
         _lock_for(folder / "beside"),
@@ -73,7 +74,7 @@ def test_a_guessed_inode_leads_to_nothing_else(tmp_path: Path) -> None:
     (folder / "linked" / "checkpoint").symlink_to(outside)
     for target, inode in (("data", inner.stat().st_ino + 1), ("linked", outside.stat().st_ino)):
         lock = _lock_for(folder / target)
-        lock.write_text(f"{leftovers._boot()}\n{target}\ncheckpoint\n{inode}\n0")
+        lock.write_text(f"{leftovers._lock_domain(folder)}\n{target}\ncheckpoint\n{inode}\n0")
     sweep(folder)
     assert (outside / "precious").exists()
     assert (inner / "precious").exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +13,15 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gaudi._core import progress
 from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
+from lightning_gaudi.strategies import resuming
 from lightning_gaudi.strategies.jobs import FOLDER
 from lightning_gaudi.strategies.parts import AsyncSaves
+from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import QUIET, TinyModule, batches
 
 pytestmark = [
@@ -410,3 +415,27 @@ def test_a_cpu_fit_is_left_alone(starts: Any, tmp_path: Path) -> None:
     starts(JOB)
     _fit(tmp_path, accelerator="cpu")
     assert not (tmp_path / FOLDER).exists()
+
+
+def _go_on(rank: int, folder: Path, seen_after_s: float | None) -> None:
+    """Goes on from a checkpoint that rank 1 sees late, or never: each has a path of its own."""
+    path = folder / f"of rank {rank}.ckpt"
+    if rank == 0:
+        path.touch()
+    elif seen_after_s is not None:
+        threading.Timer(seen_after_s, path.touch).start()
+    start = time.monotonic()
+    if seen_after_s is not None:
+        resuming._check_shared(path)
+        return
+    with pytest.raises(MisconfigurationException, match=r"on the disk of rank 1 \(.*other ranks"):
+        resuming._check_shared(path)
+    assert time.monotonic() - start < 60, "one message within a minute"
+
+
+def test_a_checkpoint_that_a_rank_sees_late_is_waited_for(tmp_path: Path) -> None:
+    run_ranks(_go_on, tmp_path, tmp_path, 1.0)
+
+
+def test_a_checkpoint_that_a_rank_never_sees_is_named_on_all_ranks(tmp_path: Path) -> None:
+    run_ranks(_go_on, tmp_path, tmp_path, None)

@@ -44,7 +44,7 @@ EXEMPT = {
     "lightning_gaudi._core.workers.start:_Start._launch": _OWN_PIPE,
     "lightning_gaudi._core.workers.start:_remove_left": "any bytes are searched for a path",
     "lightning_gaudi.checkpoint.folders:sync": _SYNC,
-    "lightning_gaudi.checkpoint.leftovers:_boot": _KERNEL,
+    "lightning_gaudi.checkpoint.leftovers:_lock_domain": _KERNEL,
     "lightning_gaudi.checkpoint.stored_shards:_made": _LOCKS,
     "lightning_gaudi.checkpoint.stored_shards:_remove_unless_held": _LOCKS,
     "lightning_gaudi.deepspeed.checkpoint.save:_copy_tools": "DeepSpeed's tools, as installed",

@@ -413,14 +413,15 @@ def _litter(folder: Path) -> Parser:
     target_ = inside / "last.ckpt"
     digest = hashlib.sha256(b"last.ckpt").hexdigest()[:32]
     kept = (outside / "keep", inside / "mine" / "keep", target_ / "checkpoint-1" / "keep")
-    names = (f".saving-{digest}.lock", ".saving-0.lock", f".saving-file-{leftovers._boot()}-x.tmp")
+    domain = leftovers._lock_domain(folder)
+    names = (f".saving-{digest}.lock", ".saving-0.lock", f".saving-file-{domain}-x.tmp")
     for each in kept:
         each.parent.mkdir(parents=True)
         each.write_text("kept")
     (target_ / leftovers.LATEST).write_text("checkpoint-1")
 
     def damage(random: Any) -> tuple[str, bytes, bool]:
-        words = [leftovers._boot(), "last.ckpt", "checkpoint-2"]
+        words = [domain, "last.ckpt", "checkpoint-2"]
         paths = (str(outside), "../outside", "mine", ".", "..", "", "last.ckpt", "last.ckpt/..")
         for place in random.sample(range(3), 1 + random.randrange(2)):
             words[place] = random.choice((*paths, wild.text(random)))
