@@ -22,7 +22,7 @@ from recipes.common import findings
 from recipes.common.cli import RecipeCLI
 from recipes.common.errors import UserError
 from recipes.common.export import export
-from recipes.common.folders import run_folder
+from recipes.common.folders import folder_to_fill, place_of, run_folder
 from recipes.common.report import RunReport
 from recipes.common.sections import Row, Section, table
 
@@ -49,7 +49,7 @@ def main(overrides: Sequence[str] = ()) -> int:
     try:
         cli = run(["fit", "--config", str(CONFIG), *overrides], program=_FIT)
         trainer, report = cli.trainer, _callback(cli.trainer, RunReport)
-        checkpoint = Path(_callback(trainer, ModelCheckpoint).best_model_path)
+        checkpoint = place_of(_callback(trainer, ModelCheckpoint).best_model_path)
         rows = [*_loss_rows(cli), *_run_rows(trainer)]  # before another loop touches the device
         print("2/3  Testing the best checkpoint on text that was held out", flush=True)
         trainer.test(cli.model, cli.datamodule, ckpt_path=str(checkpoint), verbose=False)
@@ -57,7 +57,8 @@ def main(overrides: Sequence[str] = ()) -> int:
         rows.insert(4, Row("test MLM loss, best checkpoint", f"{test_loss:.3f} nats"))
         print("3/3  Exporting", flush=True)
         exported = run_folder(trainer) / "export"
-        export(checkpoint, exported)
+        with folder_to_fill(exported) as folder:
+            export(checkpoint, folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -129,15 +129,24 @@ def _run(program: str, run: Run, export: Export | None, arguments: list[str]) ->
 
 def _export(program: str, export: Export | None, arguments: Sequence[str]) -> None:
     """Needs neither Trainer nor card."""
+    from recipes.common.folders import folder_to_fill, place_of  # imports Lightning
+
     parser = argparse.ArgumentParser(
         prog=f"{program} export", description="Write a folder that `from_pretrained` loads."
     )
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a .ckpt file of a fit")
-    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
+    parser.add_argument(
+        "--checkpoint", type=place_of, required=True, help="a .ckpt file of a fit, or its address"
+    )
+    parser.add_argument(
+        "--output", type=place_of, required=True, help="the folder to write, or its address"
+    )
     options = parser.parse_args(arguments)
     if export is None:
         from recipes.common.export import export
-    how = export(options.checkpoint, options.output)
+    with folder_to_fill(options.output) as folder:
+        how = export(options.checkpoint, folder)
+    if folder != options.output:
+        how = f"copy it to a disk, then {how.replace(str(folder), options.output.name)}"
     print(f"Exported to {options.output}: {shown(how)}")
 
 

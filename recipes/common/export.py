@@ -51,24 +51,31 @@ def read_checkpoint(checkpoint: Path, keys: Sequence[str]) -> dict[str, Any]:
     """Returns what a recipe's fit wrote.
 
     Args:
-        checkpoint: the file.
+        checkpoint: the file, of `place_of`.
         keys: what must be in it.
 
     Raises:
         UserError: if there is no such checkpoint, it is in shards, cannot be read, or the recipe
             did not write it.
     """
-    if checkpoint.is_dir():
+    try:
+        is_folder, is_file = checkpoint.is_dir(), checkpoint.is_file()
+    except Exception as error:  # each store has its own types
+        raise UserError(
+            f"--checkpoint {checkpoint} cannot be reached: {first_line(error)}"
+        ) from error
+    if is_folder:
         raise UserError(
             f"--checkpoint {checkpoint} is a folder of shards. Make one file of it first: "
             f"lightning-gaudi consolidate {checkpoint} {checkpoint.stem}-whole.ckpt"
         )
-    if not checkpoint.is_file():
+    if not is_file:
         raise UserError(
             f"--checkpoint {checkpoint} does not exist. Name a .ckpt file that `fit` wrote."
         )
     try:
-        content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        with checkpoint.open("rb") as file:
+            content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no type for a file that is damaged
         raise UserError(
             f"--checkpoint {checkpoint} cannot be read as a checkpoint: {first_line(error)} Copy "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import cast
+from typing import Any, cast
 
 from lightning.pytorch import Trainer
 
@@ -39,6 +41,28 @@ def place_of(path: str | Path) -> Path:
 def is_remote(path: Path) -> bool:
     """Returns whether it is an address, whose objects are there when they are whole."""
     return not isinstance(path, PurePath)
+
+
+@contextmanager
+def folder_to_fill(output: Path) -> Iterator[Path]:
+    """Yields a folder of this machine to write to, and sends what is in it to an address.
+
+    Args:
+        output: that folder, or the address; of `place_of`.
+
+    Raises:
+        UserError: if the address cannot be written.
+    """
+    if not is_remote(output):
+        yield output
+        return
+    store: Any = output
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+        try:
+            store.fs.put(f"{name}/", store.path, recursive=True)
+        except Exception as error:  # each store has its own types
+            raise UserError(f"{output} cannot be written: {first_line(error)}") from error
 
 
 def prediction_path(trainer: Trainer, name: str) -> Path:

@@ -21,6 +21,7 @@ from lightning_gaudi.tools.audit import findings, page, text
 from lightning_gaudi.tools.audit.merging import Audit
 from lightning_gaudi.tools.audit.record import FOLDER, STEPS, WARM_UP, read_all
 from lightning_gaudi.tools.command_line import simulate
+from lightning_gaudi.tools.command_line.catalog import local_file
 
 if TYPE_CHECKING:
     _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -68,9 +69,9 @@ def add_parser(subparsers: _Subparsers) -> None:
         help="end the program after N steps of its optimizer "
         f"(default {_DEFAULT_STEPS}, at least {WARM_UP + 1})",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--json", type=local_file, metavar="FILE", help="write the report as JSON")
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the report as one page with plots"
+        "--html", type=local_file, metavar="FILE", help="write the report as one page with plots"
     )
     parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
 
@@ -102,10 +103,6 @@ def _check(options: argparse.Namespace, command: Sequence[str]) -> None:
             f"--steps {options.steps} is too few: the first {WARM_UP} set up, and are not judged. "
             f"Pass {WARM_UP + 1} or more."
         )
-    for name in ("json", "html"):
-        path = getattr(options, name)
-        if path is not None and not path.absolute().parent.is_dir():
-            options.error(f"--{name} {path}: there is no folder {path.parent}. Make it first.")
 
 
 def _report(options: argparse.Namespace, audit: Audit) -> int:

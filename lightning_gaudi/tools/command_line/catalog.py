@@ -6,6 +6,7 @@ YAML files, are read from the sources, so that there is one place to change them
 
 from __future__ import annotations
 
+import argparse
 import ast
 import itertools
 import re
@@ -29,6 +30,26 @@ REGISTRY = "published.yaml"
 
 class UsageError(ValueError):
     """What was typed cannot be done; the message says in a line what to type instead."""
+
+
+def local_file(text: str) -> Path:
+    """Returns the file that was typed, to be written on this machine.
+
+    Raises:
+        ArgumentTypeError: It is an address, there is no folder for it, or a folder has its name.
+    """
+    path = Path(text)
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text} is an address. Name a file of this machine, and copy that."
+        )
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text}: there is no folder {path.parent}. Make it first."
+        )
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder. Name a file.")
+    return path
 
 
 @dataclass(frozen=True)

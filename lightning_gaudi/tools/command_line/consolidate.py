@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_gaudi.tools.command_line.catalog import local_file
 from lightning_gaudi.untrusted import shown
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def add_parser(subparsers: _Subparsers) -> None:
         "folder", metavar="FOLDER", help="the checkpoint: a folder, or an address such as s3://..."
     )
     parser.add_argument(
-        "output", type=Path, metavar="OUTPUT", help="ends with .safetensors, .ckpt or .pt"
+        "output", type=local_file, metavar="OUTPUT", help="ends with .safetensors, .ckpt or .pt"
     )
     parser.set_defaults(run=_run, error=parser.error)
 

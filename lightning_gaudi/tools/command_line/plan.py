@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_gaudi.simulator.settings import MAX_CARDS
-from lightning_gaudi.tools.command_line.catalog import UsageError
+from lightning_gaudi.tools.command_line.catalog import UsageError, local_file
 from lightning_gaudi.tools.command_line.sigterm import unwound_by_sigterm
 from lightning_gaudi.tools.command_line.simulate import prepare
 from lightning_gaudi.untrusted import shown
@@ -86,7 +86,9 @@ def add_parser(subparsers: _Subparsers) -> None:
         help="where it does not fit, look for what would make it fit (default yes)",
     )
     parser.add_argument("--json", action="store_true", help="print all as JSON")
-    parser.add_argument("--picture", metavar="FILE", help="draw the memory as bars, as an SVG")
+    parser.add_argument(
+        "--picture", type=local_file, metavar="FILE", help="draw the memory as bars, as an SVG"
+    )
     parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
 
 

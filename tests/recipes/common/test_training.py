@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import fsspec
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -10,6 +11,7 @@ from recipes.common.errors import UserError
 from recipes.common.export import export
 from recipes.common.tokenization import tokenizer_state, train_bpe, train_wordpiece
 from recipes.common.training import RecipeModule
+from recipes.mrpc.__main__ import main
 from tests.helpers.tiny import QUIET
 
 WORDS = [["red green blue"], ["blue green red yellow"]]
@@ -108,6 +110,17 @@ def test_an_exported_checkpoint_loads_without_the_recipe(checkpoint, tmp_path):
     name = "embeddings.word_embeddings.weight"
     torch.testing.assert_close(model.state_dict()[name], weights[f"model.bert.{name}"])
     assert (tmp_path / "export" / "tokenizer.json").exists()
+
+
+def test_export_reads_from_a_store_and_writes_to_one(checkpoint, tmp_path, capsys):
+    store, root = fsspec.filesystem("memory"), f"memory://{tmp_path.name}"
+    store.put(str(checkpoint), f"/{tmp_path.name}/last.ckpt")
+    main(["export", "--checkpoint", f"{root}/last.ckpt", "--output", f"{root}/out"])
+    said = f"Exported to {root}/out: copy it to a disk, then transformers."
+    assert f"{said}BertForSequenceClassification.from_pretrained('out')" in capsys.readouterr().out
+    export(checkpoint, tmp_path / "local")
+    for file in (tmp_path / "local").iterdir():
+        assert store.cat(f"/{tmp_path.name}/out/{file.name}") == file.read_bytes()
 
 
 def test_export_says_what_a_checkpoint_lacks(tmp_path):

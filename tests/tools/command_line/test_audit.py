@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from lightning_gaudi.tools import command_line
@@ -36,7 +38,30 @@ def test_a_file_in_no_folder_is_refused_before_anything_runs(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = _fails(capsys, option, "/no/such/report", "--", "true")
-    assert f"{option} /no/such/report: there is no folder /no/such. Make it first." in said
+    assert f"{option}: /no/such/report: there is no folder /no/such. Make it first." in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["audit", "--json", "s3://a/b", "--", "true"],
+        ["audit", "--html", "s3://a/b", "--", "true"],
+        ["plan", "--picture", "s3://a/b", "--", "true"],
+        ["consolidate", ".", "s3://a/b"],
+    ],
+    ids=lambda words: f"{words[0]} {words[1]}",
+)
+def test_an_address_is_refused_where_a_file_is_written(
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(words)
+    assert "s3://a/b is an address. Name a file of this machine" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(
