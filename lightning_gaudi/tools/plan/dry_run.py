@@ -7,6 +7,7 @@ A fork of the program has a card of its own. `trainer` has a Trainer run in them
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,19 +19,19 @@ from typing import Any, NamedTuple, NoReturn
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.published import PublishedRun
 from lightning_gaudi.simulator.memory import own_server, take_card, unlimited_memory
-from lightning_gaudi.tools.plan.forks import Fork, RehearsalError, Teller
+from lightning_gaudi.tools.plan.forks import Fork, RehearsalError, Teller, TookTooLongError
 from lightning_gaudi.tools.plan.measurement import Counts, MemoryWatch, Watch
 from lightning_gaudi.tools.plan.request import MAX_FORKS, VARIABLE, Rehearsed, Request, first_rank
 from lightning_gaudi.tools.plan.run import Run
 from lightning_gaudi.tools.plan.search import Need, largest_within
 from lightning_gaudi.tools.plan.writes import write_apart
 
-_LEAST_SEARCH_S, _MOST_SEARCH_S = 15.0, 300.0
-"""For how long the largest batch is looked for: eight times as long as the program's own took, but
+_LEAST_SEARCH_S, _MOST_SEARCH_S = 10.0, 300.0
+"""For how long the largest batch is looked for: four times as long as the program's own took, but
 not shorter or longer. What is measured then is measured to its end."""
 
 _LEAST_SIZE_S = 5.0
-"""For how long one size is measured at least, or three times as long as the program's own took."""
+"""For how long one size is measured at least, or twice as long as the program's own took."""
 
 _NO_LOADER = (
     "Its batches come from no torch DataLoader, so that no other size was tried. Give it a "
@@ -133,19 +134,22 @@ def measure(
     Raises:
         SystemExit: When all is measured.
     """
-    reason, most_s = "", _LEAST_SIZE_S
+    reason, most_s, slow = "", _LEAST_SIZE_S, math.inf
 
     def need_of(size: int, fork: Fork) -> Need | None:
-        nonlocal reason
+        nonlocal reason, slow
         try:
             return Rehearsed(**fork.found(most_s)).need
         except RehearsalError as error:
+            if isinstance(error, TookTooLongError):
+                slow = min(size, slow)  # on every card
             reason = f"A batch of {size} could not be rehearsed: {error}"
             return None
 
     def needs(batch_sizes: Collection[int]) -> dict[int, Need | None]:
-        found, forks = {}, dict[int, Fork]()
-        for size in batch_sizes:
+        found: dict[int, Need | None] = {size: None for size in batch_sizes if size >= slow}
+        forks: dict[int, Fork] = {}
+        for size in [each for each in batch_sizes if each not in found]:
             if len(forks) >= MAX_FORKS:
                 done = next(iter(forks))
                 found[done] = need_of(done, forks.pop(done))
@@ -162,7 +166,7 @@ def measure(
         first = Rehearsed(**measuring.found())
         taken_s = time.monotonic() - begun
         nonlocal most_s
-        most_s = max(_LEAST_SIZE_S, 3 * taken_s)
+        most_s = max(_LEAST_SIZE_S, 2 * taken_s)
         _write(
             request,
             {
@@ -175,7 +179,7 @@ def measure(
             fits = [first.batch_size * (first.need.whole <= each) for each in budgets]
             _write(request, {"largest": fits, "is_complete": False, "why": _NO_LOADER})
             return first
-        end = time.monotonic() + min(max(_LEAST_SEARCH_S, 8 * taken_s), _MOST_SEARCH_S)
+        end = time.monotonic() + min(max(_LEAST_SEARCH_S, 4 * taken_s), _MOST_SEARCH_S)
         found = largest_within(
             needs,
             budgets,

@@ -33,6 +33,10 @@ class RehearsalError(RuntimeError):
         self.instead = instead
 
 
+class TookTooLongError(RehearsalError):
+    """A fork has not told what it found in the time that it had."""
+
+
 class GoOn(BaseException):
     """Raised in a fork that is to go on as the program, for whoever is called by that to return."""
 
@@ -67,7 +71,8 @@ class Fork:
             most_s: For how many seconds at most; None for as long as it takes.
 
         Raises:
-            RehearsalError: The program cannot be rehearsed, or takes longer.
+            RehearsalError: The program cannot be rehearsed.
+            TookTooLongError: It takes longer.
         """
         with os.fdopen(self._reader, "rb") as file:
             # What it tells is a few thousand bytes, in one write at its end.
@@ -77,7 +82,7 @@ class Fork:
             text = file.read()
         _, status = os.waitpid(self._pid, 0)
         if not has_told:
-            raise RehearsalError(f"it took more than {most_s:.0f} seconds.")
+            raise TookTooLongError(f"it took more than {most_s:.0f} seconds.")
         try:
             found = parse_json(text or b"{}")
         except ValueError:  # it was killed in the middle

@@ -16,6 +16,10 @@ LARGEST = 2**14
 _CLOSE = 64
 """A batch that is larger by less than this part is not looked for: each takes seconds."""
 
+_NEAR = 4
+"""Below a size that cannot be measured none is looked for that is larger by less than this factor:
+each takes as long as the longest that is waited for."""
+
 _FIRST_LEAP = 16
 
 _ENOUGH_POOR = 2
@@ -123,8 +127,10 @@ def _search(
             continue
         if high - low <= max(1, low / _CLOSE):
             return low
-        if high == limits.above <= LARGEST:  # why it fails is not known: halve the ratio of both
-            yield math.isqrt(low * high)
+        if high == limits.above <= LARGEST:  # no line tells where it begins to fail
+            if high <= _NEAR * low:
+                return low
+            yield math.isqrt(low * high)  # halves the ratio of both
             continue
         below = max((size for size in known if size < low), default=0)
         most = _crossing(known, below, low, budget)
