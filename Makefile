@@ -16,7 +16,7 @@ help:
 	@echo "make test        the test suite without the slow tests"
 	@echo "make test-all    the whole test suite, and what is slow in it"
 	@echo "make faults      twenty-two faults, done for real: what was measured of each"
-	@echo "make test-gaudi  on a Gaudi server: the contract tests on its cards (docs/on-a-gaudi.md)"
+	@echo "make test-gaudi  on a Gaudi server: the contract tests on its cards (docs/how-to/on-a-gaudi.md)"
 	@echo "make lint types  ruff; mypy"
 	@echo "make check-wheel train with the built wheel in fresh environments, with each extra alone"
 	@echo "make dist        the same, and keep sdist and wheel in dist/"

@@ -5,11 +5,16 @@ package in a wheel: `recipes` is no name to claim in a user's environment. `ligh
 puts that folder on `sys.path`, so modules, pickles and YAML files name the same in both.
 """
 
+import runpy
+from pathlib import Path
+
 from setuptools import find_namespace_packages, setup
 from setuptools.command.build_py import build_py
 
 _SHIPPED = "lightning_gaudi._shipped"
 _RECIPES = find_namespace_packages(include=["recipes", "recipes.*"])
+
+_SITE = runpy.run_path(str(Path(__file__).parent / "lightning_gaudi" / "_version.py"))["SITE"]
 
 _AUTOLOAD = "_lightning_gaudi_autoload"
 
@@ -41,4 +46,5 @@ setup(
         **{f"{_SHIPPED}.{name}": ["*.yaml", "*.txt", "*.png", "README.md"] for name in _RECIPES},
     },
     py_modules=[_AUTOLOAD],
+    project_urls={"Documentation": _SITE} if _SITE else {},
 )

@@ -47,7 +47,7 @@ RELEASES = (
     Release("1.24.0", "2.10.0"),
     Release("1.24.1", "2.11.0"),
 )
-"""All that are known, the oldest first; docs/on-a-gaudi.md has them too.
+"""All that are known, the oldest first; docs/how-to/on-a-gaudi.md has them too.
 
 Source: Intel Gaudi documentation, "Support matrix"; the vendor's images of these releases.
 """

@@ -30,9 +30,11 @@ _REPOSITORY = Path(__file__).resolve().parents[1]
 _NEEDED = {
     "torch": "the vendor's torch: use the Python of the server's environment or container",
     "habana_frameworks": "the vendor's package: use the Python of the server's environment or "
-    "container (docs/on-a-gaudi.md)",
-    "lightning_gaudi": "this package: install it beside the vendor's torch (docs/on-a-gaudi.md)",
-    "lightning": "python3 -m pip install lightning (docs/on-a-gaudi.md: first with --dry-run)",
+    "container (docs/how-to/on-a-gaudi.md)",
+    "lightning_gaudi": "this package: install it beside the vendor's torch "
+    "(docs/how-to/on-a-gaudi.md)",
+    "lightning": "python3 -m pip install lightning "
+    "(docs/how-to/on-a-gaudi.md: first with --dry-run)",
     "pytest": "python3 -m pip install pytest",
     "pytest_timeout": "python3 -m pip install pytest-timeout",
 }

@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "untrusted": set(),
     "report": set(),
     "_core": {"hardware", "untrusted"},
-    "simulator": {"hardware", "releases", "untrusted"},
+    "simulator": {"_version", "hardware", "releases", "untrusted"},
     "config_errors": {"_core", "untrusted"},
     "attention": {"_core"},
     "compilation": {"_core"},

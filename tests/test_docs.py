@@ -10,7 +10,7 @@ import pytest
 from lightning_gaudi.tools.command_line import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RECIPES = sorted(path for kind in ("*.md", "*.yaml") for path in (ROOT / "recipes").rglob(kind))
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 

@@ -1,4 +1,4 @@
-"""docs/from-optimum-habana.md accounts for each class and argument, and its code runs."""
+"""docs/migration/from-optimum-habana.md accounts for each class and argument, and its code runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.forked import fork_python
 
-PAGE = (Path(__file__).parents[1] / "docs" / "from-optimum-habana.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "migration" / "from-optimum-habana.md").read_text()
 # Source: optimum-habana 1.21.0.dev0, transformers/training_args.py, without what TrainingArguments
 # has too; transformers/gaudi_configuration.py; the public classes of its packages.
 _ARGUMENTS = """

@@ -1,4 +1,4 @@
-"""docs/migrating.md accounts for every public name of lightning-habana, and is true of each."""
+"""The page on migrating accounts for every public name of lightning-habana, truly."""
 
 from __future__ import annotations
 

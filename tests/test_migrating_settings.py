@@ -1,4 +1,4 @@
-"""What docs/migrating.md says of settings and functions of lightning-habana is true."""
+"""What the page on migrating says of settings and functions of lightning-habana is true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docs/patches.md`, made of the register: `python -m lightning_gaudi._patches.document`."""
+"""`docs/reference/patches.md`, of the register: python -m lightning_gaudi._patches.document."""
 
 from __future__ import annotations
 
@@ -74,4 +74,4 @@ def _section(patch: Patch) -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).parents[2].joinpath("docs", "patches.md").write_text(markdown())
+    Path(__file__).parents[2].joinpath("docs", "reference", "patches.md").write_text(markdown())

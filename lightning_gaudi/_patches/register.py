@@ -1,6 +1,7 @@
 """The register: what we change in Lightning, torch, transformers and DeepSpeed while they run.
 
-`docs/patches.md` is made of it, and of the patches that tools add to it while they look on.
+`docs/reference/patches.md` is made of it, and of the patches that tools add to it while they look
+on.
 Whatever has no entry cannot be patched: see `apply`.
 
 In targets and triggers, `{trainer}` and `{fabric}` stand for Lightning's packages of the Trainer

@@ -13,7 +13,7 @@ import torch
 
 from lightning_gaudi._core import deepspeed_versions as versions
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "larger-models.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "larger-models.md"
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,13 @@
-"""docs/migrating.md: its sections, and the cells of its tables."""
+"""docs/migration/from-lightning-habana.md: its sections, and the cells of its tables."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+DOCUMENT = (
+    Path(__file__).parents[2] / "docs" / "migration" / "from-lightning-habana.md"
+).read_text()
 
 
 def section(title: str) -> str:

@@ -15,7 +15,7 @@ from tests.helpers.forked import fork_python
 from tests.inference.tiny_models import END, PAD, build, prompts
 
 BUCKETS = (8, 16)
-PAGE = Path(__file__).parents[2] / "docs" / "inference.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "inference.md"
 
 
 def batch(count=3):

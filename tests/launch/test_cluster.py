@@ -390,7 +390,7 @@ def test_another_number_than_that_of_the_cards_that_are_seen_is_refused(set_env:
 
 
 def test_the_document_has_a_row_of_each_launcher() -> None:
-    page = Path(__file__).parents[2] / "docs" / "launchers.md"
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "launchers.md"
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
     for each in LAUNCHERS:
         (row,) = [row for row in rows if row.startswith(f"| {each.users} |")]

@@ -411,6 +411,6 @@ def test_nothing_is_patched_but_by_the_register(path: Path) -> None:
 
 
 def test_the_document_is_the_registers() -> None:
-    document = (PACKAGE.parent / "docs" / "patches.md").read_text()
+    document = (PACKAGE.parent / "docs" / "reference" / "patches.md").read_text()
     assert document == markdown(), "run `python -m lightning_gaudi._patches.document`"
     assert [patch.name for patch in every_patch() if f"### {patch.name}\n" not in document] == []

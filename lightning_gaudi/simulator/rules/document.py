@@ -9,7 +9,7 @@ from pathlib import Path
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
 from lightning_gaudi.simulator.rules.table import RULES
 
-PATH = Path(__file__).parents[3] / "docs" / "rules.md"
+PATH = Path(__file__).parents[3] / "docs" / "reference" / "rules.md"
 
 _HEAD = """\
 # What a Gaudi does otherwise

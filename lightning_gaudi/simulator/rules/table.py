@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from types import ModuleType
 
+from lightning_gaudi._version import name_page
 from lightning_gaudi.simulator.rules import (
     rows_collectives,
     rows_differences,
@@ -26,6 +27,8 @@ from lightning_gaudi.simulator.settings import (
     SimulatorError,
     is_switched_on,
 )
+
+_PAGE = name_page("What a Gaudi does otherwise", "reference/rules")
 
 RULES: tuple[Rule, ...] = (
     *rows_types.ROWS,
@@ -82,7 +85,7 @@ def check_exempt(names: Iterable[str]) -> None:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise SimulatorError(
             f"{EXEMPT} names {name!r}, which is neither a rule of the card's nor a module.{hint} "
-            "The rules are listed in docs/rules.md, and each finding ends with the key of its rule."
+            f"The rules are listed in {_PAGE}, and each finding ends with the key of its rule."
         )
 
 

@@ -2,7 +2,7 @@
 
 `names.json` has them by module, `flags.json` the switches that the vendor reads from the
 environment. Facts alone: what the stand-in makes of a name is found by importing it, and
-`docs/vendor-names.md` is made of both.
+`docs/reference/vendor-names.md` is made of both.
 
 Source: Intel Gaudi PyTorch bridge (https://github.com/HabanaAI/gaudi-pytorch-bridge), below
 `python_packages/habana_frameworks`, and `scripts/env_flags.yaml`. `read` says where the newest text

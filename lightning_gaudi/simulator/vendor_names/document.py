@@ -1,4 +1,4 @@
-"""`docs/vendor-names.md`, made of the names and of what importing them finds.
+"""`docs/reference/vendor-names.md`, made of the names and of what importing them finds.
 
 `python -m lightning_gaudi.simulator.vendor_names.document`
 """
@@ -17,7 +17,7 @@ from lightning_gaudi.simulator import vendor_names
 from lightning_gaudi.simulator.settings import RELEASE, RELEASES, SIMULATE
 from lightning_gaudi.simulator.vendor_names.found import Found
 
-FILE = Path(__file__).parents[3] / "docs" / "vendor-names.md"
+FILE = Path(__file__).parents[3] / "docs" / "reference" / "vendor-names.md"
 
 _HEAD = """\
 # The vendor's names

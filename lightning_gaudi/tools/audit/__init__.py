@@ -2,7 +2,7 @@
 
 In the audited process `process.install` has everything noted (`call_sites`, `recording`,
 `loaders`) and a `record` written; the command reads the records of all ranks (`merging`), judges
-them (`findings`) and shows them (`text`, `page`, `plots`). See docs/audit.md.
+them (`findings`) and shows them (`text`, `page`, `plots`). See docs/how-to/audit.md.
 
 Nothing here is imported unless the environment names this tool.
 """

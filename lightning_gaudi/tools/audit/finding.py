@@ -29,7 +29,7 @@ class Finding:
     """A line that would cost something on a Gaudi."""
 
     rule: str
-    """A key of the rules of the card's, or one of this audit's own: see docs/audit.md."""
+    """A key of the rules of the card's, or one of this audit's own: see docs/how-to/audit.md."""
     weight: Weight
     file: str
     line: int

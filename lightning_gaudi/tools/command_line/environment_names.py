@@ -38,7 +38,7 @@ _NUMERICS = {
     "PT_HPU_STOCHASTIC_ROUNDING_MODE": _NUMBER,
     "PT_HPU_USE_UNSORTED_SCATTER_ADD": _SWITCH,
 }
-"""Which operators compute in which precision; `docs/rules.md` advises to set the switches."""
+"""Which operators compute in which precision; `docs/reference/rules.md` advises the switches."""
 
 _MEMORY = {
     "PT_HPU_POOL_MEM_ACQUIRE_PERC": _NUMBER,

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from lightning_gaudi._version import name_page
 from lightning_gaudi.tools.doctor import hl_smi
 from lightning_gaudi.tools.doctor.findings import Finding, error, note, ok, warning
 from lightning_gaudi.tools.doctor.machine import Machine
@@ -112,7 +113,8 @@ def check_checkpoints(machine: Machine, folder: str) -> Iterator[Finding]:
         yield note(
             area,
             f"{about}: all servers see it, and a save is as fast as the network",
-            "async_save=True writes while training goes on: docs/reliability.md.",
+            "async_save=True writes while training goes on: "
+            f"{name_page('What keeps a run', 'explanation/reliability')}.",
         )
     else:
         yield ok(area, about)

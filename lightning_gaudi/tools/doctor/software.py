@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from lightning_gaudi._core import deepspeed_versions
-from lightning_gaudi._version import __version__
+from lightning_gaudi._version import __version__, name_page
 from lightning_gaudi.releases import OLDEST, RELEASES, find_release, minor, numbers
 from lightning_gaudi.simulator import activation, build, settings, toolchain
 from lightning_gaudi.simulator.settings import SimulatorError
@@ -43,7 +43,8 @@ PACKAGES = (
     *("transformers", "accelerate", "optimum-habana", "numpy"),
 )
 """What a report names, and what is compared between servers."""
-_GUIDE = "docs/on-a-gaudi.md, Install beside the vendor's torch"
+_MIGRATING = name_page("Migrating to lightning-gaudi", "migration/from-lightning-habana")
+_GUIDE = name_page("On a Gaudi", "how-to/on-a-gaudi#install-beside-the-vendors-torch")
 
 
 def gaudi_software(machine: Machine) -> str | None:
@@ -160,7 +161,7 @@ def check_lightning(machine: Machine) -> Iterator[Finding]:
         yield warning(
             "lightning-habana",
             f"{old} is not needed any more, and stops at Gaudi software 1.18",
-            "pip uninstall lightning-habana; docs/migrating.md says what replaces what.",
+            f"pip uninstall lightning-habana; {_MIGRATING} says what replaces what.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What docs/doctor.md shows of a server is what the checks say of a recorded one."""
+"""What docs/how-to/doctor.md shows of a server is what the checks say of a recorded one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning_gaudi.tools.doctor import cards, hl_smi, memory, software, variab
 from lightning_gaudi.tools.doctor.findings import Report, table
 from tests.helpers.recorded import ENVIRONMENT, MEMINFO, gaudi2_server, smi_csv
 
-PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "doctor.md"
 
 
 def _server() -> Report:

@@ -33,7 +33,7 @@ def _check_torch(machine: Recorded) -> Iterator[Finding]:
 
 
 def test_the_table_of_releases_is_the_one_of_the_documentation() -> None:
-    text = (ROOT / "docs" / "on-a-gaudi.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "on-a-gaudi.md").read_text()
     rows = re.findall(r"^\| (1\.\d+(?:\.\d+)?) \| (\d+\.\d+\.\d+) \|", text, re.MULTILINE)
     assert rows == [(each.software, each.torch) for each in releases.RELEASES]
 

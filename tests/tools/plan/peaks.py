@@ -1,4 +1,4 @@
-"""python -m tests.tools.plan.peaks [WORD ...]: rows of the table in docs/planning.md, as measured.
+"""python -m tests.tools.plan.peaks [WORD ...]: rows of the table of how-to/planning, as measured.
 
 Of all runs, or of those that have all words in their names.
 """
