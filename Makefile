@@ -9,7 +9,7 @@ gaudi_python ?= python3
 # Where it is set, each of the hundreds of processes that tests start compiles our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-all faults test-gaudi lint types format check-wheel dist benchmarks clean
+.PHONY: help setup demo test test-all faults test-gaudi lint types format check-wheel docs dist benchmarks clean
 
 help:
 	@echo "make demo        train BERT on real text on a simulated Gaudi 2 (about 5 minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make check-wheel train with the built wheel in fresh environments, with each extra alone"
 	@echo "make dist        the same, and keep sdist and wheel in dist/"
 	@echo "make benchmarks  what the simulator, the plugin and the recipes cost or gain, measured anew"
+	@echo "make docs        the site, in build/site, without a network"
 	@echo "make clean       remove .venv and what runs left behind"
 
 setup:
@@ -57,6 +58,10 @@ format: setup
 
 check-wheel: setup
 	$(python) scripts/check_wheel.py
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 dist: setup
 	$(python) scripts/check_wheel.py --output dist

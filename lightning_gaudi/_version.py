@@ -8,6 +8,9 @@ SITE = ""
 `[project.urls]`, the site itself and every message that names a page read it here.
 """
 
+REPOSITORY = ""
+"""The address of the sources, with a slash at its end; empty as long as there is none."""
+
 
 def name_page(title: str, path: str) -> str:
     """Returns how a message names a page of the documents: by its address, or else by its title.
