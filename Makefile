@@ -9,11 +9,12 @@ gaudi_python ?= python3
 # Where it is set, each of the hundreds of processes that tests start compiles our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-all faults test-gaudi lint types format check-wheel docs dist benchmarks clean
+.PHONY: help setup demo test test-docs test-all faults test-gaudi lint types format check-wheel docs dist benchmarks clean
 
 help:
 	@echo "make demo        train BERT on real text on a simulated Gaudi 2 (about 5 minutes)"
 	@echo "make test        the test suite without the slow tests"
+	@echo "make test-docs   what the documents show: blocks of code, the site, links"
 	@echo "make test-all    the whole test suite, and what is slow in it"
 	@echo "make faults      twenty-two faults, done for real: what was measured of each"
 	@echo "make test-gaudi  on a Gaudi server: the contract tests on its cards (docs/how-to/on-a-gaudi.md)"
@@ -32,10 +33,14 @@ demo: setup
 		$(python) -m recipes.bert_pretraining.demo
 
 test: setup
-	$(pytest) -m "not slow"
+	$(pytest) -m "not slow and not docs"
 
 test-all: setup
 	$(pytest) -m "not faults" --durations 25 --durations-min 5
+
+# Of the site, in a browser, and of what pages show: what takes a moment. `make test-all` has the rest.
+test-docs: setup
+	$(pytest) -m "docs and not slow" tests/documentation
 
 # One at a time: they kill processes, fill disks and count seconds.
 faults: setup

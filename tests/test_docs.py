@@ -27,6 +27,8 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         if target.startswith(("http:", "https:", "mailto:")):
             continue
         file = (page.parent / target) if target else page
+        if "reference/api/" in str(file.resolve()) or target.startswith("api/"):
+            continue  # made as the site is built, which looks at its links
         assert file.exists(), f"{page.name} links to {target}"
         if anchor and file.suffix == ".md":
             assert anchor in _anchors(file), f"{page.name} links to {target}#{anchor}"

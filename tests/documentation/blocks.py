@@ -1,0 +1,77 @@
+"""The blocks of code that pages show, and what becomes of each in `make test-docs`.
+
+A comment on the line above a block says what is done with it, where that is not just to run it:
+
+    <!-- not run: REASON -->
+        Why nobody can run it here.
+    <!-- run by: tests/X.py: WORD -->
+        The test that does what it shows; it has that word.
+    <!-- run with: NAME -->
+        Files of given/NAME lie beside it, and Python has the names of its before.py. For NAME, the
+        files that a page shows, as in README.md. With ", 8 cards" as on a server, but simulated.
+    <!-- output -->
+        Of a block of text: the block before it prints these lines.
+
+A block of Python whose fence has title="FILE.py" is that file, for the blocks behind it. One with
+another title must compile, no more.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GIVEN = Path(__file__).parent / "given"
+PAGES = sorted(
+    {
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("recipes/*/README.md"),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+        ROOT / "lightning_gaudi" / "simulator" / "README.md",
+    }
+)
+LANGUAGES = ("python", "bash", "yaml")
+_FENCE = re.compile(
+    r"^(?P<indent> *)(?:<!-- (?P<note>[^\n]*?) -->\n(?P=indent))?```(?P<info>[^\n]*)\n"
+    r"(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    title: str
+    kind: str
+    """What is said of it: "", "not run", "run by", "run with" or "output"."""
+    words: str
+    """The rest of what is said."""
+    code: str
+    output: list[str] = field(default_factory=list)
+    """Lines that it prints."""
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Returns the blocks that are code, in order, each with the output that is shown of it."""
+    text, found = page.read_text(), list[Block]()
+    for match in _FENCE.finditer(text):
+        kind, _, words = (match["note"] or "").partition(":")
+        language, _, title = match["info"].partition(" ")
+        cut = len(match["indent"])
+        code = "".join(line[cut:] for line in match["code"].splitlines(keepends=True))
+        if kind == "output":
+            found[-1].output += code.splitlines()
+        elif language in LANGUAGES:
+            title = re.sub(r'^title="(.*)"$', r"\1", title)
+            line = text.count("\n", 0, match.start("code"))
+            found.append(Block(page, line, language, title, kind, words.strip(), code))
+    return found

@@ -1,0 +1,3 @@
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+
+model, datamodule = BoringModel(), BoringDataModule()

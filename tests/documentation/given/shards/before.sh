@@ -1,0 +1,1 @@
+lightning-gaudi simulate --cards 1 -- python make_shards.py

@@ -1,0 +1,126 @@
+"""Every block of code that a page shows runs, or says why not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helpers.forked import fork_python
+
+from .blocks import GIVEN, PAGES, ROOT, Block, blocks_of
+
+pytestmark = pytest.mark.docs
+
+_SHOWN = [page for page in PAGES if blocks_of(page)]
+_FAST = ("README.md", "docs/tutorials/first-run.md", "docs/reference/settings.md")
+_LIMIT_S = 400
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if _name(page) in _FAST else [pytest.mark.slow])
+        for page in _SHOWN
+    ],
+    ids=_name,
+)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    for block in blocks_of(page):
+        if block.kind == "not run":
+            continue
+        if block.kind == "run by":
+            test, _, word = block.words.partition(": ")
+            assert word, f"{block}: no word is said that {test} has"
+            assert word in (ROOT / test).read_text(), f"{block}: {test} does not have {word!r}"
+            continue
+        said = _run(block, tmp_path)
+        missing = [line for line in block.output if " ".join(line.split()) not in said]
+        assert not missing, f"{block} does not print {missing}, but:\n{said}"
+
+
+def test_at_least_eighty_five_of_a_hundred_blocks_run() -> None:
+    every = [block for page in PAGES for block in blocks_of(page)]
+    reasons = {str(block): block.words for block in every if block.kind == "not run"}
+    assert all(reasons.values()), "each says why it is not run"
+    share = 1 - len(reasons) / len(every)
+    assert share >= 0.85, f"{share:.1%} of {len(every)} run: {reasons}"
+
+
+def _run(block: Block, folder: Path) -> str:
+    """Runs a block in a page's folder; returns what it prints, with single spaces."""
+    given, _, cards = block.words.partition(", ")
+    before = ""
+    if given.endswith(".md"):
+        _write_files(ROOT / given, folder)
+    elif given:
+        shutil.copytree(GIVEN / given, folder, dirs_exist_ok=True)
+        before = (GIVEN / given / "before.py").read_text() if _has(given, "before.py") else ""
+    if block.language == "yaml":
+        assert yaml.safe_load(block.code) is not None, block
+        return ""
+    if block.language == "bash":
+        if given and _has(given, "before.sh"):
+            _run_commands("bash before.sh", folder)
+        done = _run_commands(block.code, folder, cards.removesuffix(" cards"))
+        # A finding of ours is what the page is about.
+        is_expected = block.output or "audit" in block.code or "doctor" in block.code
+        said = f"{done.stdout}\n{done.stderr}"
+        expected = (0, 1) if is_expected else (0,)
+        assert done.returncode in expected, f"{block} exits with {done.returncode}:\n{said}"
+        return " ".join(said.split())
+    compile(block.code, str(block), "exec")
+    if block.title.endswith(".py"):
+        (folder / block.title).write_text(block.code)
+    if block.title:
+        return ""
+    env = {"LIGHTNING_GAUDI_SIMULATE": "8"}
+    done = fork_python(f"{before}\n{block.code}", cwd=folder, env=env, timeout=_LIMIT_S)
+    return " ".join(f"{done.stdout} {done.stderr}".split())
+
+
+def _has(given: str, name: str) -> bool:
+    return (GIVEN / given / name).is_file()
+
+
+def _write_files(page: Path, folder: Path) -> None:
+    for block in blocks_of(page):
+        if block.title.endswith(".py"):
+            (folder / block.title).write_text(block.code)
+
+
+def _run_commands(
+    commands: str, folder: Path, num_cards: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs them as a shell does that has the package, on a server without a card or with some."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("LIGHTNING_GAUDI_SIMULATE", "LIGHTNING_GAUDI_COMPILE", "PYTEST"))
+    } | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+        "COLUMNS": "100",
+    }
+    if num_cards:
+        env["LIGHTNING_GAUDI_SIMULATE"] = num_cards
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=folder,
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )

@@ -1,0 +1,63 @@
+"""What pages promise: that all settings are there, and that nobody has to read for long."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from lightning_gaudi.compilation.settings import Compilation
+from lightning_gaudi.reliability.settings import ReliabilitySettings
+from lightning_gaudi.tools.command_line import COMMANDS
+from lightning_gaudi.tools.doctor import variables
+
+from .blocks import ROOT
+
+DOCS = ROOT / "docs"
+GENERATED = {"rules.md", "patches.md", "vendor-names.md"}
+
+
+def _rows(page: str, heading: str = "") -> dict[str, list[str]]:
+    """Returns the rows of the tables of a page, or of its section, by the words in their code."""
+    text = (DOCS / page).read_text()
+    if heading:
+        text = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {name: row for row in rows for name in re.findall(r"`([^`]*)`", row[0])}
+
+
+def test_every_variable_of_ours_is_in_the_reference() -> None:
+    named = {name for name in _rows("reference/environment.md") if name.startswith("LIGHTNING_")}
+    assert named == set(variables.OURS)
+
+
+@pytest.mark.parametrize(
+    ("heading", "settings"), [("compile", Compilation), ("reliability", ReliabilitySettings)]
+)
+def test_every_setting_is_in_the_reference_with_its_default(heading: str, settings: type) -> None:
+    rows = _rows("reference/settings.md", heading)
+    shown = {name: row[1].strip("`").replace('"', "'") for name, row in rows.items()}
+    assert shown == {each.name: repr(each.default) for each in fields(settings)}
+
+
+def test_every_command_is_in_the_reference() -> None:
+    assert {name.split()[0] for name in _rows("reference/command-line.md")} == set(COMMANDS)
+
+
+def _num_words(page: Path) -> int:
+    """Returns how many words a page has, without its code."""
+    return len(re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.M | re.S).split())
+
+
+def test_readme_takes_three_minutes() -> None:
+    readme = ROOT / "README.md"
+    assert readme.read_text().count("\n") <= 120
+    assert _num_words(readme) <= 900
+
+
+def test_a_page_is_read_in_one_sitting() -> None:
+    sizes = {page: _num_words(page) for page in DOCS.rglob("*.md") if page.name not in GENERATED}
+    assert statistics.median(size for size in sizes.values() if size >= 200) <= 900
