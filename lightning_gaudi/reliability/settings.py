@@ -81,6 +81,8 @@ def _pairs(text: str) -> dict[str, Any]:
     for pair in text.split(","):
         name, _, value = (part.strip() for part in pair.partition("="))
         check_name(name, (*NAMES, "on", "off"), _FORMS)
+        if name not in NAMES:
+            raise ValueError(f"{pair.strip()!r} is no part of it: on and off stand alone. {_FORMS}")
         found[name] = _number(value) if name == "watchdog_timeout_s" else _switch(name, value)
     return found
 

@@ -50,6 +50,7 @@ def test_a_value_is_a_word_pairs_or_a_mapping(
             "reliability=: 'of' does not say what to keep. There is no 'of'. Did you mean 'off'",
         ),
         ("watchdog=maybe", "watchdog='maybe' is neither on nor off"),
+        ("watchdog=off,on=true", "'on=true' is no part of it: on and off stand alone"),
         ("watchdog", "watchdog='' is neither on nor off"),
         ("watchdog_timeout_s=soon", "watchdog_timeout_s='soon' is no time in seconds"),
         ({"watchdog_timeout_s": 0}, "watchdog_timeout_s=0 is no time in seconds above 0"),
