@@ -2,7 +2,6 @@ import lightning as L
 import torch
 from torch import nn
 
-
 class Sum(L.LightningModule):
     def __init__(self):
         super().__init__()

@@ -1,3 +1,0 @@
-from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
-
-model, datamodule = BoringModel(), BoringDataModule()
