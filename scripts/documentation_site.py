@@ -102,7 +102,9 @@ def api_pages() -> dict[str, str]:
     for package in PACKAGES:
         doc = inspect.getdoc(importlib.import_module(package)) or ""
         # Who searches for words finds pages that explain them first.
-        parts = [f"---\nsearch:\n  boost: 0.3\n---\n# {package}\n\n{doc.partition(chr(10) * 2)[0]}\n"]
+        parts = [
+            f"---\nsearch:\n  boost: 0.3\n---\n# {package}\n\n{doc.partition(chr(10) * 2)[0]}\n"
+        ]
         for name in public_names(package):
             place = definition(package, name)
             if place in known:
