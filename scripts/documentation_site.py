@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 BESIDE = {
     "ARCHITECTURE.md": "explanation/architecture.md",
     "CHANGELOG.md": "reference/changelog.md",
+    "CODE_OF_CONDUCT.md": "reference/code-of-conduct.md",
     "CONTRIBUTING.md": "how-to/contribute.md",
     "SECURITY.md": "reference/security.md",
     "lightning_gaudi/simulator/README.md": "explanation/simulator.md",
@@ -102,9 +103,8 @@ def api_pages() -> dict[str, str]:
     for package in PACKAGES:
         doc = inspect.getdoc(importlib.import_module(package)) or ""
         # Who searches for words finds pages that explain them first.
-        parts = [
-            f"---\nsearch:\n  boost: 0.3\n---\n# {package}\n\n{doc.partition(chr(10) * 2)[0]}\n"
-        ]
+        head = "---\nsearch:\n  boost: 0.3\n---\n"
+        parts = [f"{head}# {package}\n\n{doc.partition(chr(10) * 2)[0]}\n"]
         for name in public_names(package):
             place = definition(package, name)
             if place in known:

@@ -8,7 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
+from lightning_gaudi._version import __version__
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 from lightning_gaudi.tools.command_line import COMMANDS
@@ -27,6 +29,17 @@ def _rows(page: str, heading: str = "") -> dict[str, list[str]]:
         text = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
     return {name: row for row in rows for name in re.findall(r"`([^`]*)`", row[0])}
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
+
+
+def test_workflows_are_yaml_that_names_what_there_is() -> None:
+    for path in sorted((ROOT / ".github").rglob("*.yml")):
+        assert yaml.safe_load(path.read_text()), path
+        for target in re.findall(r"run: make ([\w-]+)", path.read_text()):
+            assert f"\n{target}:" in (ROOT / "Makefile").read_text(), target
 
 
 def test_every_variable_of_ours_is_in_the_reference() -> None:
