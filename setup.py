@@ -14,7 +14,8 @@ from setuptools.command.build_py import build_py
 _SHIPPED = "lightning_gaudi._shipped"
 _RECIPES = find_namespace_packages(include=["recipes", "recipes.*"])
 
-_SITE = runpy.run_path(str(Path(__file__).parent / "lightning_gaudi" / "_version.py"))["SITE"]
+_KNOWN = runpy.run_path(str(Path(__file__).parent / "lightning_gaudi" / "_version.py"))
+_URLS = {"Documentation": _KNOWN["SITE"], "Source": _KNOWN["REPOSITORY"]}
 
 _AUTOLOAD = "_lightning_gaudi_autoload"
 
@@ -46,5 +47,5 @@ setup(
         **{f"{_SHIPPED}.{name}": ["*.yaml", "*.txt", "*.png", "README.md"] for name in _RECIPES},
     },
     py_modules=[_AUTOLOAD],
-    project_urls={"Documentation": _SITE} if _SITE else {},
+    project_urls={name: address for name, address in _URLS.items() if address},
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from lightning_gaudi._version import REPOSITORY
+from lightning_gaudi._version import REPOSITORY, SITE
 
 ROOT = Path(__file__).parents[1]
 BESIDE = {
@@ -119,6 +119,13 @@ def api_pages() -> dict[str, str]:
         rows.append(f"| [`{package}`]({posixpath.basename(file)}) | {len(parts) - 1} |")
     pages[f"{_API}/index.md"] = "\n".join(rows)
     return pages
+
+
+def on_config(config: Any) -> Any:
+    """Tells the site its address, and that of the sources, where they are known."""
+    config["site_url"] = SITE or None
+    config["repo_url"] = REPOSITORY or None
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:

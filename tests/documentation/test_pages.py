@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import statistics
 from dataclasses import fields
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_gaudi._version import __version__
+from lightning_gaudi import _version
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 from lightning_gaudi.tools.command_line import COMMANDS
@@ -31,8 +32,38 @@ def _rows(page: str, heading: str = "") -> dict[str, list[str]]:
     return {name: row for row in rows for name in re.findall(r"`([^`]*)`", row[0])}
 
 
+def _named_pages() -> list[tuple[str, str]]:
+    """Returns title and place of each page that a message names."""
+    found = []
+    for path in sorted((ROOT / "lightning_gaudi").rglob("*.py")):
+        if "name_page(" in (text := path.read_text()) and path.name != "_version.py":
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "name_page":
+                    title, place = (ast.literal_eval(each) for each in node.args)
+                    found.append((title, place))
+    return found
+
+
+def test_a_message_names_a_page_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = _named_pages()
+    assert len(named) > 2
+    for title, place in named:
+        page, _, heading = place.partition("#")
+        text = (DOCS / f"{page}.md").read_text()
+        assert text.startswith(f"# {title}\n")
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        anchors = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+        assert not heading or heading in anchors, place
+    title, place = named[0]
+    assert _version.name_page(title, place) == f'"{title}" in the documentation'
+    monkeypatch.setattr(_version, "SITE", "https://example.org/")
+    assert _version.name_page("On a Gaudi", "how-to/on-a-gaudi#train") == (
+        "https://example.org/how-to/on-a-gaudi/#train"
+    )
+
+
 def test_the_citation_is_of_this_version() -> None:
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == _version.__version__
 
 
 def test_workflows_are_yaml_that_names_what_there_is() -> None:
