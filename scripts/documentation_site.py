@@ -19,6 +19,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 from lightning_gaudi._version import REPOSITORY, SITE
+from scripts import documentation_messages
 
 ROOT = Path(__file__).parents[1]
 BESIDE = {
@@ -138,7 +139,8 @@ def on_files(files: Any, config: Any) -> Any:
             place = posixpath.join(posixpath.dirname(page), picture)
             found = (ROOT / source).parent / picture
             files.append(File.generated(config, place, abs_src_path=str(found)))
-    for page, text in api_pages().items():
+    made = api_pages() | {"reference/messages.md": documentation_messages.page()}
+    for page, text in made.items():
         files.append(File.generated(config, page, content=text))
     return files
 
@@ -146,7 +148,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Has links to files of the repository lead to their pages, or to the repository."""
     source = page.file.src_uri
-    if source in BESIDE.values() or source.startswith(_API):
+    if source in BESIDE.values() or source.startswith((_API, "reference/messages")):
         return markdown
     return _relinked(markdown, ROOT / "docs" / source, source)
 

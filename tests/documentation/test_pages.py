@@ -16,6 +16,8 @@ from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 from lightning_gaudi.tools.command_line import COMMANDS
 from lightning_gaudi.tools.doctor import variables
+from scripts import documentation_messages
+from scripts.documentation_messages import kind_of, spoken, title_of, words_of
 
 from .blocks import ROOT
 
@@ -60,6 +62,29 @@ def test_a_message_names_a_page_that_is_there(monkeypatch: pytest.MonkeyPatch) -
     assert _version.name_page("On a Gaudi", "how-to/on-a-gaudi#train") == (
         "https://example.org/how-to/on-a-gaudi/#train"
     )
+
+
+_WITHOUT_WORDS = {"SystemExit", "KeyError", "AttributeError", "StopIteration", "LookupError"}
+"""What a caller of ours catches, or Python itself."""
+
+
+def test_every_error_and_warning_has_an_entry() -> None:
+    every = documentation_messages.messages()
+    entries, page = {each.words for each in every}, documentation_messages.page()
+    assert len(entries) > 600
+    assert all(f"\n## {title_of(each.room)}\n" in page for each in every)
+    lacking, silent = [], []
+    for path in documentation_messages.sources():
+        place = path.relative_to(documentation_messages.PACKAGE).as_posix()
+        has_parts = any(each.place.startswith(f"{place}:") for each in every)
+        for call in spoken(ast.parse(path.read_text())):
+            said = [words for each in call.args if (words := words_of(each))]
+            lacking += [each for each in said if " ".join(each.split()) not in entries]
+            is_the_systems = "os.strerror" in ast.unparse(call)
+            if not (said or has_parts or is_the_systems or kind_of(call) in _WITHOUT_WORDS):
+                silent.append(f"{place}:{call.lineno}: {ast.unparse(call)}")
+    assert lacking == []
+    assert silent == [], "no words to look for"
 
 
 def test_the_citation_is_of_this_version() -> None:
