@@ -86,14 +86,7 @@ def messages() -> list[Message]:
         tree = ast.parse(path.read_text())
         place = path.relative_to(PACKAGE)
         kinds = {id(each): kind_of(call) for call in spoken(tree) for each in call.args}
-        documented = {
-            id(node.body[0].value)
-            for node in ast.walk(tree)
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            and node.body
-            and isinstance(node.body[0], ast.Expr)
-        } | {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        documented |= {
+        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)} | {
             id(node.value)
             for node in tree.body
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in _HELP

@@ -15,7 +15,7 @@ RECIPES = sorted(path for kind in ("*.md", "*.yaml") for path in (ROOT / "recipe
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
-def _anchors(page: Path) -> set[str]:
+def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -31,7 +31,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
             continue  # made as the site is built, which looks at its links
         assert file.exists(), f"{page.name} links to {target}"
         if anchor and file.suffix == ".md":
-            assert anchor in _anchors(file), f"{page.name} links to {target}#{anchor}"
+            assert anchor in anchors(file), f"{page.name} links to {target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -18,6 +18,7 @@ from lightning_gaudi.tools.command_line import COMMANDS
 from lightning_gaudi.tools.doctor import variables
 from scripts import documentation_messages
 from scripts.documentation_messages import kind_of, spoken, title_of, words_of
+from tests.test_docs import anchors
 
 from .blocks import ROOT
 
@@ -53,9 +54,7 @@ def test_a_message_names_a_page_that_is_there(monkeypatch: pytest.MonkeyPatch) -
         page, _, heading = place.partition("#")
         text = (DOCS / f"{page}.md").read_text()
         assert text.startswith(f"# {title}\n")
-        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-        anchors = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
-        assert not heading or heading in anchors, place
+        assert not heading or heading in anchors(DOCS / f"{page}.md"), place
     title, place = named[0]
     assert _version.name_page(title, place) == f'"{title}" in the documentation'
     monkeypatch.setattr(_version, "SITE", "https://example.org/")
