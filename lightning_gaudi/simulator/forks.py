@@ -1,6 +1,7 @@
 """Say it when a process that holds a card forks: the driver does not survive that.
 
 `subprocess` is not concerned: its children run another program, and Python starts them otherwise.
+Nor is `os.forkpty`: who calls it, as a notebook does for `!command`, runs another program, too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ def watch(device: ModuleType) -> None:
     Args:
         device: The simulated device's extension.
     """
-    for name in ("fork", "forkpty"):
-        setattr(os, name, _reported(getattr(os, name), device))
+    os.fork = _reported(os.fork, device)
 
 
 def _reported(fork: Callable[[], Any], device: ModuleType) -> Callable[[], Any]:

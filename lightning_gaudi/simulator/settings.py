@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ SERVER = "LIGHTNING_GAUDI_SIMULATE_SERVER"
 DRY = "LIGHTNING_GAUDI_SIMULATE_DRY"
 WORKSPACE = "PT_HPU_INITIAL_WORKSPACE_SIZE"
 CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
+
+_MADE_UP = re.compile(r"\d+-[0-9a-f]{8}")
 
 RULE_MODES = ("warn", "error", "off")
 """What LIGHTNING_GAUDI_SIMULATE_RULES may be, the default first."""
@@ -65,7 +68,21 @@ def server_name() -> str:
     has started: the variable is set here, for what this process starts. So ranks share a server
     with their launcher, and two runs at a time do not meet.
     """
-    return os.environ.setdefault(SERVER, f"{os.getpid()}-{os.urandom(4).hex()}")
+    return os.environ.setdefault(SERVER, _made_up_name())
+
+
+def name_of_new_server() -> str:
+    """Returns a server for a command that says how many cards it wants.
+
+    It is the one that the user has named. What this process shares with its parent is another
+    server, such as that of the notebook from which the command was typed.
+    """
+    name = os.environ.get(SERVER, "")
+    return _made_up_name() if not name or _MADE_UP.fullmatch(name) else name
+
+
+def _made_up_name() -> str:
+    return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def path_with_stand_in() -> str:

@@ -207,6 +207,15 @@ def test_forked_process_may_use_a_card_that_its_parent_does_not() -> None:
     assert fork_python(source).stdout.strip() == "6.0"
 
 
+def test_a_command_of_a_notebook_is_no_fork_beside_a_card() -> None:
+    source = """
+        import os, pty, torch
+        torch.ones(1, device="hpu")
+        pty.spawn(["true"])
+    """
+    assert "fork-beside-card" not in fork_python(source).stderr
+
+
 def test_workers_of_a_loader_fork_beside_a_used_card() -> None:
     source = """
         import torch

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_gaudi.simulator import settings
 from tests.helpers.forked import fork_python
 from tests.helpers.process import environment, run_python
 
@@ -22,10 +23,10 @@ _HOLD = f"{_TOUCH}; import sys; sys.stdin.read()"
 def _env(
     num_cards: int = 2, server: str | None = "shared", **changes: str
 ) -> dict[str, str | None]:
-    settings = {"LIGHTNING_GAUDI_SIMULATE": str(num_cards), **changes}
+    cards = {"LIGHTNING_GAUDI_SIMULATE": str(num_cards), **changes}
     # A name of this process's own: the suite may run twice on a machine.
     name = server and f"{server}-{os.getpid()}"
-    return {**settings, "LIGHTNING_GAUDI_SIMULATE_SERVER": name}
+    return {**cards, "LIGHTNING_GAUDI_SIMULATE_SERVER": name}
 
 
 @contextlib.contextmanager
@@ -91,6 +92,21 @@ def test_visible_modules_are_all_there_are():
         ({"HABANA_VISIBLE_MODULES": "all"}, "HABANA_VISIBLE_MODULES=all is no list of modules"),
     ):
         assert what in _touch(**changes), changes
+
+
+def test_a_command_gets_a_server_of_its_own_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_a_notebook = fork_python(
+        """
+        from lightning_gaudi.simulator.settings import server_name
+        print(server_name(), end="")
+        """,
+        env={settings.SERVER: None},
+    ).stdout
+    for inherited, is_kept in ((of_a_notebook, False), ("mine", True)):
+        monkeypatch.setenv(settings.SERVER, inherited)
+        assert (settings.name_of_new_server() == inherited) is is_kept, inherited
 
 
 @pytest.mark.slow

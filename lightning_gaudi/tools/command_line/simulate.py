@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from lightning_gaudi._core.launched import find_launched
 from lightning_gaudi.simulator import activation, build
 from lightning_gaudi.simulator.settings import (
     CARD,
@@ -23,6 +24,7 @@ from lightning_gaudi.simulator.settings import (
     SERVER,
     SIMULATE,
     SimulatorError,
+    name_of_new_server,
     path_with_stand_in,
     server_name,
 )
@@ -135,7 +137,8 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         SIMULATE: str(options.cards),
         CARD: options.card,
         RELEASE: options.release,
-        SERVER: server_name(),  # one for all that the command starts, as mpirun does
+        # One for all that the command starts, as mpirun does; a rank of one is on its server.
+        SERVER: server_name() if find_launched() else name_of_new_server(),
         "PYTHONPATH": path_with_stand_in(),
     }
 
