@@ -1,8 +1,8 @@
 """What the site has beside `docs/`: hooks of MkDocs, named in mkdocs.yml.
 
 Pages that lie beside what they are about (recipes, examples, the simulator) become pages of the
-site; the API reference is made of the public names and their docstrings; a link to a source file
-leads to the repository, once its address is known.
+site, as does the notebook, with its outputs; the API reference is made of the public names and
+their docstrings; a link to a source file leads to the repository, once its address is known.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
+from nbconvert import MarkdownExporter
 
 from lightning_gaudi._version import REPOSITORY, SITE
 from scripts import documentation_messages
@@ -59,6 +60,8 @@ PACKAGES = (
     "lightning_gaudi",
 )
 """Whose public names the API reference has; the last one offers names of the others."""
+NOTEBOOK = "tutorials/notebook"
+"""Without the ending: that of the notebook, or of its page."""
 _API = "reference/api"
 _PICTURE = re.compile(r"!\[[^\]]*\]\(([^):\s]+)\)")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
@@ -139,7 +142,11 @@ def on_files(files: Any, config: Any) -> Any:
             place = posixpath.join(posixpath.dirname(page), picture)
             found = (ROOT / source).parent / picture
             files.append(File.generated(config, place, abs_src_path=str(found)))
-    made = api_pages() | {"reference/messages.md": documentation_messages.page()}
+    notebook, _ = MarkdownExporter().from_filename(str(ROOT / "docs" / f"{NOTEBOOK}.ipynb"))
+    made = api_pages() | {
+        "reference/messages.md": documentation_messages.page(),
+        f"{NOTEBOOK}.md": notebook,
+    }
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
     return files

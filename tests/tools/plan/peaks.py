@@ -1,6 +1,6 @@
-"""python -m tests.tools.plan.peaks [WORD ...]: rows of the table of how-to/planning, as measured.
+"""python -m tests.tools.plan.peaks [WORD ...]: rows of a table of the documents, as measured.
 
-Of all runs, or of those that have all words in their names.
+That of reference/plans-and-runs. Of all runs, or of those that have all words in their names.
 """
 
 from __future__ import annotations
