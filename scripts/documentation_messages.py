@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lightning_gaudi"
@@ -15,34 +17,54 @@ _WARNERS = {"warn", "rank_zero_warn", "rank_zero_info", "warn_once", "say"}
 _LEFT_OUT = ("simulator/stand_in", "simulator/vendor_names", "/document.py", "rules/rows_")
 """Parts of the path of what other pages are made of."""
 _HELP = {"_DESCRIPTION", "_EPILOG", "_EXAMPLE", "_HEAD"}
-_ROOMS = {
-    "_core": "Processes, ranks, the vendor's package, settings",
-    "_patches": "What is changed in Lightning, torch and others",
-    "accelerator.py": "The accelerator",
-    "attention": "Attention",
-    "callbacks": "Callbacks",
-    "checkpoint": "Checkpoints",
-    "compilation": "Compilation",
-    "data": "Data and shapes",
-    "deepspeed": "DeepSpeed",
-    "distributed": "Several cards, launchers, HCCL",
-    "fabric": "Fabric, and choosing a strategy",
-    "inference": "Inference",
-    "precision": "Precision",
-    "profiler": "The profiler",
-    "reliability": "What keeps a run",
-    "simulator": "Simulated cards",
-    "strategies": "Strategies, resuming, jobs",
-    "tools": "plan, audit, doctor and the command line",
-}
+BEFORE = """\
+import os, signal
+import lightning as L
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+"""
+"""What stands before each example of Python."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Messages that mean the same: an entry of the page."""
+
+    title: str
+    of: list[str]
+    """The modules that say them, or folders of modules."""
+    means: str
+    do: str
+    example: str = ""
+    """Python that raises one of them, behind `BEFORE`."""
+    cards: int = 0
+    """As many cards, if the example is a script for several."""
+    run: str = ""
+    """A command that says one of them, in place of an example."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that are set before."""
+
+    def has(self, place: str) -> bool:
+        """Tells if a module is one of its own."""
+        return any(
+            place == each or (each[-1] == "/" and place.startswith(each)) for each in self.of
+        )
+
+    def shown(self) -> str:
+        """Returns the example as the page shows it."""
+        env = "".join(f"{name}={value} " for name, value in self.env.items())
+        if self.run:
+            return f"```bash\n{env}{self.run}\n```"
+        with_env = f"# with {env.strip()}\n" if env else ""
+        return f"```python\n{with_env}{self.example.rstrip()}\n```"
 
 
 @dataclass(frozen=True)
 class Message:
     """Something that is said, or a part of it."""
 
-    room: str
-    kind: str
+    kind: Kind
+    raised_as: str
     """The class of the error or warning; empty for a part that several of them have."""
     words: str
     """What is said; what varies is an ellipsis."""
@@ -65,7 +87,7 @@ def _is_sentence(words: str) -> bool:
     return len(words.split()) >= 5 and bool(re.search(r"[.:!?]($|\s)", words))
 
 
-def kind_of(call: ast.Call) -> str:
+def name_of(call: ast.Call) -> str:
     """Returns the name of what is called: the class of an error, or the function that warns."""
     return str(getattr(call.func, "id", getattr(call.func, "attr", "")))
 
@@ -75,17 +97,17 @@ def spoken(tree: ast.Module) -> Iterator[ast.Call]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             yield node.exc
-        elif isinstance(node, ast.Call) and kind_of(node) in _WARNERS:
+        elif isinstance(node, ast.Call) and name_of(node) in _WARNERS:
             yield node
 
 
 def messages() -> list[Message]:
     """Returns all messages of the package, in the order of the sources."""
-    found: list[Message] = []
+    found, known = list[Message](), kinds()
     for path in sources():
         tree = ast.parse(path.read_text())
-        place = path.relative_to(PACKAGE)
-        kinds = {id(each): kind_of(call) for call in spoken(tree) for each in call.args}
+        place = path.relative_to(PACKAGE).as_posix()
+        names = {id(each): name_of(call) for call in spoken(tree) for each in call.args}
         documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)} | {
             id(node.value)
             for node in tree.body
@@ -96,10 +118,15 @@ def messages() -> list[Message]:
             if id(node) in inner or id(node) in documented or not (words := words_of(node)):
                 continue
             inner |= {id(each) for each in ast.walk(node)}
-            if id(node) in kinds or _is_sentence(words):
+            if id(node) in names or _is_sentence(words):
                 line = f"{place}:{node.lineno}"
                 words = " ".join(words.split())
-                found.append(Message(place.parts[0], kinds.get(id(node), ""), words, line))
+                kind = next((each for each in known if each.has(place)), None)
+                if kind is None:
+                    raise ValueError(
+                        f"{line} is of no kind: name it in documentation_messages.yaml"
+                    )
+                found.append(Message(kind, names.get(id(node), ""), words, line))
     return found
 
 
@@ -113,26 +140,32 @@ def sources() -> list[Path]:
     ]
 
 
-def title_of(room: str) -> str:
-    """Returns the heading of a room's messages."""
-    return _ROOMS.get(room, room)
+def kinds() -> list[Kind]:
+    """Returns the kinds of messages, in the order of the page."""
+    path = Path(__file__).with_suffix(".yaml")
+    return [Kind(**each) for each in yaml.safe_load(path.read_text())]
 
 
 def page() -> str:
-    """Returns the page: for each part of the package, what it says."""
+    """Returns the page: for each kind of message what it means, what to do, and what it says."""
     parts = [
         "# Messages",
         "",
         "All that errors and warnings of this package say, as its sources have it. Search for some",
-        f"words of yours: where a message has a name or a number, {_VARIES} stands here. Each says",
-        "what is wrong, what was given, what to do. The ones that people meet most, and those of",
-        "the vendor and of Lightning, are in [Troubleshooting](../how-to/troubleshooting.md).",
+        f"words of yours: where a message has a name or a number, {_VARIES} stands here. The ones",
+        "that people meet most, and those of the vendor and of Lightning, are in",
+        "[Troubleshooting](../how-to/troubleshooting.md).",
+        "",
+        "Each kind has an example that says one of its messages, on simulated cards, behind:",
+        "",
+        f"```python\n{BEFORE}```",
     ]
     every = messages()
-    for room in dict.fromkeys(each.room for each in every):
-        parts += ["", f"## {title_of(room)}", "", "| says | kind |", "|---|---|"]
-        rows = {each.words: each for each in every if each.room == room}
+    for kind in kinds():
+        parts += ["", f"## {kind.title}", "", kind.means, "", f"**Do:** {kind.do}", ""]
+        parts += [kind.shown(), "", "| says | kind |", "|---|---|"]
+        rows = {each.words: each for each in every if each.kind == kind}
         for each in rows.values():
             words = re.sub(r"([|<>*_`\[\]{}\\])", r"\\\1", each.words)
-            parts.append(f"| {words} | {each.kind} |")
+            parts.append(f"| {words} | {each.raised_as} |")
     return "\n".join([*parts, ""])

@@ -73,8 +73,14 @@ def load_weights(model: Any, folder: str | Path, device: torch.device | str) -> 
     Raises:
         ValueError: A file is missing, truncated or no safetensors file; or a tensor is missing or
             has another shape. The message names it. Where nobody will read values, none is read.
+        TypeError: The model is none of transformers.
     """
     folder, device = Path(folder), torch.device(device)
+    if not hasattr(model, "tie_weights"):
+        raise TypeError(
+            f"{type(model).__name__} is no model of transformers. Pass one, such as a "
+            "LlamaForCausalLM; load others by safetensors.torch.load_model(...)."
+        )
     model.tie_weights()  # transformers 5.0 has not, on meta
     if not has_values():
         _leave_empty(model, device)

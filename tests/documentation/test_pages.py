@@ -17,7 +17,7 @@ from lightning_gaudi.reliability.settings import ReliabilitySettings
 from lightning_gaudi.tools.command_line import COMMANDS
 from lightning_gaudi.tools.doctor import variables
 from scripts import documentation_messages
-from scripts.documentation_messages import kind_of, spoken, title_of, words_of
+from scripts.documentation_messages import name_of, spoken, words_of
 from tests.test_docs import anchors
 
 from .blocks import ROOT
@@ -71,7 +71,7 @@ def test_every_error_and_warning_has_an_entry() -> None:
     every = documentation_messages.messages()
     entries, page = {each.words for each in every}, documentation_messages.page()
     assert len(entries) > 600
-    assert all(f"\n## {title_of(each.room)}\n" in page for each in every)
+    assert all(f"\n## {each.kind.title}\n" in page for each in every)
     lacking, silent = [], []
     for path in documentation_messages.sources():
         place = path.relative_to(documentation_messages.PACKAGE).as_posix()
@@ -80,7 +80,7 @@ def test_every_error_and_warning_has_an_entry() -> None:
             said = [words for each in call.args if (words := words_of(each))]
             lacking += [each for each in said if " ".join(each.split()) not in entries]
             is_the_systems = "os.strerror" in ast.unparse(call)
-            if not (said or has_parts or is_the_systems or kind_of(call) in _WITHOUT_WORDS):
+            if not (said or has_parts or is_the_systems or name_of(call) in _WITHOUT_WORDS):
                 silent.append(f"{place}:{call.lineno}: {ast.unparse(call)}")
     assert lacking == []
     assert silent == [], "no words to look for"

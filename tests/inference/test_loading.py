@@ -133,6 +133,11 @@ def test_an_index_that_names_what_its_file_does_not_have_is_refused(saved: Path)
         load_weights(_on_meta(make("bloom")), saved, "cpu")
 
 
+def test_a_module_of_ones_own_is_refused(saved: Path) -> None:
+    with pytest.raises(TypeError, match="Linear is no model of transformers"):
+        load_weights(torch.nn.Linear(2, 2), saved, "cpu")
+
+
 def test_folders_without_safetensors_are_refused(tmp_path: Path) -> None:
     model = _on_meta(make("bloom"))
     with pytest.raises(ValueError, match="There is no folder"):
