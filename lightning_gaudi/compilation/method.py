@@ -65,6 +65,7 @@ class CompiledMethod:
         goes_on: bool = True,
     ) -> None:
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+        from torch._dynamo.trace_rules import is_callable_allowed
 
         self.module = module
         self._name = name
@@ -77,6 +78,9 @@ class CompiledMethod:
         self._num_in_a_row = 0
         self._own = module.__dict__.get(name)
         self._kind = type(module)
+        self._opaque = getattr(self._kind, name) if is_callable_allowed(self._kind) else None
+        """The method of a class that is marked `allow_in_graph`, as diffusers marks transformer
+        blocks: a compiler around this one refuses to look it up (torch 2.13)."""
         self._classes = Classes(module)
         method = getattr(module, name)
         functools.update_wrapper(self, method)
@@ -87,7 +91,7 @@ class CompiledMethod:
         if self._compiled is None or torch.compiler.is_compiling() or _is_traced():
             return self._call_as_written(*args, **kwargs)
         if type(self.module) is not self._kind or self._classes.have_changed():
-            self._compiled = None
+            self._compiled = self._opaque = None
             self._reporter.tell_changed(self.module)
             return self._call_as_written(*args, **kwargs)
         if _has_any_global_hook():  # type: ignore[no-untyped-call]
@@ -132,6 +136,8 @@ class CompiledMethod:
         """Calls the module's own method, as its class has it now."""
         if self._own is not None:
             return self._own(*args, **kwargs)
+        if self._opaque is not None and torch.compiler.is_compiling():
+            return self._opaque(self.module, *args, **kwargs)
         return getattr(type(self.module), self._name)(self.module, *args, **kwargs)
 
     def _method(self) -> Callable[..., Any]:

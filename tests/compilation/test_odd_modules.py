@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from lightning_gaudi import HPUProfiler
+from lightning_gaudi.compilation.graph_breaks import GraphBreakReporter
+from lightning_gaudi.compilation.method import CompiledMethod
 from lightning_gaudi.strategies import SingleHPUStrategy
 from tests.helpers.tiny import batches, hpu_trainer
 
@@ -301,6 +303,17 @@ def _no_weights() -> nn.Module:
     return nn.Sequential(nn.Identity(), nn.Flatten(), nn.Softmax(-1), nn.Dropout(0.0), Block())
 
 
+@odd
+def _allowed_in_graph() -> nn.Module:
+    """As diffusers marks transformer blocks, which a compiler does not look into."""
+
+    @torch.compiler.allow_in_graph
+    class Allowed(Block):
+        pass
+
+    return InTurn(nn.ModuleList([Allowed(), Allowed()]))
+
+
 class Model(pl.LightningModule):
     """An odd module and a head; keeps its losses."""
 
@@ -362,3 +375,15 @@ def test_an_odd_module_trains_as_it_is_written(name: str, tmp_path: Any) -> None
     ).losses
     assert len(found) == 6
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiler_around_modules_that_are_allowed_in_graph_takes_them() -> None:
+    odd = ZOO["allowed_in_graph"]()
+    x = torch.randn(2, 8)
+    expected = odd(x)
+    for block in odd.members:
+        settings = {"backend": "eager"}
+        CompiledMethod(block, settings, GraphBreakReporter(raises=False)).install()
+    torch.testing.assert_close(odd(x), expected)
+    around = torch.compile(odd, backend="eager", fullgraph=True)
+    torch.testing.assert_close(around(x), expected)
