@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,9 @@ def to_svg(panels: Sequence[Panel]) -> list[str]:
         text = buffer.getvalue()
         head, rest = text[text.index("<svg") :].split(">", 1)
         head = re.sub(r'\s(width|height)="[^"]*"', "", head)
-        elements.append(re.sub(r'<g id="[^"]*"', "<g", f'{head} role="img">{rest}'))
+        words = html.escape(f"{panel.label} by step")
+        head = f'{head} role="img" aria-label="{words}">'
+        elements.append(re.sub(r'<g id="[^"]*"', "<g", head + rest))
     return elements
 
 

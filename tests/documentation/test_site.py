@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.recipes.common import test_report
+from tests.tools.audit import test_page
 
 from .blocks import ROOT
 
@@ -130,19 +133,42 @@ def test_the_page_has_the_answer(question: Any, site: Path) -> None:
     assert question["answer"] in text
 
 
+def _serious(page: Any, context: str | None = None) -> list[tuple[str, str, str]]:
+    """Returns what keeps some readers from reading what is there."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    # What is moderate is the theme's own: a landmark for each button that copies code.
+    return [
+        (each["id"], each["nodes"][0]["html"], each["nodes"][0]["failureSummary"])
+        for each in axe.run(page, context=context).response["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast_and_headings(scheme: str, address: str, browser: Any) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = browser.new_page(color_scheme=scheme)
     for place in ("", "tutorials/first-run/", "reference/settings/", "reference/api/callbacks/"):
         page.goto(f"{address}/{place}", wait_until="load")
-        found = axe.run(page, context="article").response["violations"]
-        # What is moderate is the theme's own: a landmark for each button that copies code.
-        serious = [
-            (each["id"], each["nodes"][0]["html"], each["nodes"][0]["failureSummary"])
-            for each in found
-            if each["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], place
+        assert _serious(page, "article") == [], place
+    page.close()
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("write", [test_page.example_page, test_report.example_page])
+def test_the_page_of_an_audit_or_a_run(
+    write: Callable[[], str], scheme: str, browser: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "page.html").write_text(write())
+    page = browser.new_page(viewport=_PHONE, color_scheme=scheme)
+    said: list[str] = []
+    page.on("console", lambda message: message.type == "error" and said.append(message.text))
+    page.goto((tmp_path / "page.html").as_uri(), wait_until="load")
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= _PHONE["width"]
+    assert page.locator("h1").count() == 1
+    # A picture says in words what it shows, or has its own words in it.
+    assert page.locator("svg:not([aria-label]):not(:has(text)):not(:has(title))").count() == 0
+    assert _serious(page) == []
+    assert said == []
     page.close()

@@ -22,7 +22,8 @@ body{max-width:60rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin-top:2.2rem}
 h3{font-size:1rem;margin:1.2rem 0 .3rem}
 code,pre{font:13px/1.5 ui-monospace,monospace}
-pre{background:#f7fafc;padding:.4rem .6rem;overflow-x:auto;margin:.4rem 0}
+pre{background:#f7fafc;padding:.4rem .6rem;margin:.4rem 0}
+pre{white-space:pre-wrap}pre,p,h2{overflow-wrap:anywhere}.wide{overflow-x:auto}
 .finding{border-left:5px solid #b7791f;padding:.1rem 0 .1rem .9rem;margin:1.1rem 0}
 .fails,.compiles{border-color:#c53030}.falls_back,.launches{border-color:#c05621}
 .rule{color:#4a5568;font-size:.85em}.quiet{color:#4a5568}.clean{border-color:#2f855a}
@@ -73,6 +74,7 @@ _TEMPLATE = """\
 {% endif %}
 {% if lines %}
 <h2>By line, all steps</h2>
+<div class="wide" tabindex="0" role="region" aria-label="By line, all steps">
 <table>
 <tr><th>line</th>
 {%- for title in titles.values() %}<th class="n">{{ title }}</th>{% endfor %}<th></th></tr>
@@ -81,14 +83,17 @@ _TEMPLATE = """\
 {%- for name in titles %}{{ number(each[name]) }}{% endfor %}<td><code>{{ code }}</code></td></tr>
 {% endfor %}
 </table>
+</div>
 {% if causes %}
 <h3>Graphs compiled again</h3>
+<div class="wide" tabindex="0" role="region" aria-label="Graphs compiled again">
 <table>
 {% for line, cause, count in causes %}
 <tr><td><code>{{ shown.label(line.file, line.line) }}</code></td>
 {#- #}<td>{{ cause }}</td>{{ number(count) }}</tr>
 {% endfor %}
 </table>
+</div>
 {% endif %}
 {% endif %}
 <h2>Memory at its peak</h2>
@@ -107,12 +112,14 @@ at a time.</p>
 {% endfor %}
 {% if collectives %}
 <h2>Collectives</h2>
+<div class="wide" tabindex="0" role="region" aria-label="Collectives">
 <table>
 <tr><th>kind</th><th class="n">calls</th><th class="n">bytes</th></tr>
 {% for name, (count, size) in collectives.items() %}
 <tr><td>{{ name }}</td>{{ number(count) }}{{ number(size) }}</tr>
 {% endfor %}
 </table>
+</div>
 {% endif %}
 {% endif %}
 {% endblock %}

@@ -50,8 +50,12 @@ class _Checked(HTMLParser):
         assert self.open.pop() == tag
 
 
+def example_page() -> str:
+    return page("Run <1>", "ended early", True, to_svg(PANELS), SECTIONS, "foot")
+
+
 def test_the_page_is_whole_and_fetches_nothing():
-    text = page("Run <1>", "ended early", True, to_svg(PANELS), SECTIONS, "foot")
+    text = example_page()
     checked = _Checked()
     checked.feed(text)
     assert checked.open == []

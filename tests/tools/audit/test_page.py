@@ -76,10 +76,14 @@ class _Checker(HTMLParser):
         self.text += data
 
 
-@pytest.fixture(scope="module")
-def shown() -> str:
+def example_page() -> str:
     audit = Audit(("python", "train.py", "--name=<x>"), 0, [_record()])
     return page.render(audit, findings.find(audit))
+
+
+@pytest.fixture(scope="module")
+def shown() -> str:
+    return example_page()
 
 
 def test_a_page_is_whole_and_asks_for_nothing(shown: str) -> None:
