@@ -5,10 +5,13 @@ A comment on the line above a block says what is done with it, where that is not
     <!-- not run: REASON -->
         Why nobody can run it here.
     <!-- run by: tests/X.py: WORD -->
-        The test that does what it shows; it has that word.
+        The test that does what it shows; it has that word. That counts as not run.
     <!-- run with: NAME -->
-        Files of given/NAME lie beside it, and Python has the names of its before.py. For NAME, the
-        files that a page shows, as in README.md. With ", 8 cards" as on a server, but simulated.
+        Files of given/NAME lie beside it. Before Python comes its before.py, before commands its
+        before.sh, in the same shell. For NAME, the files that a page shows, as in README.md. With
+        ", 8 cards" as on a server with them, but simulated; Python is a script of its own there.
+    <!-- run on -->
+        Python has the names of the block before.
     <!-- output -->
         Of a block of text: the block before it prints these lines.
 
@@ -49,7 +52,7 @@ class Block:
     language: str
     title: str
     kind: str
-    """What is said of it: "", "not run", "run by", "run with" or "output"."""
+    """What is said of it: "", "not run", "run by", "run with", "run on" or "output"."""
     words: str
     """The rest of what is said."""
     code: str
