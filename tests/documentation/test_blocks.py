@@ -21,14 +21,14 @@ pytestmark = pytest.mark.docs
 
 _SHOWN = [page for page in PAGES if blocks_of(page)]
 _FAST = ("README.md", "docs/tutorials/first-run.md", "docs/reference/settings.md")
-_LIMIT_S = 600
+_LIMIT_S = 1200
 
 
 def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.timeout(2000)
+@pytest.mark.timeout(4000)
 @pytest.mark.parametrize(
     "page",
     [

@@ -1,6 +1,6 @@
 # A copy of the repository, with its environment; the recipes train for a few steps.
 if [ ! -e Makefile ]; then
-    git -C "$REPOSITORY" ls-files -z | (copy=$PWD && cd "$REPOSITORY" && xargs -0 cp -P --parents -t "$copy")
+    . "$REPOSITORY/tests/documentation/given/copy_repository.sh"
     ln -s "$(python -c 'import sys; print(sys.prefix)')" .venv
     cp tests/documentation/given/project/train.py .
     sed -i -E 's/max_steps: .*/max_steps: 20/; s/^( *)max_epochs: .*/\1max_epochs: 1\n\1limit_train_batches: 20\n\1limit_val_batches: 2/

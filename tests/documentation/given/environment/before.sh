@@ -1,6 +1,6 @@
 # An environment of its own, which sees what this one has installed, in a copy of the repository.
 if [ ! -e environment ]; then
-    git -C "$REPOSITORY" ls-files -z | (copy=$PWD && cd "$REPOSITORY" && xargs -0 cp -P --parents -t "$copy")
+    . "$REPOSITORY/tests/documentation/given/copy_repository.sh"
     installed=$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
     python -m venv environment
     echo "$installed" >"$(environment/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/installed.pth"
