@@ -170,7 +170,7 @@ def _relinked(text: str, source: Path, page: str) -> str:
         place = os.path.relpath(os.path.normpath(source.parent / target), ROOT)
         known = BESIDE.get(place) or BESIDE.get(f"{place}/README.md")
         if place.startswith("docs/"):
-            known = place.removeprefix("docs/")
+            known = place.removeprefix("docs/").replace(".ipynb", ".md")
         if known is not None:
             return f"[{words}]({posixpath.relpath(known, posixpath.dirname(page))}{heading})"
         if REPOSITORY:
