@@ -21,7 +21,9 @@ another title must compile, no more.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +63,17 @@ class Block:
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def shell_environment(**changes: str) -> dict[str, str]:
+    """Returns the environment of a shell that has the package, on a machine without a card."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("LIGHTNING_GAUDI_SIMULATE", "LIGHTNING_GAUDI_COMPILE", "PYTEST"))
+    }
+    here = Path(sys.executable).parent
+    return env | {"PATH": f"{here}:{env['PATH']}", "PYTHONPATH": str(ROOT), **changes}
 
 
 def blocks_of(page: Path) -> list[Block]:

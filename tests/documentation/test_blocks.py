@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import yaml
 
 from tests.helpers.forked import fork_python
 
-from .blocks import GIVEN, PAGES, ROOT, Block, blocks_of
+from .blocks import GIVEN, PAGES, ROOT, Block, blocks_of, shell_environment
 
 pytestmark = pytest.mark.docs
 
@@ -108,20 +107,14 @@ def _write_files(page: Path, folder: Path) -> None:
 def _run_commands(
     block: Block, commands: str, folder: Path, num_cards: str, highest_status: int = 0
 ) -> str:
-    """Runs them as a shell does that has the package, on a server without a card or with some."""
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("LIGHTNING_GAUDI_SIMULATE", "LIGHTNING_GAUDI_COMPILE", "PYTEST"))
-    } | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONWARNINGS": "ignore",
-        "COLUMNS": "100",
-        "REPOSITORY": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    """Runs them as a shell does, on a server without a card or with some."""
+    env = shell_environment(
+        PYTHONWARNINGS="ignore",
+        COLUMNS="100",
+        REPOSITORY=str(ROOT),
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+    )
     if num_cards:
         env["LIGHTNING_GAUDI_SIMULATE"] = num_cards
     process = subprocess.Popen(

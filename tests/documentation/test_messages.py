@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from scripts.documentation_messages import BEFORE, Kind, kinds, messages
 from tests.helpers.forked import fork_python
 
-from .blocks import ROOT
+from .blocks import shell_environment
 
 pytestmark = [pytest.mark.docs, pytest.mark.slow]
 _FEWEST_LETTERS = 6
@@ -40,16 +38,7 @@ def _said(kind: Kind, folder: Path) -> str:
         return f"{done.stdout}\n{done.stderr}"
     (folder / "example.py").write_text(BEFORE + kind.example)
     command = kind.run or f"lightning-gaudi simulate --cards {kind.cards} -- python example.py"
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("LIGHTNING_GAUDI_SIMULATE", "PYTEST"))
-    } | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "COLUMNS": "1000",
-        **kind.env,
-    }
+    env = shell_environment(COLUMNS="1000", **kind.env)
     process = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .blocks import ROOT
+from .blocks import ROOT, shell_environment
 
 pytestmark = [pytest.mark.docs, pytest.mark.slow]
 pytest.importorskip("nbmake")
@@ -38,16 +37,11 @@ def _shown(notebook: Path) -> list[list[Any]]:
 def test_it_prints_what_it_shows(tmp_path: Path) -> None:
     copy = tmp_path / NOTEBOOK.name
     shutil.copy(NOTEBOOK, copy)
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("LIGHTNING_GAUDI_", "PYTEST"))
-    } | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", "-p", "no:xdist"]
     done = subprocess.run(
         [*command, "--nbmake-timeout=300", str(copy)],
         cwd=tmp_path,
-        env=env,
+        env=shell_environment(),
         text=True,
         capture_output=True,
         timeout=380,

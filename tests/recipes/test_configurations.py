@@ -135,8 +135,15 @@ def test_no_other_yaml_is_left_untested():
         ["git", "ls-files", "*.yaml", "*.yml"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     ours = {str(path.relative_to(ROOT)) for path in (*CONFIGURATIONS, *REGISTRIES)}
-    # tests/deploy looks at the manifests, tests/documentation at the site and the workflows.
-    elsewhere = ("deploy/", ".github/", "tests/documentation/", "mkdocs.yml")
+    # tests/deploy looks at the manifests, tests/documentation at what the site is made of and the
+    # workflows.
+    elsewhere = (
+        "deploy/",
+        ".github/",
+        "tests/documentation/",
+        "mkdocs.yml",
+        "scripts/documentation_",
+    )
     others = {path for path in tracked if not path.startswith(elsewhere)} - ours
     # tests/examples trains with it.
     assert others == {"examples/language_model.yaml"}
