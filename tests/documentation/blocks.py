@@ -16,7 +16,8 @@ A comment on the line above a block says what is done with it, where that is not
         Of a block of text: the block before it prints these lines.
 
 A block of Python whose fence has title="FILE.py" is that file, for the blocks behind it. One with
-another title must compile, no more.
+another title must compile, no more. A block of text whose first line begins with "$ " is a command
+with the lines that it prints; "..." stands for those that are left out.
 """
 
 from __future__ import annotations
@@ -86,6 +87,11 @@ def blocks_of(page: Path) -> list[Block]:
         code = "".join(line[cut:] for line in match["code"].splitlines(keepends=True))
         if kind == "output":
             found[-1].output += code.splitlines()
+        elif language == "text" and code.startswith("$ "):
+            command, *shown = code.splitlines()
+            line = text.count("\n", 0, match.start("code")) + 1
+            found.append(Block(page, line, "bash", "", kind, words.strip(), command[2:]))
+            found[-1].output += [each for each in shown if each != "..."]
         elif language in LANGUAGES:
             title = re.sub(r'^title="(.*)"$', r"\1", title)
             line = text.count("\n", 0, match.start("code"))
