@@ -179,7 +179,7 @@ class CompilationAlarm(Callback):
         is_part = any(_is_part(shape, usual.get(name)) for name, shape in changed)
         names = [name for name, _ in changed]
         before = _show(tuple((name, usual[name]) for name in names if name in usual))
-        was = f"where {before} is usual" if before else "which the usual batch has not"
+        was = f"where {before} is usual" if before else "which the usual batch does not have"
         advice = (
             "A last batch that is not full has its own: pass DataLoader(drop_last=True)."
             if is_part
@@ -189,8 +189,8 @@ class CompilationAlarm(Callback):
 
 
 _SAME_SHAPES = (
-    "Batches of its shapes were there before, so that something within the step varies: a tensor "
-    "whose size depends on data, a number of Python's in the graph, or another branch. "
+    "Batches with its shapes came before, so something within the step varies: a tensor whose size "
+    "depends on data, a Python number in the graph, or another branch. "
     "Give it one shape (torch.where, padding), or keep the number in a tensor on the device."
 )
 

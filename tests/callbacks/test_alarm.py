@@ -93,7 +93,7 @@ def test_what_varies_within_a_step_is_told_apart_from_the_batch() -> None:
     model.grows_from = 4
     (said,) = _fit(CompilationAlarm(2), _batches(*USUAL), model)
     assert said.startswith("Step 5 compiled ")
-    assert "Batches of its shapes were there before" in said
+    assert "Batches with its shapes came before" in said
     assert "[2, 9, 4] was [" in said
 
 

@@ -201,8 +201,7 @@ def check_deepspeed(machine: Machine) -> Iterator[Finding]:
         )
         yield note(
             "deepspeed",
-            f"{version} with torch {torch} was run on a Gaudi by nobody that we know of; known: "
-            f"{known}",
+            f"nobody is known to have run {version} with torch {torch} on a Gaudi; known: {known}",
             "Compare the first losses with another strategy's.",
         )
     else:
