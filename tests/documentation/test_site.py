@@ -116,7 +116,8 @@ def test_a_question_is_answered_by_a_search(question: Any, address: str, browser
     page.goto(address)
     page.locator(".md-search__input").first.click()
     page.locator(".md-search__input").first.fill(question["search"])
-    # The search listens to keys, and `fill` presses none: without one it begins only if its index comes later.
+    # The search listens to keys, and `fill` presses none: without one it begins only if its index
+    # comes later.
     page.keyboard.press("End")
     page.locator(".md-search-result__link").first.wait_for()
     found = page.locator(".md-search-result__link").evaluate_all(
