@@ -57,8 +57,9 @@ def largest_within(
 
     The one that is found keeps within it; one that is 2 % larger may, too.
 
-    What forward and backward need grows about in a line: each guess is where the line through the
-    two nearest measurements crosses the budget.
+    Each tensor grows in a line with the batch, so what forward and backward need at once, which is
+    the most of several lines, is convex. Each guess is where the line through the two nearest
+    measurements crosses the budget. Where that is certain enough, the guess is not measured.
 
     Args:
         measure: Gives the needs of batch sizes; None for a size that cannot be measured, as that of
@@ -84,7 +85,9 @@ def largest_within(
             except StopIteration as end:
                 found[index] = end.value
                 del searches[index]
-        for size, need in (measure(sorted(wanted)) if wanted else {}).items():
+        # The outermost two often tell what the others want to know.
+        asked = sorted({min(wanted), max(wanted)}) if wanted else []
+        for size, need in (measure(asked) if asked else {}).items():
             if need is not None:
                 known[size] = need
             else:
@@ -136,11 +139,14 @@ def _search(
         most = _crossing(known, below, low, budget)
         if most is not None and low < LARGEST and most - low < low / _CLOSE:
             return low  # the line from below ends here, and the true one is no flatter
+        if high in known and (certain := _certain(known, low, high, budget)) is not None:
+            return certain
         guess = most if high not in known else _crossing(known, low, high, budget)
         if guess is None:
             guess = _leap(known, low, budget, held) if high not in known else (low + high) // 2
         elif high in known:
-            num_poor = num_poor + 1 if 2 * (high - low) > width else 0
+            if high - low < width:  # else the last guess was not measured
+                num_poor = num_poor + 1 if 2 * (high - low) > width else 0
             if guess - low < low / _CLOSE or num_poor == _ENOUGH_POOR:
                 guess, num_poor = (low + high) // 2, 0
             width = high - low
@@ -155,6 +161,25 @@ def _leap(known: Mapping[int, Need], low: int, budget: int, held: int | None) ->
     """
     most = None if held is None else _line(0, held, low, known[low].growing, budget)
     return max(most or 0, _FIRST_LEAP * low)
+
+
+def _certain(known: Mapping[int, Need], low: int, high: int, budget: int) -> int | None:
+    """Returns a size between two measured ones that fits, and is close to the largest that does.
+
+    What is convex lies below the line through both, so where that crosses the budget fits. It lies
+    above the lines through the sizes beyond, so where these cross it nothing larger fits. None
+    where the two are not close, or where something else fills the card.
+    """
+    safe = _crossing(known, low, high, budget)
+    if safe is None or known[high].whole > known[high].growing:
+        return None
+    beyond = [(each, low) for each in known if each < low]
+    beyond += [(each, high) for each in known if each > high]
+    crossings = [_crossing(known, min(pair), max(pair), budget) for pair in beyond]
+    most = min((each for each in crossings if each is not None), default=None)
+    if most is None or not -1 <= most - safe <= max(1, safe / _CLOSE):
+        return None
+    return min(max(low, safe), high - 1)
 
 
 def _crossing(known: Mapping[int, Need], low: int, high: int, budget: int) -> int | None:

@@ -54,6 +54,31 @@ def test_what_is_held_tells_where_to_look(held: int, most: int, num_waves: int) 
     assert len(waves) <= num_waves
 
 
+def test_what_is_certain_is_not_measured() -> None:
+    def measure(size: int) -> Need:  # the most of two lines: the optimizer's tensors, then logits
+        growing = max(43_000 + 20 * size, 30_000 + 500 * size)
+        return Need(max(45_000, growing), growing)
+
+    known, waves = {1: measure(1)}, list[Collection[int]]()
+    budgets = [*range(46_000, 128_000, 1_000)]
+    sizes = largest_within(_all(measure, waves), budgets, known, held=43_000).sizes
+    for budget, found in zip(budgets, sizes, strict=True):
+        true = max(b for b in range(1, LARGEST + 1) if measure(b).whole <= budget)
+        assert true * 0.98 - 1 < found <= true
+    assert len(known) <= 12
+    assert all(len(wave) <= 2 for wave in waves)
+
+
+def test_what_is_not_convex_is_measured() -> None:
+    def measure(size: int) -> Need:  # a step, as of a program that takes another way from 100 on
+        growing = 43_000 + 10 * size + (20_000 if size >= 100 else 0)
+        return Need(growing, growing)
+
+    known = {1: measure(1), 50: measure(50), 300: measure(300), 400: measure(400)}
+    (found,) = largest_within(_all(measure, []), [60_000], known).sizes
+    assert 97 <= found <= 99
+
+
 @pytest.mark.parametrize("slope", [10, 220, 3000])
 @pytest.mark.parametrize("square", [0.1, 10])
 def test_a_curve_is_found_within_two_percent(slope: float, square: float) -> None:
