@@ -161,7 +161,8 @@ def _on(device: str, tensors: Iterable[Any], seen: set[int]) -> list[Tensor]:
 def _locals(value: Any) -> Iterator[Tensor]:
     """Yields the tensors that a value has on this rank."""
     if isinstance(value, Tensor):
-        yield value.to_local() if hasattr(value, "to_local") else value
+        # Not `to_local()`, which makes a view under autograd: of a large model it takes seconds.
+        yield getattr(value, "_local_tensor", value)
         shard = getattr(value, "ds_tensor", None)  # of ZeRO-3
         if isinstance(shard, Tensor):
             yield shard

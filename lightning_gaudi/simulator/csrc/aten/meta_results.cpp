@@ -158,10 +158,16 @@ void MetaKey::add_number_of_host(const at::Tensor& tensor) {
 void MetaKey::add_layout(const at::Tensor& tensor) {
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   const auto known = std::find(storages_.begin(), storages_.end(), storage);
-  // Some kernels refuse two arguments in one memory, or take them for one.
-  add(known - storages_.begin());
-  if (known == storages_.end()) storages_.push_back(storage);
-  add_all({static_cast<int64_t>(storage->nbytes()), tensor.storage_offset()});
+  // Some kernels refuse two arguments in one memory, or take them for one. Where in its memory an
+  // argument lies alone does not matter: each gradient has another place in a bucket.
+  const auto index = known - storages_.begin();
+  add(index);
+  if (known == storages_.end()) {
+    storages_.push_back(storage);
+    offsets_.push_back(tensor.storage_offset());
+  } else {
+    add(tensor.storage_offset() - offsets_[index]);
+  }
   add_sizes(tensor.sizes());
   add_sizes(tensor.strides());
 }

@@ -17,7 +17,7 @@
 
 namespace hpu_sim {
 
-/// All that a kernel can see of its arguments, in words.
+/// All of its arguments that tells a kernel what to return, in words.
 class MetaKey {
  public:
   /// `arguments`: tensors are of the device "meta", or numbers of the CPU.
@@ -61,6 +61,7 @@ class MetaKey {
 
   c10::SmallVector<int64_t, 64> words_;
   c10::SmallVector<const c10::StorageImpl*, 6> storages_;
+  c10::SmallVector<int64_t, 6> offsets_;  // where the first argument in each of them begins
   bool is_complete_;
 };
 
