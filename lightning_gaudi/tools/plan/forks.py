@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -55,6 +56,8 @@ class Fork:
 
     def __init__(self, act: Callable[[Teller], NoReturn]) -> None:
         self._reader, writer = os.pipe()
+        # What the libraries have made would be searched for garbage again and again in each fork.
+        gc.freeze()
         sys.stdout.flush()
         sys.stderr.flush()
         self._pid = os.fork()

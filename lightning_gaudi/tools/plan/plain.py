@@ -182,7 +182,9 @@ class _PlainRun(LoopRun):
 
     def _look(self) -> None:
         """Looks which modules and optimizers have weights on the card now."""
+        gc.unfreeze()  # what was there before the fork is not among the objects otherwise
         objects = gc.get_objects()
+        gc.freeze()
         modules = [each for each in objects if issubclass(type(each), nn.Module)]
         parts = {id(part) for each in modules for part in vars(each).get("_modules", {}).values()}
         self._modules = [each for each in modules if id(each) not in parts and _is_on_card(each)]
