@@ -10,21 +10,21 @@ from .register import REGISTER, Patch
 _HEAD = """\
 # What is patched
 
-A few things in other packages are changed while they run, since Lightning asks nobody outside of it
-which accelerator to take, and some of torch, transformers and DeepSpeed is made for other devices.
-This is all of it. It is made of the register (`lightning_gaudi/_patches/register.py`) and of what
-tools add to it where they look on (`lightning_gaudi/tools/*/patches.py`); nothing is patched but by
-an entry there, which tests hold against the sources and against a running process.
+This package changes a few things in other packages while they run, because Lightning asks nobody
+outside of it which accelerator to take, and because some parts of torch, transformers and DeepSpeed
+are made for other devices. This page lists every change. It is generated from the register
+(`lightning_gaudi/_patches/register.py`) and from what tools add to it while they watch a program
+(`lightning_gaudi/tools/*/patches.py`). Nothing is patched without an entry there; tests compare the
+entries with the sources and with a running process.
 
-- A patch is applied right after its module has been imported, or by our code where it must. Without
-  an HPU asked for, each does what was there before.
-- It looks for the names that it changes or relies on. Where one is gone, the patch is off as a
-  whole, a warning names it, and the others stay; where a run would go wrong without it, that
-  raises.
+- A patch is applied right after its module has been imported, or where our code needs it. If no HPU
+  is asked for, the patched code does what it did before.
+- A patch looks for the names that it changes or relies on. If one is gone, the whole patch is off
+  and a warning names it; other patches stay on. If a run would go wrong without it, an error is raised.
 - "Checked with" names the versions whose sources have all that the patch changes or relies on.
 - `LIGHTNING_GAUDI_AUTOLOAD=0` in the environment leaves all of them off.
-- The simulator is a device and the vendor's package in its absence: what it sets in torch is what
-  those set, and is not listed here.
+- The simulator takes the place of the device and of the vendor's package. What it sets in torch is
+  what these set, and is not listed here.
 
 `{trainer}` stands for `lightning.pytorch` and `pytorch_lightning`, `{fabric}` for
 `lightning.fabric` and `lightning_fabric`.

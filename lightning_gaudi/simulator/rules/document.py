@@ -14,59 +14,61 @@ PATH = Path(__file__).parents[3] / "docs" / "reference" / "rules.md"
 _HEAD = """\
 # What a Gaudi does otherwise
 
-A program that runs on a CPU may be refused by a Gaudi, slow it down, or compute other numbers on
-it. This is the list that the simulated HPU looks operators up in, made of
-`lightning_gaudi/simulator/rules`; each row says who says so. What stands here was read in the
-vendor's sources and documentation, not measured on a card.
+A program that runs on a CPU may be refused by a Gaudi, run slowly there, or compute other numbers.
+In the tables below the simulated HPU looks up every operator. They are generated from
+`lightning_gaudi/simulator/rules`, and each row names its source. All of it was read in the
+vendor's sources and documentation; nothing was measured on a card.
 
-`LIGHTNING_GAUDI_SIMULATE_RULES`, or `lightning-gaudi simulate --rules`, says what becomes of a line
-of your program that meets a row:
+`LIGHTNING_GAUDI_SIMULATE_RULES`, or `lightning-gaudi simulate --rules`, chooses what happens when a
+line of your program meets a row:
 
 | | |
 |---|---|
-| `warn` | a `GaudiRuleWarning` with the file and line, once a line and row (the default) |
-| `error` | it raises `GaudiRuleError` instead: for CI |
-| `off` | nothing is said, and nothing refused |
+| `warn` | a `GaudiRuleWarning` names the file and line, once for each line and row (the default) |
+| `error` | a `GaudiRuleError` is raised instead, which suits CI |
+| `off` | nothing is reported, and nothing is refused |
 
-`LIGHTNING_GAUDI_SIMULATE_RULES_EXEMPT`, or `--rules-exempt`, names rules and modules of which
-nothing is said: `--rules error --rules-exempt torchmetrics,unique-dynamic`.
+`LIGHTNING_GAUDI_SIMULATE_RULES_EXEMPT`, or `--rules-exempt`, names rules and modules that are not
+reported: `--rules error --rules-exempt torchmetrics,unique-dynamic`.
 
-What a card refuses raises unless the rules are off. Whatever is said, the simulator computes as the
-CPU does, to the bit, and counts: fallbacks in `hpu.metrics` ("cpu_fallback"), waits in
-`simulator.host_syncs()`. `simulator.rules.findings()` lists what was met. A type is reported where
-it comes onto the card, not at every line that goes on with it. Printing a tensor is no finding.
+What a card refuses raises unless the rules are off. In every case the simulator computes what the
+CPU computes, to the bit, and counts: fallbacks in `hpu.metrics` ("cpu_fallback"), waits in
+`simulator.host_syncs()`. `simulator.rules.findings()` lists the rows that were met. A type is
+reported where it comes onto the card, not at every later line. Printing a tensor is not reported.
 
-The line is the innermost on the stack that is not in a known library (torch, Lightning,
-transformers, DeepSpeed and others). With several ranks the first one warns; the others keep their
-findings.
+The line is the innermost one on the stack that is not in a known library (torch, Lightning,
+transformers, DeepSpeed and others). With several ranks only the first one warns; the others keep
+their findings.
 """
 
 _SECTIONS = {
     Verdict.REFUSED: ("Refused", "A card raises, and so does the simulator."),
     Verdict.DEMOTED: (
         "Computed otherwise",
-        "A card computes other numbers; the simulator says so and keeps the CPU's.",
+        "A card computes other numbers. The simulator reports it, and keeps the CPU's numbers.",
     ),
     Verdict.ON_CPU: (
         "Sent to the CPU",
-        "A card has no kernel: it waits, copies the arguments to the host, computes there and "
-        "copies the result back. Reported, and counted as a fallback and a wait of the host.",
+        "A card has no kernel. It waits, copies the arguments to the host, computes there and "
+        "copies the result back. This is reported, and counted as a fallback and a wait of the "
+        "host.",
     ),
     Verdict.DYNAMIC: (
         "Of a shape that depends on values",
-        "Reported, and counted as a wait of the host.",
+        "This is reported, and counted as a wait of the host.",
     ),
     Verdict.WAITS: (
         "Waited for",
-        "The host needs the value. Counted, not reported: a program reads a loss now and then.",
+        "The host needs the value. This is counted and not reported, because every program reads "
+        "a loss now and then.",
     ),
     Verdict.UNDEFINED: (
         "Not survived for sure",
-        "What follows on a card is not known: a hang, a crash, or nothing. Reported.",
+        "What happens on a card is not known: a hang, a crash, or nothing. This is reported.",
     ),
     Verdict.NOTED: (
         "Only to know",
-        "Last digits, or what nothing here can see. Never reported.",
+        "These rows concern last digits, or what nothing here can see. They are never reported.",
     ),
 }
 _MANY = 12

@@ -22,25 +22,25 @@ FILE = Path(__file__).parents[3] / "docs" / "reference" / "vendor-names.md"
 _HEAD = """\
 # The vendor's names
 
-Every public name of `habana_frameworks`, Intel Gaudi's Python package, and what becomes of it on a
-simulated HPU: it works, or it is there and refuses to be called, with the reason. The page is made
-of a list of names (`lightning_gaudi/simulator/vendor_names`) and of what importing them finds;
-tests compare the two, and the parameters, in each release.
+This page lists every public name of `habana_frameworks`, Intel Gaudi's Python package, and says
+what it does on a simulated HPU: it works, or it exists and refuses to be called, with the reason.
+The page is generated from a list of names (`lightning_gaudi/simulator/vendor_names`) and from what
+importing them finds. Tests compare the two, and the parameters, in each release.
 
 - `LIGHTNING_GAUDI_SIMULATE_RELEASE={releases}` chooses the release; {newest} is the default. A name
-  without a note is in all of them; "since" and "until" name the first and the last of these three.
-- "Read in" says where the newest text of a module was read: {newest_version} or 1.24.0; 2025, an
-  undated copy between 1.20 and 1.24, where those have none that differs; or 1.19, which has no
-  later text. 1.20 and 1.22 could not be read: what 1.19 has is taken for 1.20, and 2025 for 1.22.
-- Public are names without a leading underscore, and those with one in `utils.debug`,
-  `utils.experimental` and `utils.profiler`, which training code calls. A name that is a value
-  raises when it is read.
-- `internal.bridge_config` has besides a `get_...` for each of the {num_flags} switches that
+  without a note is in all three of them; "since" and "until" name the first and the last with it.
+- "Read in" names the newest source in which a module was read: {newest_version} or 1.24.0; 2025, an
+  undated copy between 1.20 and 1.24, if it differs from those; or 1.19, if there is nothing later.
+  The sources of 1.20 and 1.22 could not be read, so 1.19 is taken for 1.20, and 2025 for 1.22.
+- Names without a leading underscore are public. So are those with one in `utils.debug`,
+  `utils.experimental` and `utils.profiler`, because training code calls them. A name that is a
+  value raises when it is read.
+- `internal.bridge_config` also has a `get_...` for each of the {num_flags} switches that
   {newest} reads from the environment, and a `set_...` for {num_settable} of them.
-- Packages of the vendor's that are installed on their own, `gpu_migration` and the media loaders,
-  cannot be imported.
+- Two packages that the vendor ships separately cannot be imported: `gpu_migration` and the media
+  loaders.
 
-Of the {num_names} names of {newest} in eager mode {num_works} work.
+{num_works} of the {num_names} names of {newest} work in eager mode.
 """
 
 

@@ -65,7 +65,7 @@ def add_parser(subparsers: _Subparsers) -> None:
         "--rules",
         choices=RULE_MODES,
         default=os.environ.get(RULES) or RULE_MODES[0],
-        help="what becomes of a line that a Gaudi would refuse, slow down or compute otherwise: "
+        help="what happens at a line that a Gaudi would refuse, slow down or compute otherwise: "
         f"warn once (default), error (for CI), or off; also {RULES}",
     )
     parser.add_argument(
