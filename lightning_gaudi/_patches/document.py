@@ -20,7 +20,8 @@ entries with the sources and with a running process.
 - A patch is applied right after its module has been imported, or where our code needs it. If no HPU
   is asked for, the patched code does what it did before.
 - A patch looks for the names that it changes or relies on. If one is gone, the whole patch is off
-  and a warning names it; other patches stay on. If a run would go wrong without it, an error is raised.
+  and a warning names it; other patches stay on. If a run would go wrong without it, it raises an
+  error.
 - "Checked with" names the versions whose sources have all that the patch changes or relies on.
 - `LIGHTNING_GAUDI_AUTOLOAD=0` in the environment leaves all of them off.
 - The simulator takes the place of the device and of the vendor's package. What it sets in torch is
