@@ -53,7 +53,7 @@ class Planned:
     error: str = ""
     """Why it could not be rehearsed."""
     instead: str = ""
-    """The setting that the program names where it refuses to run so."""
+    """The setting that the program names where it refuses to run so; of what follows it, too."""
     published: PublishedRun | None = None
     """The published run that the program says it is; None where it is changed."""
 
@@ -136,6 +136,7 @@ def plan(
         rehearsed = rehearsed or found.rehearsed
         missing = [card for card in missing if not found.largest.get(card.key)]
     assert rehearsed is not None
+    setting = ""  # that a refusal has named: the next change would be refused alike
     for change, values in _changes(rehearsed) if with_changes else ():
         changed = replace(request, **values)
         if not missing or changed == request:
@@ -147,8 +148,10 @@ def plan(
         held = rehearsed.held_bytes if "strategy" not in values else 0
         if all(held > card.budget_bytes for card in missing):
             continue
-        for tried in _Way(command, changed, missing, change, tell).rehearsed_as_told():
+        known = setting if "strategy" in values else ""
+        for tried in _Way(command, changed, missing, change, tell).rehearsed_as_told(known):
             yield tried
+            setting = tried.instead or setting
             missing = [card for card in missing if not tried.largest.get(card.key)]
 
 
@@ -203,16 +206,29 @@ class _Way:
     """What is other than in the program, in words."""
     tell: Callable[[str], None]
 
-    def rehearsed_as_told(self) -> Iterator[Planned]:
-        """Rehearses a change; where the program refuses it, once more as it says that it runs."""
+    def rehearsed_as_told(self, known: str) -> Iterator[Planned]:
+        """Rehearses a change; where the program refuses it, once more as it says that it runs.
+
+        Args:
+            known: A setting that it has named before, to begin with; empty if it has named none.
+        """
+        if known:
+            found = [*self._following(known)]
+            if found[0].rehearsed is not None:
+                yield from found
+                return
         first, *more = self.rehearsed_for_each()
         if first.rehearsed is None and first.instead:
             self.tell(f"  {first.error}")
-            command = [*self.command, f"--{first.instead}"]
-            told = replace(self, command=command, change=f"{self.change}, {first.instead}")
-            yield from told.rehearsed_for_each()
+            yield from self._following(first.instead)
             return
         yield from (first, *more)
+
+    def _following(self, setting: str) -> Iterator[Planned]:
+        """Rehearses it with a setting that the program has named."""
+        change = f"{self.change}, {setting}"
+        told = replace(self, command=[*self.command, f"--{setting}"], change=change)
+        return (replace(each, instead=setting) for each in told.rehearsed_for_each())
 
     def rehearsed_for_each(self) -> Iterator[Planned]:
         """Rehearses it, and once more for cards on which its attention is not fused."""
