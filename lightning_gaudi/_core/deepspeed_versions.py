@@ -36,7 +36,7 @@ PAIRS = (
 
 
 def table() -> str:
-    """`PAIRS` in Markdown."""
+    """Returns `PAIRS` in Markdown."""
     rows = [f"| {' | '.join(pair)} |" for pair in PAIRS]
     head = "| DeepSpeed | torch | Gaudi software | Run on | By |"
     return "\n".join([head, "|---|---|---|---|---|", *rows])

@@ -101,7 +101,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
 
 
 def _attention_backward(gradient: Tensor, *args: Any, **kwargs: Any) -> int:
-    """Four products; the probabilities may be computed again, which does not count."""
+    """Counts four products; the probabilities may be computed again, which does not count."""
     return 2 * _attention(*args, **kwargs)
 
 

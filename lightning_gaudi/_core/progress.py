@@ -71,7 +71,7 @@ def copy_to(memory: mmap | None) -> None:
 
 
 def _forget() -> None:
-    """A fork is another process, and what it does is not what is watched."""
+    """Forgets what is watched: a fork is another process."""
     global _copy
     _copy = None
 

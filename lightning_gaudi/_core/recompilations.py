@@ -20,7 +20,7 @@ class Recompilations:
         self.skip()
 
     def skip(self) -> None:
-        """What has been compiled so far is not to be told."""
+        """Leaves out what has been compiled so far."""
         stats = vendor.metric("recompilation")
         self._num_seen = None if stats is None else int(stats["TotalNumber"])
 
@@ -38,5 +38,5 @@ class Recompilations:
 
     @property
     def is_told(self) -> bool:
-        """Whether the device tells them at all."""
+        """Whether the device tells of recompilations at all."""
         return self._num_seen is not None

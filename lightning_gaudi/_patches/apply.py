@@ -175,7 +175,7 @@ def wrap(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]]
 
 @contextmanager
 def replaced(name: str, owner: Any, **values: Any) -> Iterator[None]:
-    """`replace` for as long as a block runs.
+    """Replaces a name as `replace` does, for as long as a block runs.
 
     Args:
         name: The patch's.

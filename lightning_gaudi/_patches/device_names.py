@@ -68,10 +68,10 @@ def has_graphs() -> bool:
 
 def _memory_functions() -> list[Callable[..., Any]]:
     def empty_cache() -> None:
-        """Nothing: the vendor's allocator has no cache that it could give back."""
+        """Does nothing: the vendor's allocator has no cache that it could give back."""
 
     def empty_host_cache() -> None:
-        """Nothing, as `empty_cache`."""
+        """Does nothing, as `empty_cache`."""
 
     def memory_stats(device_index: Any = None, /) -> OrderedDict[str, Any]:
         """Returns bytes under torch's names; none of those that the vendor does not count."""
@@ -96,7 +96,7 @@ def _memory_functions() -> list[Callable[..., Any]]:
         vendor.reset_peak_memory_stats()
 
     def reset_accumulated_memory_stats(device_index: Any = None, /) -> None:
-        """Nothing: of what the vendor counts, nothing above is accumulated."""
+        """Does nothing: of what the vendor counts, nothing above is accumulated."""
 
     return [
         empty_cache,

@@ -39,7 +39,7 @@ def watch_exits() -> None:
 
 
 def _init(dist: ModuleType, destroy: Any) -> Any:
-    """`init_process_group`, which takes `device_id=None`, and prepares for the end.
+    """Calls `init_process_group`, which takes `device_id=None`, and prepares for the end.
 
     The vendor's wrapper may lack that argument: saying nothing is allowed again, and a device is
     refused as before.
@@ -64,7 +64,7 @@ def _init(dist: ModuleType, destroy: Any) -> Any:
 
 
 def _destroy(dist: ModuleType, original: Any) -> Any:
-    """`destroy_process_group`, after which the ranks still hear of one that fails."""
+    """Calls `destroy_process_group`, after which the ranks still hear of one that fails."""
 
     @functools.wraps(original)
     def destroy_process_group(group: Any = None) -> None:

@@ -85,7 +85,7 @@ def attend(
     scale: float | None,
     zeros_if_hidden: bool = True,
 ) -> Tensor:
-    """`fused_sdpa` without its checks.
+    """Computes what `fused_sdpa` computes, without its checks.
 
     `zeros_if_hidden=False` is for transformers' masks: a query that may attend to nothing attends
     to all keys alike, and numbers are `finite` already.

@@ -49,7 +49,7 @@ class TrainingClock:
         self._between = max(self._between, between)
 
     def start_step(self, now: float) -> None:
-        """A step begins.
+        """Notes that a step begins.
 
         Args:
             now: In seconds, from any fixed time on.
@@ -57,7 +57,7 @@ class TrainingClock:
         self._start = now
 
     def end_step(self, now: float, *, counts: bool) -> None:
-        """The step ends; what follows is waiting for data, unless `note` says otherwise.
+        """Notes that the step ends; what follows is waiting for data, unless `note` says otherwise.
 
         Args:
             now: In seconds, as before.

@@ -80,7 +80,7 @@ class CompilationAlarm(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """What was compiled since the last step is its own, unless something else came between."""
+        """Charges the last step with what was compiled since, unless something came between."""
         if self._is_interrupted:
             self._skip()
         else:
@@ -107,13 +107,13 @@ class CompilationAlarm(Callback):
             self._suspect = None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What validation compiles is not a step's."""
+        """Charges no step with what validation compiles."""
         self._is_interrupted = True
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """What saving compiles is not a step's."""
+        """Charges no step with what saving compiles."""
         self._is_interrupted = True
 
     def _is_late(self, step: int) -> bool:

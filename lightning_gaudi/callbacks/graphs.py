@@ -143,7 +143,7 @@ class GraphMonitor(Callback):
         self._switch(_VALIDATION)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What follows, such as saving, is neither validation nor the step's."""
+        """Charges what follows, such as saving, neither to validation nor to a step."""
         self._switch(_OTHER)
 
     def on_save_checkpoint(

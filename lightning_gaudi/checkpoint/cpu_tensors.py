@@ -17,7 +17,7 @@ from . import plain_types
 
 
 def save_as_cpu_tensors(obj: Any, file: IO[bytes]) -> None:
-    """`torch.save`, but tensors of other devices become CPU tensors; tied ones stay tied."""
+    """Saves as `torch.save` does, but all tensors as CPU tensors; tied ones stay tied."""
     # The vendor's lazy mode has another default, 4, which torch's `weights_only=True` cannot read.
     protocol = torch.serialization.DEFAULT_PROTOCOL
     torch.save(obj, file, pickle_module=cast("Any", _CPU_PICKLE), pickle_protocol=protocol)

@@ -45,7 +45,7 @@ def load(
     weights_only: bool | None = None,
     name: object = None,
 ) -> Any:
-    """`torch.load` that runs nothing which the file holds.
+    """Loads as `torch.load` does, and runs nothing that the file holds.
 
     Args:
         file: A path, or a binary file that can be read at any position.
@@ -78,7 +78,7 @@ def load(
 
 
 def load_pickle(path: Path) -> Any:
-    """`pickle.load` that runs nothing which the file holds; see `load`."""
+    """Loads as `pickle.load` does, and runs nothing that the file holds; see `load`."""
     with explained(str(path)), open_regular(path) as file:
         if trusted_by() is not None:
             return pickle.load(file)

@@ -64,7 +64,7 @@ class SealingFile:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing: the end is not known yet."""
+        """Does nothing: the end is not known yet."""
 
     def seal(self, manifest: Manifest) -> None:
         """Writes the end, with the manifest.

@@ -125,7 +125,7 @@ def _within(folder: Path, files: Mapping[str, FileEntry]) -> dict[Path, FileEntr
 def check_folder_together(
     folder: Path, *, with_checksum: bool = True, but: Collection[Path] = ()
 ) -> None:
-    """`check_folder` by all ranks, of which each reads some of the files.
+    """Checks a folder as `check_folder` does, by all ranks: each reads some of the files.
 
     What one finds, all raise; the devices work on.
     """

@@ -75,7 +75,7 @@ class Compiler:
             each.remove()
 
     def note_step(self) -> None:
-        """The optimizer has made a step."""
+        """Notes that the optimizer has made a step."""
         if self.advice is not None:
             self.advice.note_step()
 
@@ -147,7 +147,7 @@ class LaunchAdvice:
         self._before: int | None = None
 
     def note_step(self) -> None:
-        """A step has been taken."""
+        """Notes that a step has been taken."""
         self._num_steps += 1
         if self._num_steps == _FIRST:
             self._before = _num_launches()

@@ -159,7 +159,7 @@ class CompiledMethod:
         self.module.__dict__[self._name] = self
 
     def keep(self) -> None:
-        """Leave those of modules in this one where they are, as a graph around it has seen them."""
+        """Leaves those of modules in this one in place, as a graph around it has seen them."""
         self._inner = ()
 
     def remove(self) -> None:

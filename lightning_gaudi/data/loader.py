@@ -103,7 +103,7 @@ class BucketDataLoader(DataLoader[Any]):
         return super().__iter__()
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch and position: how many batches were taken. The same on every rank."""
+        """Returns epoch and position (how many batches were taken), the same on every rank."""
         return self._bucket_sampler().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ class _Batches(Dataset[Any]):
         return self.dataset[index]
 
     def __getitems__(self, batch: BucketBatch) -> Any:
-        """The batch, made: DataLoader calls this where a data set has it."""
+        """Returns the batch: DataLoader calls this where a data set has it."""
         filled = [*batch, *[batch.filler] * (batch.size - len(batch))]
         keys: list[Any] = [(batch.epoch, index) for index in filled] if self.with_epoch else filled
         get_all = getattr(self.dataset, "__getitems__", None)

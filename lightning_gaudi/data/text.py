@@ -56,7 +56,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def _prose(text: str) -> str:
-    """`text` without markup, ending in a full stop; empty if it does not read like prose."""
+    """Returns `text` without markup, up to a full stop; empty if it does not read like prose."""
     for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     text = text.strip()

@@ -69,7 +69,7 @@ class LauncherEnvironment(ClusterEnvironment):
     @property
     @override
     def creates_processes_externally(self) -> bool:
-        """True: the launcher does."""
+        """Returns True: the launcher does."""
         return True
 
     @property
@@ -115,7 +115,7 @@ class LauncherEnvironment(ClusterEnvironment):
 
     @override
     def set_world_size(self, size: int) -> None:
-        """Nothing: the launcher decided."""
+        """Does nothing: the launcher decided."""
 
     @override
     def global_rank(self) -> int:
@@ -124,7 +124,7 @@ class LauncherEnvironment(ClusterEnvironment):
 
     @override
     def set_global_rank(self, rank: int) -> None:
-        """Nothing: the launcher decided."""
+        """Does nothing: the launcher decided."""
 
     @override
     def local_rank(self) -> int:

@@ -139,7 +139,7 @@ def check_parallelized(module: Module, mesh: DeviceMesh, where: str) -> None:
 
 
 def _warn_of_drift(module: Module, parameters: Mapping[str, Tensor], mesh: DeviceMesh) -> None:
-    """A warning and no error: the user's code may reduce these gradients itself."""
+    """Warns, and raises no error: the user's code may reduce these gradients itself."""
     group = mesh["data_parallel"]
     names = [
         name

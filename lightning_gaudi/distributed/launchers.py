@@ -137,7 +137,7 @@ def check_start_method(start_method: str, typed: str) -> None:
 
 
 def _check_start(environment: ClusterEnvironment, num_processes: int) -> None:
-    """What must be true before this process starts others."""
+    """Checks what must be true before this process starts others."""
     if dist.is_available() and dist.is_initialized():
         raise MisconfigurationException(
             f"torch.distributed is initialized with {dist.get_world_size()} processes, but this "

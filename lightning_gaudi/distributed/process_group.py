@@ -168,7 +168,7 @@ def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> Non
 
 
 def _listen(meeting: watchdog.Meeting) -> None:
-    """Has rank 0's host listen for the others, and tells them where."""
+    """Makes rank 0's host listen for the others, and tells them where."""
     address = os.environ.get("MASTER_ADDR") or socket.gethostname()
     port = 0
     if meeting.rank == 0:
@@ -184,7 +184,7 @@ def _listen(meeting: watchdog.Meeting) -> None:
 
 
 def adapt(settings: ReliabilitySettings, timeout: timedelta | None) -> None:
-    """Has the watchdog, if there is one, do what a callback asks for; all ranks do this."""
+    """Makes the watchdog, if there is one, do what a callback asks for; all ranks do this."""
     watchdog.change(_limits(settings, timeout) if settings.watchdog else None)
 
 

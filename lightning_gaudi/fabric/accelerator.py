@@ -59,7 +59,7 @@ class HPUAccelerator(Accelerator):
 
     @override
     def teardown(self) -> None:
-        """Nothing: the vendor's driver releases the card at the end of the process."""
+        """Does nothing: the vendor's driver releases the card at the end of the process."""
 
     @staticmethod
     @override

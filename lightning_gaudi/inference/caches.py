@@ -81,7 +81,7 @@ def make_tensors(cache: Any, run: Callable[[], object], device: torch.device) ->
 
 @contextlib.contextmanager
 def _saying_nothing(logger: logging.Logger) -> Iterator[None]:
-    """Torch prints a stack of what it cannot predict, beside the error that it raises."""
+    """Silences torch, which prints a stack beside the error that it raises."""
 
     def refuse(record: logging.LogRecord) -> bool:
         return False

@@ -77,7 +77,7 @@ def make_scheduler(name: str | None, config: Mapping[str, Any]) -> Scheduler:
 def draw_latents(
     seeds: Sequence[int], shape: Sequence[int]
 ) -> tuple[Tensor, list[torch.Generator]]:
-    """Noise of each picture by its own seed, so that a batch never changes a picture.
+    """Draws the noise of each picture by its own seed, so that a batch never changes a picture.
 
     On the CPU, as the same seed gives other numbers on another device.
 
@@ -139,7 +139,7 @@ class Denoiser:
         added: Mapping[str, Tensor] | None = None,
         generators: list[torch.Generator] | None = None,
     ) -> Tensor:
-        """Pictures' latents from noise.
+        """Makes pictures' latents from noise.
 
         Args:
             latents: noise [B, C, h, w] of the UNet's device, see `draw_latents`.
@@ -251,7 +251,7 @@ def denoise(
     generators: list[torch.Generator] | None = None,
     engine: Engine = "auto",
 ) -> Tensor:
-    """Pictures' latents from noise, once; a `Denoiser` keeps what was captured for further batches.
+    """Makes latents from noise, once; a `Denoiser` keeps what was captured for further batches.
 
     Args:
         unet: see `Denoiser`, as scheduler, num_steps, guidance and engine.

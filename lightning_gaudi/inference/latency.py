@@ -134,7 +134,7 @@ class Stopwatch:
         return self._current is not None
 
     def first_token(self) -> None:
-        """All rows have their first token, or will once the device has done what it was told."""
+        """Notes that all rows have their first token, or will have it once the device is done."""
         if self._current is not None:
             self._current.first_token_seconds = self._now() - self._began
 

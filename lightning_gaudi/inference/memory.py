@@ -34,7 +34,7 @@ class MemoryTable:
         return sum(self.rows.values())
 
     def __str__(self) -> str:
-        """GiB a card, a line for each row."""
+        """Returns GiB a card, a line for each row."""
         rows = {**self.rows, "together": self.total_bytes}
         width = max(map(len, rows))
         lines = [f"{name:<{width}} {num / _GIB:9.2f}" for name, num in rows.items()]

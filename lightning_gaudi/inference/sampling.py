@@ -49,7 +49,7 @@ class Sampling:
 
 
 def draw_noise(seeds: Sequence[int], num_tokens: int) -> Tensor:
-    """Uniform numbers [B, N] float32 on the CPU, of each row by a generator of its own.
+    """Draws [B, N] uniform float32 numbers on the CPU, each row by a generator of its own.
 
     The first of a row are the same, however many are drawn.
     """

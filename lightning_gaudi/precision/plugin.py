@@ -22,7 +22,7 @@ class HPUPrecisionPlugin(HPUWholePrecision, MixedPrecision):  # type: ignore[mis
 
     @override
     def autocast_context_manager(self) -> torch.autocast:
-        """Autocast on the HPU; nothing, where the precision is not mixed."""
+        """Returns autocast on the HPU; of no effect where the precision is not mixed."""
         return torch.autocast("hpu", dtype=self._dtype, enabled=self._is_mixed, cache_enabled=False)
 
     @override

@@ -290,7 +290,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
             self._recorder.advance()
 
     def _leave_steps(self) -> None:
-        """What follows belongs to no step."""
+        """Charges what follows to no step."""
         self._end_step()
         self._meter.forget_gap()
 

@@ -100,12 +100,12 @@ class Recorder:
         return self.profile is not None and self.profile.current_action in _RECORDS
 
     def begin_step(self) -> None:
-        """A step begins. With a schedule torch marks the steps, without one this does."""
+        """Notes that a step begins, and marks it unless torch does, by a schedule."""
         if self._is_whole and self.profile is not None:
             self._step = _range(f"ProfilerStep#{self.profile.step_num}")
 
     def advance(self) -> None:
-        """The step has ended; where its trace is complete, `on_ready` is called."""
+        """Notes that the step has ended; where its trace is complete, `on_ready` is called."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None

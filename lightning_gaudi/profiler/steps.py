@@ -106,21 +106,21 @@ class StepMeter:
         self.recompiled += [f"step {self.num_steps - 1}: {cause}" for cause in causes[:room]]
 
     def forget_gap(self) -> None:
-        """What comes before the next step is not a gap between two."""
+        """Takes what comes before the next step for no gap between two."""
         self._gap_s = self._idle_since = None
 
     def fetch_started(self) -> None:
-        """A batch is being fetched."""
+        """Notes that a batch is being fetched."""
         self._fetched_at = time.perf_counter()
 
     def fetch_stopped(self) -> None:
-        """The batch is there."""
+        """Notes that the batch is there."""
         if self._fetched_at is not None and self._started_at is None:
             self._data_s += self._since(self._fetched_at)
         self._fetched_at = None
 
     def step_started(self) -> None:
-        """The step begins."""
+        """Notes that the step begins."""
         if self._gap_s is not None:
             self.values[GAP].append(self._gap_s + self._since(self._idle_since))
             self.values[DATA].append(self._data_s)
@@ -128,7 +128,7 @@ class StepMeter:
         self._started_at = time.perf_counter()
 
     def step_stopped(self) -> None:
-        """The step has ended on the host."""
+        """Notes that the step has ended on the host."""
         if self._started_at is None:
             return
         self.values[HOST].append(self._since(self._started_at))

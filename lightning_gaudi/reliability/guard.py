@@ -47,37 +47,37 @@ class Part:
     """One thing that keeps a run. Each event does nothing, unless a part has a use for it."""
 
     def begin(self) -> None:
-        """A model has been set up."""
+        """Is called when a model has been set up."""
 
     def loader(self, loader: Any) -> None:
-        """A loader is about to be iterated."""
+        """Is called when a loader is about to be iterated."""
 
     def start(self) -> None:
-        """Training starts."""
+        """Is called when training starts."""
 
     def batch(self) -> None:
-        """A batch is about to be trained on."""
+        """Is called when a batch is about to be trained on."""
 
     def loss(self, loss: Tensor, step: int) -> None:
         """Backward is about to run from a loss, for a step of the optimizer, from 1 on."""
 
     def step(self, number: int) -> None:
-        """The optimizer has made a step, from 1 on."""
+        """Is called when the optimizer has made a step, from 1 on."""
 
     def save(self, state: Any) -> None:
-        """A checkpoint is about to be written; what is put into `state` is in it."""
+        """Is called before a checkpoint is written; what is put into `state` is in it."""
 
     def load(self, state: Any) -> None:
-        """A checkpoint has been read, to go on from."""
+        """Is called when a checkpoint has been read, to go on from."""
 
     def exception(self, exception: BaseException) -> None:
-        """The run ends with an exception."""
+        """Is called when the run ends with an exception."""
 
     def end(self) -> None:
-        """Training has ended."""
+        """Is called when training has ended."""
 
     def close(self) -> None:
-        """The strategy is torn down, whatever has happened."""
+        """Is called when the strategy is torn down, whatever has happened."""
 
 
 class RunGuard:

@@ -71,7 +71,7 @@ def prepare(board: str = "") -> Process:
 
 
 def close() -> None:
-    """Is asked no more."""
+    """Answers no more."""
     global _file
     if _file is not None:
         faulthandler.unregister(_SIGNAL)

@@ -101,7 +101,7 @@ class Meeting:
 
 
 def start(group: object, board: Board, meeting: Meeting) -> None:
-    """Has the ranks of a process group watched.
+    """Starts to watch the ranks of a process group.
 
     Args:
         group: Whose ranks they are.
@@ -126,7 +126,7 @@ def change(found: Limits | None) -> None:
 
 @atexit.register
 def stop() -> None:
-    """Has this rank watched no longer; the others are told that it leaves."""
+    """Stops watching this rank; the others are told that it leaves."""
     global _current
     watchdog, _current = _current, None
     if watchdog is not None:

@@ -15,7 +15,7 @@ class Follower(Protocol):
         """Operators are captured from here on."""
 
     def note_captured(self, graph: object, is_run: bool) -> None:
-        """The capture has ended.
+        """Notes that the capture has ended.
 
         Args:
             graph: What `note_replay` is given, too.
@@ -23,7 +23,7 @@ class Follower(Protocol):
         """
 
     def note_replay(self, graph: object) -> None:
-        """A graph runs again."""
+        """Notes that a graph runs again."""
 
 
 follower: Follower | None = None

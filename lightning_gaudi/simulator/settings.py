@@ -86,7 +86,7 @@ def _made_up_name() -> str:
 
 
 def path_with_stand_in() -> str:
-    """`PYTHONPATH` for programs that are to find the simulator's `habana_frameworks`."""
+    """Returns `PYTHONPATH` for programs that are to find the simulator's `habana_frameworks`."""
     return os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(STAND_IN))))
 
 

@@ -43,7 +43,7 @@ class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
 
     @override
     def determine_ddp_device_ids(self) -> None:
-        """None: DistributedDataParallel takes the device from the model."""
+        """Returns None: DistributedDataParallel takes the device from the model."""
 
     @override
     def _setup_model(self, model: Module) -> DistributedDataParallel:
@@ -108,7 +108,7 @@ class _KeptGradientOrder(Part):
             self._order = ddp.GradientOrder(model)
 
     def note_backward(self) -> None:
-        """Backward has run."""
+        """Notes that backward has run."""
         if self._order is not None:
             self._order.end_of_backward()
 

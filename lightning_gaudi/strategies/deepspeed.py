@@ -111,7 +111,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     @property
     @override
     def handles_gradient_accumulation(self) -> bool:
-        """False: Lightning tells DeepSpeed which step ends an accumulation.
+        """Returns False: Lightning tells DeepSpeed which step ends an accumulation.
 
         DeepSpeed's own count goes on from one epoch into the next, where Lightning starts anew: the
         steps would be taken in the middle of what Lightning accumulates.
@@ -120,7 +120,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
-        """Nothing: DeepSpeed knows when to reduce; see `training_step`."""
+        """Does nothing: DeepSpeed knows when to reduce; see `training_step`."""
         yield
 
     @override
@@ -220,7 +220,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     @property
     @override
     def lightning_restore_optimizer(self) -> bool:
-        """False: DeepSpeed's optimizer has been loaded with its checkpoint."""
+        """Returns False: DeepSpeed's optimizer has been loaded with its checkpoint."""
         return False
 
     @override

@@ -249,7 +249,7 @@ class ExactResume:
         return printable(", ".join(names), max_chars=200)
 
     def _check_hooks(self) -> None:
-        """Name what hooks have changed that came after the one that saved."""
+        """Names what hooks have changed that came after the one that saved."""
         if self._saved is None:
             return
         (place, then), self._saved = self._saved, None
@@ -329,7 +329,7 @@ class ExactResume:
             self._random = host_random.take()
 
     def _check(self, saved: list[Any], place: Place) -> None:
-        """See `check_order`; another number of ranks is said where it is possible."""
+        """Checks as `check_order` does; names another number of ranks where it can."""
         combined = self.trainer.fit_loop._combined_loader
         assert combined is not None
         if len(combined.flattened) != len(saved):

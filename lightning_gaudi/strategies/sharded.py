@@ -68,11 +68,11 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Nothing: `load_checkpoint` has loaded it."""
+        """Does nothing: `load_checkpoint` has loaded it."""
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Nothing: `load_checkpoint` has loaded it."""
+        """Does nothing: `load_checkpoint` has loaded it."""
 
     @override
     @progress.elsewhere("saving a checkpoint")

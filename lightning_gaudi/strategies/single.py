@@ -71,7 +71,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
     @contextmanager
     @override
     def tensor_init_context(self, empty_init: bool | None = None) -> Generator[None, None, None]:
-        """New tensors are on the card, which they start."""
+        """Makes new tensors on the card, which they start."""
         self._start_card()
         with super().tensor_init_context(empty_init):
             yield

@@ -56,7 +56,7 @@ _is_agreed = False
 
 
 def prepare(destroy: Any = None) -> None:
-    """Is ready for the end of this program, if it is one of several ranks that HCCL has connected.
+    """Prepares for the end of this program, if it is one of several ranks that HCCL has connected.
 
     Args:
         destroy: What destroys all process groups; by default torch's.
@@ -135,7 +135,7 @@ def _at_exit() -> None:
 
 
 def _at_end_of_child() -> None:
-    """What `multiprocessing` calls as a process that it has started ends, before all else."""
+    """Runs first when a process that `multiprocessing` has started ends."""
     farewell = _ready()
     if parent_process() is None or farewell is None or processes.is_leaving():
         return

@@ -375,7 +375,7 @@ def hpu_graph() -> Any:
 
 
 def capture(graph: Any) -> AbstractContextManager[None]:
-    """Capture what runs in a block into a graph, which runs it, too; waits for the device first."""
+    """Captures what runs in a block into a graph, and runs it; waits for the device first."""
     context: AbstractContextManager[None] = package().hpu.graph(graph)
     return context
 

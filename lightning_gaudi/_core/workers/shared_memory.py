@@ -113,7 +113,7 @@ def _storage(content: Any) -> torch.UntypedStorage:
 
 
 def _reduce_mapped(array: Any) -> Reduced | None:
-    """A worker maps the file again; not where this process has changed what it has mapped."""
+    """Lets a worker map the file again, unless this process has changed what it has mapped."""
     file = array._mmap
     if file is None or array.mode == "c" or not array.flags.c_contiguous:
         return None

@@ -138,7 +138,7 @@ class _Worker(ForkServerProcess):
         return _Start(process)
 
     def run(self) -> None:
-        """Work, unless the process that it is for died before torch could begin to watch it."""
+        """Works, unless the process that it works for died before torch could begin to watch it."""
         parent = parent_process()
         if parent is not None and parent.pid is not None and parent.is_alive():
             watch = signal_handling._set_worker_signal_handlers  # type: ignore[attr-defined]

@@ -66,13 +66,13 @@ class MemoryReader(StorageReader):
 
     @override
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing: it is made for one reading."""
+        """Does nothing: it is made for one reading."""
 
     @override
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing: all is there."""
+        """Does nothing: all is there."""
 
     @override
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -87,7 +87,7 @@ class MemoryReader(StorageReader):
     @classmethod
     @override
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """False: it reads nothing that has an address."""
+        """Returns False: it reads nothing that has an address."""
         return False
 
 

@@ -160,7 +160,7 @@ class _Objects(_Files):
 
     @override
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Nothing: a store has no folders."""
+        """Does nothing: a store has no folders."""
 
     @override
     def exists(self, path: str | os.PathLike[str]) -> bool:
@@ -169,7 +169,7 @@ class _Objects(_Files):
 
     @override
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Nothing: `create_stream` has given the name."""
+        """Does nothing: `create_stream` has given the name."""
 
 
 def refuse_options(storage_options: Any) -> None:

@@ -128,7 +128,7 @@ def load(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def as_damage(folder: Path) -> Iterator[None]:
-    """Has whatever a state that is not DeepSpeed's brings DeepSpeed or us to raise say so.
+    """Turns what is raised over a state that is not DeepSpeed's into an error that says so.
 
     Raises:
         DamagedCheckpointError: Names the checkpoint and what went wrong.

@@ -42,7 +42,7 @@ def load_weights(engine: Any, weights: Mapping[str, Any], *, strict: bool) -> No
 
 
 def _load_layers(module: Module, weights: Mapping[str, Any], *, strict: bool) -> None:
-    """`module.load_state_dict(weights)`, layer by layer."""
+    """Does `module.load_state_dict(weights)` layer by layer."""
     gathered = library.load().zero.GatheredParameters
     found = Weights(weights.data if isinstance(weights, Weights) else dict(weights))
     details: Mapping[str, Any] = getattr(weights, "_metadata", {})
@@ -85,7 +85,7 @@ def _load_masters(module: Module, weights: Mapping[str, Any]) -> None:
 
 
 def _load_whole_masters(engine: Any, weights: Mapping[str, Any]) -> None:
-    """The same for stage 0 in half precision, where each rank has all of them."""
+    """Loads them for stage 0 in half precision, where each rank has all of them."""
     optimizer, names = engine.optimizer, {}
     for name, parameter in engine.module.named_parameters():
         names[parameter] = name

@@ -120,12 +120,12 @@ class HPUShardedPrecision(Precision):
 
     @override
     def module_init_context(self) -> AbstractContextManager[Any]:
-        """New weights have the precision of the shards."""
+        """Makes new weights in the precision of the shards."""
         return self.tensor_init_context()
 
     @override
     def forward_context(self) -> AbstractContextManager[Any]:
-        """The model's forward: autocast on the HPU, or the dtype of the weights by default."""
+        """Runs the model's forward: autocast on the HPU, or the dtype of the weights by default."""
         if self.precision.endswith("mixed"):
             return torch.autocast("hpu", dtype=_DTYPES[self.precision], cache_enabled=False)
         return self.tensor_init_context()

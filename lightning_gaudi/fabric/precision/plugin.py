@@ -122,17 +122,17 @@ class HPUWholePrecision(Precision):
 
     @override
     def tensor_init_context(self) -> AbstractContextManager[Any]:
-        """New floating-point tensors have the precision of the weights."""
+        """Makes new floating-point tensors in the precision of the weights."""
         return _DtypeContextManager(self._dtype) if self._holds_half else nullcontext()
 
     @override
     def module_init_context(self) -> AbstractContextManager[Any]:
-        """New weights have the precision they are held in."""
+        """Makes new weights in the precision that they are held in."""
         return self.tensor_init_context()
 
     @override
     def forward_context(self) -> AbstractContextManager[Any]:
-        """The model's forward: autocast on the HPU, or the weights' dtype as the default one."""
+        """Runs the model's forward under autocast, or with the weights' dtype as the default."""
         if self._is_mixed:
             return torch.autocast("hpu", dtype=self._dtype, cache_enabled=False)
         return self.tensor_init_context()

@@ -151,14 +151,14 @@ class HPUStrategy(HPUMixin):
 
     @override
     def tensor_init_context(self) -> AbstractContextManager[Any]:
-        """New tensors are on the HPU, in the precision they are computed in."""
+        """Makes new tensors on the HPU, in the precision that they are computed in."""
         vendor.seed_if_due()
         context: AbstractContextManager[Any] = super().tensor_init_context()
         return context
 
     @override
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """New weights are on the HPU, in the precision they are held in."""
+        """Makes new weights on the HPU, in the precision that they are held in."""
         vendor.seed_if_due()
         context: AbstractContextManager[Any] = super().module_init_context(empty_init)
         return context

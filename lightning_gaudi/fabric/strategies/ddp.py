@@ -24,7 +24,7 @@ class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
 
     @override
     def _determine_ddp_device_ids(self) -> None:
-        """None: DistributedDataParallel takes the device from the module."""
+        """Returns None: DistributedDataParallel takes the device from the module."""
 
     @override
     def setup_module(self, module: Module) -> DistributedDataParallel:

@@ -180,7 +180,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
 
     @override
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """New weights are on the HPU; under ZeRO-3 each layer is in shards as soon as it is made.
+        """Makes new weights on the HPU; under ZeRO-3 each layer is sharded once it is made.
 
         Raises:
             NotImplementedError: `empty_init=False` under ZeRO-3.

@@ -75,7 +75,7 @@ class _Audit:
         self._rank: tuple[int, int] | None = None
 
     def note_stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped; ends the process after the last step."""
+        """Notes that an optimizer has stepped; ends the process after the last step."""
         if not self.recorder.is_on or not self.recorder.note_stepped(optimizer):
             return
         self._rank = _rank()  # at the end of a program its group is gone
@@ -116,7 +116,7 @@ class _Audit:
         ).write(self._folder)
 
     def _end(self) -> NoReturn:
-        """Leave, together with the other ranks."""
+        """Leaves, together with the other ranks."""
         self.write(is_ended=True)
         self._meet(*_rank())
         for stream in (sys.stdout, sys.stderr):

@@ -117,7 +117,7 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def find_configurations(recipe: Recipe, arguments: Sequence[str]) -> list[str]:
-    """`arguments` with the path of a file behind each `--config`; a name means one of the recipe's.
+    """Returns `arguments` with a path behind each `--config`; a name is one of the recipe's.
 
     Raises:
         UsageError: There is no such file and no such configuration; it names those that there are.

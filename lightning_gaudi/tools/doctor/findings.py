@@ -20,11 +20,11 @@ class Level(str, Enum):
     """How bad a finding is, the worst first."""
 
     ERROR = "error"
-    """A run fails, or is silently wrong."""
+    """Makes a finding: a run fails, or is silently wrong."""
     WARNING = "warning"
-    """A run may fail, or is slower than it could be."""
+    """Makes a finding: a run may fail, or is slower than it could be."""
     NOTE = "note"
-    """Nothing is wrong; it is good to know."""
+    """Makes a finding: nothing is wrong, but it is good to know."""
     OK = "ok"
 
 
@@ -91,22 +91,22 @@ class Report:
 
 
 def error(area: str, found: str, fix: str) -> Finding:
-    """A run fails, or is silently wrong."""
+    """Makes a finding: a run fails, or is silently wrong."""
     return Finding(Level.ERROR, area, found, fix)
 
 
 def warning(area: str, found: str, fix: str) -> Finding:
-    """A run may fail, or is slower than it could be."""
+    """Makes a finding: a run may fail, or is slower than it could be."""
     return Finding(Level.WARNING, area, found, fix)
 
 
 def note(area: str, found: str, fix: str = "") -> Finding:
-    """Nothing is wrong; it is good to know."""
+    """Makes a finding: nothing is wrong, but it is good to know."""
     return Finding(Level.NOTE, area, found, fix)
 
 
 def ok(area: str, found: str) -> Finding:
-    """All is well."""
+    """Makes a finding: all is well."""
     return Finding(Level.OK, area, found)
 
 

@@ -159,7 +159,7 @@ def _ask(command: Sequence[str], token: str, timeout_s: float) -> _Answers:
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], said: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """The launcher, which is asked to end its processes before it is killed."""
+    """Runs the launcher, which is asked to end its processes before it is killed."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

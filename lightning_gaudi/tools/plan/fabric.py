@@ -101,7 +101,7 @@ class _FabricRun(LoopRun):
         register_optimizer_step_pre_hook(self._refuse_unknown)
 
     def note_setup(self, fabric: Any, module: Any) -> None:
-        """A module is about to be set up."""
+        """Notes that a module is about to be set up."""
         model_changes.fill_weights()
         self._fabric = fabric
         if self._request.checkpointing is not None:
@@ -109,12 +109,12 @@ class _FabricRun(LoopRun):
         self._watch.note_made(module)
 
     def note_module(self, wrapped: Any) -> None:
-        """A module is set up, as Fabric hands it out."""
+        """Notes that a module is set up, as Fabric hands it out."""
         self._wrapped.append(wrapped)
         self.end_behind_exit()  # before what ends the process groups of now
 
     def note_optimizer(self, wrapped: Any) -> None:
-        """An optimizer is set up, as Fabric hands it out."""
+        """Notes that an optimizer is set up, as Fabric hands it out."""
         self._optimizers.append(wrapped)
 
     def step(self, step: Callable[..., Any], optimizer: Any, closure: Any = None) -> Any:

@@ -80,7 +80,7 @@ class LoopRun(Run):
         """Those that are set up, as the program calls them."""
 
     def note_step(self, optimizer: Any) -> None:
-        """An optimizer has taken a step."""
+        """Notes that an optimizer has taken a step."""
         number = self._num_stepped.get(id(optimizer), 0) + 1
         self._num_stepped[id(optimizer)] = number
         if self._num_steps == number == 1:
@@ -89,7 +89,7 @@ class LoopRun(Run):
             self._done_at = time.monotonic()
 
     def note_backward(self) -> None:
-        """An optimizer is about to step."""
+        """Notes that an optimizer is about to step."""
         if self._num_steps > _MOST_STEPS:
             self._end_run()
         if self._num_batches:

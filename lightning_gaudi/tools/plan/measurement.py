@@ -60,10 +60,10 @@ class Watch:
         self._run = run
 
     def note_made(self, model: Any) -> None:
-        """The strategy is about to set up a module, whose weights are made."""
+        """Notes that the strategy is about to set up a module, whose weights are made."""
 
     def note_loader(self, num_before: int, num_others: int) -> None:
-        """A loader is made ready.
+        """Notes that a loader is made ready.
 
         Args:
             num_before: Its batches before those that are watched.
@@ -78,7 +78,7 @@ class Watch:
             self.note_batch(number, batch)
 
     def note_predicted(self, number: int) -> None:
-        """A batch of a prediction is through; nothing of it is to be written."""
+        """Notes that a batch of a prediction is through; nothing of it is to be written."""
         if number == self._num_others + NUM_STEPS - 1:
             self.note_end()
 
@@ -90,16 +90,16 @@ class Watch:
             self.begin(self._num_begun - 1, batch)
 
     def begin(self, step: int, batch: Any) -> None:
-        """A step's first batch comes next."""
+        """Notes that a step's first batch comes next."""
 
     def note_backward(self) -> None:
-        """The optimizer is about to step."""
+        """Notes that the optimizer is about to step."""
 
     def note_evaluation(self) -> None:
-        """The evaluation behind the steps is about to begin."""
+        """Notes that the evaluation behind the steps is about to begin."""
 
     def note_end(self) -> None:
-        """All batches are through, and what the program does with that does not matter."""
+        """Notes that all batches are through; what the program does next does not matter."""
         self._run.end()
 
     def found(self) -> Counted | Rehearsed:

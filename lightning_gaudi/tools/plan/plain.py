@@ -142,7 +142,7 @@ class _PlainRun(LoopRun):
         self.forget_exit()
 
     def note_moved(self, module: Any) -> None:
-        """A module is about to be moved to the card."""
+        """Notes that a module is about to be moved to the card."""
         self._change(module)
         self._watch.note_made(module)
 
@@ -151,7 +151,7 @@ class _PlainRun(LoopRun):
             model_changes.set_checkpointing(module, is_on=self._request.checkpointing)
 
     def note_backward_call(self) -> None:
-        """`Tensor.backward` is called."""
+        """Notes that `Tensor.backward` is called."""
         self._num_backwards += not self._num_steps
 
     @override
