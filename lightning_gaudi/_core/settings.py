@@ -76,7 +76,7 @@ class Setting(Generic[Value]):
         """Returns what the variable says, None if it is not set.
 
         Raises:
-            ValueError: It says nothing that we know.
+            ValueError: Its value is not known.
         """
         return self.parse(os.environ.get(self.variable) or None, self.variable)
 
@@ -84,7 +84,7 @@ class Setting(Generic[Value]):
         """Returns what holds, and who says so: the argument, else the callback, the environment.
 
         Raises:
-            ValueError: The environment says nothing that we know.
+            ValueError: The environment has a value that is not known.
         """
         if argument is not None:
             return argument, self._wording.argument

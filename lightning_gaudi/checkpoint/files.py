@@ -189,6 +189,6 @@ def open_mapped(path: _PATH, *, weights_only: bool | None, verify: bool = True) 
 def _refuse_folder(path: _PATH) -> None:
     if _is_local_file_protocol(path) and Path(path).is_dir():
         raise ValueError(
-            f"{path} is a folder, and none of shards that torch's DCP has saved. Pass the path of "
+            f"{path} is a folder, but not one of shards that torch's DCP saved. Pass the path of "
             "a checkpoint; `lightning-gaudi consolidate` makes a file of one of DeepSpeed's."
         )

@@ -140,7 +140,8 @@ def decode(data: bytes, origin: object) -> Manifest | None:
         return _manifest(parse_json(text))
     except ValueError as error:
         raise DamagedCheckpointError(
-            f"{printable(origin)} is damaged: its manifest is none ({printable(error)}). {ADVICE}"
+            f"{printable(origin)} is damaged: its manifest cannot be read ({printable(error)}). "
+            f"{ADVICE}"
         ) from None
 
 

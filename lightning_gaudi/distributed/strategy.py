@@ -111,7 +111,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
         Raises:
             MisconfigurationException: An HPU cannot honour one.
-            ValueError: The environment says nothing that we know of what to compile or to keep.
+            ValueError: The environment has a value for one of them that is not known.
         """
         _ = self.reliability
         check_options(self.compile_choice().compilation.options)
@@ -169,7 +169,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
         """What keeps the run when something fails.
 
         Raises:
-            ValueError: The environment says nothing that we know.
+            ValueError: The environment has a value that is not known.
         """
         return RELIABILITY.choose(self._reliability_argument, self.reliability_callback)[0]
 
@@ -178,7 +178,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
         Raises:
             MisconfigurationException: Its user asks for more than can be compiled.
-            ValueError: The environment says nothing that we know.
+            ValueError: The environment has a value that is not known.
         """
         choice = Choice(*COMPILATION.choose(self._compile_argument, self.compile_callback))
         if choice.compilation.mode == "none" or self.why_not_compiled is None:

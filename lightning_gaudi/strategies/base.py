@@ -190,8 +190,8 @@ class HPUStrategy(HPUMixin):
             super().remove_checkpoint(filepath)
             return
         rank_zero_warn(
-            f"{printable(filepath)} stays, which this fit, or the checkpoint that it went on from, "
-            f"wants to be removed: {printable(reason)}. Remove it yourself if it is yours."
+            f"{printable(filepath)} is not removed, although this fit, or the checkpoint that it "
+            f"went on from, asks for it: {printable(reason)}. Remove it yourself if it is yours."
         )
 
     @override

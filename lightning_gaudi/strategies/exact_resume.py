@@ -223,8 +223,8 @@ class ExactResume:
         if place is Place.IN_STEP and self.trainer.global_step != self._num_stepped:
             self._warn_once(
                 "within a step",
-                f"A checkpoint is saved within step {self.trainer.global_step}, behind the "
-                "optimizer: a fit that resumes takes the batch of this step again. Save in "
+                f"A checkpoint is saved within step {self.trainer.global_step}, after the "
+                "optimizer's step: a fit that resumes takes the batch of this step again. Save in "
                 "on_train_batch_end, or later.",
             )
         if place is Place.CUT_SHORT and self._changed_at_end:

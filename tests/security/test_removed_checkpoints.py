@@ -42,7 +42,7 @@ def test_the_state_of_a_callback_removes_nothing_outside(tmp_path: Path, way: st
     state.update(best_model_path=named, kth_best_model_path=named, last_model_path=named)
     theirs = folder / "theirs.ckpt"
     torch.save(content, theirs)
-    with pytest.warns(UserWarning, match=r"chapter stays, which this fit, or the checkpoint that"):
+    with pytest.warns(UserWarning, match=r"chapter is not removed, although this fit, or"):
         _fit(folder, 4, str(theirs))
     assert (victim / "text").read_text() == "mine"
 

@@ -428,7 +428,7 @@ class ChangesAWeightAtTheEnd(Plain):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (SavesInItsStep, "saved within step 1, behind the optimizer.*takes the batch.*again"),
+        (SavesInItsStep, "saved within step 1, after the optimizer's step.*takes the batch.*again"),
         (ChangesWeightsAtTheEnd, r"saved in on_train_batch_end, and hooks.*changed head\.weight:"),
         (ChangesAWeightAtTheEnd, "saved in on_train_epoch_end, and hooks.*changed module//weight:"),
     ],

@@ -41,7 +41,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
             reliability: What keeps the run when something fails; see there.
 
         Raises:
-            ValueError: The device is not an HPU, or an argument says nothing that we know.
+            ValueError: The device is not an HPU, or an argument has a value that is not known.
         """
         super().__init__(
             device=to_hpu_device(device),
