@@ -82,7 +82,7 @@ def _check_version(version: str, folder: Path) -> str:
         subprocess.run([*install, "--target", str(packages), *names], check=True)
         run = partial(_run, env=env, folder=folder)
         cells = [version, run(_pytest(_source_tests(), "-k", " or ".join(_SOURCE_TESTS)))]
-        cells.append(run(_pytest([_SHARDS], "-m", "not slow")))
+        cells.append(run(_pytest([_SHARDS])))
         for check in _CHECKS:
             for cards in (1, 2):
                 found = {

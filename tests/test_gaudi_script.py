@@ -17,6 +17,7 @@ SCRIPT = str(Path(__file__).parents[1] / "scripts" / "test_gaudi.py")
 NO_SIMULATOR = {"LIGHTNING_GAUDI_SIMULATE": None}
 NO_SEVERAL = "--ignore=tests/contract/several_cards"
 ONE_CARD = (NO_SEVERAL, "-m", "not slow")
+SEVERAL_CARDS = ("--ignore=tests/contract/one_card", "--ignore=tests/contract/other_trainers")
 
 
 def test_a_machine_without_the_vendors_package_is_refused() -> None:
@@ -73,9 +74,9 @@ def test_other_trainers_work_in_lazy_mode(tmp_path: Path) -> None:
     assert re.search(r"\d passed", report)
 
 
+@pytest.mark.timeout(900)
 def test_contract_of_several_cards_holds_in_lazy_mode(tmp_path: Path) -> None:
-    one = "--ignore=tests/contract/one_card"
-    report = _run_simulated(tmp_path / "report.txt", "--mode=lazy", one, "-m", "not slow")
+    report = _run_simulated(tmp_path / "report.txt", "--mode=lazy", *SEVERAL_CARDS)
     assert "lazy mode: passed" in report
 
 
@@ -88,9 +89,9 @@ def test_contract_holds_in_older_releases(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key in RELEASES if key != read_release().key])
+@pytest.mark.timeout(900)
 def test_contract_of_several_cards_holds_in_older_releases(key: str, tmp_path: Path) -> None:
-    several = ("--mode=eager", "--ignore=tests/contract/one_card", "-m", "not slow")
-    report = _run_simulated(tmp_path / "report.txt", *several, release=key)
+    report = _run_simulated(tmp_path / "report.txt", "--mode=eager", *SEVERAL_CARDS, release=key)
     assert "eager mode: passed" in report
 
 
