@@ -51,7 +51,7 @@ def _run_simulated(report: Path, *args: str, release: str | None = None) -> str:
         "AWS_SECRET_ACCESS_KEY": "very-private",
         RELEASE: release,
     }
-    run(command, env={**NO_SIMULATOR, **env}, timeout=280)
+    run(command, env={**NO_SIMULATOR, **env}, timeout=880)
     return report.read_text()
 
 
