@@ -85,9 +85,10 @@ def largest_within(
             except StopIteration as end:
                 found[index] = end.value
                 del searches[index]
+        if not wanted:
+            break
         # The outermost two often tell what the others want to know.
-        asked = sorted({min(wanted), max(wanted)}) if wanted else []
-        for size, need in (measure(asked) if asked else {}).items():
+        for size, need in measure(sorted({min(wanted), max(wanted)})).items():
             if need is not None:
                 known[size] = need
             else:
