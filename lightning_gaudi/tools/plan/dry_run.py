@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from lightning_gaudi._core.mirror import Family
+from lightning_gaudi._core.workers import start as worker_start
 from lightning_gaudi.published import PublishedRun
 from lightning_gaudi.simulator.memory import own_server, take_card, unlimited_memory
 from lightning_gaudi.tools.plan.forks import Fork, RehearsalError, Teller, TookTooLongError
@@ -242,6 +243,9 @@ def begin_fork(family: Family | None = None) -> None:
     if _card:
         take_card(_card)
     write_apart(Path(f"{read_request().result}.{os.getpid()}"))
+    # Loaders have no workers here (`trainer.loader_for`): a server of theirs would import all that
+    # they need, which takes as long as a rehearsal.
+    worker_start.start_server = lambda things=(): None
     if family is not None:
         group = family.find("distributed.process_group")
         group._check_cards = lambda node_rank: None

@@ -25,6 +25,7 @@ from lightning_gaudi.tools.plan.measurement import BESIDE
 from lightning_gaudi.tools.plan.plan import Planned, plan
 from lightning_gaudi.tools.plan.request import Rehearsed, Request, read_results
 from tests.helpers.process import environment, is_running
+from tests.tools.plan.rehearsing import rehearse
 
 PROJECTS = Path(__file__).parents[1] / "projects"
 
@@ -141,6 +142,17 @@ def test_a_script_is_planned_and_nothing_of_it_is_written(tmp_path: Path) -> Non
     assert 0 < found["largest"]["a100"] <= found["largest"]["gaudi2"]
     assert picture.read_text().startswith("<svg")
     assert {each.name for each in tmp_path.iterdir()} == {"train.py", "plan.svg"}
+
+
+@pytest.mark.slow
+def test_a_rehearsal_starts_nothing_for_the_workers_of_loaders(tmp_path: Path) -> None:
+    step = (
+        "from lightning_gaudi._core.workers import start\n"
+        "        assert start._server._forkserver_pid is None, 'it has a server of workers'"
+    )
+    path = _script(tmp_path, step)
+    path.write_text(path.read_text().replace("batch_size=16", "batch_size=16, num_workers=2"))
+    assert rehearse(tmp_path, (sys.executable, str(path)), Request()).batch_size == 16
 
 
 def _rehearse(folder: Path, script: Path, *, is_dry: bool) -> dict[str, Any]:
