@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from rouge_score import rouge_scorer
-
 from lightning_gaudi.data.text import sentences
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -17,6 +15,9 @@ def rouge_sums(predictions: Iterable[str], references: Iterable[str]) -> dict[st
 
     Words are stemmed. ROUGE-Lsum takes each line for a sentence, so every sentence is put on one.
     """
+    # Its nltk imports scikit-learn where that is there: seconds, for a command that scores nothing.
+    from rouge_score import rouge_scorer
+
     scorer = rouge_scorer.RougeScorer(list(NAMES), use_stemmer=True)
 
     @cache  # a plan's batches repeat one row, tens of thousands of times
