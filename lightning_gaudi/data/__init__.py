@@ -30,8 +30,12 @@ if TYPE_CHECKING:
         worker_context as worker_context,
     )
     from lightning_gaudi.data.packing import (
+        PackDataset as PackDataset,
         block_diagonal_mask as block_diagonal_mask,
+        fitting_capacity as fitting_capacity,
         pack as pack,
+        pack_batch as pack_batch,
+        pack_together as pack_together,
     )
     from lightning_gaudi.data.padding import pad_batch as pad_batch
     from lightning_gaudi.data.sampler import (
@@ -46,6 +50,7 @@ else:
             "BucketBatch": ".sampler",
             "BucketBatchSampler": ".sampler",
             "BucketDataLoader": ".loader",
+            "PackDataset": ".packing",
             "ShapeReport": ".shape_report",
             "block_diagonal_mask": ".packing",
             "cache_folder": "lightning_gaudi._core.cache",
@@ -53,8 +58,11 @@ else:
             "embedded_documents": ".embedded",
             "embedded_fingerprint": ".embedded",
             "evaluation_loader": ".evaluation",
+            "fitting_capacity": ".packing",
             "optimal_buckets": ".buckets",
             "pack": ".packing",
+            "pack_batch": ".packing",
+            "pack_together": ".packing",
             "pad_batch": ".padding",
             "worker_context": ".loader",
         },
