@@ -33,7 +33,7 @@ VOCAB_SIZE = 4096
 """For models this narrow: the share of the vocabulary's projection is then that of BERT-base."""
 SIZES = {"hidden_size": 256, "num_layers": 4, "num_heads": 4}
 _IGNORED = -100
-_PAIRS = yaml.safe_load((Path(recipes.mrpc.__path__[0]) / "buckets_1x.yaml").read_text())
+_PAIRS = yaml.safe_load((Path(recipes.mrpc.__path__[0]) / "packed_1x.yaml").read_text())
 
 
 @dataclass
@@ -94,13 +94,14 @@ class Task(ABC):
 
     def count(self, batch: Batch) -> int:
         """Returns the tokens of a batch of either side that are not padding."""
-        return int(batch["attention_mask"].sum())
+        mask = batch["sequence_ids"] if "sequence_ids" in batch else batch["attention_mask"]
+        return int((mask > 0).sum())
 
 
 class Pretraining(Task):
     """Masked-language modelling: packed rows, predictions at gathered positions."""
 
-    name, title, target = "bert", "BERT MLM, 512, packed", 4.5
+    name, title, target = "bert", "BERT MLM, 512, packed", 5.0
     num_steps, reference_batch_size = 5, 16
     # Without the head for pairs, which is not trained.
     reference_class = transformers.BertForMaskedLM
@@ -132,15 +133,11 @@ class Pretraining(Task):
     def collator(self, tokenizer: Any, model: Any) -> Callable[[list[dict[str, Any]]], Any]:
         return transformers.DataCollatorForLanguageModeling(tokenizer)
 
-    def count(self, batch: Batch) -> int:
-        mask = batch["sequence_ids"] if "sequence_ids" in batch else batch["attention_mask"]
-        return int((mask > 0).sum())
-
 
 class Pairs(Task):
-    """Sentences that follow each other, cut at 128 tokens, in buckets."""
+    """Sentences that follow each other, cut at 128 tokens, several in a row."""
 
-    name, title, target = "pairs", "pairs, 128, bucketed", 2.2
+    name, title, target = "pairs", "pairs, 128, packed", 2.6
     num_steps, reference_batch_size = 30, 32
     reference_class = transformers.BertForSequenceClassification
 
@@ -160,35 +157,34 @@ class Pairs(Task):
             source="path",
             path=str(self.folder),
             vocab_size=VOCAB_SIZE,
-            batch_size=self.reference_batch_size,
+            batch_size=12,
             max_length=128,
-            num_buckets=_PAIRS["data"]["num_buckets"],
+            max_sequences_per_pack=_PAIRS["data"]["max_sequences_per_pack"],
         )
 
     def module(self, data: LightningDataModule) -> LightningModule:
         return Mrpc(vocab_size=VOCAB_SIZE, max_length=128, dropout=self.dropout, **SIZES)
 
     def rows(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        for mask, ids, types, label in zip(
-            *(batch[n] for n in ("attention_mask", "input_ids", "token_type_ids", "labels")),
-            strict=True,
-        ):
-            length = int(mask.sum())
-            yield {
-                "input_ids": ids[:length].tolist(),
-                "token_type_ids": types[:length].tolist(),
-                "attention_mask": [1] * length,
-                "labels": int(label),
-            }
+        names = ("sequence_ids", "input_ids", "token_type_ids", "labels")
+        for places, ids, types, labels in zip(*(batch[name] for name in names), strict=True):
+            for number in range(1, int(places.max()) + 1):
+                pair = places == number
+                yield {
+                    "input_ids": ids[pair].tolist(),
+                    "token_type_ids": types[pair].tolist(),
+                    "attention_mask": [1] * int(pair.sum()),
+                    "labels": int(labels[number - 1]),
+                }
 
     def collator(self, tokenizer: Any, model: Any) -> Callable[[list[dict[str, Any]]], Any]:
         return transformers.DataCollatorWithPadding(tokenizer)
 
 
 class Summaries(Task):
-    """The first sentence of a text from the others, which are cut at 512 tokens, in buckets."""
+    """The first sentence of a text from the others, cut at 512 tokens, several in a row."""
 
-    name, title, target = "summaries", "summaries, 512, bucketed", 2.5
+    name, title, target = "summaries", "summaries, 512, packed", 4.0
     num_steps, reference_batch_size = 20, 16
     reference_class = transformers.T5ForConditionalGeneration
     pad_ids: ClassVar[dict[str, int]] = {"labels": _IGNORED}
@@ -206,10 +202,10 @@ class Summaries(Task):
             source="path",
             path=str(self.folder),
             vocab_size=VOCAB_SIZE,
-            batch_size=self.reference_batch_size,
+            batch_size=3,
             max_source_length=512,
             max_target_length=self.max_target_length,
-            num_buckets=8,
+            max_sequences_per_pack=None,
         )
 
     def module(self, data: LightningDataModule) -> LightningModule:
@@ -217,11 +213,12 @@ class Summaries(Task):
         return T5Summarization(vocab_size=VOCAB_SIZE, dropout=self.dropout, **sizes)
 
     def rows(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        names = ("attention_mask", "input_ids", "labels")
-        for mask, ids, labels in zip(*(batch[name] for name in names), strict=True):
-            source = ids[: int(mask.sum())].tolist()
-            target = labels[labels != _IGNORED].tolist()
-            yield {"input_ids": source, "attention_mask": [1] * len(source), "labels": target}
+        names = ("sequence_ids", "input_ids", "labels_sequence_ids", "labels")
+        for places, ids, targets, labels in zip(*(batch[name] for name in names), strict=True):
+            for number in range(1, int(places.max()) + 1):
+                source = ids[places == number].tolist()
+                target = labels[targets == number].tolist()
+                yield {"input_ids": source, "attention_mask": [1] * len(source), "labels": target}
 
     def collator(self, tokenizer: Any, model: Any) -> Callable[[list[dict[str, Any]]], Any]:
         return transformers.DataCollatorForSeq2Seq(tokenizer, model)

@@ -12,8 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from lightning_gaudi.data import (
     BucketBatchSampler,
     BucketDataLoader,
+    PackDataset,
     embedded_documents,
     optimal_buckets,
+    pack,
 )
 from recipes.common.data import RecipeData
 from recipes.common.errors import UserError
@@ -26,7 +28,7 @@ from recipes.common.tokenization import (
 )
 from recipes.mrpc.baselines import Scores, baseline_scores
 from recipes.mrpc.embedded import embedded_pairs
-from recipes.mrpc.encoding import EncodedPairs, collate
+from recipes.mrpc.encoding import EncodedPairs, collate, collate_packs
 from recipes.mrpc.pairs import FIELDS, Splits, read_pairs
 
 _MAX_UNUSED = 127  # vocabularies are padded to multiples of 128 at most
@@ -55,6 +57,9 @@ class MrpcData(RecipeData):
         max_length: tokens of the longest pair; a longer one is cut, the longer sentence first.
         num_buckets: lengths that pairs are padded to, so shapes that are compiled. None pads every
             pair to max_length.
+        max_sequences_per_pack: pairs that share a row in training, and do not see each other; 1:
+            none shares one. `batch_size` counts rows.
+        pack_length: tokens of such a row; None for max_length.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
         seed: of the order, of what is held out and of the embedded pairs.
 
@@ -79,6 +84,8 @@ class MrpcData(RecipeData):
         eval_batch_size: int | None = None,
         max_length: int = 128,
         num_buckets: int | None = 4,
+        max_sequences_per_pack: int = 1,
+        pack_length: int | None = None,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
@@ -89,6 +96,16 @@ class MrpcData(RecipeData):
             raise UserError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
         if max_length < 8:
             raise UserError(f"data.max_length={max_length} leaves no room for two sentences.")
+        if max_sequences_per_pack < 1:
+            raise UserError(
+                f"data.max_sequences_per_pack={max_sequences_per_pack} leaves a row empty. Set 1 "
+                "for a pair a row, or more."
+            )
+        if pack_length is not None and pack_length < max_length:
+            raise UserError(
+                f"data.pack_length={pack_length} does not hold a pair of data.max_length="
+                f"{max_length} tokens. Raise the first, or lower the second."
+            )
         self.tokenizer: PreTrainedTokenizerBase | None = None
         if tokenizer is not None:
             self.tokenizer = load_tokenizer(tokenizer)
@@ -191,11 +208,24 @@ class MrpcData(RecipeData):
         if split not in self._encoded:
             pairs = self._split(split)
             self._encoded[split] = EncodedPairs(pairs, self.tokenizer, settings["max_length"])
-        dataset = self._encoded[split]
+        dataset: EncodedPairs | PackDataset = self._encoded[split]
+        lengths, boundaries = dataset.lengths, self._boundaries(dataset)
+        batch_size = self.samples_per_batch(is_training=split == "train")
+        collate_fn = partial(collate, pad_token_id=self.tokenizer.pad_token_id)
+        if split == "train" and (most := settings["max_sequences_per_pack"]) > 1:
+            row = settings["pack_length"] or settings["max_length"]
+            dataset = PackDataset(dataset, pack(lengths.tolist(), row, max_sequences=most))
+            lengths, boundaries = [row] * len(dataset), [row]
+            collate_fn = partial(
+                collate_packs,
+                pad_token_id=self.tokenizer.pad_token_id,
+                max_pairs=most,
+                mean_pairs=batch_size * dataset.samples_per_pack,
+            )
         sampler = BucketBatchSampler(
-            dataset.lengths,
-            self._boundaries(dataset),
-            self.samples_per_batch(is_training=split == "train"),
+            lengths,
+            boundaries,
+            batch_size,
             shuffle=split == "train",
             seed=settings["seed"],
             multiple_of=self.num_accumulated,
@@ -204,7 +234,7 @@ class MrpcData(RecipeData):
         return BucketDataLoader(
             dataset,
             sampler,
-            partial(collate, pad_token_id=self.tokenizer.pad_token_id),
+            collate_fn,
             num_workers=workers,
             persistent_workers=workers > 0,
         )

@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from lightning_gaudi.data import pad_batch
+from lightning_gaudi.data import pack_batch, pad_batch
 from recipes.mrpc.pairs import Pair
 
 _NO_LABEL = -100
@@ -65,6 +65,34 @@ def collate(samples: list[dict[str, Any]], length: int, pad_token_id: int) -> di
     """Tensors [B, length] and [B]; `num_tokens`, which the host knows, is for TokenThroughput."""
     batch = pad_batch(samples, length, pad_values={"input_ids": pad_token_id})
     return {**batch, "num_tokens": sum(len(sample["input_ids"]) for sample in samples)}
+
+
+def collate_packs(
+    packs: list[list[dict[str, Any]]],
+    length: int,
+    *,
+    pad_token_id: int,
+    max_pairs: int,
+    mean_pairs: float,
+) -> dict[str, Any]:
+    """Tensors of rows that pairs share, see `pack_batch`, and numbers that the host keeps.
+
+    Args:
+        packs: of pairs.
+        length: tokens of a row.
+        pad_token_id: stands behind the last pair.
+        max_pairs: places of a row for labels; those without a pair have -100.
+        mean_pairs: of a batch on average, which its sum of losses is divided by.
+    """
+    batch = pack_batch(
+        packs,
+        length,
+        pad_values={"input_ids": pad_token_id, "labels": _NO_LABEL, "index": -1},
+        max_samples=max_pairs,
+    )
+    num_tokens = sum(len(pair["input_ids"]) for pairs in packs for pair in pairs)
+    counts = {"num_tokens": num_tokens, "num_sequences": sum(map(len, packs))}
+    return {**batch, **counts, "mean_pairs": mean_pairs}
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""The last layer of a BERT of which only the first token is read.
+"""A BERT of which only the first token of each pair is read.
 
-Shapes: B pairs of a batch, T tokens, D hidden, H heads.
+Shapes: B rows of a batch, T tokens, K pairs of a row (1 unless packed), D hidden, H heads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RETURNS_TUPLE = "tuple" in str(inspect.signature(BertLayer.forward).return_anno
 
 
 class FirstTokenLayer(BertLayer):
-    """A `BertLayer` that computes the first of its tokens.
+    """A `BertLayer` that computes the first token of each pair.
 
     Only this one asks the others: they need keys and values, and neither queries nor the
     feed-forward network, five of six parts of the layer's arithmetic. In evaluation the result is
@@ -25,18 +25,31 @@ class FirstTokenLayer(BertLayer):
     """
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, *_: Any, **__: Any
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        first_positions: Tensor | None = None,
+        *_: Any,
+        **__: Any,
     ) -> Any:
-        """Computes the token.
+        """Computes the tokens.
 
         Args:
             hidden_states: [B, T, D].
             attention_mask: [B, 1, 1 or T, T], additive.
+            first_positions: [B, K], integer: where each pair of a row begins; None for the
+                beginning of the row.
 
         Returns:
-            [B, 1, D]; a tuple of it in transformers 4.
+            [B, K, D]; a tuple of it in transformers 4.
         """
-        attention, first = self.attention.self, hidden_states[:, :1]
+        attention, mask = self.attention.self, attention_mask
+        if first_positions is None:
+            first = hidden_states[:, :1]
+            mask = None if mask is None else mask[:, :, :1]
+        else:
+            first = _rows(hidden_states, first_positions)
+            mask = None if mask is None else _rows(mask[:, 0], first_positions)[:, None]
         query, key, value = (
             project(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)
             for project, tokens in (
@@ -44,9 +57,8 @@ class FirstTokenLayer(BertLayer):
                 (attention.key, hidden_states),
                 (attention.value, hidden_states),
             )
-        )  # [B, H, 1 or T, D / H]
+        )  # [B, H, K or T, D / H]
         dropout = attention.dropout.p if self.training else 0.0
-        mask = None if attention_mask is None else attention_mask[:, :, :1]
         context = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout)
         attended = self.attention.output(context.transpose(1, 2).flatten(2), first)
         result = self.feed_forward_chunk(attended)
@@ -54,6 +66,45 @@ class FirstTokenLayer(BertLayer):
 
 
 def compute_first_token_alone(encoder: BertEncoder) -> None:
-    """Makes the encoder return [B, 1, D]: the classifier of a pair reads `[CLS]` alone."""
+    """Makes the last layer compute the first tokens: the classifier of a pair reads `[CLS]` alone.
+
+    `encode_first_tokens` is the encoder's forward pass then.
+    """
     # Its weights, their names and its hooks stay.
     encoder.layer[-1].__class__ = FirstTokenLayer
+
+
+def encode_first_tokens(
+    encoder: BertEncoder,
+    embedded: Tensor,
+    mask: Tensor,
+    first_positions: Tensor | None = None,
+) -> Tensor:
+    """Runs an encoder of which `compute_first_token_alone` has changed the last layer.
+
+    Its own forward pass would not hand the positions on, in transformers 4.
+
+    Args:
+        encoder: of a BERT.
+        embedded: [B, T, D].
+        mask: [B, 1, 1 or T, T], additive.
+        first_positions: [B, K], integer: where each pair of a row begins; None for one pair a row.
+
+    Returns:
+        [B, K, D].
+    """
+    *layers, last = encoder.layer
+    hidden = embedded
+    for layer in layers:
+        hidden = _tensor(layer(hidden, mask))
+    return _tensor(last(hidden, mask, first_positions))
+
+
+def _tensor(output: Any) -> Tensor:
+    found: Tensor = output[0] if _RETURNS_TUPLE else output
+    return found
+
+
+def _rows(tokens: Tensor, positions: Tensor) -> Tensor:
+    """[B, K, X] of [B, T, X] at [B, K]."""
+    return tokens.gather(1, positions.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))

@@ -1,6 +1,7 @@
 """The LightningModule: BERT that decides whether two sentences say the same.
 
-Shapes: B pairs of a batch, T tokens that its bucket pads to, S evaluation steps, R ranks.
+Shapes: B rows of a batch, K pairs that a packed row may hold, N pairs of a batch (B, or B * K
+places for pairs), T tokens of a row, S evaluation steps, R ranks.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from torch.nn import functional as F  # noqa: N812
 from torchmetrics.functional.classification import binary_accuracy, binary_f1_score
 from transformers import AutoConfig, BertConfig, BertForSequenceClassification
 
+from lightning_gaudi.data import block_diagonal_mask
 from recipes.common.errors import UserError
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section
 from recipes.common.training import SPLITS, RecipeModule
-from recipes.mrpc.first_token import compute_first_token_alone
+from recipes.mrpc.first_token import compute_first_token_alone, encode_first_tokens
 from recipes.mrpc.predictions import SubmissionWriter
 from recipes.mrpc.scratch import new_model
 
@@ -103,23 +105,37 @@ class Mrpc(RecipeModule):
         self._evaluated: list[Tensor] = []
 
     def logits(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """[B, 2] logits: the second is that of a paraphrase."""
-        bert = self.model.bert
+        """[N, 2] logits: the second is that of a paraphrase."""
+        bert, first = self.model.bert, batch.get("first_positions")  # of packed rows
         embedded = bert.embeddings(
-            input_ids=batch["input_ids"], token_type_ids=batch["token_type_ids"]
+            input_ids=batch["input_ids"],
+            token_type_ids=batch["token_type_ids"],
+            position_ids=batch.get("position_ids"),
         )
-        # The encoder takes a ready additive mask on every transformers version. BertModel.forward
+        # The layers take a ready additive mask on every transformers version. BertModel.forward
         # takes a 2D one, but looks at its values: the host would wait for the device.
-        mask = _additive_mask(batch["attention_mask"], embedded.dtype)
-        hidden = bert.encoder(embedded, attention_mask=mask)[0]
-        return self.model.classifier(self.model.dropout(bert.pooler(hidden)))
+        mask = (
+            _additive_mask(batch["attention_mask"], embedded.dtype)
+            if first is None
+            else block_diagonal_mask(batch["sequence_ids"], embedded.dtype)
+        )
+        hidden = encode_first_tokens(bert.encoder, embedded, mask, first)
+        pooled = bert.pooler(hidden.flatten(0, 1).unsqueeze(1))
+        return self.model.classifier(self.model.dropout(pooled))
 
     def forward(self, batch: Mapping[str, Tensor], scores: bool = False) -> Tensor:
-        """Returns the mean loss; for scores [B, 3] float32, the logits and the label."""
-        logits, labels = self.logits(batch).float(), batch["labels"]
+        """Returns the loss; for scores [B, 3] float32, the logits and the label.
+
+        The loss is the mean over the pairs, and of packed rows the sum divided by `mean_pairs`, as
+        many as a batch has on average: each pair weighs the same, and gradients that are averaged
+        over batches and cards are those of one large batch.
+        """
+        logits, labels = self.logits(batch).float(), batch["labels"].flatten()
         if scores:
             return torch.cat([logits, labels[:, None]], dim=1)
-        return F.cross_entropy(logits, labels)
+        if (mean_pairs := batch.get("mean_pairs")) is None:
+            return F.cross_entropy(logits, labels)
+        return F.cross_entropy(logits, labels, reduction="sum") / mean_pairs
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         return {"loss": self(batch)}

@@ -14,7 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from lightning_gaudi.data import (
     BucketBatchSampler,
     BucketDataLoader,
+    PackDataset,
+    fitting_capacity,
     optimal_buckets,
+    pack_batch,
+    pack_together,
     pad_batch,
 )
 from recipes.common.data import RecipeData
@@ -70,6 +74,10 @@ class SummarizationData(RecipeData):
         truncate_source: cut longer articles; False refuses them. Longer summaries are always cut.
         num_buckets: lengths that articles are padded to, so shapes that are compiled. None pads
             every article to max_source_length.
+        max_sequences_per_pack: articles that share a row in training, and their summaries one of
+            as many tokens as leave least padding; they do not see each other. 1: none shares one.
+            None: as many as fit. `batch_size` counts rows.
+        pack_length: source tokens of such a row; None for max_source_length.
         loss_on_padding: the padding of summaries is learnt, too, as transformers' example does
             with `--ignore_pad_token_for_loss False`. False leaves it out of the loss.
         num_generated: rows of the validation split, drawn at random, to generate summaries for; 0
@@ -100,6 +108,8 @@ class SummarizationData(RecipeData):
         max_target_length: int = 128,
         truncate_source: bool = True,
         num_buckets: int | None = 4,
+        max_sequences_per_pack: int | None = 1,
+        pack_length: int | None = None,
         loss_on_padding: bool = False,
         num_generated: int | None = 256,
         max_train_samples: int | None = None,
@@ -111,6 +121,22 @@ class SummarizationData(RecipeData):
         self.samples_per_batch(is_training=False)
         _check_lengths(max_source_length, max_target_length)
         check_source(source, path)
+        if max_sequences_per_pack is not None and max_sequences_per_pack < 1:
+            raise UserError(
+                f"data.max_sequences_per_pack={max_sequences_per_pack} leaves a row empty. Set 1 "
+                "for an article a row, or null for as many as fit."
+            )
+        if pack_length is not None and pack_length < max_source_length:
+            raise UserError(
+                f"data.pack_length={pack_length} does not hold an article of "
+                f"data.max_source_length={max_source_length} tokens. Raise the first, or lower the "
+                "second."
+            )
+        if max_sequences_per_pack != 1 and loss_on_padding:
+            raise UserError(
+                "data.loss_on_padding=true learns the padding behind each summary, and packed rows "
+                "(data.max_sequences_per_pack) have none. Leave one of them out."
+            )
         if not 0 < validation_share < 0.5:
             raise UserError(f"data.validation_share={validation_share} is not between 0 and 0.5.")
         self._tables: dict[str, Table] = {}
@@ -154,7 +180,10 @@ class SummarizationData(RecipeData):
         return self.datasets[split]
 
     def train_dataloader(self) -> BucketDataLoader:
-        return self.resumed(self._loader(self.dataset("train"), shuffle=True))
+        rows = self.dataset("train")
+        is_packed = self.hparams["max_sequences_per_pack"] != 1
+        loader = self._packed_loader(rows) if is_packed else self._loader(rows, shuffle=True)
+        return self.resumed(loader)
 
     def val_dataloader(self) -> list[BucketDataLoader]:
         return self._evaluation_loaders("validation")
@@ -191,6 +220,39 @@ class SummarizationData(RecipeData):
         """Returns loaders of all rows, for the loss, and of those to summarize, if any."""
         parts = [self.dataset(split), self._generated(split)]
         return [self._loader(rows) for rows in parts if len(rows)]
+
+    def _packed_loader(self, rows: TokenizedRows) -> BucketDataLoader:
+        """Returns a loader of rows of several articles, and of their summaries, for training."""
+        settings = self.hparams
+        source_length = settings["pack_length"] or settings["max_source_length"]
+        most = settings["max_sequences_per_pack"]
+        lengths = np.stack([rows.sources.lengths, rows.targets.lengths], axis=1)
+        target_length = fitting_capacity(lengths, source_length, max_samples=most)
+        sizes = (source_length, target_length)
+        packs = PackDataset(rows, pack_together(lengths.tolist(), sizes, max_samples=most))
+        batch_size, workers = self.samples_per_batch(is_training=True), settings["num_workers"]
+        sampler = BucketBatchSampler(
+            [source_length] * len(packs),
+            [source_length],
+            batch_size,
+            shuffle=True,
+            seed=settings["seed"],
+            multiple_of=self.num_accumulated,
+            **self.ranks,
+        )
+        num_targets = float(rows.targets.lengths.mean()) * packs.samples_per_pack
+        return BucketDataLoader(
+            packs,
+            sampler,
+            partial(
+                _collate_packs,
+                pad_token=self._tokenizer().pad_token_id,
+                target_length=target_length,
+                mean_targets=batch_size * num_targets,
+            ),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
 
     def _loader(self, rows: TokenizedRows, shuffle: bool = False) -> BucketDataLoader:
         settings, lengths = self.hparams, rows.sources.lengths
@@ -308,3 +370,26 @@ def _collate(
     num_tokens = sum(len(sample["input_ids"]) for sample in samples)
     counts = {"num_tokens": num_tokens, "num_sequences": len(samples)}
     return {**batch, **counts, "indices": indices, "mean_targets": mean_targets}
+
+
+def _collate_packs(
+    packs: list[list[dict[str, Any]]],
+    length: int,
+    *,
+    pad_token: int,
+    target_length: int,
+    mean_targets: float,
+) -> dict[str, Any]:
+    """B rows of articles and of summaries, and counts that the host keeps; see `pack_batch`."""
+    texts = [[{name: row[name] for name in ("input_ids", "labels")} for row in p] for p in packs]
+    batch = pack_batch(
+        texts,
+        length,
+        pad_values={"input_ids": pad_token, "labels": IGNORED},
+        lengths={"labels": target_length},
+    )
+    num_tokens = sum(len(row["input_ids"]) for each in packs for row in each)
+    counts = {"num_tokens": num_tokens, "num_sequences": sum(map(len, packs))}
+    # T5 knows distances, and no positions.
+    names = ("input_ids", "labels", "sequence_ids", "labels_sequence_ids")
+    return {**{name: batch[name] for name in names}, **counts, "mean_targets": mean_targets}

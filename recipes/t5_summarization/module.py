@@ -27,7 +27,7 @@ from recipes.t5_summarization.data import IGNORED, SummarizationData
 from recipes.t5_summarization.generation import generate
 from recipes.t5_summarization.rouge import NAMES
 from recipes.t5_summarization.sharding import shard
-from recipes.t5_summarization.stacks import decode, encode
+from recipes.t5_summarization.stacks import decode, encode, shift_right
 from recipes.t5_summarization.summaries import score_summaries
 
 _FILE = "summaries.jsonl"
@@ -117,10 +117,12 @@ class T5Summarization(RecipeModule):
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
         """[B, T, V] logits of the summaries' tokens, each from the article and those before it."""
         recompute = self.hparams["gradient_checkpointing"] and self.training
-        mask = batch["attention_mask"]
-        encoded = encode(self.model, batch["input_ids"], mask, recompute)
-        shifted = self.model.prepare_decoder_input_ids_from_labels(batch["labels"])
-        return decode(self.model, shifted, encoded, mask, recompute)
+        target_ids = batch.get("labels_sequence_ids")  # of packed rows
+        is_packed = target_ids is not None
+        mask = batch["sequence_ids" if is_packed else "attention_mask"]
+        encoded = encode(self.model, batch["input_ids"], mask, recompute, is_packed)
+        shifted = shift_right(self.model, batch["labels"], target_ids)
+        return decode(self.model, shifted, encoded, mask, recompute, target_ids)
 
     def forward(self, batch: Mapping[str, Any], scores: bool = False) -> dict[str, Tensor] | Tensor:
         """Returns the losses; for scores [2] float32, the loss of all tokens and their number."""

@@ -23,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Block
 
+from lightning_gaudi.data import block_diagonal_mask
+
 Pair = tuple[Tensor, Tensor]
 """Keys and values: [B, H, tokens, D / H]."""
 
@@ -47,21 +49,29 @@ class StaticBlock(T5Block):  # type: ignore[misc]
 
 
 def encode(
-    model: T5ForConditionalGeneration, input_ids: Tensor, mask: Tensor, recompute: bool = False
+    model: T5ForConditionalGeneration,
+    input_ids: Tensor,
+    mask: Tensor,
+    recompute: bool = False,
+    is_packed: bool = False,
 ) -> Tensor:
     """Returns the encoder's hidden states.
 
     Args:
         model: any T5.
         input_ids: [B, S], integer.
-        mask: [B, S], 1 for text and 0 for padding.
+        mask: [B, S], 1 for text and 0 for padding; of packed rows the number of the article in its
+            row, from 1 on.
         recompute: keep only what goes into each block, and compute the rest again in the backward
             pass, with the same dropout and the same autocast.
+        is_packed: whether a row has several articles, which do not see each other. T5 knows
+            distances alone, and those within an article are the same wherever it lies.
 
     Returns:
         [B, S, D].
     """
-    bias = relative_bias(model.encoder, input_ids.shape[1]) + padding_bias(mask)
+    hidden = block_diagonal_mask(mask) if is_packed else padding_bias(mask)
+    bias = relative_bias(model.encoder, input_ids.shape[1]) + hidden
     return _run(model.encoder, model.shared(input_ids), bias, recompute=recompute)
 
 
@@ -71,6 +81,7 @@ def decode(
     encoded: Tensor,
     mask: Tensor,
     recompute: bool = False,
+    target_ids: Tensor | None = None,
 ) -> Tensor:
     """Returns the logits of every next token.
 
@@ -78,16 +89,42 @@ def decode(
         model: any T5.
         decoder_input_ids: [B, T], integer: the target, shifted right.
         encoded: [B, S, D], from `encode`.
-        mask: [B, S], 1 for text and 0 for padding.
+        mask: [B, S], as for `encode`.
         recompute: as for `encode`.
+        target_ids: [B, T] of packed rows: the number of the summary in its row, that of its
+            article; 0 for padding.
 
     Returns:
         [B, T, V].
     """
-    bias = causal_bias(model.decoder, decoder_input_ids.shape[1])
+    bias = causal_bias(model.decoder, decoder_input_ids.shape[1], target_ids)
     embedded = model.shared(decoder_input_ids)
-    hidden = _run(model.decoder, embedded, bias, encoded, padding_bias(mask), recompute)
+    source_bias = (
+        padding_bias(mask) if target_ids is None else block_diagonal_mask(target_ids, key_ids=mask)
+    )
+    hidden = _run(model.decoder, embedded, bias, encoded, source_bias, recompute)
     return to_logits(model, hidden)
+
+
+def shift_right(
+    model: T5ForConditionalGeneration, labels: Tensor, target_ids: Tensor | None = None
+) -> Tensor:
+    """Returns what the decoder reads to predict `labels`: the token before each.
+
+    Args:
+        model: any T5.
+        labels: [B, T], -100 where there is none.
+        target_ids: [B, T] of packed rows: each summary begins with the start token, and not with
+            the end of the one before it.
+
+    Returns:
+        [B, T].
+    """
+    shifted: Tensor = model.prepare_decoder_input_ids_from_labels(labels)
+    if target_ids is None:
+        return shifted
+    is_first = F.pad(target_ids[:, 1:] != target_ids[:, :-1], (1, 0), value=True)
+    return shifted.masked_fill(is_first, model.config.decoder_start_token_id)
 
 
 def relative_bias(stack: nn.Module, num_tokens: int) -> Tensor:
@@ -99,11 +136,16 @@ def relative_bias(stack: nn.Module, num_tokens: int) -> Tensor:
     return bias
 
 
-def causal_bias(stack: nn.Module, num_tokens: int) -> Tensor:
-    """[1, H, T, T]: the relative bias, and the future hidden."""
+def causal_bias(stack: nn.Module, num_tokens: int, sequence_ids: Tensor | None = None) -> Tensor:
+    """[1 or B, H, T, T]: the relative bias, and the future hidden; with ids [B, T] others, too."""
     bias = relative_bias(stack, num_tokens)
     position = torch.arange(num_tokens, device=bias.device)
-    return bias + (position[None, :] > position[:, None]).to(bias.dtype) * _LOWEST
+    is_hidden = position[None, :] > position[:, None]
+    if sequence_ids is not None:
+        # Together, before they are numbers: twice the lowest one would be no number.
+        is_other = sequence_ids[:, None, :, None] != sequence_ids[:, None, None, :]
+        is_hidden = is_hidden | is_other
+    return bias + is_hidden.to(bias.dtype) * _LOWEST
 
 
 def padding_bias(mask: Tensor) -> Tensor:

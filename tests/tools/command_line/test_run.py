@@ -75,7 +75,7 @@ def test_a_file_of_the_user_comes_before_a_name(ran: list[Any], tmp_path: Path) 
         ("simulatd", "Did you mean simulated? There are: simulated, published/gaudi2_8x, "),
         ("recipes/mrpc/simulated.yaml", "Did you mean simulated?"),
         ("gaudi_1x", "Did you mean published/gaudi_1x?"),
-        ("mine.yaml", "published/gaudi_8x, buckets_1x, buckets_8x."),
+        ("mine.yaml", "published/gaudi_8x, packed_1x, packed_8x."),
     ],
 )
 def test_a_configuration_that_is_not_there_is_a_line(

@@ -31,7 +31,8 @@ STRATEGIES = {
 
 _NO_TEXTS = ("--data.num_generated=0",)
 """None are written in an evaluation, which takes long."""
-_ONE_SHAPE = ("--data.num_buckets=1",)
+_UNPACKED = ("--data.max_sequences_per_pack=1", "--data.batch_size=32")
+_ONE_SHAPE = (*_UNPACKED, "--data.num_buckets=1")
 _T5 = (*_NO_TEXTS, *_ONE_SHAPE)
 _PROMPTS = ("--data.max_prompts=24", "--data.batch_size=8", "--data.prompt_tokens=40")
 _LENGTHS = (5, 5, 20, 45)
@@ -90,9 +91,16 @@ class Run(NamedTuple):
 
 
 RUNS = (
-    Run("mrpc", num_steps=LOOKED_AT),
-    Run("t5_summarization", overrides=_NO_TEXTS, num_steps=LOOKED_AT),
-    Run("t5_summarization", overrides=_NO_TEXTS, checkpointing=True, num_steps=LOOKED_AT),
+    Run("mrpc", note="packed"),
+    Run("mrpc", overrides=_UNPACKED, num_steps=LOOKED_AT),
+    Run("t5_summarization", overrides=_NO_TEXTS, note="packed"),
+    Run("t5_summarization", overrides=(*_NO_TEXTS, *_UNPACKED), num_steps=LOOKED_AT),
+    Run(
+        "t5_summarization",
+        overrides=(*_NO_TEXTS, *_UNPACKED),
+        checkpointing=True,
+        num_steps=LOOKED_AT,
+    ),
     Run("bert_pretraining", checkpointing=True),
     Run("bert_pretraining", "DDP"),
     Run("mrpc", "DDP", _ONE_SHAPE),
@@ -127,7 +135,7 @@ RUNS = (
         subcommand="predict",
     ),
     Run("text_generation", overrides=_BUCKETED, subcommand="predict", note="several buckets"),
-    Run("mrpc", overrides=(*_BERT_BASE, "--data.batch_size=4", *_ONE_SHAPE), is_large=True),
+    Run("mrpc", overrides=(*_ONE_SHAPE, *_BERT_BASE, "--data.batch_size=4"), is_large=True),
     Run("bert_pretraining", overrides=(*_BERT_BASE, "--data.batch_size=2"), is_large=True),
     Run(
         "bert_pretraining",
@@ -138,8 +146,8 @@ RUNS = (
     Run("bert_pretraining", "DDP", (*_BERT_BASE, "--data.batch_size=2"), is_large=True),
     Run("text_generation", overrides=_BLOOM_BASE, is_large=True),
     Run("text_generation", "DDP", _BLOOM_BASE, is_large=True),
-    Run("t5_summarization", overrides=(*_T5_BASE, *_T5), is_large=True),
-    Run("t5_summarization", overrides=(*_T5_BASE, *_T5), checkpointing=True, is_large=True),
+    Run("t5_summarization", overrides=(*_T5, *_T5_BASE), is_large=True),
+    Run("t5_summarization", overrides=(*_T5, *_T5_BASE), checkpointing=True, is_large=True),
 )
 EXAMPLES = ("vae", "gan", "image_classifier", "multi_loader", "contrastive")
 
