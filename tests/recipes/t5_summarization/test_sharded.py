@@ -95,13 +95,15 @@ def _train_one(name: str, path: Path, pretrained: str) -> dict[str, Any]:
 
 
 def _train_again(rank: int, path: Path, pretrained: str) -> dict[str, Any]:
-    """The losses of each configuration resumed and in its own precision."""
+    """The losses of each configuration resumed, in its own precision, and of packed rows."""
     found, only_train = {}, "--trainer.limit_val_batches=0"
     for name in CONFIGURATIONS:
         resumed = _fit(_cli(name, path, pretrained, only_train), resume=_saved(path, name))
         short = (only_train, f"--trainer.max_steps={SAVED_AT}", "--trainer.precision=bf16-mixed")
         bf16 = _fit(_cli(name, path, pretrained, *short))
-        found[name] = {"resumed": resumed, "bf16": bf16}
+        packs = ("--data.max_sequences_per_pack=null", "--data.pack_length=192")
+        cli = _cli(name, path, pretrained, only_train, f"--trainer.max_steps={SAVED_AT}", *packs)
+        found[name] = {"resumed": resumed, "bf16": bf16, "packed": _fit(cli)}
     return found
 
 
@@ -158,6 +160,13 @@ def test_evaluation_and_summaries_are_those_of_ddp(ranks: list[dict[str, Any]], 
     summaries = ranks[0]["ddp"]["summaries"]
     assert len({line["summary"] for line in summaries}) > 2
     assert ranks[0][name]["summaries"] == summaries
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_losses_of_packed_rows_are_those_of_ddp(others: list[dict[str, Any]], name: str) -> None:
+    expected = _losses(others, "ddp", "packed")
+    assert len(expected) == SAVED_AT
+    torch.testing.assert_close(_losses(others, name, "packed"), expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
