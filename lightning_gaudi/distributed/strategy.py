@@ -347,7 +347,7 @@ def start_workers_safely(loader: Any) -> None:
 
         loader.multiprocessing_context = worker_start.WorkerContext()
         names = ("dataset", "collate_fn", "worker_init_fn")
-        worker_start.start_server(getattr(loader, name, None) for name in names)
+        worker_start.start_server_ahead(getattr(loader, name, None) for name in names)
     elif context.get_start_method() == "fork":
         raise MisconfigurationException(
             f"A DataLoader has num_workers={loader.num_workers} and multiprocessing_context='fork',"

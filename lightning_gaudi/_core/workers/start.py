@@ -51,6 +51,19 @@ _server = forkserver.ForkServer()
 _server.set_forkserver_preload([server.__name__, "torch.utils.data", __name__])
 _modules: dict[str, None] = {}
 """What the server was told to import, in this order."""
+_is_started_ahead = True
+
+
+def start_server_when_needed() -> None:
+    """Starts no server ahead from now on, but with the first worker: there may never be one."""
+    global _is_started_ahead
+    _is_started_ahead = False
+
+
+def start_server_ahead(things: Iterable[Any] = ()) -> None:
+    """As `start_server`, for workers that are still to come, unless the process does without it."""
+    if _is_started_ahead:
+        start_server(things)
 
 
 def start_server(things: Iterable[Any] = ()) -> None:

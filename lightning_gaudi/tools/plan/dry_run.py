@@ -245,7 +245,7 @@ def begin_fork(family: Family | None = None) -> None:
     write_apart(Path(f"{read_request().result}.{os.getpid()}"))
     # Loaders have no workers here (`trainer.loader_for`): a server of theirs would import all that
     # they need, which takes as long as a rehearsal.
-    worker_start.start_server = lambda things=(): None
+    worker_start.start_server_when_needed()
     if family is not None:
         group = family.find("distributed.process_group")
         group._check_cards = lambda node_rank: None
