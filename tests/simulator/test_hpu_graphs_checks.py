@@ -237,6 +237,56 @@ def test_random_numbers_of_the_host_are_reported(name: str) -> None:
     assert _found() == [("graph-host-random", "graph::capture", name)]
 
 
+def _count_on_device(net: Net, x: torch.Tensor, other: Any) -> torch.Tensor:
+    net.mask.add_(1)
+    return x
+
+
+ADVICE: dict[str, Callable[..., torch.Tensor]] = {
+    "keep the state in a tensor that is updated in place": _count_on_device,
+    "make the tensor on the device": lambda net, x, other: x + torch.arange(4, device="hpu"),
+    "give it as an argument": lambda net, x, other: x + other,
+    "draw on the device": lambda net, x, other: x + torch.rand(4, device="hpu"),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_what_the_rules_of_graphs_advise_is_not_reported(name: str) -> None:
+    net = _wrapped(ADVICE[name])
+    for _ in range(3):
+        net(_x(), torch.ones(4, device="hpu"))
+    assert _found() == []
+
+
+def test_a_graph_that_is_captured_again_sees_the_change() -> None:
+    net = _wrapped()
+    first = net(_x()).clone()
+    net.scale = 4.0
+    net.clear_cache()
+    torch.testing.assert_close(net(_x()), 2 * first)
+    assert _found() == []
+
+
+def test_without_the_tensor_cache_other_arguments_are_written() -> None:
+    wrapped = hpu.graphs.wrap_in_hpu_graph_func(
+        lambda cache, x: cache.add_(x).sum(), disable_tensor_cache=True
+    )
+    for number in range(3):
+        cache = torch.full((2, 4), float(number), device="hpu")
+        wrapped(cache, _x())
+        assert cache.sum().item() == 8 * (number + 1)
+    assert _found() == []
+
+
+def test_a_copy_of_an_input_is_returned_without_the_tensor_cache() -> None:
+    wrapped = hpu.graphs.wrap_in_hpu_graph_func(
+        lambda x: (x + 1, x.clone()), disable_tensor_cache=True
+    )
+    wrapped(_x())
+    assert wrapped(_x() * 3)[1].tolist() == [[3.0] * 4] * 2
+    assert _found() == []
+
+
 def test_rules_may_raise() -> None:
     net = _wrapped()
     net(_x())

@@ -169,7 +169,7 @@ ROWS: tuple[Rule, ...] = (
         "fused-sgd-on-cpu",
         "_fused_sgd_ _fused_adagrad_",
         "has no fused SGD and Adagrad of torch.optim, so every step moves all parameters",
-        "Use fused=False, or the vendor's FusedSGD and FusedAdagrad.",
+        "Use fused=False, or the vendor's FusedSGD; in lazy mode also its FusedAdagrad.",
     ),
     _no_kernel(
         "fused-adamw-tensor-lr-on-cpu",

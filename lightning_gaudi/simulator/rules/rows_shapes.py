@@ -9,6 +9,7 @@ from lightning_gaudi.simulator.rules.rule import Rule, Verdict
 
 _EAGER = "bridge 1.24.0 habana_eager/"
 _LAZY = "bridge 1.19.0 habana_kernels/lazy_kernels.cpp"
+_COPY_WIDENED = "bridge 1.19.0 habana_kernels/basic_kernels.cpp (copy_hpu_)"
 _TAGS = "torch's tags of operators, aten/src/ATen/native/tags.yaml"
 _DYNAMIC_SHAPES = (
     "Handling Dynamic Shapes, https://docs.habana.ai/en/latest/PyTorch/"
@@ -46,7 +47,7 @@ ROWS: tuple[Rule, ...] = (
         Verdict.DYNAMIC,
         ("aten::_index_put_impl_",),
         what="waits for the number of places to write where a mask stands beside other indices",
-        instead="Write through one mask of the full shape, or use torch.where.",
+        instead="Use torch.where with a mask of the full shape.",
         source=_EAGER + "ops/index_put.cpp (check_for_boolean_advanced_indexing); " + _LAZY,
         when="mask_beside_indices",
     ),
@@ -74,7 +75,7 @@ ROWS: tuple[Rule, ...] = (
         what="waits for the sizes of the groups, and multiplies each by itself: with every other "
         "routing of tokens to experts come other shapes",
         instead="Load the model with experts_implementation='batched_mm' where transformers has "
-        "it, or use the vendor's mixture_of_experts (Gaudi 2 and later).",
+        "it; elsewhere multiply with each token's own expert by torch.bmm.",
         source="torch 2.13 ATen/native/GroupedMMUtils.h (_grouped_mm_fallback); bridge 1.24.0 "
         "scripts/hpu_op.yaml, which has no such operator",
     ),
@@ -142,10 +143,33 @@ ROWS: tuple[Rule, ...] = (
         ("aten::copy_", "aten::_copy_from"),
         what="widens float64 again on the host, so even a copy with non_blocking=True waits",
         instead="Copy torch.float32 to the host, and widen it there.",
-        source=_EAGER + "ops/copy_from.cpp (_copy_from_d2h)",
+        source=_EAGER + "ops/copy_from.cpp (_copy_from_d2h); " + _COPY_WIDENED,
         dtypes=("float64",),
-        mode="eager",
         when="to_host_non_blocking",
+    ),
+    Rule(
+        "int64-copy-always-waits",
+        Verdict.WAITS,
+        ("aten::copy_", "aten::_copy_from"),
+        what="widens int64 again on the host, so even a copy with non_blocking=True waits",
+        instead="Copy torch.int32 to the host, and widen it there.",
+        source=_COPY_WIDENED,
+        dtypes=("int64",),
+        mode="lazy",
+        when="narrow_integers_to_host_non_blocking",
+    ),
+    Rule(
+        "int64-copy-always-waits-on-gaudi1",
+        Verdict.WAITS,
+        ("aten::copy_", "aten::_copy_from"),
+        what="of the first generation widens int64 again on the host in eager mode too, so even a "
+        "copy with non_blocking=True waits",
+        instead="Copy torch.int32 to the host, and widen it there.",
+        source=_EAGER + "ops/copy_from.cpp (_copy_from_d2h: IsInt64Supported)",
+        dtypes=("int64",),
+        mode="eager",
+        cards=("gaudi1",),
+        when="narrow_integers_to_host_non_blocking",
     ),
     Rule(
         "pinned-copy-blocks",

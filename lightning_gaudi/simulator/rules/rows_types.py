@@ -128,7 +128,7 @@ ROWS: tuple[Rule, ...] = (
         Verdict.REFUSED,
         ("aten::linalg_eig", "aten::_linalg_eigvals"),
         what="has no general eigenvalues: the CPU computes them, and complex results are refused",
-        instead="Compute on the CPU, or use torch.linalg.eigh where the matrix is symmetric.",
+        instead="Compute on the CPU, x.cpu(), and move torch.view_as_real of the result.",
         source=_SUPPORTED_TYPES + "; bridge 1.24.1 scripts/hpu_op.yaml has no linalg_eig",
     ),
     Rule(

@@ -60,7 +60,10 @@ _VERDICTS = (
     Verdict.WAITS,
 )
 
-_OF_NARROW_INTEGERS = ("beyond_int32", "from_host_beyond_int32")
+_OF_NARROW_INTEGERS = (
+    *("beyond_int32", "from_host_beyond_int32"),
+    "narrow_integers_to_host_non_blocking",
+)
 
 
 def find(key: str) -> Rule:

@@ -64,6 +64,12 @@ def _copied(value: object, dtype: torch.dtype) -> Provocation:
     return lambda device: torch.tensor([value], dtype=dtype).to(device).clone()
 
 
+def _copied_to_host(dtype: torch.dtype) -> Provocation:
+    return lambda device: torch.empty(4, dtype=dtype).copy_(
+        positive(4, device=device).to(dtype), non_blocking=True
+    )
+
+
 TYPES: dict[str, Provocation] = {
     "float64-demoted": lambda device: uniform(4, device=device).double() + 1,
     "float64-overflows": _copied(1e300, torch.float64),
@@ -120,9 +126,9 @@ SHAPES: dict[str, Provocation] = {
         uniform(4, device=device), positive(4, device=device)
     ),
     "copy-to-host-waits": lambda device: torch.empty(4).copy_(uniform(4, device=device)),
-    "float64-copy-always-waits": lambda device: torch.empty(4, dtype=torch.float64).copy_(
-        uniform(4, device=device).double(), non_blocking=True
-    ),
+    "float64-copy-always-waits": _copied_to_host(torch.float64),
+    "int64-copy-always-waits": _copied_to_host(torch.int64),
+    "int64-copy-always-waits-on-gaudi1": _copied_to_host(torch.int64),
     "pinned-copy-blocks": lambda device: torch.empty(4, device=device).copy_(
         torch.zeros(4, pin_memory=device.type != "cpu"), non_blocking=True
     ),

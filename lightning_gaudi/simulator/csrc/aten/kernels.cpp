@@ -113,7 +113,7 @@ bool is_copied_dry(const Tensor& source, const Tensor& destination) {
 
 Tensor copy_from(const Tensor& source, const Tensor& destination, bool non_blocking) {
   touch_device();
-  check_copy(source, destination, non_blocking);
+  const bool waits = check_copy(source, destination, non_blocking);
   count_copy(source, destination, non_blocking);
   if (!is_dry() || is_copied_dry(source, destination)) {
     c10::impl::ExcludeDispatchKeyGuard guard(kKeysAboveBackend);
@@ -129,7 +129,11 @@ Tensor copy_from(const Tensor& source, const Tensor& destination, bool non_block
   } else if (!drop_pages(destination) && destination.nbytes() <= kZeroedBytes) {
     destination.zero_();  // what the host had there before may be anything
   }
-  if (!destination.device().is_hpu()) host_sync("copy_to_host");
+  if (waits) {
+    host_sync("copy_to_host");
+  } else if (!destination.device().is_hpu()) {
+    break_graph("copy_to_host");  // what it copies has to be computed, but nobody waits for it
+  }
   return destination;
 }
 

@@ -253,6 +253,7 @@ Condition condition_named(const std::string& name) {
       {"from_host_beyond_float32", on_copy(&from_host_beyond_float32)},
       {"to_host_blocking", on_copy(&to_host<false>)},
       {"to_host_non_blocking", on_copy(&to_host<true>)},
+      {"narrow_integers_to_host_non_blocking", on_copy(&to_host<true>)},
       {"copied_more_than_8_dims", on_copy(&copied_more_than_8_dims)},
       {"beyond_int32", {nullptr, nullptr, &beyond_int32, nullptr}},
       {"op_average", on_collective(&reduces_by<ReduceOp::AVG>)},

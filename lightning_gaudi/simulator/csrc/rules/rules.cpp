@@ -15,6 +15,8 @@ TypeSet g_watched_results = 0;
 namespace {
 
 // Written before any operator runs, then only read.
+int64_t g_num_rules_added = 0;
+
 std::unordered_map<std::string, std::vector<Rule>>& rule_table() {
   static auto& instance = *new std::unordered_map<std::string, std::vector<Rule>>();
   return instance;
@@ -88,6 +90,7 @@ std::string type_names(TypeSet types) {
 
 void add_rule(const std::string& op, const Rule& rule) {
   rule_table()[op].push_back(rule);
+  ++g_num_rules_added;
   if (op != "*") return;
   (rule.condition.result == nullptr ? g_entering_types : g_watched_results) |= rule.types;
 }
@@ -167,16 +170,39 @@ void check_collective(const std::string& name, const CollectiveCall& call) {
   }
 }
 
-void check_copy(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
-  static const OpRules rules = rules_of("aten::copy_", "aten::copy_", {});
-  const TypeSet type = type_bit(source.scalar_type());
-  if (!is_reported() || (rules.watched & type) == 0) return;
-  for (const Rule& rule : rules.rules) {
-    if (rule.condition.copy == nullptr || !applies(rule, type)) continue;
-    if (rule.verdict == Verdict::kWaits) continue;  // every copy to the host is counted as one
-    const std::string met = rule.condition.copy({source, destination, non_blocking});
-    if (!met.empty()) reporter()(rule.id, "aten::copy_", met);
+namespace {
+
+/// Looks them up once for each table, since a copy is no operator that keeps its own.
+const OpRules& rules_of_copies() {
+  static OpRules& rules = *new OpRules();
+  static int64_t of_table = 0;
+  if (of_table != g_num_rules_added) {
+    rules = rules_of("aten::copy_", "aten::copy_", {});
+    of_table = g_num_rules_added;
   }
+  return rules;
+}
+
+}  // namespace
+
+bool check_copy(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
+  const OpRules& rules = rules_of_copies();
+  const TypeSet type = type_bit(source.scalar_type());
+  bool waits = false;
+  if ((rules.watched & type) == 0) return waits;
+  for (const Rule& rule : rules.rules) {
+    const bool is_of_waiting = rule.verdict == Verdict::kWaits;
+    if (rule.condition.copy == nullptr || !(is_of_waiting || is_reported())) continue;
+    if (!applies(rule, type)) continue;
+    const std::string met = rule.condition.copy({source, destination, non_blocking});
+    if (met.empty()) continue;
+    if (is_of_waiting) {
+      waits = true;  // counted as any other wait, and not said
+    } else {
+      reporter()(rule.id, "aten::copy_", met);
+    }
+  }
+  return waits;
 }
 
 }  // namespace hpu_sim

@@ -95,7 +95,7 @@ inline void check_result(const std::string& op, const at::Tensor& cpu) {
 /// Reports the rules about a collective, as torch.distributed calls it, before it begins.
 void check_collective(const std::string& name, const CollectiveCall& call);
 
-/// Reports the rules about copies, before one is made.
-void check_copy(const at::Tensor& source, const at::Tensor& destination, bool non_blocking);
+/// Reports the rules about copies, before one is made; whether the host waits for it.
+bool check_copy(const at::Tensor& source, const at::Tensor& destination, bool non_blocking);
 
 }  // namespace hpu_sim
