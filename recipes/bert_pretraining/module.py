@@ -26,7 +26,7 @@ from recipes.common.errors import UserError
 from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section
-from recipes.common.training import SPLITS, RecipeModule, enable_checkpointing
+from recipes.common.training import SPLITS, RecipeModule, enable_checkpointing, gather_tokens
 
 _IGNORED = -100
 _MLM_TOTALS = ("mlm_loss", "mlm_correct", "num_predictions")
@@ -171,10 +171,10 @@ class BertPretraining(RecipeModule):
         # reads 3D masks on some and 4D ones on others, and waits for the device over 2D ones.
         mask = block_diagonal_mask(batch["sequence_ids"], embedded.dtype)
         hidden = bert.encoder(embedded, attention_mask=mask)[0]
-        token_logits = heads.predictions(_gather(hidden, batch["masked_positions"]))
+        token_logits = heads.predictions(gather_tokens(hidden, batch["masked_positions"]))
         if not self.hparams["next_sentence"]:
             return token_logits, None
-        first = _gather(hidden, batch["cls_positions"])
+        first = gather_tokens(hidden, batch["cls_positions"])
         # The pooler looks at the first token of a row: give it each [CLS] as a row of one token.
         pooled = bert.pooler(first.flatten(0, 1).unsqueeze(1)).unflatten(0, first.shape[:2])
         return token_logits, heads.seq_relationship(pooled)
@@ -304,11 +304,6 @@ class BertPretraining(RecipeModule):
             # Of always the same answer: the accuracy to beat.
             values["nsp_majority"] = max(share, 1 - share)
         self.log_on_host({f"{stage}/{name}": value for name, value in values.items()})
-
-
-def _gather(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Selects tokens: [B, T, D] at [B, N] gives [B, N, D]."""
-    return hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
 
 
 def _sum_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -178,6 +178,11 @@ class RecipeModule(LightningModule):
             self.log(name, torch.tensor(value), prog_bar=prog_bar)
 
 
+def gather_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
+    """Selects tokens of each row: [B, T, D] at [B, N] gives [B, N, D]."""
+    return tokens.gather(1, positions.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+
+
 def enable_checkpointing(model: PreTrainedModel) -> None:
     """Recomputes activations in the backward pass, with the random numbers of the forward pass.
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers.models.bert.modeling_bert import BertEncoder, BertLayer
 
+from recipes.common.training import gather_tokens
+
 # transformers 4 has its layers return a tuple, 5 a tensor.
 _RETURNS_TUPLE = "tuple" in str(inspect.signature(BertLayer.forward).return_annotation).lower()
 
@@ -48,8 +50,8 @@ class FirstTokenLayer(BertLayer):
             first = hidden_states[:, :1]
             mask = None if mask is None else mask[:, :, :1]
         else:
-            first = _rows(hidden_states, first_positions)
-            mask = None if mask is None else _rows(mask[:, 0], first_positions)[:, None]
+            first = gather_tokens(hidden_states, first_positions)
+            mask = None if mask is None else gather_tokens(mask[:, 0], first_positions)[:, None]
         query, key, value = (
             project(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)
             for project, tokens in (
@@ -103,8 +105,3 @@ def encode_first_tokens(
 def _tensor(output: Any) -> Tensor:
     found: Tensor = output[0] if _RETURNS_TUPLE else output
     return found
-
-
-def _rows(tokens: Tensor, positions: Tensor) -> Tensor:
-    """[B, K, X] of [B, T, X] at [B, K]."""
-    return tokens.gather(1, positions.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
