@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from lightning_gaudi.data import BucketDataLoader
+from lightning_gaudi.data import BucketDataLoader, embedded_documents
 from recipes.common.errors import UserError
 
 _POSITION = "train_loader"
@@ -80,3 +82,15 @@ class RecipeData(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remembers the place for the training loader, which is made after this."""
         self._position = state_dict.get(_POSITION)
+
+
+def embedded_texts(
+    packages: Sequence[str], split: str, held_out_share: float, seed: int
+) -> list[str]:
+    """Returns the documentation of Python and of `packages`: a document is in one split, whole."""
+    documents = embedded_documents(packages)
+    random.Random(seed).shuffle(documents)
+    held_out = max(1, round(held_out_share * len(documents)))
+    bounds = {"test": (0, held_out), "validation": (held_out, 2 * held_out)}
+    start, stop = bounds.get(split, (2 * held_out, len(documents)))
+    return [" ".join(document) for document in documents[start:stop]]

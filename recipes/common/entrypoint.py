@@ -9,7 +9,7 @@ import argparse
 import importlib.util
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -35,8 +35,9 @@ _FOR_LIGHTNING = ("jsonargparse", "tensorboard")
 
 Run = Callable[..., Any]
 """A recipe's `run`: parses the arguments with its classes, and runs the command."""
-Export = Callable[[Path, Path], str]
-"""Makes a folder of a checkpoint, and says how to load it."""
+Export = Callable[..., str]
+"""Makes a folder of a checkpoint, and says how to load it: of both paths and, of a recipe that has
+several kinds, which."""
 
 
 class RecipeProgram(NamedTuple):
@@ -55,7 +56,9 @@ class RecipeProgram(NamedTuple):
     check: Callable[[], None] | None = None
     """Raises if a library of the recipe's own is too old."""
     export: Export | None = None
-    """The recipe's own, where the model is none of transformers."""
+    """The recipe's own, where the model is none of transformers alone."""
+    export_kinds: Mapping[str, str] = {}
+    """What it can make of a checkpoint, each by the option that asks for it, with its help."""
 
     def run(self, args: Any = None, **options: Any) -> Any:
         """Parses the arguments (the command line's by default) and runs the command.
@@ -73,7 +76,7 @@ class RecipeProgram(NamedTuple):
 
     def main(self, args: Sequence[str] | None = None, program: str = "") -> None:
         """Runs one of the Trainer's commands, or `export`; see the function `main`."""
-        main(self.file, self.run, args, program, self.export)
+        main(self.file, self.run, args, program, self.export, self.export_kinds)
 
 
 def main(
@@ -82,6 +85,7 @@ def main(
     args: Sequence[str] | None = None,
     program: str = "",
     export: Export | None = None,
+    export_kinds: Mapping[str, str] | None = None,
 ) -> None:
     """The command line of a recipe.
 
@@ -90,7 +94,8 @@ def main(
         run: the recipe's own; takes the arguments, and `program`.
         args: instead of the command line.
         program: what the user typed to come here; by default the module.
-        export: of the recipe, where the model is none of transformers.
+        export: of the recipe, where the model is none of transformers alone.
+        export_kinds: what it can make, each by its option.
 
     Raises:
         SystemExit: with 2 for what the user has to change, said in a line, and 130 for Ctrl-C.
@@ -104,7 +109,11 @@ def main(
     try:
         _check(recipe, arguments)
         arguments = catalog.find_configurations(recipe, arguments)
-        _run(program, run, export, environment.set_environment(arguments))
+        arguments = environment.set_environment(arguments)
+        if arguments[0] == "export":
+            _export(program, export, export_kinds or {}, arguments[1:])
+        else:
+            _run(program, run, arguments)
     except (UserError, catalog.UsageError) as error:
         _exit(program, str(error))
     except ModuleNotFoundError as error:
@@ -117,17 +126,16 @@ def main(
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-def _run(program: str, run: Run, export: Export | None, arguments: list[str]) -> None:
+def _run(program: str, run: Run, arguments: list[str]) -> None:
     for name in _FOR_LIGHTNING:
         if not importlib.util.find_spec(name):
             raise UserError(_explain_missing(name))
-    if arguments[0] == "export":
-        _export(program, export, arguments[1:])
-    else:
-        run(arguments, program=program)
+    run(arguments, program=program)
 
 
-def _export(program: str, export: Export | None, arguments: Sequence[str]) -> None:
+def _export(
+    program: str, export: Export | None, kinds: Mapping[str, str], arguments: Sequence[str]
+) -> None:
     """Needs neither Trainer nor card."""
     from recipes.common.folders import folder_to_fill, place_of  # imports Lightning
 
@@ -140,11 +148,14 @@ def _export(program: str, export: Export | None, arguments: Sequence[str]) -> No
     parser.add_argument(
         "--output", type=place_of, required=True, help="the folder to write, or its address"
     )
+    asked = parser.add_mutually_exclusive_group()
+    for name, what in kinds.items():
+        asked.add_argument(f"--{name}", dest="kind", action="store_const", const=name, help=what)
     options = parser.parse_args(arguments)
     if export is None:
         from recipes.common.export import export
     with folder_to_fill(options.output) as folder:
-        how = export(options.checkpoint, folder)
+        how = export(options.checkpoint, folder, *([options.kind] if kinds else []))
     if folder != options.output:
         how = f"copy it to a disk, then {how.replace(str(folder), options.output.name)}"
     print(f"Exported to {options.output}: {shown(how)}")

@@ -42,7 +42,7 @@ def export(checkpoint: Path, output: Path) -> str:
     """
     content = read_checkpoint(checkpoint, (CONFIG_KEY, CLASS_KEY, "state_dict"))
     _model(content).save_pretrained(output)
-    _tokenizer(content).save_pretrained(output)
+    tokenizer_of(content).save_pretrained(output)
     _name_for_transformers_4(output / "tokenizer_config.json")
     return f"transformers.{content[CLASS_KEY]}.from_pretrained('{output}')"
 
@@ -126,7 +126,7 @@ def _check_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> No
             raise UserError(f"{name}={printable(value, max_chars=20)} is more than they have.")
 
 
-def _tokenizer(content: dict[str, Any]) -> transformers.PreTrainedTokenizerBase:
+def tokenizer_of(content: dict[str, Any]) -> transformers.PreTrainedTokenizerBase:
     """Returns the one that was trained with the model, or the published one that it was given."""
     for state in content.values():
         if isinstance(state, dict) and "tokenizer" in state and "special_tokens" in state:

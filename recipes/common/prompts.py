@@ -1,12 +1,31 @@
-"""Prompts as they are given: in a list, or in a text file with one a line."""
+"""Prompts: as they are given, in a list or in a text file with one a line, and as tokens.
+
+Shapes: T tokens of a prompt.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from recipes.common.errors import UserError
 from recipes.common.tables import lines
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a text begins with."""
+
+    text: str
+    tokens: list[int]
+    """[T]."""
+    following: list[int] = field(default_factory=list)
+    """The tokens that really followed, where that is known."""
 
 
 def given_prompts(prompts: Sequence[str] | None, file: str | None) -> list[str] | None:
@@ -43,6 +62,68 @@ def given_prompts(prompts: Sequence[str] | None, file: str | None) -> list[str] 
                 "remove it."
             )
     return list(prompts)
+
+
+def encode_prompts(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    place: str,
+    num_tokens: int | None,
+    longest: int,
+    has_special_tokens: bool = False,
+) -> list[Prompt]:
+    """Returns the prompts as tokens.
+
+    Args:
+        texts: the prompts.
+        tokenizer: the model's.
+        place: where they are from, in messages.
+        num_tokens: cut longer ones to so many; None cuts none.
+        longest: tokens that the largest bucket holds.
+        has_special_tokens: a chat template has written them already.
+
+    Raises:
+        UserError: for prompts that do not fit, and those without a token.
+    """
+    encoded = tokenizer(
+        list(texts),
+        add_special_tokens=not has_special_tokens,
+        return_attention_mask=False,
+        verbose=False,
+    )["input_ids"]
+    prompts = []
+    for number, (text, tokens) in enumerate(zip(texts, encoded, strict=True), 1):
+        cut = tokens[:num_tokens]
+        if not cut:
+            raise UserError(f"{place}: prompt {number} of {len(texts)} has no token: {text!r:.60}.")
+        if len(cut) > longest:
+            raise UserError(
+                f"{place}: prompt {number} of {len(texts)} has {len(cut)} tokens, but the largest "
+                f"bucket holds {longest}: {text!r:.60}. Add a larger one to data.prompt_buckets, "
+                f"or cut prompts with data.prompt_tokens={longest}."
+            )
+        is_cut = len(cut) < len(tokens)
+        prompts.append(Prompt(tokenizer.decode(cut) if is_cut else text, list(cut)))
+    return prompts
+
+
+class PromptTokens(Dataset[tuple[int, list[int]]]):
+    """The number and the tokens of each prompt."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self.prompts = prompts
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[number of prompts], tokens of each."""
+        return np.array([len(prompt.tokens) for prompt in self.prompts])
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, index: int) -> tuple[int, list[int]]:
+        return index, self.prompts[index].tokens
 
 
 def _read(file: str) -> list[str]:

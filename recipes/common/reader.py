@@ -163,7 +163,8 @@ class Table:
     def _is_in(self, row: Row) -> bool:
         assert self.share is not None
         seed, start, stop = self.share
-        texts = "\x1f".join(str(row.values[name]) for name in self.fields.texts)
+        names = self.fields.texts or self.fields.others
+        texts = "\x1f".join(str(row.values[name]) for name in names)
         digest = hashlib.blake2b(f"{seed}\x1f{texts}".encode(), digest_size=8).digest()
         place = int.from_bytes(digest, "big") / 2**64
         # Training rows lie after those held out.

@@ -95,31 +95,45 @@ def train_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrained
     return tokenizer_from_json(tokenizer.to_str(), T5_TOKENS)
 
 
-def train_byte_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
+def train_byte_bpe(
+    documents: Iterable[Sequence[str]],
+    vocab_size: int,
+    special_tokens: Mapping[str, str] = BLOOM_TOKENS,
+    *,
+    splits_digits: bool = False,
+) -> PreTrainedTokenizerFast:
     """Learns byte-pair merges of bytes, with Bloom's special tokens and their ids, 0 to 3.
 
     Every text can be written with it, and is read back as it was: there is no unknown token.
+
+    Args:
+        documents: the texts, in lists.
+        vocab_size: entries at most.
+        special_tokens: by what transformers calls them; the first ids are theirs.
+        splits_digits: each digit is a token, as in Llama 2 and Gemma: numbers are easier to learn.
 
     Raises:
         UserError: for a vocabulary that has no room for all bytes.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    if vocab_size < (least := len(alphabet) + len(BLOOM_TOKENS)):
+    if vocab_size < (least := len(alphabet) + len(special_tokens)):
         raise UserError(
             f"data.vocab_size={vocab_size} has no room for all bytes and special tokens: at least "
             f"{least}."
         )
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if splits_digits else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, by_bytes]) if digits else by_bytes
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(BLOOM_TOKENS.values()),
+        special_tokens=list(special_tokens.values()),
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
     tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
-    return tokenizer_from_json(tokenizer.to_str(), BLOOM_TOKENS)
+    return tokenizer_from_json(tokenizer.to_str(), special_tokens)
 
 
 def tokenizer_from_json(
@@ -157,9 +171,11 @@ def _check_token_ids(text: str) -> None:
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     """Returns what a checkpoint keeps of a tokenizer that was trained here."""
+    template = getattr(tokenizer, "chat_template", None)
     return {
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
         "special_tokens": dict(tokenizer.special_tokens_map),
+        **({"chat_template": template} if template else {}),
     }
 
 
@@ -197,7 +213,9 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> PreTrainedTokenizerFast:
         UserError: it is none; a checkpoint may be damaged.
     """
     try:
-        return tokenizer_from_json(state["tokenizer"], state["special_tokens"])
+        tokenizer = tokenizer_from_json(state["tokenizer"], state["special_tokens"])
+        tokenizer.chat_template = state.get("chat_template")
+        return tokenizer
     except Exception as error:  # the library's own type is Exception
         raise UserError(
             f"The tokenizer in the checkpoint cannot be read: {first_line(error)} Name a "

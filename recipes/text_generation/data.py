@@ -16,9 +16,9 @@ from lightning_gaudi.data import (
     pad_batch,
 )
 from lightning_gaudi.inference import pad_left
-from recipes.common.data import RecipeData
+from recipes.common.data import RecipeData, embedded_texts
 from recipes.common.errors import UserError
-from recipes.common.prompts import given_prompts
+from recipes.common.prompts import Prompt, PromptTokens, encode_prompts, given_prompts
 from recipes.common.reader import open_tables
 from recipes.common.tokenization import (
     learnt_tokenizer_state,
@@ -31,18 +31,11 @@ from recipes.text_generation.documents import (
     FIELDS,
     Source,
     check_source,
-    embedded_texts,
     prompt_rows,
     table_texts,
 )
 from recipes.text_generation.ngrams import Bigrams
-from recipes.text_generation.prompts import (
-    Prompt,
-    PromptTokens,
-    beginnings,
-    encode,
-    texts_of,
-)
+from recipes.text_generation.prompts import beginnings, texts_of
 
 _PROMPT_TOKENS, _MAX_PROMPTS = 12, 8
 """Of the embedded prompts, where nothing else is asked for."""
@@ -278,7 +271,7 @@ class TextData(RecipeData):
             place = f"data.path={settings['path']}, split {split}"
             texts = texts_of(rows, place, max_prompts)
         longest = max(settings["prompt_buckets"])
-        return encode(
+        return encode_prompts(
             texts[:max_prompts], tokenizer, place=place, num_tokens=num_tokens, longest=longest
         )
 

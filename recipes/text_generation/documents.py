@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from lightning_gaudi.data import embedded_documents
 from recipes.common.errors import UserError
 from recipes.common.hub import load_hub_dataset
 from recipes.common.reader import Fields, Row, Table, files_by_split, open_tables
@@ -41,18 +39,6 @@ def check_source(
     if source == "path":
         for table in open_tables(source, path, FIELDS, columns=columns).values():
             table.check()
-
-
-def embedded_texts(
-    packages: Sequence[str], split: str, held_out_share: float, seed: int
-) -> list[str]:
-    """Returns the documentation of Python and of `packages`: a document is in one split, whole."""
-    documents = embedded_documents(packages)
-    random.Random(seed).shuffle(documents)
-    held_out = max(1, round(held_out_share * len(documents)))
-    bounds = {"test": (0, held_out), "validation": (held_out, 2 * held_out)}
-    start, stop = bounds.get(split, (2 * held_out, len(documents)))
-    return [" ".join(document) for document in documents[start:stop]]
 
 
 def table_texts(tables: Mapping[str, Table], split: str, path: object) -> list[str]:

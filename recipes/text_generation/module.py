@@ -25,9 +25,9 @@ from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Row, Section, section, table
 from recipes.common.tokenization import load_tokenizer, published_tokenizer
 from recipes.common.training import SPLITS, RecipeModule
+from recipes.common.writing import Writer, WritingSettings, continuation
 from recipes.text_generation import pretrained
 from recipes.text_generation.data import TextData
-from recipes.text_generation.writing import Writer, WritingSettings, continuation
 
 _FILE = "texts.jsonl"
 _SHOWN = 4

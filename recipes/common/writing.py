@@ -20,8 +20,8 @@ from lightning_gaudi.inference import (
     TextGenerator,
 )
 from recipes.common.errors import UserError
+from recipes.common.prompts import Prompt
 from recipes.common.sections import Row, Section, section
-from recipes.text_generation.prompts import Prompt
 
 _FILLS = -1
 
