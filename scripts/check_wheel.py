@@ -29,7 +29,8 @@ from fresh_environments import CONSTRAINTS, Environment, ProofError, call
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _TRAINING = _REPOSITORY / "scripts" / "plain_training.py"
-_RECIPES = ("bert_pretraining", "mrpc", "t5_summarization", "text_generation", "text_to_image")
+_RECIPES = ("bert_pretraining", "llm_finetuning", "mrpc", "t5_summarization", "text_generation")
+_RECIPES += ("text_to_image",)
 # A few steps on a small text: that of Python alone, and each sentence rewritten once.
 _FEW_STEPS = ["--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
 _MORE = {recipe: ["--data.packages=[]"] for recipe in _RECIPES}

@@ -124,13 +124,13 @@ def test_importing_the_package_needs_its_base_dependencies_alone() -> None:
 
 
 def test_what_the_package_imports_when_asked_belongs_to_an_extra() -> None:
-    extra = _declared("deepspeed") | _declared("diffusion")
+    extra = _declared("deepspeed") | _declared("diffusion") | _declared("llm")
     available = _declared() | extra | _brought_by(["lightning", *extra]) | PATCHED
     assert _undeclared(_imports("lightning_gaudi"), available) == []
 
 
 def test_recipes_import_what_their_extra_declares() -> None:
-    extras = _declared("recipes") | _declared("diffusion")
+    extras = _declared("recipes") | _declared("diffusion") | _declared("llm")
     assert _undeclared(_imports("recipes"), _declared() | extras) == []
 
 
@@ -142,6 +142,7 @@ def test_recipes_import_what_their_extra_declares() -> None:
         ("deepspeed", "lightning_gaudi", set()),
         ("recipes", "recipes", FOR_LIGHTNING),
         ("diffusion", "recipes", set()),
+        ("llm", "recipes", set()),
     ],
 )
 def test_what_is_declared_is_imported(extra: str | None, folder: str, others: set[str]) -> None:

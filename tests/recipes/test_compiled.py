@@ -21,6 +21,7 @@ OVERRIDES = {
     "mrpc": ("--data.pairs_per_sentence=1", "--data.num_buckets=2"),
     "t5_summarization": (),
     "text_generation": (),
+    "llm_finetuning": (),
 }
 NAMES = ("launch", "graph_compilation", "host_sync")
 

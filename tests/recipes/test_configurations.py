@@ -19,6 +19,8 @@ from transformers import (
     BertForSequenceClassification,
     BloomConfig,
     BloomForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -52,7 +54,7 @@ def _name(path: Path) -> str:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> dict[str, str]:
     """Folders with tiny models and their tokenizers, by recipe."""
-    names = ("mrpc", "t5_summarization", "text_generation", "text_to_image")
+    names = ("llm_finetuning", "mrpc", "t5_summarization", "text_generation", "text_to_image")
     folders = {name: tmp_path_factory.mktemp(name) for name in names}
     save_pipeline("sd1", folders["text_to_image"])
     bert = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=1)
@@ -64,6 +66,9 @@ def tiny(tmp_path_factory) -> dict[str, str]:
     bloom = BloomConfig(vocab_size=300, hidden_size=16, n_layer=1, n_head=2)
     BloomForCausalLM(bloom).save_pretrained(folders["text_generation"])
     train_byte_bpe(WORDS, 300).save_pretrained(folders["text_generation"])
+    llama = LlamaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    LlamaForCausalLM(llama).save_pretrained(folders["llm_finetuning"])
+    train_byte_bpe(WORDS, 300).save_pretrained(folders["llm_finetuning"])
     return {name: str(folder) for name, folder in folders.items()}
 
 

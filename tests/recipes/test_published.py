@@ -51,6 +51,26 @@ FIGURES = {
         "train_samples_per_s": 1835.8,
         "train_seconds": 1 * 3600 + 33 * 60,
     },
+    ("llm_finetuning", "llama_7b_lora_alpaca_8x", "Gaudi 2"): {
+        "val/perplexity": 2.3665,
+        "train_samples_per_s": 148.1,
+    },
+    ("llm_finetuning", "llama_7b_lora_alpaca_8x", "Gaudi 3"): {
+        "val/perplexity": 2.3666,
+        "train_samples_per_s": 219.7,
+    },
+    ("llm_finetuning", "llama_7b_lora_alpaca_gaudi_8x", "Gaudi"): {
+        "val/perplexity": 2.7542,
+        "train_samples_per_s": 20.4,
+    },
+    ("llm_finetuning", "llama_7b_lora_dolly_1x", "Gaudi 2"): {
+        "val/perplexity": 3.8436,
+        "train_samples_per_s": 18.43,
+    },
+    ("llm_finetuning", "llama_7b_lora_dolly_1x", "Gaudi 3"): {
+        "val/perplexity": 3.8439,
+        "train_samples_per_s": 29.82,
+    },
     ("mrpc", "gaudi_1x", "Gaudi"): {
         "val/f1": 0.8968,
         "val/accuracy": 0.8505,
@@ -135,7 +155,7 @@ def test_each_run_has_its_configuration_and_each_configuration_its_run() -> None
         (path.parents[1].name, path.stem) for path in ROOT.glob(f"*/{catalog.PUBLISHED}/*.yaml")
     }
     assert files == set(RUNS)
-    assert len(files) >= 16
+    assert len(files) >= 19
     claims = {
         (path.relative_to(ROOT).parts[0], config["published"]): path.parent.name
         for path in ROOT.rglob("*.yaml")

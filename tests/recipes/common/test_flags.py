@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shlex
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from recipes.common.errors import UserError
 from tests.helpers.recipes import ROOT
 
 FIXTURES = ROOT.parent / "tests" / "fixtures"
-RECIPES = ("bert_pretraining", "mrpc", "t5_summarization", "text_generation")
+RECIPES = ("bert_pretraining", "llm_finetuning", "mrpc", "t5_summarization", "text_generation")
 TEXT = "The quick river follows the lazy engine. A silver letter builds the broken window.\n\n"
 OFF = """
     --trainer.enable_progress_bar=false --trainer.enable_checkpointing=false
@@ -53,12 +54,18 @@ ALONE = """
 def _small(recipe: str, path: Path) -> list[str]:
     articles = FIXTURES / "cnn_dailymail"
     folders = {"t5_summarization": articles, "text_generation": articles}
+    questions = path / "questions.jsonl"
+    rows = ({"prompt": f"What is {number}?", "completion": TEXT} for number in range(60))
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    folders["llm_finetuning"] = questions
     folders["mrpc"] = FIXTURES / "mrpc" / "glue"
     text = path / "text.txt"
     text.write_text(TEXT * 60)
     sizes = {
         "bert_pretraining": "--data.max_seq_length=32 --data.max_predictions_per_seq=5 "
         "--data.validation_share=0.1 --data.vocab_size=90",
+        "llm_finetuning": "--data.vocab_size=300 --data.validation_share=0.1 "
+        "--data.prompt_buckets=[128] --model.max_new_tokens=4",
         "mrpc": "--data.vocab_size=300 --data.max_length=96",
         "t5_summarization": "--data.vocab_size=300 --data.max_target_length=16 "
         "--data.num_generated=2",

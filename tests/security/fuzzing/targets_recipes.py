@@ -22,6 +22,8 @@ from recipes.common import export, folders, prompts, published, training
 from recipes.common.errors import UserError
 from recipes.common.reader import Fields, open_tables
 from recipes.common.tokenization import tokenizer_state, train_wordpiece
+from recipes.llm_finetuning import conversations, encoding
+from recipes.llm_finetuning.data import LlmData
 from recipes.text_to_image import album
 from recipes.text_to_image.gallery import Gallery
 from recipes.text_to_image.requests import make_requests
@@ -31,6 +33,7 @@ from .target import Parser, WrongResultError, target
 from .targets_checkpoints import _record
 
 _COMMON, _BERT = "recipes.common", "recipes.bert_pretraining"
+_LLM = "recipes.llm_finetuning"
 _TEXT = "One sentence is here. Another follows it.\n\nA second document has a sentence.\n"
 _CSV = 'text,label\n"a, b",0\nsecond row,1\n"two\nlines",0\n'
 _TSV = "text\tlabel\na b\t0\nsecond row\t1\n"
@@ -125,6 +128,59 @@ def _corpora(folder: Path) -> Parser:
 
     parse(_TEXT.encode())  # imports what it needs
     return Parser(lambda random: wild.damaged_text(random, _TEXT.encode()), parse)
+
+
+_CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "Because."},
+]
+
+
+@target("recipes.conversations", f"{_LLM}.conversations:_list", errors=(UserError,), num_quick=8)
+def _conversations(folder: Path) -> Parser:
+    path = folder / "train.jsonl"
+    rows: list[Any] = [{"messages": _CHAT}, {"messages": json.dumps(_CHAT)}]
+
+    def parse(given: tuple[int, bytes]) -> Any:
+        number, content = given
+        path.write_bytes(content + b"\n" + json.dumps(rows[number]).encode())
+        tables = conversations.open_conversations(
+            "path",
+            str(path),
+            is_text=False,
+            subset=None,
+            columns=None,
+            held_out_share=0.0,
+            seed=0,
+        )
+        return [row.messages for row in conversations.read_conversations(tables["train"])]
+
+    def damage(random: Any) -> tuple[int, bytes]:
+        number = random.randrange(len(rows))
+        if random.random() < 0.5:
+            return number, wild.json_text(random, rows[number])
+        return number, wild.damaged_text(random, json.dumps(rows[number]).encode())
+
+    parse((0, json.dumps(rows[0]).encode()))  # imports what it needs
+    return Parser(damage, parse)
+
+
+@target(
+    "recipes.chat_template", f"{_LLM}.data:LlmData._set_template", errors=(UserError,), num_quick=8
+)
+def _chat_template(folder: Path) -> Parser:
+    path, tokenizer = folder / "template.jinja", _tokenizer()
+    talk = conversations.Conversation(tuple(conversations.Message(**each) for each in _CHAT))
+    data = SimpleNamespace(hparams={"chat_template": str(path)})
+
+    def parse(given: bytes) -> Any:
+        path.write_bytes(given)
+        LlmData._set_template(data, tokenizer)  # type: ignore[arg-type]
+        return encoding.Template(tokenizer).text(talk)
+
+    seed = encoding.CHATML.encode()
+    return Parser(lambda random: wild.damaged_text(random, seed), parse)
 
 
 @target("recipes.prompts", errors=(UserError,), num_quick=8)
@@ -365,7 +421,7 @@ def _export(folder: Path) -> Parser:
         path.write_bytes(given)
         keys = (training.CONFIG_KEY, training.CLASS_KEY, "state_dict")
         content = export.read_checkpoint(path, keys)
-        return export._model(content), export._tokenizer(content)
+        return export._model(content), export.tokenizer_of(content)
 
     return Parser(damage, parse)
 

@@ -11,7 +11,10 @@ from lightning_gaudi.tools.command_line import catalog, main
 from tests.helpers.process import run_python
 
 ROOT = Path(__file__).parents[3]
-RECIPES = {"bert_pretraining", "mrpc", "t5_summarization", "text_generation", "text_to_image"}
+RECIPES = {
+    *("bert_pretraining", "llm_finetuning", "mrpc", "t5_summarization", "text_generation"),
+    "text_to_image",
+}
 _COSTLY = {"torch", "lightning", "transformers", "numpy", "yaml"}
 
 

@@ -1,0 +1,142 @@
+"""LoRA by peft: which weights are trained, saved and exported, and which base they belong to."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lightning_gaudi.untrusted import printable
+from recipes.common.errors import UserError, first_line
+
+ALL_LINEAR = "all-linear"
+"""peft's word for all linear layers but the one that makes the logits."""
+BASE_KEY = "base_fingerprint"
+"""Where a checkpoint has the fingerprint of the weights that are not in it."""
+_OF_ADAPTER = ("lora_", "modules_to_save")
+
+
+def add_lora(
+    model: PreTrainedModel,
+    *,
+    rank: int,
+    alpha: float,
+    dropout: float,
+    targets: str | Sequence[str],
+    base_name: str | None,
+) -> None:
+    """Freezes a model, and puts low-rank adapters beside its linear layers, in place.
+
+    The adapters are kept in float32, whatever the model is in: they are what is trained.
+
+    Args:
+        model: of transformers.
+        rank: of the adapters.
+        alpha: what they add is multiplied with alpha / rank.
+        dropout: of what they take.
+        targets: `all-linear`, or names of layers, such as ["q_proj", "v_proj"].
+        base_name: the model's name or folder, which an exported adapter names.
+
+    Raises:
+        UserError: for names that no layer has, and without peft.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise UserError(
+            "model.method=lora needs the package peft, which is not installed. Run: "
+            "pip install 'lightning-gaudi[recipes,llm]'"
+        ) from error
+    if rank < 1:
+        raise UserError(f"model.lora_rank={rank} must be at least 1.")
+    names = targets if isinstance(targets, str) else list(targets)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=names if isinstance(names, list) or names == ALL_LINEAR else [names],
+        base_model_name_or_path=base_name,
+    )
+    try:
+        model.add_adapter(config)
+    except ValueError as error:
+        raise UserError(_no_such_layer(model, names, error)) from error
+    for name, parameter in model.named_parameters():
+        is_adapter = is_of_adapter(name)
+        parameter.requires_grad_(is_adapter)
+        if is_adapter:
+            parameter.data = parameter.data.float()
+
+
+def is_of_adapter(name: str) -> bool:
+    """Returns whether a weight of that name is an adapter's."""
+    return any(part in name for part in _OF_ADAPTER)
+
+
+def adapter_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a state that adapters have."""
+    return {name: value for name, value in state.items() if is_of_adapter(name)}
+
+
+def merge(model: PreTrainedModel) -> None:
+    """Adds what adapters compute to the weights beside them, in place."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer) and not module.merged:
+            module.merge()
+
+
+def base_fingerprint(model: nn.Module) -> str:
+    """Returns what tells a base from others: of all weights that are no adapter's.
+
+    It reads each of them once, and copies it to the host if it is on a device.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        if is_of_adapter(name) or not isinstance(weight, Tensor):
+            continue
+        known = name.replace(".base_layer.", ".")
+        content = weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        line = f"{known} {tuple(weight.shape)} {weight.dtype} {zlib.crc32(content)}\n"
+        digest.update(line.encode())
+    return digest.hexdigest()
+
+
+def check_base(checkpoint: Mapping[str, Any], model: nn.Module, name: object) -> None:
+    """Refuses an adapter that was trained beside other weights.
+
+    Raises:
+        UserError: naming the base that is configured.
+    """
+    theirs = checkpoint.get(BASE_KEY)
+    if theirs is not None and theirs != base_fingerprint(model):
+        raise UserError(
+            f"The checkpoint holds an adapter that was trained beside other weights than those of "
+            f"model.name={name}: their fingerprint begins with {printable(theirs, max_chars=12)}. "
+            "Name the base that it was trained with (config.yaml in the folder of its run)."
+        )
+
+
+def _no_such_layer(model: nn.Module, targets: str | list[str], error: ValueError) -> str:
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    asked = [targets] if isinstance(targets, str) else targets
+    wrong = next((each for each in asked if each not in linear), asked[0] if asked else "")
+    near = difflib.get_close_matches(wrong, sorted(linear), 1, 0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    names = ", ".join(sorted(linear))
+    return (
+        f"model.lora_targets={targets}: {first_line(error)}{hint} The model's linear layers are "
+        f"{names}; {ALL_LINEAR} takes all but the one that makes the logits."
+    )

@@ -1,0 +1,191 @@
+"""Rows of the user's as conversations: `messages`, or `prompt` and `completion`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from lightning_gaudi.untrusted import parse_json
+from recipes.common.errors import UserError
+from recipes.common.reader import Fields, Row, Table, open_tables
+from recipes.common.tables import columns_of
+
+ROLES = ("system", "user", "assistant")
+MESSAGES = Fields(texts=(), others=("messages",))
+"""The layout of chat data: a list of {"role": ..., "content": ...} in each row."""
+PAIRS = Fields(
+    texts=("prompt", "completion"),
+    optional=("input", "system"),
+    published=(
+        {"prompt": "instruction", "completion": "output"},  # Alpaca
+        {"prompt": "instruction", "completion": "response", "input": "context"},  # Dolly
+        {"prompt": "question", "completion": "answer"},  # GSM8K
+    ),
+)
+"""A prompt and what follows it; `input` is put behind the prompt, `system` before it."""
+DOCUMENTS = Fields(texts=("text",))
+"""The layout of text to go on learning the language from."""
+PromptFormat = Literal["plain", "alpaca"]
+_ALPACA = (
+    "Below is an instruction that describes a task{}. Write a response that appropriately "
+    "completes the request.\n\n### Instruction:\n{}\n\n{}### Response:"
+)
+"""Source: the prompts of Stanford Alpaca, https://github.com/tatsu-lab/stanford_alpaca."""
+_WITH_INPUT = ", paired with an input that provides further context"
+_ANY = Fields(texts=(), optional=(*PAIRS.names, *MESSAGES.names, *DOCUMENTS.names))
+
+
+class Message(NamedTuple):
+    """A turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns that end with an answer of the assistant's."""
+
+    messages: tuple[Message, ...]
+    place: str = ""
+    """Where it is from, as messages call it."""
+    task: str = ""
+    """What kind of question it asks, where that is known: scores are told for each."""
+
+    @property
+    def question(self) -> tuple[Message, ...]:
+        """All but the last answer."""
+        return self.messages[:-1]
+
+    @property
+    def answer(self) -> str:
+        """The last one."""
+        return self.messages[-1].content
+
+
+def open_conversations(
+    source: str,
+    path: Any,
+    *,
+    is_text: bool,
+    subset: str | None,
+    columns: Mapping[str, str] | None,
+    held_out_share: float,
+    seed: int,
+) -> dict[str, Table]:
+    """Returns the splits of a data set, in the layout that its columns have.
+
+    Args:
+        source: as of `open_tables`.
+        path: likewise.
+        is_text: whether rows are documents to learn the language from.
+        subset: as of `open_tables`.
+        columns: likewise.
+        held_out_share: likewise.
+        seed: likewise.
+
+    Raises:
+        UserError: as `open_tables`, and for files that have none of the layouts.
+    """
+    options = {"subset": subset, "columns": columns, "held_out_share": held_out_share, "seed": seed}
+    tables = open_tables(source, path, _ANY, **options)
+    return {
+        split: replace(table, fields=DOCUMENTS if is_text else _layout(table, columns or {}))
+        for split, table in tables.items()
+    }
+
+
+def _layout(table: Table, columns: Mapping[str, str]) -> Fields:
+    first = table.sources[0]
+    found = columns_of(first) if isinstance(first, Path) else first[1].column_names
+    return MESSAGES if columns.get("messages", "messages") in found else PAIRS
+
+
+def read_documents(table: Table) -> Iterator[str]:
+    """Yields the texts of rows that have one."""
+    return (text for row in table if (text := row.text("text")))
+
+
+def read_conversations(
+    table: Table, prompt_format: PromptFormat = "plain"
+) -> Iterator[Conversation]:
+    """Yields the rows of a split.
+
+    Turns behind the last answer are left out: nothing is learnt from them.
+
+    Args:
+        table: the split.
+        prompt_format: how a prompt and its input are put together, of rows that are pairs.
+
+    Raises:
+        UserError: naming the row that is no conversation, and why.
+    """
+    if table.fields is MESSAGES:
+        return map(_of_messages, table)
+    return (_of_pair(row, prompt_format) for row in table)
+
+
+def _of_pair(row: Row, prompt_format: PromptFormat) -> Conversation:
+    prompt, completion = row.needed_text("prompt"), row.needed_text("completion")
+    more = row.text("input")
+    if prompt_format == "alpaca":
+        middle = f"### Input:\n{more}\n\n" if more else ""
+        prompt = _ALPACA.format(_WITH_INPUT if more else "", prompt, middle)
+    elif more:
+        prompt = f"{prompt}\n\n{more}"
+    messages = [Message("user", prompt)]
+    if system := row.text("system"):
+        messages.insert(0, Message("system", system))
+    return Conversation((*messages, Message("assistant", completion)), row.place)
+
+
+def _of_messages(row: Row) -> Conversation:
+    found = [_message(row, number, each) for number, each in enumerate(_list(row), 1)]
+    while found and found[-1].role != "assistant":
+        found.pop()
+    if not found:
+        raise UserError(
+            f"{row.place}: the conversation has no answer: no message with the role 'assistant'. "
+            "Complete the row or remove it."
+        )
+    if not any(each.role == "user" for each in found):
+        raise UserError(
+            f"{row.place}: the conversation has answers, but no message with the role 'user'. "
+            "Complete the row or remove it."
+        )
+    return Conversation(tuple(found), row.place)
+
+
+def _list(row: Row) -> list[Any]:
+    value = row.values["messages"]
+    if isinstance(value, str):  # a CSV file can hold it in no other way
+        try:
+            value = parse_json(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, list) or not value:
+        what = "is empty" if value == [] else "holds no list of messages"
+        raise UserError(
+            f"{row.place}: the column {row.columns['messages']!r} {what}. Each row needs "
+            '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}].'
+        )
+    return value
+
+
+def _message(row: Row, number: int, value: Any) -> Message:
+    role = value.get("role") if isinstance(value, dict) else None
+    content = value.get("content") if isinstance(value, dict) else None
+    if role not in ROLES or not isinstance(content, str):
+        given = f"role {role!r}" if role not in ROLES else f"content {content!r:.40}"
+        raise UserError(
+            f"{row.place}: message {number} has {given}. A message has a role, one of "
+            f"{', '.join(ROLES)}, and its content, a text."
+        )
+    if role == "assistant" and not content.strip():
+        raise UserError(
+            f"{row.place}: message {number}, of the assistant, is empty. Complete the row or "
+            "remove it."
+        )
+    return Message(role, content)

@@ -1,0 +1,462 @@
+"""The DataModule: conversations or text, packed into rows of one shape.
+
+Shapes: B rows of a batch, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
+from transformers import PreTrainedTokenizerBase
+
+from lightning_gaudi.data import (
+    BucketBatchSampler,
+    BucketDataLoader,
+    PackDataset,
+    embedded_documents,
+    pack,
+    pack_batch,
+)
+from lightning_gaudi.inference import pad_left
+from recipes.common.data import RecipeData, embedded_texts
+from recipes.common.errors import UserError, first_line
+from recipes.common.prompts import Prompt, PromptTokens, encode_prompts, given_prompts
+from recipes.common.reader import Table
+from recipes.common.tokenization import (
+    learnt_tokenizer_state,
+    load_tokenizer,
+    tokenizer_from_state,
+    train_byte_bpe,
+)
+from recipes.llm_finetuning.conversations import (
+    Conversation,
+    Message,
+    PromptFormat,
+    open_conversations,
+    read_conversations,
+    read_documents,
+)
+from recipes.llm_finetuning.embedded import embedded_conversations
+from recipes.llm_finetuning.encoding import (
+    CHATML,
+    IGNORED,
+    Cut,
+    EncodedRows,
+    Template,
+    encode_conversations,
+    encode_documents,
+)
+
+Source = Literal["embedded", "path", "hub"]
+Objective = Literal["sft", "pretrain"]
+CHAT_TOKENS = {
+    "unk_token": "<unk>",
+    "bos_token": "<|im_start|>",
+    "eos_token": "<|im_end|>",
+    "pad_token": "<pad>",
+}
+"""Special tokens of a vocabulary that is learnt, and their ids, 0 to 3."""
+_TEMPLATES = {"chatml": CHATML, "none": None}
+_MIN_LENGTH = 8
+
+
+class LlmData(RecipeData):
+    """Conversations, of whose answers the model learns, or text, of which it learns everything.
+
+    Args:
+        objective: sft (answers of conversations) or pretrain (whole texts).
+        source: embedded (conversations that rules make; for pretrain the documentation of Python
+            and `packages`; on every machine), path (files) or hub (a data set by name).
+        path: a file, several, or a folder of them (see `common/reader.py`), or the data set's name.
+        subset: configuration of a data set from the hub.
+        columns: your names of the columns: messages; or prompt, completion and, if there are any,
+            input and system; or, for pretrain, text. Alpaca's, Dolly's and GSM8K's are known.
+        packages: installed packages whose documentation is read besides that of Python.
+        validation_share: of the training rows, held out for validation where there is no file for
+            it, and likewise for test.
+        tokenizer: name or folder of a published tokenizer, that of the model; None learns byte-pair
+            merges from the embedded documentation, or from the training rows.
+        chat_template: how a conversation is written: null (the tokenizer's own), chatml, a file
+            with a template, or none: a question and its answer, one after the other.
+        prompt_format: how a prompt and its input are put together, of rows that are pairs: plain
+            (one behind the other) or alpaca (as Stanford's instructions are).
+        learns_questions: questions are learnt, too, and not answers alone.
+        concatenated: rows follow each other and are cut to `pack_length`, as many programs do: they
+            see each other then, and their ends are lost. False keeps them whole and apart.
+        vocab_size: of a vocabulary that is learnt, and of a model that starts from nothing.
+        max_length: tokens of the longest row; a longer one is cut, so that an answer is left.
+        pack_length: tokens that rows share in a batch (T); None for max_length.
+        max_sequences_per_pack: rows that share those, and do not see each other; None: as many as
+            fit; 1: none shares.
+        batch_size: packed rows of a batch, or prompts, on each card (B).
+        eval_batch_size: likewise, in validation, test and prediction; None for as many.
+        prompts: questions for `predict`; None: those of the test split, with the answers that were
+            to be given.
+        prompts_file: a text file with one question a line.
+        max_prompts: take no more; None: all.
+        prompt_buckets: lengths that prompts are padded to, on their left; each is compiled once.
+        num_workers: processes that prepare batches; 0 prepares them in the training process.
+        seed: of the order, and of what is held out.
+
+    Raises:
+        UserError: for rows or a tokenizer that cannot be had or do not fit, here already: before a
+            card is acquired.
+    """
+
+    def __init__(
+        self,
+        objective: Objective = "sft",
+        source: Source = "embedded",
+        path: list[str] | str | None = None,
+        subset: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        packages: Sequence[str] = (),
+        validation_share: float = 0.05,
+        tokenizer: str | None = None,
+        chat_template: str | None = None,
+        prompt_format: PromptFormat = "plain",
+        learns_questions: bool = False,
+        concatenated: bool = False,
+        vocab_size: int = 1024,
+        max_length: int = 128,
+        pack_length: int | None = None,
+        max_sequences_per_pack: int | None = None,
+        batch_size: int = 16,
+        eval_batch_size: int | None = None,
+        prompts: list[str] | None = None,
+        prompts_file: str | None = None,
+        max_prompts: int | None = None,
+        prompt_buckets: Sequence[int] = (32, 64),
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.samples_per_batch(is_training=False)
+        self._check_lengths()
+        _check_source(source, path, columns)
+        self._tables: dict[str, Table] = {}
+        if source == "path":
+            for table in self._open().values():
+                table.check()
+        given_prompts(prompts, prompts_file)
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        if tokenizer:
+            self.tokenizer = load_tokenizer(tokenizer, ("eos_token",), "language models")
+            if not self.tokenizer.is_fast:
+                raise UserError(
+                    f"data.tokenizer={tokenizer} does not tell which characters a token stands "
+                    "for, which the labels need. Name one with a tokenizer.json."
+                )
+            self._set_template(self.tokenizer)
+        self._rows: dict[str, EncodedRows] = {}
+        self._prompts: list[Prompt] | None = None
+        self._asked: list[Conversation] = []
+
+    @property
+    def origin(self) -> str:
+        """Where the rows are from, in words."""
+        if self.hparams["source"] == "embedded":
+            is_text = self.hparams["objective"] == "pretrain"
+            return "documentation of Python" if is_text else "made by rules (embedded)"
+        return f"from {self.hparams['path']}"
+
+    def prepare_data(self) -> None:
+        """Fills the cache of the embedded text, or of the hub, once a machine."""
+        if self.hparams["source"] == "embedded":
+            embedded_documents(self.hparams["packages"])
+        elif self.hparams["source"] == "hub":
+            self._open()
+
+    def rows(self, split: str) -> EncodedRows:
+        """Returns the rows of a split, read and encoded when they are first asked for.
+
+        Raises:
+            UserError: if there are none, or one is no conversation.
+        """
+        if split not in self._rows:
+            tokenizer, limit = self.get_tokenizer(), self.hparams["max_length"]
+            is_text = self.hparams["objective"] == "pretrain"
+            if is_text:
+                rows, cut = encode_documents(self._texts(split), tokenizer, limit), Cut()
+            else:
+                rows, cut = encode_conversations(
+                    self._conversations(split),
+                    tokenizer,
+                    limit,
+                    learns_questions=self.hparams["learns_questions"],
+                )
+            if self.hparams["concatenated"]:
+                is_all_learnt = self.hparams["learns_questions"] or is_text
+                rows = rows.concatenated(self.row_length, is_all_learnt=is_all_learnt)
+            if not len(rows):
+                raise UserError(
+                    f"data.path={self.hparams['path']}: the {split} split has no row. Add rows or "
+                    "a file, or set a larger data.validation_share."
+                )
+            if cut.num_rows:
+                rank_zero_warn(
+                    f"{cut.num_rows} of {len(rows)} rows ({split}) have more than "
+                    f"data.max_length={limit} tokens and are cut, {cut.num_at_start} of them at "
+                    "their beginning, so that an answer is left."
+                )
+            self._rows[split] = rows
+        return self._rows[split]
+
+    def train_dataloader(self) -> BucketDataLoader:
+        return self.resumed(self._loader("train"))
+
+    def val_dataloader(self) -> BucketDataLoader:
+        return self._loader("validation")
+
+    def test_dataloader(self) -> BucketDataLoader:
+        return self._loader("test")
+
+    def predict_dataloader(self) -> BucketDataLoader:
+        """Makes a loader of each prompt once, on any number of cards, padded to its bucket."""
+        dataset = PromptTokens(self.read_prompts())
+        world_size = 1 if self.trainer is None else self.trainer.world_size
+        num_ranks = self.ranks.get("num_ranks", world_size)
+        size = min(self.samples_per_batch(is_training=False), -(-len(dataset) // num_ranks))
+        buckets = sorted(self.hparams["prompt_buckets"])
+        sampler = BucketBatchSampler(dataset.lengths, buckets, size, shuffle=False, **self.ranks)
+        return BucketDataLoader(dataset, sampler, partial(_pad_left, pad_token=self.pad_token_id))
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Keeps on the host which rows are prompts: else it would wait for the device to tell."""
+        if "numbers" in batch:
+            batch["is_real"] = batch["is_real"].tolist()
+        return batch
+
+    def read_prompts(self) -> list[Prompt]:
+        """Returns the questions, in order; their numbers are those of the batches.
+
+        Raises:
+            UserError: if there is none, or one is longer than the largest bucket.
+        """
+        if self._prompts is None:
+            settings, template = self.hparams, Template(self.get_tokenizer())
+            self._asked = self._questions()
+            self._prompts = encode_prompts(
+                [template.prompt(each) for each in self._asked],
+                self.get_tokenizer(),
+                place="data.prompts" if settings["prompts"] else f"the test split, {self.origin}",
+                num_tokens=None,
+                longest=max(settings["prompt_buckets"]),
+                has_special_tokens=True,
+            )
+        return self._prompts
+
+    def asked(self) -> list[Conversation]:
+        """Returns what is asked, with the answers that were to be given, by number of prompt."""
+        self.read_prompts()
+        return self._asked
+
+    def unigram_loss(self, split: str) -> float:
+        """Returns the mean loss of who knows no more than how often each token is learnt."""
+        num_tokens = len(self.get_tokenizer())
+        counts = np.bincount(self.rows("train").learnt, minlength=num_tokens) + 1.0
+        return float(-np.log(counts / counts.sum())[self.rows(split).learnt].mean())
+
+    def num_judged(self, split: str) -> int:
+        """Returns tokens of a split that are predicted."""
+        return len(self.rows(split).learnt)
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row of a batch (T)."""
+        return int(self.hparams["pack_length"] or self.hparams["max_length"])
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills up; it is never seen, and never learnt: any token will do."""
+        tokenizer = self.get_tokenizer()
+        own = tokenizer.pad_token_id
+        return int(tokenizer.eos_token_id if own is None else own)
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Returns the published one, that of the checkpoint, or one that is learnt now."""
+        if self.tokenizer is None:
+            settings = self.hparams
+            if settings["source"] == "embedded":
+                texts = embedded_texts(
+                    settings["packages"], "train", settings["validation_share"], settings["seed"]
+                )
+            elif settings["objective"] == "pretrain":
+                texts = self._texts("train")
+            else:
+                texts = [m.content for row in self._conversations("train") for m in row.messages]
+            self.tokenizer = train_byte_bpe(
+                [texts], settings["vocab_size"], CHAT_TOKENS, splits_digits=True
+            )
+            self.tokenizer.chat_template = CHATML
+            self._set_template(self.tokenizer)
+        return self.tokenizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """A vocabulary that was learnt travels in the checkpoint: the weights mean nothing else."""
+        named = self.hparams["tokenizer"]
+        return super().state_dict() | learnt_tokenizer_state(self.tokenizer, named)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the vocabulary that the checkpoint was trained with, and its place in the epoch."""
+        super().load_state_dict(state_dict)
+        if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
+            self.tokenizer = tokenizer_from_state(state_dict)
+            self._rows, self._prompts = {}, None
+
+    def _check_lengths(self) -> None:
+        settings = self.hparams
+        longest, shared = settings["max_length"], settings["pack_length"]
+        if longest < _MIN_LENGTH:
+            raise UserError(f"data.max_length={longest} leaves no room: at least {_MIN_LENGTH}.")
+        if shared is not None and shared < longest:
+            raise UserError(
+                f"data.pack_length={shared} does not hold a row of data.max_length={longest} "
+                "tokens. Raise the first, or lower the second."
+            )
+        most, share = settings["max_sequences_per_pack"], settings["validation_share"]
+        if most is not None and most < 1:
+            raise UserError(
+                f"data.max_sequences_per_pack={most} leaves a row empty. Set 1 for a row of its "
+                "own for each, or null for as many as fit."
+            )
+        if not 0 < share < 0.5:
+            raise UserError(f"data.validation_share={share} is not between 0 and 0.5.")
+        buckets = settings["prompt_buckets"]
+        if not buckets or min(buckets) < 1:
+            raise UserError(f"data.prompt_buckets={list(buckets)} must be lengths, such as [64].")
+
+    def _set_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        given = self.hparams["chat_template"]
+        if given is None:
+            return
+        if given in _TEMPLATES:
+            tokenizer.chat_template = _TEMPLATES[given]
+            return
+        path = Path(given).expanduser()
+        if not path.is_file():
+            raise UserError(
+                f"data.chat_template={given} is no file, and none of {', '.join(_TEMPLATES)}. Name "
+                "a file with a Jinja template, or leave it out for the tokenizer's own."
+            )
+        try:
+            tokenizer.chat_template = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"data.chat_template={given} cannot be read: {first_line(error)} Name a file in "
+                "UTF-8 with a Jinja template."
+            ) from error
+
+    def _open(self) -> dict[str, Table]:
+        settings = self.hparams
+        self._tables = self._tables or open_conversations(
+            settings["source"],
+            settings["path"],
+            is_text=settings["objective"] == "pretrain",
+            subset=settings["subset"],
+            columns=settings["columns"],
+            held_out_share=settings["validation_share"],
+            seed=settings["seed"],
+        )
+        return self._tables
+
+    def _table(self, split: str) -> Table:
+        tables = self._open()
+        if split not in tables:
+            raise UserError(
+                f"data.path={self.hparams['path']} has no {split} split, but only "
+                f"{', '.join(tables)}. Add its file."
+            )
+        return tables[split]
+
+    def _texts(self, split: str) -> list[str]:
+        settings = self.hparams
+        if settings["source"] == "embedded":
+            share, seed = settings["validation_share"], settings["seed"]
+            return embedded_texts(settings["packages"], split, share, seed)
+        return list(read_documents(self._table(split)))
+
+    def _conversations(self, split: str) -> list[Conversation]:
+        if self.hparams["source"] == "embedded":
+            return embedded_conversations(split, self.hparams["seed"])
+        return list(read_conversations(self._table(split), self.hparams["prompt_format"]))
+
+    def _questions(self) -> list[Conversation]:
+        settings = self.hparams
+        given = given_prompts(settings["prompts"], settings["prompts_file"])
+        if given is not None:
+            blank = Message("assistant", "")
+            return [Conversation((Message("user", text), blank)) for text in given]
+        if settings["objective"] == "pretrain":
+            raise UserError(
+                "data.objective=pretrain has no questions for `predict`. Give some: "
+                "--data.prompts '[\"...\"]', or set data.objective=sft."
+            )
+        return self._conversations("test")[: settings["max_prompts"]]
+
+    def _loader(self, split: str) -> BucketDataLoader:
+        settings, rows = self.hparams, self.rows(split)
+        length = self.row_length
+        most, is_training = settings["max_sequences_per_pack"], split == "train"
+        packs = PackDataset(rows, pack(rows.lengths.tolist(), length, max_sequences=most))
+        batch_size = self.samples_per_batch(is_training=is_training)
+        sampler = BucketBatchSampler(
+            np.full(len(packs), length),
+            [length],
+            batch_size,
+            shuffle=is_training,
+            seed=settings["seed"],
+            multiple_of=self.num_accumulated,
+            **self.ranks,
+        )
+        mean_learnt = batch_size * len(rows.learnt) / len(packs)
+        workers = settings["num_workers"]
+        return BucketDataLoader(
+            packs,
+            sampler,
+            partial(_collate, pad_token=self.pad_token_id, mean_learnt=mean_learnt),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+
+def _check_source(source: Source, path: Any, columns: Mapping[str, str] | None) -> None:
+    if source == "embedded" and (path is not None or columns):
+        name = "data.path" if path is not None else "data.columns"
+        raise UserError(
+            f"{name} is set, but data.source=embedded makes its own rows. Set data.source=path for "
+            "files, or data.source=hub for a data set by name."
+        )
+    if source != "embedded" and path is None:
+        wanted = "a file, or a folder of them." if source == "path" else "tatsu-lab/alpaca."
+        raise UserError(f"data.source={source} needs data.path: {wanted}")
+
+
+def _collate(
+    packs: list[list[dict[str, Any]]], length: int, pad_token: int, mean_learnt: float
+) -> dict[str, Any]:
+    """Tensors [B, T], see `pack_batch`, and numbers that the host keeps.
+
+    Args:
+        packs: of rows.
+        length: T.
+        pad_token: fills up.
+        mean_learnt: tokens of a batch that are learnt, on average.
+    """
+    pad_values = {"input_ids": pad_token, "labels": IGNORED}
+    batch = pack_batch(packs, length, pad_values=pad_values)
+    num_tokens = sum(len(row["input_ids"]) for rows in packs for row in rows)
+    counts = {"num_tokens": num_tokens, "num_sequences": sum(map(len, packs))}
+    return {**batch, **counts, "mean_learnt": mean_learnt}
+
+
+def _pad_left(samples: list[tuple[int, list[int]]], length: int, pad_token: int) -> dict[str, Any]:
+    """input_ids and attention_mask, int64 [B, length]; numbers, a list of B."""
+    padded = pad_left([tokens for _, tokens in samples], [length], pad_token)
+    return {**padded._asdict(), "numbers": [number for number, _ in samples]}

@@ -1,0 +1,268 @@
+"""Conversations as tokens, with labels for what the assistant says, and for nothing else.
+
+Shapes: T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, takewhile
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from recipes.common.errors import UserError, first_line
+from recipes.llm_finetuning.conversations import Conversation, Message
+
+IGNORED = -100
+"""The label that the loss leaves out."""
+_AT_ONCE = 1024
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Source: the format of OpenAI's ChatML, as Qwen's tokenizers have it without a system message."""
+
+
+class Span(NamedTuple):
+    """The characters of an answer in the text of a conversation, with what ends it."""
+
+    start: int
+    end: int
+
+
+class Template:
+    """Makes the text of a conversation as the model knows it.
+
+    Args:
+        tokenizer: the model's, whose chat template it is, if it has one.
+
+    Without a chat template a row of one question and its answer is their texts one after the
+    other, behind the token that begins a text, if the tokenizer puts it there, and before the one
+    that ends it.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._is_chat = bool(getattr(tokenizer, "chat_template", None))
+        begins = tokenizer("a", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]
+        self._begin = str(tokenizer.bos_token) if begins else ""
+
+    def prompt(self, conversation: Conversation) -> str:
+        """Returns the text that the last answer follows."""
+        return self._render(conversation, conversation.question, is_prompt=True)
+
+    def text(self, conversation: Conversation) -> tuple[str, list[Span]]:
+        """Returns the whole text, and where in it the answers are.
+
+        Raises:
+            UserError: for a conversation that the template does not take, or whose answers it
+                writes otherwise.
+        """
+        messages = conversation.messages
+        whole = self._render(conversation, messages, is_prompt=False)
+        starts = []
+        for number, message in enumerate(messages):
+            if message.role == "assistant":
+                prompt = self._render(conversation, messages[:number], is_prompt=True)
+                content = message.content.strip()
+                start = len(prompt)
+                place = whole.find(content, start)
+                if not whole.startswith(prompt) or place < 0:
+                    raise UserError(
+                        f"{conversation.place}: the tokenizer's chat template writes message "
+                        f"{number + 1} otherwise than a prompt for it, so what is to be learnt is "
+                        "not known. Set data.chat_template to one that does not, such as chatml."
+                    )
+                starts.append((start, place + len(content)))
+        # What the template puts behind an answer ends it, and has to be learnt, too.
+        ending = whole[starts[-1][1] :]
+        return whole, [Span(start, end + _common(whole[end:], ending)) for start, end in starts]
+
+    def _render(
+        self, conversation: Conversation, messages: Sequence[Message], *, is_prompt: bool
+    ) -> str:
+        if not self._is_chat:
+            return self._plain(conversation, messages, is_prompt=is_prompt)
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [each._asdict() for each in messages],
+                    tokenize=False,
+                    add_generation_prompt=is_prompt,
+                )
+            )
+        except Exception as error:  # jinja2's own, and whatever a template raises
+            raise UserError(
+                f"{conversation.place}: the tokenizer's chat template refuses it: "
+                f"{first_line(error)} Its roles are {', '.join(each.role for each in messages)}."
+            ) from error
+
+    def _plain(
+        self, conversation: Conversation, messages: Sequence[Message], *, is_prompt: bool
+    ) -> str:
+        if len(conversation.messages) != 2 or messages[0].role != "user":
+            raise UserError(
+                f"{conversation.place}: the tokenizer has no chat template, and the conversation "
+                "is more than a question and its answer. Set data.chat_template=chatml, or to a "
+                "file with a template, or take a model that was trained to chat."
+            )
+        text = self._begin + "".join(each.content for each in messages)
+        return text if is_prompt else f"{text}{self._tokenizer.eos_token or ''}"
+
+
+def _common(text: str, other: str) -> int:
+    """Returns how many characters two texts begin with alike."""
+    pairs = zip(text, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+class EncodedRows(Dataset[dict[str, np.ndarray]]):
+    """Rows of tokens by index, with labels; unpadded.
+
+    Args:
+        rows: of tokens and their labels, [T] each.
+    """
+
+    def __init__(self, rows: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+        found = list(rows)
+        self.lengths = np.array([len(tokens) for tokens, _ in found], np.int64)
+        """[number of rows]: tokens of each."""
+        self._starts = np.concatenate([[0], self.lengths.cumsum()])
+        self._tokens = np.concatenate([each for each, _ in found]) if found else np.zeros(0, int)
+        self._labels = np.concatenate([each for _, each in found]) if found else np.zeros(0, int)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """input_ids and labels, int64 [T]: the label of a token is the one that follows it."""
+        span = slice(self._starts[index], self._starts[index + 1])
+        return {
+            "input_ids": self._tokens[span].astype(np.int64),
+            "labels": self._labels[span].astype(np.int64),
+        }
+
+    def concatenated(self, length: int, *, is_all_learnt: bool) -> EncodedRows:
+        """Returns all rows as one text, cut to rows of that many tokens; the rest is left out.
+
+        Args:
+            length: tokens of a row.
+            is_all_learnt: each token is, and so is the first of a row, from the end of another.
+        """
+        stops = range(length, len(self._tokens) + 1, length)
+        parts = [slice(stop - length, stop) for stop in stops]
+        tokens = [self._tokens[part] for part in parts]
+        if is_all_learnt:
+            return EncodedRows((each, _shifted(each)) for each in tokens)
+        labels = [self._labels[part] for part in parts]
+        return EncodedRows(zip(tokens, labels, strict=True))
+
+    @property
+    def learnt(self) -> np.ndarray:
+        """All tokens that are predicted."""
+        return self._labels[self._labels != IGNORED]
+
+
+class Cut(NamedTuple):
+    """How many rows were longer than they may be."""
+
+    num_rows: int = 0
+    num_at_start: int = 0
+    """Of them those that lost their beginning, since their end would have taken the answer."""
+
+
+def encode_conversations(
+    conversations: Iterable[Conversation],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    *,
+    learns_questions: bool = False,
+) -> tuple[EncodedRows, Cut]:
+    """Returns conversations as tokens, of which the answers are predicted.
+
+    One that is longer than `max_length` loses its end; where no answer would be left, it loses its
+    beginning, so that the last answer stays.
+
+    Args:
+        conversations: the rows.
+        tokenizer: the model's.
+        max_length: tokens of a row at most.
+        learns_questions: all tokens are predicted, those of questions as well.
+
+    Raises:
+        UserError: for rows that cannot be written, and answers without a token.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns in DataLoader workers
+    template, rows, num_cut, num_at_start = Template(tokenizer), [], 0, 0
+    for conversation, tokens, is_answer in _tokenized(conversations, template, tokenizer):
+        labels = tokens if learns_questions else np.where(is_answer, tokens, IGNORED)
+        if len(tokens) > max_length:
+            num_cut += 1
+            has_answer = (labels[1:max_length] != IGNORED).any()
+            num_at_start += not has_answer
+            part = slice(max_length) if has_answer else slice(len(tokens) - max_length, None)
+            tokens, labels = tokens[part], labels[part]
+        if not (labels[1:] != IGNORED).any():
+            raise UserError(f"{conversation.place}: its answer has no token. Remove the row.")
+        rows.append((tokens, _shifted(labels)))
+    return EncodedRows(rows), Cut(num_cut, num_at_start)
+
+
+def encode_documents(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> EncodedRows:
+    """Returns texts as rows of at most `max_length` tokens, all of which but the first are learnt.
+
+    Each text ends with the token that ends one; what is left of it behind a whole row is a row.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    end, rows = tokenizer.eos_token_id, []
+    for batch in _batched(texts):
+        encoded = tokenizer(
+            batch, add_special_tokens=False, return_attention_mask=False, verbose=False
+        )["input_ids"]
+        for ids in encoded:
+            tokens = np.array([*ids, end], np.int32)
+            for start in range(0, len(tokens) - 1, max_length):
+                part = tokens[start : start + max_length]
+                if len(part) > 1:
+                    rows.append((part, _shifted(part)))
+    return EncodedRows(rows)
+
+
+def _tokenized(
+    conversations: Iterable[Conversation], template: Template, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[Conversation, np.ndarray, np.ndarray]]:
+    """Yields each conversation with its tokens, and which of them are an answer's."""
+    for batch in _batched(conversations):
+        texts, spans = zip(*map(template.text, batch), strict=True)
+        encoded = tokenizer(
+            list(texts),
+            add_special_tokens=False,  # the template has written them
+            return_attention_mask=False,
+            return_offsets_mapping=True,
+            verbose=False,
+        )
+        for conversation, ids, offsets, answers in zip(
+            batch, encoded["input_ids"], encoded["offset_mapping"], spans, strict=True
+        ):
+            places = np.array(offsets, np.int64).reshape(-1, 2)
+            is_answer = np.zeros(len(ids), bool)
+            for start, end in answers:
+                is_answer |= (places[:, 1] > start) & (places[:, 0] < end)
+            yield conversation, np.array(ids, np.int32), is_answer
+
+
+def _shifted(labels: np.ndarray) -> np.ndarray:
+    """Returns for each token the label of the next; the last one has none."""
+    return np.append(labels[1:], np.int32(IGNORED)).astype(np.int32)
+
+
+def _batched(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    iterator = iter(rows)
+    while batch := list(islice(iterator, _AT_ONCE)):
+        yield batch

@@ -1,0 +1,70 @@
+"""Whether a model keeps the documents of a packed row apart: tried on the model at hand.
+
+transformers keeps them apart by the mask that it is given, by positions alone, or not at all,
+depending on the model and on how it is called. Where it does not, training goes on without a word,
+on documents that see each other.
+
+Shapes: T tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from recipes.common.errors import UserError
+
+_LENGTH = 8
+"""Tokens of each of the two documents."""
+
+Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Takes input_ids, sequence_ids and position_ids, [1, T] each, and returns logits [1, T, V]."""
+
+
+@torch.no_grad()
+def check_isolation(compute: Compute, vocab_size: int, device: torch.device, name: str) -> None:
+    """Refuses a model in whose packed rows a document depends on another one.
+
+    The second of two documents must have the same bits whatever the first one says, and be what it
+    is alone but for rounding.
+
+    Args:
+        compute: the model as training calls it, in evaluation mode.
+        vocab_size: of the model.
+        device: where it is.
+        name: of the model, for the message.
+
+    Raises:
+        UserError: they see each other.
+    """
+    generator = torch.Generator().manual_seed(0)
+    first, other, second = torch.randint(0, vocab_size, (3, _LENGTH), generator=generator)
+    # Operator by operator: to compile a graph for three rows would take longer than they do.
+    with torch.compiler.set_stance("force_eager"):
+        packed = [_compute(compute, each, second, device)[_LENGTH:] for each in (first, other)]
+        alone = _compute(compute, second, None, device)[:_LENGTH]
+    error = (packed[0] - alone).abs().max() / alone.abs().max().clamp(min=1e-6)
+    if not torch.equal(*packed) or error > _tolerance(alone.dtype):
+        raise UserError(
+            f"{name} does not keep the documents of a packed row apart: the logits of one differ "
+            f"by {float(error):.2g} of the largest when it stands behind another. Set "
+            "data.max_sequences_per_pack=1, which packs nothing, or take another "
+            "model.attention."
+        )
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return 1e-4 if dtype == torch.float32 else 5e-2
+
+
+def _compute(
+    compute: Compute, first: Tensor, second: Tensor | None, device: torch.device
+) -> Tensor:
+    """Computes a row of two documents, or of one and padding: [T, V], on the host."""
+    tokens = torch.cat([first, torch.zeros_like(first) if second is None else second])[None]
+    numbers = torch.tensor([1, 0 if second is None else 2]).repeat_interleave(_LENGTH)[None]
+    positions = torch.arange(_LENGTH).repeat(2)[None]
+    logits = compute(*(each.to(device) for each in (tokens, numbers, positions)))
+    return logits[0].cpu()

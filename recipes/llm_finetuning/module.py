@@ -1,0 +1,508 @@
+"""The LightningModule: a language model that learns from answers, and gives some.
+
+Shapes: B rows, T tokens of a row, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from lightning_gaudi.data import block_diagonal_mask
+from lightning_gaudi.inference import Engine
+from lightning_gaudi.untrusted import printable
+from recipes.common.errors import UserError
+from recipes.common.folders import place_of, prediction_path, write_predictions
+from recipes.common.hub import load_pretrained
+from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
+from recipes.common.sections import Row, Section, section, table
+from recipes.common.tokenization import load_tokenizer, published_tokenizer
+from recipes.common.training import SPLITS, RecipeModule, enable_checkpointing
+from recipes.common.writing import Writer, WritingSettings, continuation
+from recipes.llm_finetuning.adapters import (
+    ALL_LINEAR,
+    BASE_KEY,
+    adapter_state,
+    add_lora,
+    base_fingerprint,
+    check_base,
+    merge,
+)
+from recipes.llm_finetuning.data import LlmData
+from recipes.llm_finetuning.isolation import check_isolation
+from recipes.llm_finetuning.losses import chunked_cross_entropy
+
+_FILE = "answers.jsonl"
+_SHOWN = 4
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_WRITING = tuple(WritingSettings.__dataclass_fields__)
+_FEW_LAYERS = 8
+"""Of a model with more, blocks are compiled, and not all of it as one: see `compile_regions`."""
+
+
+class LlmFinetuning(RecipeModule):
+    """A decoder-only model of transformers, or a small Llama from nothing.
+
+    Nothing in a training step waits for the device, and all rows have one shape. The loss is the
+    sum over the tokens that are learnt, divided by the same number in every batch (`mean_learnt`,
+    what a batch has on average): each token weighs the same, and gradients that are accumulated or
+    averaged over cards are exactly those of one large batch. The logged `answer_loss` is the mean
+    over the tokens of its batch.
+
+    Args:
+        name: of a published model (meta-llama/Llama-3.1-8B, ...), or a folder that
+            `save_pretrained` or `export` wrote; None starts from random weights of these sizes:
+        vocab_size: number of token embeddings (V).
+        hidden_size: width (D).
+        intermediate_size: width of the feed-forward layers; None for 8/3 of the width.
+        num_layers: number of blocks.
+        num_heads: number of attention heads.
+        initializer_range: standard deviation of the initial weights of a new model.
+        attention: transformers' `attn_implementation`: eager, sdpa or gaudi_fused_sdpa (the
+            vendor's kernel); None for transformers' default.
+        tokenizer: name or folder of the tokenizer, to see whether it fits.
+        method: full (all weights) or lora (adapters beside frozen ones).
+        lora_rank: of the adapters.
+        lora_alpha: what they add is multiplied with lora_alpha / lora_rank.
+        lora_dropout: of what they take.
+        lora_targets: all-linear, or names of layers, such as [q_proj, v_proj].
+        dtype: of the weights: fp32 or bf16. What is trained is fp32: bf16 is for the frozen weights
+            of lora, and for `predict`.
+        gradient_checkpointing: recompute each block in the backward pass: a fraction of the memory
+            for a third more time.
+        loss_chunks: parts of a batch's tokens, of which one has its logits at a time; they are
+            computed again in backward. 1: all at once.
+        optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
+            elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
+            for hpu; an error elsewhere).
+        learning_rate: at its peak.
+        schedule: of the learning rate: linear, polynomial or constant.
+        warmup_steps: steps of increase to the peak; below 1, a share of the run.
+        weight_decay: of all weights but biases and norms.
+        betas: of the optimizer.
+        epsilon: of the optimizer: added to the denominator of its step.
+        max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
+        max_new_tokens: tokens of an answer that `predict` gives.
+        temperature: 0 takes the likeliest token each time; else tokens are drawn.
+        top_k: draw among the k likeliest tokens only; None: among all.
+        top_p: draw among the likeliest tokens that have this probability together; None: all.
+        sampling_seed: of what is drawn; prompt number i draws with this plus i, in any batch.
+        engine: how a token's step is run: auto, graph (HPU graphs; lazy mode), compile (eager
+            mode) or none.
+        check_end_every: after so many tokens the host asks the device whether all answers of the
+            batch have ended; None: never, and nothing waits.
+        stop_at_end: an answer ends with the end-of-sequence token; False writes on.
+        num_warmup: generations of each shape before those that are measured.
+        predictions: the file that `predict` writes, one JSON object a line; None: answers.jsonl in
+            the folder of the run that the checkpoint is from.
+
+    Raises:
+        UserError: for a model that cannot be had, is no decoder or does not fit the tokenizer, and
+            for settings that contradict each other.
+    """
+
+    progress_loss = "answer_loss"
+    validation_score = "val/perplexity"
+
+    def __init__(
+        self,
+        name: str | None = None,
+        vocab_size: int = 1024,
+        hidden_size: int = 128,
+        intermediate_size: int | None = None,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        initializer_range: float = 0.02,
+        attention: str | None = None,
+        tokenizer: str | None = None,
+        method: Literal["full", "lora"] = "full",
+        lora_rank: int = 16,
+        lora_alpha: float = 32.0,
+        lora_dropout: float = 0.0,
+        lora_targets: str | Sequence[str] = ALL_LINEAR,
+        dtype: Literal["fp32", "bf16"] = "fp32",
+        gradient_checkpointing: bool = False,
+        loss_chunks: int = 16,
+        optimizer: OptimizerName = "auto",
+        learning_rate: float = 3e-3,
+        schedule: Schedule = "linear",
+        warmup_steps: float = 0,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.98),
+        epsilon: float = EPSILON,
+        max_grad_norm: float | None = 1.0,
+        max_new_tokens: int = 32,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        sampling_seed: int = 0,
+        engine: Engine = "auto",
+        check_end_every: int | None = None,
+        stop_at_end: bool = True,
+        num_warmup: int = 1,
+        predictions: str | None = None,
+    ) -> None:
+        super().__init__()
+        given = dict(locals())
+        self.writing = WritingSettings(**{each: given[each] for each in _WRITING})
+        # How and where to write is not part of the model: a checkpoint must not bring its own.
+        self.save_hyperparameters(ignore=[*_WRITING, "predictions"])
+        self._predictions = predictions
+        if loss_chunks < 1:
+            raise UserError(f"model.loss_chunks={loss_chunks} must be at least 1.")
+        if method == "lora" and not name:
+            raise UserError(
+                "model.method=lora trains beside the weights of a model, and model.name is not "
+                "set. Name one, or set model.method=full."
+            )
+        self.model = self._pretrained() if name else self._from_nothing()
+        if method == "lora":
+            add_lora(
+                self.model,
+                rank=lora_rank,
+                alpha=lora_alpha,
+                dropout=lora_dropout,
+                targets=lora_targets,
+                base_name=name,
+            )
+        if gradient_checkpointing:
+            enable_checkpointing(self.model)
+        # A checkpoint of lora has the adapters alone; `on_load_checkpoint` looks at them.
+        self.strict_loading = method != "lora"
+        self._base: str | None = None
+        self._writer: Writer | None = None
+        self._totals: Tensor | None = None
+
+    @property
+    def compile_regions(self) -> tuple[str, ...]:
+        """All of `forward` as one; blocks of a deep model, whose graph would take long to make."""
+        is_deep = self.model.config.get_text_config().num_hidden_layers > _FEW_LAYERS
+        return () if is_deep else super().compile_regions
+
+    def configure_model(self) -> None:
+        """Cuts the model up where `ModelParallelStrategy` asks for it: FSDP2."""
+        if self.device_mesh is not None:
+            _shard(self, self.device_mesh)
+
+    def setup(self, stage: str) -> None:
+        """Refuses to train what cannot be, before it takes long."""
+        if stage != "fit":
+            return
+        if self.hparams["dtype"] != "fp32" and self.hparams["method"] == "full":
+            raise UserError(
+                "model.dtype=bf16 is for frozen weights: what is trained is kept in fp32. Set "
+                "model.dtype=fp32 and trainer.precision=bf16-mixed, or model.method=lora."
+            )
+        strategy = self.trainer.strategy
+        if isinstance(strategy, DeepSpeedStrategy) and self.hparams["method"] == "lora":
+            strategy.exclude_frozen_parameters = True
+
+    def on_fit_start(self) -> None:
+        """Tries whether the model keeps the documents of a packed row apart."""
+        data = self.data_of(LlmData, "tokenizer and rows")
+        _check_positions(self.model, data)
+        if data.hparams["max_sequences_per_pack"] == 1:
+            return
+        was_training = self.training
+        self.eval()
+        vocab_size = self.model.config.get_text_config().vocab_size
+        name = f"model.name={self.hparams['name'] or 'null'}"
+        check_isolation(self._logits, vocab_size, self.device, name)
+        self.train(was_training)
+
+    def hidden(self, tokens: Tensor, sequence_ids: Tensor, positions: Tensor) -> Tensor:
+        """Returns what the model makes logits of.
+
+        Args:
+            tokens: [B, T], int64.
+            sequence_ids: [B, T], int64: which document of its row a token is of; 0 for padding.
+            positions: [B, T], int64, from 0 in each document.
+
+        Returns:
+            [B, T, D].
+        """
+        ids = torch.arange(tokens.shape[1], device=tokens.device)
+        mask = block_diagonal_mask(sequence_ids, self._compute_dtype())
+        future = ids[None, :] > ids[:, None]
+        mask = mask.masked_fill(future, torch.finfo(torch.bfloat16).min)
+        # `use_cache=False`, and a mask of four dimensions: else some models let documents leak.
+        found = self.model.get_decoder()(
+            input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
+        )
+        hidden: Tensor = found.last_hidden_state
+        return hidden
+
+    def forward(self, batch: Mapping[str, Any], scores: bool = False) -> Any:
+        """Returns the losses; for scores [2] float32, the loss of all tokens and their number."""
+        hidden = self.hidden(batch["input_ids"], batch["sequence_ids"], batch["position_ids"])
+        labels = batch["labels"].flatten()
+        num_chunks = self.hparams["loss_chunks"]
+        total = chunked_cross_entropy(hidden.flatten(0, 1), labels, self._head, num_chunks)
+        num_learnt = (labels >= 0).sum().float()
+        if scores:
+            return torch.stack((total, num_learnt))
+        return {
+            "loss": total / batch["mean_learnt"],
+            "answer_loss": total.detach() / num_learnt.clamp(min=1.0),
+        }
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        return self(batch)  # type: ignore[no-any-return]
+
+    def on_validation_epoch_start(self) -> None:
+        self._totals = torch.zeros(2, device=self.device)
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        assert self._totals is not None
+        self._totals += self(batch, scores=True)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def on_predict_start(self) -> None:
+        """Makes ready to write: what adapters compute is added to the weights beside them."""
+        if isinstance(self.trainer.strategy, ModelParallelStrategy | DeepSpeedStrategy):
+            raise UserError(
+                f"trainer.strategy is {type(self.trainer.strategy).__name__}, which cuts weights "
+                "up, but an answer is written by a card that has them all. Leave it out."
+            )
+        data = self._data()
+        if self.hparams["method"] == "lora":
+            merge(self.model)
+        buckets = data.hparams["prompt_buckets"]
+        self._writer = Writer(self.model, self.writing, data.get_tokenizer(), buckets)
+        self._writer.check(data.read_prompts())
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
+        """Returns the numbers of the prompts; the answers are written at the end."""
+        assert self._writer is not None
+        self._writer.write(batch)
+        numbers: list[int] = batch["numbers"]
+        return numbers
+
+    def on_predict_epoch_end(self) -> None:
+        """Writes the answers of all cards to one file, in the order of the prompts."""
+        assert self._writer is not None
+        data, tokenizer = self._data(), self._data().get_tokenizer()
+        prompts, asked, lines = data.read_prompts(), data.asked(), []
+        for index, tokens in self._writer.read().items():
+            text = continuation(tokenizer, prompts[index].tokens, tokens)
+            row = {
+                "index": index,
+                "messages": [each._asdict() for each in asked[index].question],
+                "answer": text,
+            }
+            if reference := asked[index].answer:
+                is_exact = text.strip() == reference.strip()
+                row |= {"reference": reference, "task": asked[index].task, "is_exact": is_exact}
+            lines.append((index, json.dumps(row, ensure_ascii=False)))
+        given = self._predictions
+        path = place_of(given) if given else prediction_path(self.trainer, _FILE)
+        write_predictions(self.trainer, path, lines)
+        self._print(path)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leaves out frozen weights, and notes which they were."""
+        super().on_save_checkpoint(checkpoint)
+        if self.hparams["method"] == "lora" and checkpoint.get("state_dict"):
+            checkpoint["state_dict"] = adapter_state(checkpoint["state_dict"])
+            if self._base is None:
+                self._base = base_fingerprint(self.model)
+            checkpoint[BASE_KEY] = self._base
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses the weights of another model, or those beside another base.
+
+        Raises:
+            UserError: naming what differs.
+        """
+        if self.hparams["method"] != "lora":
+            super().on_load_checkpoint(checkpoint)
+            return
+        if not (theirs := checkpoint.get("state_dict")):
+            return
+        ours = adapter_state(self.state_dict(keep_vars=True))
+        if {name: each.shape for name, each in ours.items()} != {
+            name: each.shape for name, each in adapter_state(theirs).items()
+        }:
+            raise UserError(
+                "The checkpoint holds other adapters than those that are configured "
+                f"(model.lora_rank={self.hparams['lora_rank']}, model.lora_targets="
+                f"{self.hparams['lora_targets']}). Start with the settings of the run that wrote "
+                "it (config.yaml in its folder)."
+            )
+        check_base(checkpoint, self.model, self.hparams["name"])
+
+    def report_sections(self, stage: str) -> list[Section]:
+        """Returns the loss of the model's answers, and of what it must beat."""
+        metrics, data = self.trainer.callback_metrics, self._data()
+        if f"{stage}/loss" not in metrics:
+            return []
+        split, loss = SPLITS[stage], float(metrics[f"{stage}/loss"])
+        unigram = data.unigram_loss(split)
+        rows = [
+            Row("model", f"{loss:.3f}", "less than the one below", loss < unigram),
+            Row("unigram", f"{unigram:.3f}"),
+        ]
+        what = f"{split}: {data.num_judged(split):,} tokens, {data.origin}"
+        return [section(f"Loss of a token that is learnt, in nats ({what})", rows)]
+
+    def references(self, name: str) -> dict[str, float]:
+        """Returns the loss, or the perplexity, of who knows only how often tokens are learnt."""
+        loss = self._data().unigram_loss("validation")
+        if name == "loss":
+            return {"unigram": loss}
+        return {"unigram": math.exp(loss)} if name == self.validation_score else {}
+
+    def _log_evaluation(self, stage: str) -> None:
+        assert self._totals is not None
+        loss, num_learnt = self.sum_over_ranks(self._totals)
+        self._totals = None
+        mean = loss / max(num_learnt, 1.0)
+        self.log_on_host({f"{stage}/loss": mean, f"{stage}/perplexity": math.exp(mean)}, True)
+
+    def _print(self, path: Path) -> None:
+        """Some of the answers, how many are exact, and how fast they were written."""
+        assert self._writer is not None
+        if not self.trainer.is_global_zero:
+            return
+        with path.open(encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines]
+        for row in rows[:_SHOWN]:
+            question = " ".join(str(row["messages"][-1]["content"]).split())
+            print(f"  {row['index']}  {printable(question)} | {printable(row['answer'])}")
+        sections = [self._writer.section("Pace of the first card")]
+        if exact := _exact(rows):
+            sections.insert(0, section("Answers that are exactly the expected ones", exact))
+        print(table(sections), flush=True)
+
+    def _data(self) -> LlmData:
+        return self.data_of(LlmData, "tokenizer and rows")
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """[N, V] logits of [N, D]."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        config = self.model.config.get_text_config()
+        scale = getattr(config, "logits_scaling", None)  # Granite's
+        limit = getattr(config, "final_logit_softcapping", None)  # Gemma's
+        if scale:
+            logits = logits / scale
+        return torch.tanh(logits / limit) * limit if limit else logits
+
+    def _logits(self, tokens: Tensor, sequence_ids: Tensor, positions: Tensor) -> Tensor:
+        with self.trainer.precision_plugin.forward_context():
+            hidden = self.hidden(tokens, sequence_ids, positions)
+            return self._head(hidden.flatten(0, 1)).unflatten(0, tokens.shape).float()
+
+    def _compute_dtype(self) -> torch.dtype:
+        """Of attention, whose mask has to have it."""
+        kind = self.device.type
+        is_autocast = torch.is_autocast_enabled(kind)
+        return torch.get_autocast_dtype(kind) if is_autocast else self.model.dtype
+
+    def _pretrained(self) -> PreTrainedModel:
+        settings = self.hparams
+        name = settings["name"]
+        tokenizer = published_tokenizer(name, settings["tokenizer"])
+        options = {"dtype": _DTYPES[settings["dtype"]]}
+        if settings["attention"] is not None:
+            options["attn_implementation"] = settings["attention"]
+        model: PreTrainedModel = load_pretrained(
+            AutoModelForCausalLM, "model.name", name, **options
+        )
+        num_tokens = len(load_tokenizer(tokenizer, ("eos_token",), "language models"))
+        num_rows = model.get_input_embeddings().num_embeddings
+        if num_tokens > num_rows:
+            raise UserError(
+                f"data.tokenizer={tokenizer} has {num_tokens} tokens, but model.name={name} has "
+                f"embeddings for {num_rows}. Set data.tokenizer={name}."
+            )
+        return model
+
+    def _from_nothing(self) -> LlamaForCausalLM:
+        settings = self.hparams
+        width, num_heads = settings["hidden_size"], settings["num_heads"]
+        if width % num_heads or (width // num_heads) % 2:
+            raise UserError(
+                f"model.hidden_size={width} gives model.num_heads={num_heads} heads of "
+                f"{width / num_heads:g} each, and rotary positions need a whole, even number."
+            )
+        config = LlamaConfig(
+            vocab_size=settings["vocab_size"],
+            hidden_size=width,
+            intermediate_size=settings["intermediate_size"] or -(-8 * width // 24) * 8,
+            num_hidden_layers=settings["num_layers"],
+            num_attention_heads=num_heads,
+            initializer_range=settings["initializer_range"],
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=3,
+        )
+        if settings["attention"] is not None:
+            config._attn_implementation = settings["attention"]
+        return LlamaForCausalLM(config)
+
+
+def _exact(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Returns how many answers are right, of each task."""
+    known = [row for row in rows if "is_exact" in row]
+    total = Counter(row["task"] for row in known)
+    right = Counter(row["task"] for row in known if row["is_exact"])
+    return [
+        Row(task or "all", f"{right[task] / total[task]:.1%} of {total[task]}")
+        for task in sorted(total)
+    ]
+
+
+def _check_positions(model: PreTrainedModel, data: LlmData) -> None:
+    """Refuses rows that are longer than the model has positions, or than its window."""
+    config = model.config.get_text_config()
+    length, packed = data.hparams["max_length"], data.row_length
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and length > limit:
+        raise UserError(
+            f"data.max_length={length} is more than the {limit} positions of the model. Set fewer."
+        )
+    window = getattr(config, "sliding_window", None)
+    if window is not None and getattr(config, "use_sliding_window", True) and packed > window:
+        raise UserError(
+            f"The model's attention sees {window} tokens back, and a packed row of {packed} tokens "
+            f"would see more. Set data.pack_length={window} or less."
+        )
+
+
+def _shard(module: LlmFinetuning, mesh: DeviceMesh) -> None:
+    """Cuts up each block, and the rest as one, over the cards of the axis data_parallel."""
+    if mesh["tensor_parallel"].size() > 1:
+        raise UserError(
+            "trainer.strategy has tensor_parallel_size="
+            f"{mesh['tensor_parallel'].size()}, which this recipe does not train with. Set "
+            "tensor_parallel_size=1 and data_parallel_size to the number of cards."
+        )
+    over = mesh["data_parallel"]
+    if over.size() == 1:
+        return
+    decoder: Any = module.model.get_decoder()
+    for block in decoder.layers:
+        fully_shard(block, mesh=over)
+    fully_shard(module, mesh=over)
