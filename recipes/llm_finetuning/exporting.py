@@ -13,7 +13,12 @@ from recipes.common.errors import UserError
 from recipes.common.export import export as export_model, read_checkpoint, tokenizer_of
 from recipes.common.hub import load_pretrained
 from recipes.common.training import CLASS_KEY, CONFIG_KEY
-from recipes.llm_finetuning.adapters import add_lora, check_base, is_of_adapter
+from recipes.llm_finetuning.adapters import (
+    add_lora,
+    base_fingerprint,
+    check_base,
+    is_of_adapter,
+)
 
 ADAPTER = "adapter"
 _SETTINGS = "hyper_parameters"
@@ -69,6 +74,7 @@ def _base(settings: dict[str, Any]) -> PreTrainedModel:
 
 def _with_adapter(content: dict[str, Any], settings: dict[str, Any]) -> PreTrainedModel:
     model = _base(settings)
+    check_base(content, base_fingerprint(model), settings["name"])
     add_lora(
         model,
         rank=settings["lora_rank"],
@@ -77,7 +83,6 @@ def _with_adapter(content: dict[str, Any], settings: dict[str, Any]) -> PreTrain
         targets=settings["lora_targets"],
         base_name=settings["name"],
     )
-    check_base(content, model, settings["name"])
     state = {n.removeprefix(_PREFIX): weight for n, weight in content["state_dict"].items()}
     wanted = {name for name in model.state_dict() if is_of_adapter(name)}
     if wanted != set(state):

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from lightning_gaudi.data import block_diagonal_mask
@@ -167,7 +167,9 @@ class LlmFinetuning(RecipeModule):
                 "set. Name one, or set model.method=full."
             )
         self.model = self._pretrained() if name else self._from_nothing()
+        self._base = ""
         if method == "lora":
+            self._base = base_fingerprint(self.model)  # before a strategy cuts weights up
             add_lora(
                 self.model,
                 rank=lora_rank,
@@ -180,7 +182,6 @@ class LlmFinetuning(RecipeModule):
             enable_checkpointing(self.model)
         # A checkpoint of lora has the adapters alone; `on_load_checkpoint` looks at them.
         self.strict_loading = method != "lora"
-        self._base: str | None = None
         self._writer: Writer | None = None
         self._totals: Tensor | None = None
 
@@ -218,7 +219,7 @@ class LlmFinetuning(RecipeModule):
         self.eval()
         vocab_size = self.model.config.get_text_config().vocab_size
         name = f"model.name={self.hparams['name'] or 'null'}"
-        check_isolation(self._logits, vocab_size, self.device, name)
+        check_isolation(self.packed_logits, vocab_size, self.device, name)
         self.train(was_training)
 
     def hidden(self, tokens: Tensor, sequence_ids: Tensor, positions: Tensor) -> Tensor:
@@ -324,11 +325,11 @@ class LlmFinetuning(RecipeModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves out frozen weights, and notes which they were."""
         super().on_save_checkpoint(checkpoint)
-        if self.hparams["method"] == "lora" and checkpoint.get("state_dict"):
+        if self.hparams["method"] != "lora":
+            return
+        checkpoint[BASE_KEY] = self._base
+        if checkpoint.get("state_dict"):
             checkpoint["state_dict"] = adapter_state(checkpoint["state_dict"])
-            if self._base is None:
-                self._base = base_fingerprint(self.model)
-            checkpoint[BASE_KEY] = self._base
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses the weights of another model, or those beside another base.
@@ -339,19 +340,19 @@ class LlmFinetuning(RecipeModule):
         if self.hparams["method"] != "lora":
             super().on_load_checkpoint(checkpoint)
             return
+        check_base(checkpoint, self._base, self.hparams["name"])
         if not (theirs := checkpoint.get("state_dict")):
-            return
+            return  # a strategy has loaded them in parts, and compared them then
         ours = adapter_state(self.state_dict(keep_vars=True))
-        if {name: each.shape for name, each in ours.items()} != {
-            name: each.shape for name, each in adapter_state(theirs).items()
-        }:
+        # ZeRO-3 leaves an empty weight where it has cut one up, and notes its shape.
+        shapes = {name: getattr(each, "ds_shape", each.shape) for name, each in ours.items()}
+        if shapes != {name: each.shape for name, each in adapter_state(theirs).items()}:
             raise UserError(
                 "The checkpoint holds other adapters than those that are configured "
                 f"(model.lora_rank={self.hparams['lora_rank']}, model.lora_targets="
                 f"{self.hparams['lora_targets']}). Start with the settings of the run that wrote "
                 "it (config.yaml in its folder)."
             )
-        check_base(checkpoint, self.model, self.hparams["name"])
 
     def report_sections(self, stage: str) -> list[Section]:
         """Returns the loss of the model's answers, and of what it must beat."""
@@ -409,7 +410,8 @@ class LlmFinetuning(RecipeModule):
             logits = logits / scale
         return torch.tanh(logits / limit) * limit if limit else logits
 
-    def _logits(self, tokens: Tensor, sequence_ids: Tensor, positions: Tensor) -> Tensor:
+    def packed_logits(self, tokens: Tensor, sequence_ids: Tensor, positions: Tensor) -> Tensor:
+        """Returns logits [B, T, V], float32, of rows as `hidden` takes them."""
         with self.trainer.precision_plugin.forward_context():
             hidden = self.hidden(tokens, sequence_ids, positions)
             return self._head(hidden.flatten(0, 1)).unflatten(0, tokens.shape).float()
@@ -437,7 +439,7 @@ class LlmFinetuning(RecipeModule):
                 f"data.tokenizer={tokenizer} has {num_tokens} tokens, but model.name={name} has "
                 f"embeddings for {num_rows}. Set data.tokenizer={name}."
             )
-        return model
+        return model.train()  # Lightning leaves it in the mode of `from_pretrained`: no dropout
 
     def _from_nothing(self) -> LlamaForCausalLM:
         settings = self.hparams
@@ -506,3 +508,4 @@ def _shard(module: LlmFinetuning, mesh: DeviceMesh) -> None:
     for block in decoder.layers:
         fully_shard(block, mesh=over)
     fully_shard(module, mesh=over)
+    register_fsdp_forward_method(module, "packed_logits")

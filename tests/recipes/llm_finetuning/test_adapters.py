@@ -67,7 +67,7 @@ def run(
     return losses, path / "saved" / f"step={SAVED_AT}.ckpt", cli
 
 
-def test_a_checkpoint_has_the_adapter_alone(run: tuple[list[float], Path, Any]) -> None:
+def test_a_checkpoint_has_the_adapter_alone(run: tuple[list[float], Path, Any], base: str) -> None:
     losses, path, cli = run
     assert len(losses) == NUM_STEPS
     trained = sum(p.numel() * 4 for p in cli.model.parameters() if p.requires_grad)
@@ -78,7 +78,7 @@ def test_a_checkpoint_has_the_adapter_alone(run: tuple[list[float], Path, Any]) 
     states = content["optimizer_states"][0]["state"].values()
     tensors += [each for state in states for each in state.values() if torch.is_tensor(each)]
     assert sum(each.nbytes for each in tensors) <= 3 * trained + 4 * len(tensors)
-    assert content[BASE_KEY] == base_fingerprint(cli.model.model)
+    assert content[BASE_KEY] == base_fingerprint(AutoModelForCausalLM.from_pretrained(base))
 
 
 def test_a_resumed_run_goes_on_with_the_same_bits(
@@ -161,6 +161,11 @@ def test_an_export_has_to_be_told_what_it_is(
     with pytest.raises(UserError, match=r"--merged is for a checkpoint of model\.method=lora"):
         export(tmp_path / "saved" / "full.ckpt", tmp_path / "merged", "merged")
     assert "LlamaForCausalLM" in export(tmp_path / "saved" / "full.ckpt", tmp_path / "whole", None)
+
+
+def test_a_model_from_a_folder_is_trained_with_its_dropout(base: str) -> None:
+    module = LlmFinetuning(name=base, tokenizer=base, method="lora", lora_dropout=0.5)
+    assert all(part.training for part in module.modules())
 
 
 @pytest.mark.parametrize("targets", ["q_prog", ["q_prog", "v_prog"]])
