@@ -225,10 +225,15 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in trained if _num_dims(p) > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if _num_dims(p) <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _num_dims(weight: nn.Parameter) -> int:
+    """Returns the dimensions of a whole weight: ZeRO-3 leaves an empty one, and notes its shape."""
+    return len(getattr(weight, "ds_shape", weight.shape))
 
 
 def make_schedule(

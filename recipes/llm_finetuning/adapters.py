@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ ALL_LINEAR = "all-linear"
 BASE_KEY = "base_fingerprint"
 """Where a checkpoint has the fingerprint of the weights that are not in it."""
 _OF_ADAPTER = ("lora_", "modules_to_save")
+_ZERO = "deepspeed.runtime.zero.partition_parameters"
+"""DeepSpeed's module that cuts weights up; imported where it does."""
 _NUM_SAMPLED = 4096
 """Values of a weight that its model's fingerprint has, about."""
 
@@ -86,6 +90,22 @@ def adapter_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if is_of_adapter(name)}
 
 
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Computes with the base alone; nothing else is changed, such as what is trained."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    # `enable_adapters` of a layer also decides whether its weights are trained.
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
 def merge(model: PreTrainedModel) -> None:
     """Adds what adapters compute to the weights beside them, in place."""
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -98,18 +118,47 @@ def merge(model: PreTrainedModel) -> None:
 def base_fingerprint(model: nn.Module) -> str:
     """Returns what tells a base from others, in a moment, however large it is.
 
-    A SHA-256 of the names, shapes and types of all weights, and of some values of each, evenly
-    spread: whoever trains a model on changes all of them.
+    A SHA-256 of the names and shapes of all weights, and of some values of each, evenly spread, in
+    bfloat16: whoever trains a model on changes all of them.
 
     Args:
-        model: on the host, without adapters.
+        model: without adapters; its weights are whole, or ZeRO-3's parts of them.
     """
     digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        values = weight.detach().flatten()[:: max(1, weight.numel() // _NUM_SAMPLED)]
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
-        digest.update(values.contiguous().view(torch.uint8).numpy())
+    for name, weight in sorted(model.named_parameters()):
+        with _whole(weight):
+            values = weight.detach().flatten()[:: max(1, weight.numel() // _NUM_SAMPLED)]
+            digest.update(f"{name} {tuple(weight.shape)}\n".encode())
+            digest.update(values.bfloat16().contiguous().cpu().view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+@contextmanager
+def _whole(weight: nn.Parameter) -> Iterator[None]:
+    """Gathers a weight that ZeRO-3 has cut up, on each rank; all of them call it."""
+    if not hasattr(weight, "ds_id"):
+        yield
+        return
+    with sys.modules[_ZERO].GatheredParameters([weight]):
+        yield
+
+
+@contextmanager
+def whole_weights() -> Iterator[None]:
+    """Makes modules with whole weights, where ZeRO-3 would cut them up before they have values.
+
+    peft fills an adapter's weights after it has made them; of parts there is nothing to fill, and
+    what is added to the model is not zero then.
+    """
+    partition = sys.modules.get(_ZERO)
+    if partition is None or partition.top_level_context is None:
+        yield
+        return
+    partition.shutdown_init_context()
+    try:
+        yield
+    finally:
+        partition.restore_init_context()
 
 
 def check_base(checkpoint: Mapping[str, Any], ours: str, name: object) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from recipes.common.errors import UserError
 from recipes.common.reader import Fields, Row, Table, open_tables
 from recipes.common.tables import columns_of
 
+Objective = Literal["sft", "dpo", "pretrain"]
 ROLES = ("system", "user", "assistant")
 MESSAGES = Fields(texts=(), others=("messages",))
 """The layout of chat data: a list of {"role": ..., "content": ...} in each row."""
@@ -25,6 +27,8 @@ PAIRS = Fields(
     ),
 )
 """A prompt and what follows it; `input` is put behind the prompt, `system` before it."""
+PREFERENCES = Fields(texts=(), others=("chosen", "rejected"), optional=("prompt", "system"))
+"""The layout of preferences: two answers to a prompt, or two conversations."""
 DOCUMENTS = Fields(texts=("text",))
 """The layout of text to go on learning the language from."""
 PromptFormat = Literal["plain", "alpaca"]
@@ -34,7 +38,8 @@ _ALPACA = (
 )
 """Source: the prompts of Stanford Alpaca, https://github.com/tatsu-lab/stanford_alpaca."""
 _WITH_INPUT = ", paired with an input that provides further context"
-_ANY = Fields(texts=(), optional=(*PAIRS.names, *MESSAGES.names, *DOCUMENTS.names))
+_NAMES = (PAIRS.names, MESSAGES.names, PREFERENCES.names, DOCUMENTS.names)
+_ANY = Fields(texts=(), optional=tuple(dict.fromkeys(chain.from_iterable(_NAMES))))
 
 
 class Message(NamedTuple):
@@ -69,7 +74,7 @@ def open_conversations(
     source: str,
     path: Any,
     *,
-    is_text: bool,
+    objective: Objective,
     subset: str | None,
     columns: Mapping[str, str] | None,
     held_out_share: float,
@@ -80,7 +85,7 @@ def open_conversations(
     Args:
         source: as of `open_tables`.
         path: likewise.
-        is_text: whether rows are documents to learn the language from.
+        objective: what is learnt of a row, which decides its layout.
         subset: as of `open_tables`.
         columns: likewise.
         held_out_share: likewise.
@@ -91,8 +96,9 @@ def open_conversations(
     """
     options = {"subset": subset, "columns": columns, "held_out_share": held_out_share, "seed": seed}
     tables = open_tables(source, path, _ANY, **options)
+    layouts = {"pretrain": DOCUMENTS, "dpo": PREFERENCES}
     return {
-        split: replace(table, fields=DOCUMENTS if is_text else _layout(table, columns or {}))
+        split: replace(table, fields=layouts.get(objective) or _layout(table, columns or {}))
         for split, table in tables.items()
     }
 
@@ -127,6 +133,46 @@ def read_conversations(
     return (_of_pair(row, prompt_format) for row in table)
 
 
+def read_preferences(table: Table) -> Iterator[tuple[Conversation, Conversation]]:
+    """Yields the chosen and the rejected conversation of each row.
+
+    Raises:
+        UserError: naming the row that has no two answers to one question.
+    """
+    return map(_of_preference, table)
+
+
+def _of_preference(row: Row) -> tuple[Conversation, Conversation]:
+    chosen, rejected = (_of_answer(row, name) for name in ("chosen", "rejected"))
+    if chosen.question != rejected.question:
+        raise UserError(
+            f"{row.place}: the columns {row.columns['chosen']!r} and {row.columns['rejected']!r} "
+            "answer different questions. A row has two answers to one."
+        )
+    return chosen, rejected
+
+
+def _of_answer(row: Row, name: str) -> Conversation:
+    """A text behind `prompt`, or messages, which may stand behind those of `prompt`."""
+    value, prompt = row.values[name], row.values["prompt"]
+    if isinstance(value, list):
+        before = prompt if isinstance(prompt, list) else []
+        if isinstance(prompt, str) and prompt and len(value) == 1:
+            before = [{"role": "user", "content": prompt}]
+        return _conversation(row, [*before, *value])
+    if isinstance(prompt, list):
+        return _conversation(row, [*prompt, {"role": "assistant", "content": value}])
+    if "prompt" not in row.columns:
+        raise UserError(
+            f"{row.place}: {row.columns[name]!r} is a text, and no column 'prompt' has what it "
+            "answers. Add one, or name yours: data.columns.prompt=COLUMN."
+        )
+    messages = [Message("user", row.needed_text("prompt"))]
+    if system := row.text("system"):
+        messages.insert(0, Message("system", system))
+    return Conversation((*messages, Message("assistant", row.needed_text(name))), row.place)
+
+
 def _of_pair(row: Row, prompt_format: PromptFormat) -> Conversation:
     prompt, completion = row.needed_text("prompt"), row.needed_text("completion")
     more = row.text("input")
@@ -142,7 +188,11 @@ def _of_pair(row: Row, prompt_format: PromptFormat) -> Conversation:
 
 
 def _of_messages(row: Row) -> Conversation:
-    found = [_message(row, number, each) for number, each in enumerate(_list(row), 1)]
+    return _conversation(row, _list(row))
+
+
+def _conversation(row: Row, messages: Sequence[Any]) -> Conversation:
+    found = [_message(row, number, each) for number, each in enumerate(messages, 1)]
     while found and found[-1].role != "assistant":
         found.pop()
     if not found:

@@ -5,8 +5,9 @@ Shapes: B rows of a batch, T tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,12 +37,14 @@ from recipes.common.tokenization import (
 from recipes.llm_finetuning.conversations import (
     Conversation,
     Message,
+    Objective,
     PromptFormat,
     open_conversations,
     read_conversations,
     read_documents,
+    read_preferences,
 )
-from recipes.llm_finetuning.embedded import embedded_conversations
+from recipes.llm_finetuning.embedded import embedded_conversations, embedded_preferences
 from recipes.llm_finetuning.encoding import (
     CHATML,
     IGNORED,
@@ -53,7 +56,6 @@ from recipes.llm_finetuning.encoding import (
 )
 
 Source = Literal["embedded", "path", "hub"]
-Objective = Literal["sft", "pretrain"]
 CHAT_TOKENS = {
     "unk_token": "<unk>",
     "bos_token": "<|im_start|>",
@@ -69,13 +71,15 @@ class LlmData(RecipeData):
     """Conversations, of whose answers the model learns, or text, of which it learns everything.
 
     Args:
-        objective: sft (answers of conversations) or pretrain (whole texts).
+        objective: sft (answers of conversations), dpo (which of two answers is the better one) or
+            pretrain (whole texts).
         source: embedded (conversations that rules make; for pretrain the documentation of Python
             and `packages`; on every machine), path (files) or hub (a data set by name).
         path: a file, several, or a folder of them (see `common/reader.py`), or the data set's name.
         subset: configuration of a data set from the hub.
         columns: your names of the columns: messages; or prompt, completion and, if there are any,
-            input and system; or, for pretrain, text. Alpaca's, Dolly's and GSM8K's are known.
+            input and system; or, for dpo, prompt, chosen and rejected; or, for pretrain, text.
+            Alpaca's, Dolly's and GSM8K's are known.
         packages: installed packages whose documentation is read besides that of Python.
         validation_share: of the training rows, held out for validation where there is no file for
             it, and likewise for test.
@@ -90,7 +94,8 @@ class LlmData(RecipeData):
             see each other then, and their ends are lost. False keeps them whole and apart.
         vocab_size: of a vocabulary that is learnt, and of a model that starts from nothing.
         max_length: tokens of the longest row; a longer one is cut, so that an answer is left.
-        pack_length: tokens that rows share in a batch (T); None for max_length.
+        pack_length: tokens that rows share in a batch (T); None for max_length, and for twice as
+            many of dpo, whose rows have two answers.
         max_sequences_per_pack: rows that share those, and do not see each other; None: as many as
             fit; 1: none shares.
         batch_size: packed rows of a batch, or prompts, on each card (B).
@@ -186,7 +191,7 @@ class LlmData(RecipeData):
                 rows, cut = encode_documents(self._texts(split), tokenizer, limit), Cut()
             else:
                 rows, cut = encode_conversations(
-                    self._conversations(split),
+                    self._learnt(split),
                     tokenizer,
                     limit,
                     learns_questions=self.hparams["learns_questions"],
@@ -270,7 +275,9 @@ class LlmData(RecipeData):
     @property
     def row_length(self) -> int:
         """Tokens of a row of a batch (T)."""
-        return int(self.hparams["pack_length"] or self.hparams["max_length"])
+        settings = self.hparams
+        together = 2 if settings["objective"] == "dpo" else 1
+        return int(settings["pack_length"] or together * settings["max_length"])
 
     @property
     def pad_token_id(self) -> int:
@@ -315,10 +322,22 @@ class LlmData(RecipeData):
         longest, shared = settings["max_length"], settings["pack_length"]
         if longest < _MIN_LENGTH:
             raise UserError(f"data.max_length={longest} leaves no room: at least {_MIN_LENGTH}.")
-        if shared is not None and shared < longest:
+        is_dpo = settings["objective"] == "dpo"
+        if shared is not None and shared < longest * (2 if is_dpo else 1):
+            what = "two answers" if is_dpo else "a row"
             raise UserError(
-                f"data.pack_length={shared} does not hold a row of data.max_length={longest} "
+                f"data.pack_length={shared} does not hold {what} of data.max_length={longest} "
                 "tokens. Raise the first, or lower the second."
+            )
+        if settings["objective"] != "sft" and (settings["learns_questions"]):
+            raise UserError(
+                "data.learns_questions=true is for data.objective=sft. Leave it out of "
+                f"data.objective={settings['objective']}."
+            )
+        if is_dpo and settings["concatenated"]:
+            raise UserError(
+                "data.concatenated=true cuts rows anywhere, and data.objective=dpo compares whole "
+                "answers. Leave it out."
             )
         most, share = settings["max_sequences_per_pack"], settings["validation_share"]
         if most is not None and most < 1:
@@ -358,7 +377,7 @@ class LlmData(RecipeData):
         self._tables = self._tables or open_conversations(
             settings["source"],
             settings["path"],
-            is_text=settings["objective"] == "pretrain",
+            objective=settings["objective"],
             subset=settings["subset"],
             columns=settings["columns"],
             held_out_share=settings["validation_share"],
@@ -387,6 +406,16 @@ class LlmData(RecipeData):
             return embedded_conversations(split, self.hparams["seed"])
         return list(read_conversations(self._table(split), self.hparams["prompt_format"]))
 
+    def _learnt(self, split: str) -> Iterable[Conversation]:
+        """Returns the conversations of a split; of preferences chosen and rejected in turn."""
+        if self.hparams["objective"] != "dpo":
+            return self._conversations(split)
+        if self.hparams["source"] == "embedded":
+            pairs = embedded_preferences(split, self.hparams["seed"])
+        else:
+            pairs = list(read_preferences(self._table(split)))
+        return chain.from_iterable(pairs)
+
     def _questions(self) -> list[Conversation]:
         settings = self.hparams
         given = given_prompts(settings["prompts"], settings["prompts_file"])
@@ -398,13 +427,24 @@ class LlmData(RecipeData):
                 "data.objective=pretrain has no questions for `predict`. Give some: "
                 "--data.prompts '[\"...\"]', or set data.objective=sft."
             )
-        return self._conversations("test")[: settings["max_prompts"]]
+        if settings["objective"] == "dpo" and settings["source"] != "embedded":
+            rows = [chosen for chosen, _ in read_preferences(self._table("test"))]
+        else:
+            rows = self._conversations("test")
+        return rows[: settings["max_prompts"]]
 
     def _loader(self, split: str) -> BucketDataLoader:
         settings, rows = self.hparams, self.rows(split)
         length = self.row_length
         most, is_training = settings["max_sequences_per_pack"], split == "train"
-        packs = PackDataset(rows, pack(rows.lengths.tolist(), length, max_sequences=most))
+        # The two answers of a preference are in one row.
+        together = 2 if settings["objective"] == "dpo" else 1
+        lengths = rows.lengths.reshape(-1, together).sum(1).tolist()
+        found = [
+            [together * number + part for number in each for part in range(together)]
+            for each in pack(lengths, length, max_sequences=most)
+        ]
+        packs = PackDataset(rows, found)
         batch_size = self.samples_per_batch(is_training=is_training)
         sampler = BucketBatchSampler(
             np.full(len(packs), length),
@@ -415,12 +455,15 @@ class LlmData(RecipeData):
             multiple_of=self.num_accumulated,
             **self.ranks,
         )
-        mean_learnt = batch_size * len(rows.learnt) / len(packs)
+        num_learnt = len(rows.learnt) if together == 1 else len(rows) / together
+        counts: dict[str, float] = {"mean_learnt": batch_size * num_learnt / len(packs)}
+        if together > 1:
+            counts["max_documents"] = max(map(len, found))
         workers = settings["num_workers"]
         return BucketDataLoader(
             packs,
             sampler,
-            partial(_collate, pad_token=self.pad_token_id, mean_learnt=mean_learnt),
+            partial(_collate, pad_token=self.pad_token_id, counts=counts),
             num_workers=workers,
             persistent_workers=workers > 0,
         )
@@ -439,7 +482,7 @@ def _check_source(source: Source, path: Any, columns: Mapping[str, str] | None) 
 
 
 def _collate(
-    packs: list[list[dict[str, Any]]], length: int, pad_token: int, mean_learnt: float
+    packs: list[list[dict[str, Any]]], length: int, pad_token: int, counts: Mapping[str, float]
 ) -> dict[str, Any]:
     """Tensors [B, T], see `pack_batch`, and numbers that the host keeps.
 
@@ -447,13 +490,14 @@ def _collate(
         packs: of rows.
         length: T.
         pad_token: fills up.
-        mean_learnt: tokens of a batch that are learnt, on average.
+        counts: of all batches alike: `mean_learnt`, how many tokens, or preferences, of a batch are
+            learnt on average; and of preferences `max_documents`, how many answers a row may have.
     """
     pad_values = {"input_ids": pad_token, "labels": IGNORED}
     batch = pack_batch(packs, length, pad_values=pad_values)
     num_tokens = sum(len(row["input_ids"]) for rows in packs for row in rows)
-    counts = {"num_tokens": num_tokens, "num_sequences": sum(map(len, packs))}
-    return {**batch, **counts, "mean_learnt": mean_learnt}
+    of_batch = {"num_tokens": num_tokens, "num_sequences": sum(map(len, packs))}
+    return {**batch, **of_batch, **counts}
 
 
 def _pad_left(samples: list[tuple[int, list[int]]], length: int, pad_token: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import ast
 import random
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from recipes.llm_finetuning.conversations import Conversation, Message
@@ -80,6 +81,22 @@ def embedded_conversations(split: str, seed: int) -> list[Conversation]:
     alone = len(rows) * 3 // 5
     pairs = zip(rows[alone::2], rows[alone + 1 :: 2], strict=False)
     return rows[:alone] + [Conversation((*a.messages, *b.messages)) for a, b in pairs]
+
+
+def embedded_preferences(split: str, seed: int) -> list[tuple[Conversation, Conversation]]:
+    """Returns conversations, each with one that ends with the answer to another question."""
+    rows = embedded_conversations(split, seed)
+    wrong: dict[str, list[str]] = {}
+    for row in rows:
+        wrong.setdefault(row.task, []).append(row.answer)
+    draw = random.Random(seed + 1)
+    return [(row, _answered(row, draw.choice(wrong[row.task]))) for row in rows]
+
+
+def _answered(row: Conversation, answer: str) -> Conversation:
+    """Returns a conversation with another answer, which is not the right one by chance."""
+    other = "I do not know" if answer == row.answer else answer
+    return replace(row, messages=(*row.question, Message("assistant", other)))
 
 
 def _split_of(place: int) -> int:

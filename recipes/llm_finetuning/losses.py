@@ -1,6 +1,6 @@
-"""The loss of a vocabulary in parts, so that not all logits are there at a time.
+"""Losses over a vocabulary in parts, so that not all logits are there at a time.
 
-Shapes: N tokens, D hidden, V vocabulary.
+Shapes: N tokens, B rows, T tokens of a row, K documents of a row, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -37,6 +37,64 @@ def chunked_cross_entropy(
         else:
             total = total + _sum(part, of_part, head)
     return total
+
+
+def answer_log_probabilities(
+    hidden: Tensor,
+    labels: Tensor,
+    sequence_ids: Tensor,
+    head: Callable[[Tensor], Tensor],
+    num_chunks: int,
+    max_documents: int,
+) -> Tensor:
+    """Returns the log-probability of each document's answer, float32 [B, K].
+
+    Args:
+        hidden: [B, T, D].
+        labels: [B, T], int64; -100 is no part of an answer.
+        sequence_ids: [B, T], int64, from 1: which document of its row a token is of.
+        head: as in `chunked_cross_entropy`.
+        num_chunks: likewise.
+        max_documents: of a row (K).
+    """
+    flat, wanted = hidden.flatten(0, 1), labels.flatten()
+    found = []
+    for part, of_part in zip(flat.chunk(num_chunks), wanted.chunk(num_chunks), strict=True):
+        if num_chunks > 1 and torch.is_grad_enabled():
+            found.append(checkpoint(_each, part, of_part, head, use_reentrant=False))
+        else:
+            found.append(_each(part, of_part, head))
+    log_probabilities = -torch.cat(found).view_as(labels)
+    numbers = torch.arange(1, max_documents + 1, device=labels.device)
+    is_of = sequence_ids[:, None, :] == numbers[None, :, None]
+    return (log_probabilities[:, None, :] * is_of).sum(-1)
+
+
+def preference_loss(
+    policy: Tensor, reference: Tensor, sequence_ids: Tensor, beta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns sums over the pairs of a batch: loss, right ones, and how many there are; float32.
+
+    Args:
+        policy: [B, K], log-probabilities by the model that is trained: chosen and rejected answers
+            in turn.
+        reference: [B, K], likewise by the model before.
+        sequence_ids: [B, T], int64: which of its row's answers a token is of, from 1.
+        beta: how far the model may go from the reference: less lets it go further.
+
+    Source: Rafailov et al., Direct Preference Optimization, 2023 (arXiv 2305.18290), equation 7.
+    """
+    gains = policy - reference
+    margins = gains[:, 0::2] - gains[:, 1::2]
+    chosen = torch.arange(1, policy.shape[1] + 1, 2, device=policy.device)
+    is_pair = sequence_ids.amax(1, keepdim=True) >= chosen  # the others are places that are free
+    losses = torch.where(is_pair, -F.logsigmoid(beta * margins), 0.0)
+    is_right = (margins > 0) & is_pair
+    return losses.sum(), is_right.sum().float(), is_pair.sum().float()
+
+
+def _each(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
+    return F.cross_entropy(head(hidden).float(), labels, ignore_index=-100, reduction="none")
 
 
 def _sum(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:

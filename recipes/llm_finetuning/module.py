@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +18,18 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrateg
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from lightning_gaudi.data import block_diagonal_mask
 from lightning_gaudi.inference import Engine
 from lightning_gaudi.untrusted import printable
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, first_line
 from recipes.common.folders import place_of, prediction_path, write_predictions
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
@@ -38,15 +45,23 @@ from recipes.llm_finetuning.adapters import (
     base_fingerprint,
     check_base,
     merge,
+    whole_weights,
+    without_adapters,
 )
 from recipes.llm_finetuning.data import LlmData
 from recipes.llm_finetuning.isolation import check_isolation
-from recipes.llm_finetuning.losses import chunked_cross_entropy
+from recipes.llm_finetuning.losses import (
+    answer_log_probabilities,
+    chunked_cross_entropy,
+    preference_loss,
+)
 
 _FILE = "answers.jsonl"
 _SHOWN = 4
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _WRITING = tuple(WritingSettings.__dataclass_fields__)
+_INDIFFERENT = math.log(2)
+"""The loss of preferences where the model prefers what its base does."""
 _FEW_LAYERS = 8
 """Of a model with more, blocks are compiled, and not all of it as one: see `compile_regions`."""
 
@@ -77,6 +92,7 @@ class LlmFinetuning(RecipeModule):
         lora_alpha: what they add is multiplied with lora_alpha / lora_rank.
         lora_dropout: of what they take.
         lora_targets: all-linear, or names of layers, such as [q_proj, v_proj].
+        dpo_beta: of data.objective=dpo: less lets the model go further from what it was.
         dtype: of the weights: fp32 or bf16. What is trained is fp32: bf16 is for the frozen weights
             of lora, and for `predict`.
         gradient_checkpointing: recompute each block in the backward pass: a fraction of the memory
@@ -131,6 +147,7 @@ class LlmFinetuning(RecipeModule):
         lora_alpha: float = 32.0,
         lora_dropout: float = 0.0,
         lora_targets: str | Sequence[str] = ALL_LINEAR,
+        dpo_beta: float = 0.1,
         dtype: Literal["fp32", "bf16"] = "fp32",
         gradient_checkpointing: bool = False,
         loss_chunks: int = 16,
@@ -166,20 +183,13 @@ class LlmFinetuning(RecipeModule):
                 "model.method=lora trains beside the weights of a model, and model.name is not "
                 "set. Name one, or set model.method=full."
             )
-        self.model = self._pretrained() if name else self._from_nothing()
+        if name:
+            self._check(name)
+        else:
+            self.model = self._prepared(self._from_nothing())
         self._base = ""
-        if method == "lora":
-            self._base = base_fingerprint(self.model)  # before a strategy cuts weights up
-            add_lora(
-                self.model,
-                rank=lora_rank,
-                alpha=lora_alpha,
-                dropout=lora_dropout,
-                targets=lora_targets,
-                base_name=name,
-            )
-        if gradient_checkpointing:
-            enable_checkpointing(self.model)
+        # The same on all ranks, whatever they draw before their adapters are made.
+        self._adapter_seed = int(torch.randint(2**31, ()))
         # A checkpoint of lora has the adapters alone; `on_load_checkpoint` looks at them.
         self.strict_loading = method != "lora"
         self._writer: Writer | None = None
@@ -192,7 +202,12 @@ class LlmFinetuning(RecipeModule):
         return () if is_deep else super().compile_regions
 
     def configure_model(self) -> None:
-        """Cuts the model up where `ModelParallelStrategy` asks for it: FSDP2."""
+        """Loads a model that has a name, and cuts it up where `ModelParallelStrategy` asks for it.
+
+        Under ZeRO-3 each weight is cut up as it is loaded: no card and no host has all of them.
+        """
+        if not hasattr(self, "model"):
+            self.model = self._prepared(self._pretrained())
         if self.device_mesh is not None:
             _shard(self, self.device_mesh)
 
@@ -204,6 +219,12 @@ class LlmFinetuning(RecipeModule):
             raise UserError(
                 "model.dtype=bf16 is for frozen weights: what is trained is kept in fp32. Set "
                 "model.dtype=fp32 and trainer.precision=bf16-mixed, or model.method=lora."
+            )
+        is_dpo = self.data_of(LlmData, "rows").hparams["objective"] == "dpo"
+        if is_dpo and self.hparams["method"] != "lora":
+            raise UserError(
+                "data.objective=dpo compares with the model as it was, which beside adapters is "
+                "still there. Set model.method=lora, and model.name to the model."
             )
         strategy = self.trainer.strategy
         if isinstance(strategy, DeepSpeedStrategy) and self.hparams["method"] == "lora":
@@ -247,6 +268,8 @@ class LlmFinetuning(RecipeModule):
     def forward(self, batch: Mapping[str, Any], scores: bool = False) -> Any:
         """Returns the losses; for scores [2] float32, the loss of all tokens and their number."""
         hidden = self.hidden(batch["input_ids"], batch["sequence_ids"], batch["position_ids"])
+        if "max_documents" in batch:
+            return self._preferences(batch, hidden, scores)
         labels = batch["labels"].flatten()
         num_chunks = self.hparams["loss_chunks"]
         total = chunked_cross_entropy(hidden.flatten(0, 1), labels, self._head, num_chunks)
@@ -258,11 +281,39 @@ class LlmFinetuning(RecipeModule):
             "answer_loss": total.detach() / num_learnt.clamp(min=1.0),
         }
 
+    def _preferences(self, batch: Mapping[str, Any], hidden: Tensor, scores: bool) -> Any:
+        """Returns what `forward` does, of preferences; for scores [3]: right ones, too."""
+        policy = self._answers(batch, hidden)
+        with torch.no_grad(), without_adapters(self.model):
+            rows = (batch["input_ids"], batch["sequence_ids"], batch["position_ids"])
+            reference = self._answers(batch, self.hidden(*rows))
+        loss, num_right, num_pairs = preference_loss(
+            policy, reference, batch["sequence_ids"], self.hparams["dpo_beta"]
+        )
+        if scores:
+            return torch.stack((loss, num_pairs, num_right))
+        return {
+            "loss": loss / batch["mean_learnt"],
+            "answer_loss": loss.detach() / num_pairs.clamp(min=1.0),
+        }
+
+    def _answers(self, batch: Mapping[str, Any], hidden: Tensor) -> Tensor:
+        """[B, K]: the log-probability of each answer."""
+        return answer_log_probabilities(
+            hidden,
+            batch["labels"],
+            batch["sequence_ids"],
+            self._head,
+            self.hparams["loss_chunks"],
+            int(batch["max_documents"]),
+        )
+
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         return self(batch)  # type: ignore[no-any-return]
 
     def on_validation_epoch_start(self) -> None:
-        self._totals = torch.zeros(2, device=self.device)
+        is_dpo = self._data().hparams["objective"] == "dpo"
+        self._totals = torch.zeros(3 if is_dpo else 2, device=self.device)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         assert self._totals is not None
@@ -360,6 +411,14 @@ class LlmFinetuning(RecipeModule):
         if f"{stage}/loss" not in metrics:
             return []
         split, loss = SPLITS[stage], float(metrics[f"{stage}/loss"])
+        if f"{stage}/accuracy" in metrics:
+            accuracy = float(metrics[f"{stage}/accuracy"])
+            rows = [
+                Row("loss", f"{loss:.3f}", "less than that of no preference", loss < _INDIFFERENT),
+                Row("of no preference", f"{_INDIFFERENT:.3f}"),
+                Row("prefers the chosen answer", f"{accuracy:.1%}"),
+            ]
+            return [section(f"Preferences ({split}, {data.origin})", rows)]
         unigram = data.unigram_loss(split)
         rows = [
             Row("model", f"{loss:.3f}", "less than the one below", loss < unigram),
@@ -370,6 +429,8 @@ class LlmFinetuning(RecipeModule):
 
     def references(self, name: str) -> dict[str, float]:
         """Returns the loss, or the perplexity, of who knows only how often tokens are learnt."""
+        if self._data().hparams["objective"] == "dpo":
+            return {"no preference": _INDIFFERENT} if name == "loss" else {}
         loss = self._data().unigram_loss("validation")
         if name == "loss":
             return {"unigram": loss}
@@ -377,10 +438,14 @@ class LlmFinetuning(RecipeModule):
 
     def _log_evaluation(self, stage: str) -> None:
         assert self._totals is not None
-        loss, num_learnt = self.sum_over_ranks(self._totals)
+        loss, num_learnt, *num_right = self.sum_over_ranks(self._totals)
         self._totals = None
         mean = loss / max(num_learnt, 1.0)
-        self.log_on_host({f"{stage}/loss": mean, f"{stage}/perplexity": math.exp(mean)}, True)
+        if num_right:
+            found = {f"{stage}/accuracy": num_right[0] / max(num_learnt, 1.0)}
+        else:
+            found = {f"{stage}/perplexity": math.exp(mean)}
+        self.log_on_host({f"{stage}/loss": mean, **found}, True)
 
     def _print(self, path: Path) -> None:
         """Some of the answers, how many are exact, and how fast they were written."""
@@ -424,14 +489,56 @@ class LlmFinetuning(RecipeModule):
 
     def _pretrained(self) -> PreTrainedModel:
         settings = self.hparams
-        name = settings["name"]
-        tokenizer = published_tokenizer(name, settings["tokenizer"])
         options = {"dtype": _DTYPES[settings["dtype"]]}
         if settings["attention"] is not None:
             options["attn_implementation"] = settings["attention"]
-        model: PreTrainedModel = load_pretrained(
-            AutoModelForCausalLM, "model.name", name, **options
+        # Lightning makes the card torch's device here; but of ZeRO-3 weights come from files.
+        with nullcontext() if self._is_in_shards() else torch.device("cpu"):
+            model: PreTrainedModel = load_pretrained(
+                AutoModelForCausalLM, "model.name", settings["name"], **options
+            )
+        return model.train()  # Lightning leaves it in the mode of `from_pretrained`: no dropout
+
+    def _prepared(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Puts adapters beside the weights, where they are asked for."""
+        settings = self.hparams
+        if settings["method"] == "lora":
+            self._base = base_fingerprint(model)  # before a strategy cuts weights up
+            with torch.device("cpu"), torch.random.fork_rng([]), whole_weights():
+                torch.manual_seed(self._adapter_seed)
+                self._add_lora(model)
+        if settings["gradient_checkpointing"]:
+            enable_checkpointing(model)
+        return model
+
+    def _add_lora(self, model: PreTrainedModel) -> None:
+        settings = self.hparams
+        add_lora(
+            model,
+            rank=settings["lora_rank"],
+            alpha=settings["lora_alpha"],
+            dropout=settings["lora_dropout"],
+            targets=settings["lora_targets"],
+            base_name=settings["name"],
         )
+
+    def _is_in_shards(self) -> bool:
+        strategy = None if self._trainer is None else self._trainer.strategy
+        return isinstance(strategy, DeepSpeedStrategy) and strategy.zero_stage_3
+
+    def _check(self, name: str) -> None:
+        """Refuses a model that does not fit the settings, before any weight is read."""
+        settings = self.hparams
+        tokenizer = published_tokenizer(name, settings["tokenizer"])
+        config = load_pretrained(AutoConfig, "model.name", name)
+        try:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
+        except (ValueError, ImportError) as error:
+            raise UserError(
+                f"model.name={name} is a {config.model_type} model, which is no decoder-only "
+                f"language model: {first_line(error)} Name one that is."
+            ) from error
         num_tokens = len(load_tokenizer(tokenizer, ("eos_token",), "language models"))
         num_rows = model.get_input_embeddings().num_embeddings
         if num_tokens > num_rows:
@@ -439,7 +546,9 @@ class LlmFinetuning(RecipeModule):
                 f"data.tokenizer={tokenizer} has {num_tokens} tokens, but model.name={name} has "
                 f"embeddings for {num_rows}. Set data.tokenizer={name}."
             )
-        return model.train()  # Lightning leaves it in the mode of `from_pretrained`: no dropout
+        if settings["method"] == "lora":
+            with torch.device("meta"):
+                self._add_lora(model)
 
     def _from_nothing(self) -> LlamaForCausalLM:
         settings = self.hparams

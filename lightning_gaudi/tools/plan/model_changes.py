@@ -8,6 +8,7 @@ would fill large tensors does nothing.
 from __future__ import annotations
 
 import copy
+import mmap
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -34,6 +35,9 @@ _FILLS = frozenset(
 class EmptyWeights(TorchFunctionMode):
     """Leaves large tensors of floating point numbers on the host as they are.
 
+    What `torch.empty` gives of them is no promise of memory to the kernel, so that a process with
+    more of them than the host has may fork.
+
     Args:
         is_on: Whether it does so from the start.
     """
@@ -49,6 +53,8 @@ class EmptyWeights(TorchFunctionMode):
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
+        if self._is_on and func is torch.empty:
+            return _unreserved(args, given)
         # torch 2.13 sends what torch.nn.init is called with here, by name.
         target = args[0] if args else given.get("tensor")
         is_fill = getattr(func, "__module__", None) == init.__name__ or _name(func) in _FILLS
@@ -79,6 +85,30 @@ def fill_weights() -> None:
     if _empty is not None:
         _empty.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         _empty = None
+
+
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Linux's own on x86 and Arm, which Python 3.10 does not name."""
+
+
+def _unreserved(arguments: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+    """Returns what `torch.empty` returns; a large tensor in memory that nobody has reserved.
+
+    A kernel that counts what it has promised refuses to fork a process whose weights, which are
+    never written, are larger than the host.
+    """
+    like: Tensor = torch.empty(*arguments, **{**given, "device": "meta", "pin_memory": False})
+    device = torch.device(given.get("device") or "cpu")
+    num_bytes = like.numel() * like.element_size()
+    is_plain = device.type == "cpu" and not {"out", "memory_format", "layout"} & {
+        name for name, value in given.items() if value is not None
+    }
+    if not (is_plain and like.is_floating_point() and num_bytes > _LARGE_BYTES):
+        return torch.empty(*arguments, **given)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    memory = mmap.mmap(-1, num_bytes, flags=flags)
+    found = torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
+    return found.requires_grad_(like.requires_grad)
 
 
 def _is_large(value: Any) -> bool:

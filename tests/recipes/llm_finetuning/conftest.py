@@ -26,8 +26,9 @@ from transformers import (
 
 from recipes.common.tokenization import train_byte_bpe
 from recipes.llm_finetuning.data import CHAT_TOKENS, LlmData
-from recipes.llm_finetuning.embedded import embedded_conversations
+from recipes.llm_finetuning.embedded import embedded_conversations, embedded_preferences
 from recipes.llm_finetuning.encoding import CHATML
+from recipes.llm_finetuning.module import LlmFinetuning
 
 VOCABULARY = 320
 _SIZES = {
@@ -99,6 +100,26 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         (folder / f"{split}.jsonl").write_text("\n".join(lines))
     return folder
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of preferences."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for split, number in (("train", 48), ("validation", 16), ("test", 8)):
+        lines = [
+            json.dumps({"prompt": a.question[-1].content, "chosen": a.answer, "rejected": b.answer})
+            for a, b in embedded_preferences(split, 0)[:number]
+        ]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def make_module(folder: str, **settings: Any) -> LlmFinetuning:
+    """The recipe's module with the model of a folder, as a Trainer has it; in evaluation mode."""
+    module = LlmFinetuning(name=folder, tokenizer=folder, **settings)
+    module.configure_model()
+    return module.eval()
 
 
 def small_data(folder: str, rows: Path, **settings: Any) -> LlmData:

@@ -17,6 +17,7 @@ from recipes.llm_finetuning.adapters import BASE_KEY, base_fingerprint, is_of_ad
 from recipes.llm_finetuning.exporting import export
 from recipes.llm_finetuning.module import LlmFinetuning
 from tests.helpers.recipes import Losses, quiet_cli
+from tests.recipes.llm_finetuning.conftest import make_module
 
 NUM_STEPS, SAVED_AT = 6, 3
 pytestmark = pytest.mark.filterwarnings(
@@ -133,7 +134,7 @@ def test_what_is_exported_answers_as_the_model(
     names = {each.name for each in (tmp_path / "adapter").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors"} <= names
     assert "model.safetensors" not in names
-    module = LlmFinetuning(name=base, tokenizer=base, method="lora", lora_rank=4).eval()
+    module = make_module(base, method="lora", lora_rank=4)
     state = torch.load(path, weights_only=True)["state_dict"]
     module.load_state_dict(state, strict=False)
     merge(module.model)
@@ -165,6 +166,7 @@ def test_an_export_has_to_be_told_what_it_is(
 
 def test_a_model_from_a_folder_is_trained_with_its_dropout(base: str) -> None:
     module = LlmFinetuning(name=base, tokenizer=base, method="lora", lora_dropout=0.5)
+    module.configure_model()
     assert all(part.training for part in module.modules())
 
 

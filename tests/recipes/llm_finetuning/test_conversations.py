@@ -19,7 +19,7 @@ from recipes.llm_finetuning.embedded import embedded_conversations, in_words
 
 
 def _read(path: Path, columns: dict[str, str] | None = None) -> list[Conversation]:
-    options: dict[str, Any] = {"is_text": False, "subset": None, "columns": columns}
+    options: dict[str, Any] = {"objective": "sft", "subset": None, "columns": columns}
     tables = open_conversations("path", str(path), held_out_share=0.1, seed=0, **options)
     return [row for table in tables.values() for row in read_conversations(table)]
 
@@ -79,7 +79,7 @@ def test_rows_of_known_layouts_are_read(row: object, expected: object, tmp_path:
 def test_prompts_may_be_alpaca_s(more: str, expected: str, tmp_path: Path) -> None:
     row = {"instruction": "Why?", "output": "Because.", "input": more}
     path = str(_write(tmp_path / "train.jsonl", row))
-    options: dict[str, Any] = {"is_text": False, "subset": None, "columns": None}
+    options: dict[str, Any] = {"objective": "sft", "subset": None, "columns": None}
     tables = open_conversations("path", path, held_out_share=0.0, seed=0, **options)
     [found] = read_conversations(tables["train"], "alpaca")
     assert found.messages == (Message("user", expected), PAIR[1])
@@ -125,7 +125,7 @@ def test_a_pair_without_one_of_its_texts_is_named(name: str, tmp_path: Path) -> 
 def test_rows_are_held_out_by_their_messages(tmp_path: Path) -> None:
     rows = [_chat(("user", f"{number}?"), ANSWERED) for number in range(200)]
     path = str(_write(tmp_path / "rows.jsonl", *rows))
-    options: dict[str, Any] = {"is_text": False, "subset": None, "columns": None}
+    options: dict[str, Any] = {"objective": "sft", "subset": None, "columns": None}
     tables = open_conversations("path", path, held_out_share=0.1, seed=0, **options)
     sizes = {split: len(list(read_conversations(table))) for split, table in tables.items()}
     assert sum(sizes.values()) == 200

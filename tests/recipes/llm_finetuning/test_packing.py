@@ -15,7 +15,7 @@ from recipes.llm_finetuning.isolation import check_isolation
 from recipes.llm_finetuning.losses import chunked_cross_entropy
 from recipes.llm_finetuning.module import LlmFinetuning
 from tests.helpers.forked import fork_python
-from tests.recipes.llm_finetuning.conftest import FAMILIES, small_data
+from tests.recipes.llm_finetuning.conftest import FAMILIES, make_module, small_data
 
 _IS_MIXED = pytest.mark.filterwarnings(
     "ignore::lightning_gaudi.simulator.rules.GaudiRuleWarning"
@@ -48,10 +48,6 @@ CASES = [
 ]
 
 
-def _module(folder: str, **settings: Any) -> LlmFinetuning:
-    return LlmFinetuning(name=folder, tokenizer=folder, **settings)
-
-
 def _learn(module: LlmFinetuning, batch: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
     """The loss and the gradients of a batch."""
     module.zero_grad()
@@ -72,7 +68,7 @@ def test_packed_rows_are_as_rows_of_their_own(
     save: Callable[..., str], rows: Path, family: str, device: str
 ) -> None:
     folder = save(family)
-    module = _module(folder, loss_chunks=3).to(device)
+    module = make_module(folder, loss_chunks=3).to(device)
     data = small_data(folder, rows, batch_size=4, pack_length=160)
     packed = next(iter(data.val_dataloader()))
     assert packed["num_sequences"] > 8
@@ -98,7 +94,7 @@ def test_packed_rows_are_as_rows_of_their_own(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_check_takes_what_keeps_documents_apart(save: Callable[..., str], family: str) -> None:
-    module = _module(save(family)).eval()
+    module = make_module(save(family))
 
     def compute(*row: Tensor) -> Tensor:
         return module._head(module.hidden(*row))
@@ -107,7 +103,7 @@ def test_the_check_takes_what_keeps_documents_apart(save: Callable[..., str], fa
 
 
 def test_the_check_refuses_what_lets_documents_leak(base: str) -> None:
-    module = _module(base).eval()
+    module = make_module(base)
 
     def compute(tokens: Tensor, sequence_ids: Tensor, positions: Tensor) -> Tensor:
         mask = torch.ones_like(tokens)
@@ -148,7 +144,7 @@ def test_a_loss_in_parts_takes_a_fifth_of_all_logits() -> None:
 
 def test_the_head_makes_the_model_s_logits(save: Callable[..., str]) -> None:
     """Gemma's are soft-capped; without that the loss would be another one."""
-    module = _module(save("gemma2")).eval()
+    module = make_module(save("gemma2"))
     tokens = torch.arange(4, 20)[None]
     ones, positions = torch.ones_like(tokens), torch.arange(16)[None]
     with torch.no_grad():
@@ -164,7 +160,7 @@ def test_a_row_beyond_the_window_is_refused(
     from recipes.llm_finetuning.module import _check_positions
 
     folder = save("mistral")
-    module = _module(folder)
+    module = make_module(folder)
     with pytest.raises(UserError, match=rf"sees 256 tokens back.*row of {length}.*pack_length=256"):
         _check_positions(module.model, small_data(folder, rows, pack_length=length))
     _check_positions(module.model, small_data(folder, rows, pack_length=256))

@@ -10,9 +10,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import LlamaForCausalLM
 
-from recipes.llm_finetuning.module import LlmFinetuning
 from tests.helpers.trainers import run_trainers
-from tests.recipes.llm_finetuning.conftest import FAMILIES, make_tokenizer
+from tests.recipes.llm_finetuning.conftest import FAMILIES, make_module, make_tokenizer
 from tests.recipes.llm_finetuning.test_adapters import _fit, cli_of
 
 NUM_STEPS, SAVED_AT = 20, 10
@@ -27,33 +26,42 @@ STRATEGIES = {
     "zero1": ("--trainer.strategy=deepspeed_stage_1",),
     "zero3": ("--trainer.strategy=deepspeed_stage_3",),
 }
-METHODS = ("lora", "full")
+METHODS = ("lora", "full", "dpo")
 PACKS = {"packed": "null", "alone": "1"}
 _CASES = [(name, method, packs) for name in STRATEGIES for method in METHODS for packs in PACKS]
 
 
 def _settings(method: str, packs: str) -> list[str]:
+    objective = ("--data.objective=dpo", "--data.pack_length=128") if method == "dpo" else ()
     return [
-        *(f"--model.method={method}", "--model.optimizer=adamw", "--model.learning_rate=1e-3"),
+        *objective,
+        *(
+            f"--model.method={'full' if method == 'full' else 'lora'}",
+            "--model.optimizer=adamw",
+            "--model.learning_rate=1e-3",
+        ),
         *(f"--trainer.max_steps={NUM_STEPS}", "--trainer.max_epochs=-1"),
         f"--data.max_sequences_per_pack={PACKS[packs]}",
     ]
 
 
-def _train(rank: int, path: Path, base: str, rows: Path) -> dict[str, list[float]]:
+def _train(rank: int, path: Path, base: str, rows: Path, pairs: Path) -> dict[str, list[float]]:
     found = {}
     for name, method, packs in _CASES:
         settings = [*_settings(method, packs), *STRATEGIES[name], "--trainer.devices=2"]
-        cli = cli_of(path / name, base, rows, "--data.batch_size=1", *settings)
+        data = pairs if method == "dpo" else rows
+        cli = cli_of(path / name, base, data, "--data.batch_size=1", *settings)
         found[f"{name}-{method}-{packs}"] = _fit(cli)
     return found
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: Any, base: str, rows: Path) -> list[dict[str, list[float]]]:
+def ranks(
+    tmp_path_factory: Any, base: str, rows: Path, pairs: Path
+) -> list[dict[str, list[float]]]:
     """The losses of each rank, by case."""
     folder = tmp_path_factory.mktemp("strategies")
-    return run_trainers(_train, folder, folder, base, rows, timeout=280)
+    return run_trainers(_train, folder, folder, base, rows, pairs, timeout=280)
 
 
 def _save_and_resume(rank: int, path: Path, base: str, rows: Path) -> dict[str, Any]:
@@ -106,20 +114,21 @@ def test_a_checkpoint_of_adapters_has_no_base(
     saved: list[dict[str, Any]], wide: str, name: str
 ) -> None:
     base = (Path(wide) / "model.safetensors").stat().st_size
-    model = LlmFinetuning(name=wide, tokenizer=wide, method="lora", lora_rank=4)
+    model = make_module(wide, method="lora", lora_rank=4)
     trained = sum(each.numel() * 4 for each in model.parameters() if each.requires_grad)
     # Of DeepSpeed two scripts are in it, and of all what describes each tensor of each card.
     assert saved[0][name]["size"] < 3 * trained + base / 8
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: Any, base: str, rows: Path) -> dict[str, list[float]]:
+def alone(tmp_path_factory: Any, base: str, rows: Path, pairs: Path) -> dict[str, list[float]]:
     """The losses of one process, on batches of both cards together."""
     folder = tmp_path_factory.mktemp("alone")
     found = {}
     for method in METHODS:
         for packs in PACKS:
-            cli = cli_of(folder, base, rows, "--data.batch_size=2", *_settings(method, packs))
+            data = pairs if method == "dpo" else rows
+            cli = cli_of(folder, base, data, "--data.batch_size=2", *_settings(method, packs))
             found[f"{method}-{packs}"] = _fit(cli)
     return found
 

@@ -148,7 +148,7 @@ def _conversations(folder: Path) -> Parser:
         tables = conversations.open_conversations(
             "path",
             str(path),
-            is_text=False,
+            objective="sft",
             subset=None,
             columns=None,
             held_out_share=0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lightning_gaudi.tools.plan.model_changes import (
+    EmptyWeights,
     from_configuration,
     from_diffusers_configuration,
 )
@@ -71,6 +73,38 @@ def test_weights_are_made_without_values_in_the_hooks_of_a_module(tmp_path: Path
     num_bytes = 3 * 4 * (1024 * 1024 + 1024)
     assert found.categories["weights"] == num_bytes
     assert found.host["weights, as they are made"] == num_bytes
+
+
+def test_a_process_with_more_weights_than_the_host_has_may_fork() -> None:
+    """Llama-3-8B in float32 has 32 GB; here are 137."""
+    with EmptyWeights():
+        layer = torch.nn.Linear(2**17, 2**18)
+    assert layer.weight.shape == (2**18, 2**17)
+    assert layer.weight.dtype == torch.float32
+    assert layer.weight.requires_grad
+    if (pid := os.fork()) == 0:
+        os._exit(0 if layer.weight[-1, -1].item() == 0 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ((2, 3), {}),
+        (((1024, 1024),), {"dtype": torch.int64}),
+        ((1024, 1024), {"dtype": torch.bfloat16, "requires_grad": True}),
+        ((1, 4, 512, 512), {"memory_format": torch.channels_last}),
+        ((1024, 1024), {"device": "meta"}),
+        ((1024, 1024), {"device": torch.device("hpu")}),
+    ],
+)
+def test_empty_tensors_are_what_they_would_be(arguments: Any, given: dict[str, Any]) -> None:
+    expected = torch.empty(*arguments, **given)
+    with EmptyWeights():
+        found = torch.empty(*arguments, **given)
+    for name in ("shape", "dtype", "device", "requires_grad"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert found.stride() == expected.stride()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", None])
