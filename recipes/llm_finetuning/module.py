@@ -234,7 +234,8 @@ class LlmFinetuning(RecipeModule):
         """Tries whether the model keeps the documents of a packed row apart."""
         data = self.data_of(LlmData, "tokenizer and rows")
         _check_positions(self.model, data)
-        if data.hparams["max_sequences_per_pack"] == 1:
+        settings = data.hparams  # the two answers of a preference share a row in any case
+        if settings["max_sequences_per_pack"] == 1 and settings["objective"] != "dpo":
             return
         was_training = self.training
         self.eval()

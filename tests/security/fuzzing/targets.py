@@ -59,6 +59,7 @@ EXEMPT = {
     "lightning_gaudi.tools.doctor.files:_locks": "it opens a file that it has just made",
     "lightning_gaudi.tools.doctor.files:_replaces": "it reads a word that it has just written",
     "lightning_gaudi.tools.doctor.wire_format:cut": _MAKES,
+    "lightning_gaudi.tools.plan.model_changes:_unreserved": _MEMORY,
     "lightning_gaudi.tools.plan.module_program:main": _OWN_PIPE,
     "lightning_gaudi.tools.plan.plan:_free_bytes": _KERNEL,
     "lightning_gaudi.profiler.hpu:HPUProfiler._begin_step": _SYNC,
