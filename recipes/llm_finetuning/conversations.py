@@ -133,6 +133,14 @@ def read_conversations(
     return (_of_pair(row, prompt_format) for row in table)
 
 
+def formatted(prompt: str, more: str, prompt_format: PromptFormat) -> str:
+    """Returns a prompt and its input, which may be empty, put together."""
+    if prompt_format == "alpaca":
+        middle = f"### Input:\n{more}\n\n" if more else ""
+        return _ALPACA.format(_WITH_INPUT if more else "", prompt, middle)
+    return f"{prompt}\n\n{more}" if more else prompt
+
+
 def read_preferences(table: Table) -> Iterator[tuple[Conversation, Conversation]]:
     """Yields the chosen and the rejected conversation of each row.
 
@@ -175,13 +183,7 @@ def _of_answer(row: Row, name: str) -> Conversation:
 
 def _of_pair(row: Row, prompt_format: PromptFormat) -> Conversation:
     prompt, completion = row.needed_text("prompt"), row.needed_text("completion")
-    more = row.text("input")
-    if prompt_format == "alpaca":
-        middle = f"### Input:\n{more}\n\n" if more else ""
-        prompt = _ALPACA.format(_WITH_INPUT if more else "", prompt, middle)
-    elif more:
-        prompt = f"{prompt}\n\n{more}"
-    messages = [Message("user", prompt)]
+    messages = [Message("user", formatted(prompt, row.text("input"), prompt_format))]
     if system := row.text("system"):
         messages.insert(0, Message("system", system))
     return Conversation((*messages, Message("assistant", completion)), row.place)

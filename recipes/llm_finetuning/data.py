@@ -39,6 +39,7 @@ from recipes.llm_finetuning.conversations import (
     Message,
     Objective,
     PromptFormat,
+    formatted,
     open_conversations,
     read_conversations,
     read_documents,
@@ -421,7 +422,8 @@ class LlmData(RecipeData):
         given = given_prompts(settings["prompts"], settings["prompts_file"])
         if given is not None:
             blank = Message("assistant", "")
-            return [Conversation((Message("user", text), blank)) for text in given]
+            texts = (formatted(text, "", settings["prompt_format"]) for text in given)
+            return [Conversation((Message("user", text), blank)) for text in texts]
         if settings["objective"] == "pretrain":
             raise UserError(
                 "data.objective=pretrain has no questions for `predict`. Give some: "
