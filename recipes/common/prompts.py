@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from lightning_gaudi.inference import pad_left
 from recipes.common.errors import UserError
 from recipes.common.tables import lines
 
@@ -124,6 +126,14 @@ class PromptTokens(Dataset[tuple[int, list[int]]]):
 
     def __getitem__(self, index: int) -> tuple[int, list[int]]:
         return index, self.prompts[index].tokens
+
+
+def pad_prompts(
+    samples: list[tuple[int, list[int]]], length: int, pad_token: int
+) -> dict[str, Any]:
+    """Returns input_ids and attention_mask, int64 [B, length]; numbers, a list of B."""
+    padded = pad_left([tokens for _, tokens in samples], [length], pad_token)
+    return {**padded._asdict(), "numbers": [number for number, _ in samples]}
 
 
 def _read(file: str) -> list[str]:

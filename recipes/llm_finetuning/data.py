@@ -23,10 +23,9 @@ from lightning_gaudi.data import (
     pack,
     pack_batch,
 )
-from lightning_gaudi.inference import pad_left
 from recipes.common.data import RecipeData, embedded_texts
 from recipes.common.errors import UserError, first_line
-from recipes.common.prompts import Prompt, PromptTokens, encode_prompts, given_prompts
+from recipes.common.prompts import Prompt, PromptTokens, encode_prompts, given_prompts, pad_prompts
 from recipes.common.reader import Table
 from recipes.common.tokenization import (
     learnt_tokenizer_state,
@@ -231,7 +230,7 @@ class LlmData(RecipeData):
         size = min(self.samples_per_batch(is_training=False), -(-len(dataset) // num_ranks))
         buckets = sorted(self.hparams["prompt_buckets"])
         sampler = BucketBatchSampler(dataset.lengths, buckets, size, shuffle=False, **self.ranks)
-        return BucketDataLoader(dataset, sampler, partial(_pad_left, pad_token=self.pad_token_id))
+        return BucketDataLoader(dataset, sampler, partial(pad_prompts, pad_token=self.pad_token_id))
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Keeps on the host which rows are prompts: else it would wait for the device to tell."""
@@ -500,9 +499,3 @@ def _collate(
     num_tokens = sum(len(row["input_ids"]) for rows in packs for row in rows)
     of_batch = {"num_tokens": num_tokens, "num_sequences": sum(map(len, packs))}
     return {**batch, **of_batch, **counts}
-
-
-def _pad_left(samples: list[tuple[int, list[int]]], length: int, pad_token: int) -> dict[str, Any]:
-    """input_ids and attention_mask, int64 [B, length]; numbers, a list of B."""
-    padded = pad_left([tokens for _, tokens in samples], [length], pad_token)
-    return {**padded._asdict(), "numbers": [number for number, _ in samples]}

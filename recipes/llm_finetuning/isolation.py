@@ -45,8 +45,9 @@ def check_isolation(compute: Compute, vocab_size: int, device: torch.device, nam
     with torch.compiler.set_stance("force_eager"):
         packed = [_compute(compute, each, second, device)[_LENGTH:] for each in (first, other)]
         alone = _compute(compute, second, None, device)[:_LENGTH]
-    error = (packed[0] - alone).abs().max() / alone.abs().max().clamp(min=1e-6)
-    if not torch.equal(*packed) or error > _tolerance(alone.dtype):
+    tolerance, scale = _tolerance(alone.dtype), alone.float().abs().max().clamp(min=1e-6)
+    error = (packed[0].float() - alone.float()).abs().max() / scale
+    if not torch.equal(*packed) or error > tolerance:
         raise UserError(
             f"{name} does not keep the documents of a packed row apart: the logits of one differ "
             f"by {float(error):.2g} of the largest when it stands behind another. Set "

@@ -5,7 +5,7 @@ Shapes: N tokens, B rows, T tokens of a row, K documents of a row, D hidden, V v
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -27,16 +27,8 @@ def chunked_cross_entropy(
             and keeps them. A number of parts, and not of tokens: what is compiled has as many
             steps, whatever the batch.
     """
-    if num_chunks == 1:
-        return _sum(hidden, labels, head)
-    total = hidden.new_zeros((), dtype=torch.float32)
-    parts = zip(hidden.chunk(num_chunks), labels.chunk(num_chunks), strict=True)
-    for part, of_part in parts:
-        if torch.is_grad_enabled():
-            total = total + checkpoint(_sum, part, of_part, head, use_reentrant=False)
-        else:
-            total = total + _sum(part, of_part, head)
-    return total
+    first, *others = _in_chunks(_sum, hidden, labels, head, num_chunks)
+    return sum(others, first)
 
 
 def answer_log_probabilities(
@@ -57,14 +49,8 @@ def answer_log_probabilities(
         num_chunks: likewise.
         max_documents: of a row (K).
     """
-    flat, wanted = hidden.flatten(0, 1), labels.flatten()
-    found = []
-    for part, of_part in zip(flat.chunk(num_chunks), wanted.chunk(num_chunks), strict=True):
-        if num_chunks > 1 and torch.is_grad_enabled():
-            found.append(checkpoint(_each, part, of_part, head, use_reentrant=False))
-        else:
-            found.append(_each(part, of_part, head))
-    log_probabilities = -torch.cat(found).view_as(labels)
+    losses = _in_chunks(_each, hidden.flatten(0, 1), labels.flatten(), head, num_chunks)
+    log_probabilities = -torch.cat([*losses]).view_as(labels)
     numbers = torch.arange(1, max_documents + 1, device=labels.device)
     is_of = sequence_ids[:, None, :] == numbers[None, :, None]
     return (log_probabilities[:, None, :] * is_of).sum(-1)
@@ -91,6 +77,22 @@ def preference_loss(
     losses = torch.where(is_pair, -F.logsigmoid(beta * margins), 0.0)
     is_right = (margins > 0) & is_pair
     return losses.sum(), is_right.sum().float(), is_pair.sum().float()
+
+
+def _in_chunks(
+    compute: Callable[..., Tensor],
+    hidden: Tensor,
+    labels: Tensor,
+    head: Callable[[Tensor], Tensor],
+    num_chunks: int,
+) -> Iterator[Tensor]:
+    """Yields what is computed of each part of the tokens, whose logits are not kept."""
+    keeps = num_chunks == 1 or not torch.is_grad_enabled()
+    for part, of_part in zip(hidden.chunk(num_chunks), labels.chunk(num_chunks), strict=True):
+        if keeps:
+            yield compute(part, of_part, head)
+        else:
+            yield checkpoint(compute, part, of_part, head, use_reentrant=False)
 
 
 def _each(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:

@@ -477,10 +477,10 @@ class LlmFinetuning(RecipeModule):
         return torch.tanh(logits / limit) * limit if limit else logits
 
     def packed_logits(self, tokens: Tensor, sequence_ids: Tensor, positions: Tensor) -> Tensor:
-        """Returns logits [B, T, V], float32, of rows as `hidden` takes them."""
+        """Returns logits [B, T, V] of rows as `hidden` takes them."""
         with self.trainer.precision_plugin.forward_context():
             hidden = self.hidden(tokens, sequence_ids, positions)
-            return self._head(hidden.flatten(0, 1)).unflatten(0, tokens.shape).float()
+            return self._head(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
 
     def _compute_dtype(self) -> torch.dtype:
         """Of attention, whose mask has to have it."""

@@ -15,10 +15,9 @@ from lightning_gaudi.data import (
     embedded_documents,
     pad_batch,
 )
-from lightning_gaudi.inference import pad_left
 from recipes.common.data import RecipeData, embedded_texts
 from recipes.common.errors import UserError
-from recipes.common.prompts import Prompt, PromptTokens, encode_prompts, given_prompts
+from recipes.common.prompts import Prompt, PromptTokens, encode_prompts, given_prompts, pad_prompts
 from recipes.common.reader import open_tables
 from recipes.common.tokenization import (
     learnt_tokenizer_state,
@@ -150,7 +149,7 @@ class TextData(RecipeData):
             shuffle=False,
             **self.ranks,
         )
-        collate = partial(_pad_left, pad_token=self.get_tokenizer().pad_token_id)
+        collate = partial(pad_prompts, pad_token=self.get_tokenizer().pad_token_id)
         return BucketDataLoader(dataset, sampler, collate)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -335,9 +334,3 @@ def _check_sizes(block_size: int, prompt_tokens: int | None, buckets: Sequence[i
 def _collate(samples: list[dict[str, Any]], length: int) -> dict[str, Any]:
     """Returns tensors [B, T]; counts, which the host knows, are for TokenThroughput."""
     return {**pad_batch(samples, length), "num_tokens": len(samples) * length}
-
-
-def _pad_left(samples: list[tuple[int, list[int]]], length: int, pad_token: int) -> dict[str, Any]:
-    """input_ids and attention_mask, int64 [B, length]; numbers, a list of B."""
-    padded = pad_left([tokens for _, tokens in samples], [length], pad_token)
-    return {**padded._asdict(), "numbers": [number for number, _ in samples]}
