@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import ModelParallelStrategy
+from transformers import PreTrainedTokenizerBase
 
-from lightning_gaudi.data import BucketDataLoader, embedded_documents
+from lightning_gaudi.data import BucketBatchSampler, BucketDataLoader, embedded_documents
 from recipes.common.errors import UserError
+from recipes.common.prompts import Prompt, PromptTokens, pad_prompts
 
 _POSITION = "train_loader"
 
@@ -82,6 +86,47 @@ class RecipeData(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remembers the place for the training loader, which is made after this."""
         self._position = state_dict.get(_POSITION)
+
+
+class PromptData(RecipeData):
+    """Abstract: has prompts for `predict`; `prompt_buckets` is among its settings."""
+
+    @abstractmethod
+    def read_prompts(self) -> list[Prompt]:
+        """Returns the prompts, in order; their numbers are those of the batches."""
+
+    @abstractmethod
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Returns the model's."""
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills up shorter prompts."""
+        return int(self.get_tokenizer().pad_token_id)
+
+    def predict_dataloader(self) -> BucketDataLoader:
+        """Makes a loader of each prompt once, on any number of cards, padded to its bucket."""
+        dataset = PromptTokens(self.read_prompts())
+        sampler = BucketBatchSampler(
+            dataset.lengths,
+            sorted(self.hparams["prompt_buckets"]),
+            self.prompts_per_batch(len(dataset)),
+            shuffle=False,
+            **self.ranks,
+        )
+        return BucketDataLoader(dataset, sampler, partial(pad_prompts, pad_token=self.pad_token_id))
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Keeps on the host which rows are prompts: else it would wait for the device to tell."""
+        if "numbers" in batch:
+            batch["is_real"] = batch["is_real"].tolist()
+        return batch
+
+    def prompts_per_batch(self, num_prompts: int) -> int:
+        """Returns the prompts per batch and card, all at most: filling rows cost as much."""
+        world_size = 1 if self.trainer is None else self.trainer.world_size
+        num_ranks = self.ranks.get("num_ranks", world_size)
+        return min(self.samples_per_batch(is_training=False), -(-num_prompts // num_ranks))
 
 
 def embedded_texts(

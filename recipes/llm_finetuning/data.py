@@ -23,9 +23,9 @@ from lightning_gaudi.data import (
     pack,
     pack_batch,
 )
-from recipes.common.data import RecipeData, embedded_texts
+from recipes.common.data import PromptData, embedded_texts
 from recipes.common.errors import UserError, first_line
-from recipes.common.prompts import Prompt, PromptTokens, encode_prompts, given_prompts, pad_prompts
+from recipes.common.prompts import Prompt, encode_prompts, given_prompts
 from recipes.common.reader import Table
 from recipes.common.tokenization import (
     learnt_tokenizer_state,
@@ -67,7 +67,7 @@ _TEMPLATES = {"chatml": CHATML, "none": None}
 _MIN_LENGTH = 8
 
 
-class LlmData(RecipeData):
+class LlmData(PromptData):
     """Conversations, of whose answers the model learns, or text, of which it learns everything.
 
     Args:
@@ -221,22 +221,6 @@ class LlmData(RecipeData):
 
     def test_dataloader(self) -> BucketDataLoader:
         return self._loader("test")
-
-    def predict_dataloader(self) -> BucketDataLoader:
-        """Makes a loader of each prompt once, on any number of cards, padded to its bucket."""
-        dataset = PromptTokens(self.read_prompts())
-        world_size = 1 if self.trainer is None else self.trainer.world_size
-        num_ranks = self.ranks.get("num_ranks", world_size)
-        size = min(self.samples_per_batch(is_training=False), -(-len(dataset) // num_ranks))
-        buckets = sorted(self.hparams["prompt_buckets"])
-        sampler = BucketBatchSampler(dataset.lengths, buckets, size, shuffle=False, **self.ranks)
-        return BucketDataLoader(dataset, sampler, partial(pad_prompts, pad_token=self.pad_token_id))
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Keeps on the host which rows are prompts: else it would wait for the device to tell."""
-        if "numbers" in batch:
-            batch["is_real"] = batch["is_real"].tolist()
-        return batch
 
     def read_prompts(self) -> list[Prompt]:
         """Returns the questions, in order; their numbers are those of the batches.

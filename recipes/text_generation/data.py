@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,9 @@ from lightning_gaudi.data import (
     embedded_documents,
     pad_batch,
 )
-from recipes.common.data import RecipeData, embedded_texts
+from recipes.common.data import PromptData, embedded_texts
 from recipes.common.errors import UserError
-from recipes.common.prompts import Prompt, PromptTokens, encode_prompts, given_prompts, pad_prompts
+from recipes.common.prompts import Prompt, encode_prompts, given_prompts
 from recipes.common.reader import open_tables
 from recipes.common.tokenization import (
     learnt_tokenizer_state,
@@ -40,7 +39,7 @@ _PROMPT_TOKENS, _MAX_PROMPTS = 12, 8
 """Of the embedded prompts, where nothing else is asked for."""
 
 
-class TextData(RecipeData):
+class TextData(PromptData):
     """Text to learn from and to be judged on, and prompts to go on from.
 
     Prompts are `prompts`, or the lines of `prompts_file`, or else the beginnings of texts: of the
@@ -139,25 +138,6 @@ class TextData(RecipeData):
     def test_dataloader(self) -> BucketDataLoader:
         return self._loader("test")
 
-    def predict_dataloader(self) -> BucketDataLoader:
-        """Makes a loader of each prompt once, on any number of cards, padded to its bucket."""
-        dataset = PromptTokens(self.read_prompts())
-        sampler = BucketBatchSampler(
-            dataset.lengths,
-            sorted(self.hparams["prompt_buckets"]),
-            self.prompts_per_batch(len(dataset)),
-            shuffle=False,
-            **self.ranks,
-        )
-        collate = partial(pad_prompts, pad_token=self.get_tokenizer().pad_token_id)
-        return BucketDataLoader(dataset, sampler, collate)
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Keeps on the host which rows are prompts: else it would wait for the device to tell."""
-        if "numbers" in batch:
-            batch["is_real"] = batch["is_real"].tolist()
-        return batch
-
     def read_prompts(self) -> list[Prompt]:
         """Returns the prompts, in order; their numbers are those of the batches.
 
@@ -201,12 +181,6 @@ class TextData(RecipeData):
         if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
             self.tokenizer = tokenizer_from_state(state_dict)
             self._streams, self._baselines, self._prompts = {}, {}, None
-
-    def prompts_per_batch(self, num_prompts: int) -> int:
-        """Returns the prompts per batch and card, all at most: filling rows cost as much."""
-        world_size = 1 if self.trainer is None else self.trainer.world_size
-        num_ranks = self.ranks.get("num_ranks", world_size)
-        return min(self.samples_per_batch(is_training=False), -(-num_prompts // num_ranks))
 
     def _place(self) -> tuple[Any, Any, Any]:
         return tuple(self.hparams[name] for name in ("path", "subset", "columns"))
