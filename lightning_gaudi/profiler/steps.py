@@ -36,12 +36,45 @@ def device_totals() -> Totals:
     return totals
 
 
-class StepMeter:
-    """Measures steps from the outside: fetch a batch, run the step, log; then the next one.
+class _Stopwatch:
+    """Counts the seconds in which it runs; it starts at once unless it is told otherwise."""
 
-    A step is charged with what the device counts from the fetching of its batch to that of the
-    next, or to what is no part of a step, such as a validation. Between `close` and `open` nothing
-    is charged: there the profiler does its own work.
+    def __init__(self, *, is_running: bool = True) -> None:
+        self._seconds = 0.0
+        self._since: float | None = None
+        if is_running:
+            self.run()
+
+    @property
+    def seconds(self) -> float:
+        """The time until now, without pauses."""
+        running = 0.0 if self._since is None else time.perf_counter() - self._since
+        return self._seconds + running
+
+    def run(self) -> None:
+        """Goes on counting."""
+        self._since = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stops counting until `run`."""
+        self._seconds, self._since = self.seconds, None
+
+
+class StepMeter:
+    """Measures steps from the outside, without waiting for the device.
+
+    The profiler calls, for each step and in this order:
+
+    | call | what it does |
+    |---|---|
+    | `open` | charges what the device counts, from here on, to the step |
+    | `fetch_started`, `fetch_stopped` | measure the wait for the batch |
+    | `step_started`, `step_stopped` | measure the step on the host; then the gap to the next begins |
+    | `close` | ends the charge; returns False if no step has run since the last one |
+
+    A step so pays for all between the fetching of its batch and that of the next, or something that
+    is no part of a step, such as a validation. Between `close` and `open` no clock runs: there the
+    profiler does its own work.
 
     Args:
         read_totals: Gives the device's counts.
@@ -57,14 +90,12 @@ class StepMeter:
         self.recompiled: list[str] = []
         self._read_totals = read_totals
         self._recompilations = recompilations
-        self._before: Totals | None = None
-        self._num_graphs: float | None = None
-        self._is_done = False
-        self._fetched_at: float | None = None
-        self._started_at: float | None = None
-        self._idle_since: float | None = None
-        self._gap_s: float | None = None
-        self._data_s = 0.0
+        self._before: Totals | None = None  # the device's counts at `open`; None while closed
+        self._num_graphs: float | None = None  # that the device had compiled at the last `close`
+        self._has_run = False  # whether a step has run that `close` has not ended
+        self._fetching = _Stopwatch(is_running=False)
+        self._step: _Stopwatch | None = None  # of the step that runs
+        self._gap: _Stopwatch | None = None  # since a step, unless something came between
 
     @property
     def num_steps(self) -> int:
@@ -80,17 +111,17 @@ class StepMeter:
         """Charges the costs, from here on, to the next step."""
         self._before = self._read_totals()
         if self._recompilations is not None and self._before.get(GRAPHS) != self._num_graphs:
-            self._recompilations.skip()  # Compiled between steps.
-        self._data_s = 0.0
-        if self._gap_s is not None:
-            self._idle_since = time.perf_counter()
+            self._recompilations.skip()  # compiled between steps
+        self._fetching = _Stopwatch(is_running=False)
+        if self._gap is not None:
+            self._gap.run()
 
     def close(self) -> bool:
         """Ends a step with the costs so far; returns whether there was one."""
-        if not self._is_done:
+        if not self._has_run:
             return False
-        self._is_done = False
-        if self._before is not None:
+        self._has_run = False
+        if self._before is not None:  # a step whose batch was fetched by nobody was never opened
             totals = self._read_totals()
             for name, total in totals.items():
                 self.values[name].append(total - self._before.get(name, 0.0))
@@ -98,7 +129,8 @@ class StepMeter:
             if self._recompilations is not None and self._num_graphs != self._before.get(GRAPHS):
                 self._keep(self._recompilations.new())
         self._before = None
-        self._gap_s = self._since(self._idle_since)
+        if self._gap is not None:
+            self._gap.pause()
         return True
 
     def _keep(self, causes: list[str]) -> None:
@@ -106,35 +138,34 @@ class StepMeter:
         self.recompiled += [f"step {self.num_steps - 1}: {cause}" for cause in causes[:room]]
 
     def forget_gap(self) -> None:
-        """Takes what comes before the next step for no gap between two."""
-        self._gap_s = self._idle_since = None
+        """Counts what comes before the next step as no gap between two."""
+        self._gap = None
 
     def fetch_started(self) -> None:
         """Notes that a batch is being fetched."""
-        self._fetched_at = time.perf_counter()
+        # A step that is given the iterator fetches by itself: that is part of its own time.
+        if self._step is None:
+            self._fetching.run()
 
     def fetch_stopped(self) -> None:
         """Notes that the batch is there."""
-        if self._fetched_at is not None and self._started_at is None:
-            self._data_s += self._since(self._fetched_at)
-        self._fetched_at = None
+        self._fetching.pause()
 
     def step_started(self) -> None:
         """Notes that the step begins."""
-        if self._gap_s is not None:
-            self.values[GAP].append(self._gap_s + self._since(self._idle_since))
-            self.values[DATA].append(self._data_s)
-        self.forget_gap()
-        self._started_at = time.perf_counter()
+        if self._gap is not None:
+            self.values[GAP].append(self._gap.seconds)
+            self.values[DATA].append(self._fetching.seconds)
+        self._gap = None
+        self._step = _Stopwatch()
 
     def step_stopped(self) -> None:
         """Notes that the step has ended on the host."""
-        if self._started_at is None:
+        if self._step is None:
             return
-        self.values[HOST].append(self._since(self._started_at))
-        self._started_at = None
-        self._idle_since = time.perf_counter()
-        self._is_done = True
+        self.values[HOST].append(self._step.seconds)
+        self._step, self._gap = None, _Stopwatch()
+        self._has_run = True
 
     def table(self) -> str:
         """Returns median, maximum and total of each row that was measured."""
@@ -147,10 +178,6 @@ class StepMeter:
                 figures = (statistics.median(values), max(values), sum(values))
                 rows.append(f"{name:20}" + "".join(f"{show(figure):>12}" for figure in figures))
         return "\n".join(rows)
-
-    @staticmethod
-    def _since(start: float | None) -> float:
-        return 0.0 if start is None else time.perf_counter() - start
 
 
 def show_seconds(seconds: float) -> str:
