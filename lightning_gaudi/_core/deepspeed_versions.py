@@ -1,4 +1,4 @@
-"""Which DeepSpeed was run with which torch and Gaudi software, and by whom."""
+"""Which DeepSpeed was run with which torch on a Gaudi, and by whom."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import functools
 import importlib.metadata
 from typing import NamedTuple
 
+from lightning_gaudi.releases import minor
 
-class Pair(NamedTuple):
-    """A DeepSpeed with a torch, and where they were run together."""
+
+class Run(NamedTuple):
+    """A DeepSpeed and a torch that somebody has run together on a Gaudi."""
 
     deepspeed: str
-    """Its version, or which of its branches."""
+    """Major and minor of its version, or which of its branches."""
     torch: str
     """Major and minor."""
     gaudi_software: str
-    where: str
-    """`"Gaudi 2"`, or `"simulated"`."""
+    card: str
     by: str
     """Who says so, and where."""
 
 
-PAIRS = (
-    Pair(
+# A simulated card is not among them: its results are right, which tells nothing of a Gaudi's.
+RUNS = (
+    Run(
         "main branch since pull request 7313",
         "2.6",
         "1.21.0",
@@ -30,27 +32,25 @@ PAIRS = (
         "DeepSpeed's tests, eager mode (`.github/workflows/hpu-gaudi2.yml`); a selection of its "
         "unit tests",
     ),
-    Pair("0.19", "2.13", "1.24, simulated", "simulated", "the tests of this package"),
 )
-"""All that is known. What a simulated card computes is right; how a Gaudi does it is not shown."""
-
-
-def table() -> str:
-    """Returns `PAIRS` in Markdown."""
-    rows = [f"| {' | '.join(pair)} |" for pair in PAIRS]
-    head = "| DeepSpeed | torch | Gaudi software | Run on | By |"
-    return "\n".join([head, "|---|---|---|---|---|", *rows])
+"""All that are known; docs/how-to/larger-models.md has them too."""
 
 
 def is_tested(deepspeed: str, torch_version: str) -> bool:
-    """Returns whether somebody has run this pair on a Gaudi.
+    """Returns whether somebody is known to have run these two together on a Gaudi.
 
     Args:
-        deepspeed: Major and minor, such as `"0.19"`.
+        deepspeed: The version, such as `"0.19.0"`.
         torch_version: The same of torch.
     """
-    return any(
-        pair.where != "simulated" and pair[:2] == (deepspeed, torch_version) for pair in PAIRS
+    return (minor(deepspeed), minor(torch_version)) in {run[:2] for run in RUNS}
+
+
+def known_runs() -> str:
+    """Returns the runs that are known, for a message."""
+    return "; ".join(
+        f"{run.deepspeed} with torch {run.torch} and Gaudi software {run.gaudi_software}"
+        for run in RUNS
     )
 
 
@@ -61,20 +61,10 @@ def warn_if_untested() -> None:
     from lightning_utilities.core.rank_zero import rank_zero_warn
 
     installed = importlib.metadata.version("deepspeed")
-    deepspeed, found = (_minor(version) for version in (installed, torch.__version__))
-    if is_tested(deepspeed, found):
+    if is_tested(installed, torch.__version__):
         return
-    known = "; ".join(
-        f"{pair.deepspeed} with torch {pair.torch} and Gaudi software {pair.gaudi_software}"
-        for pair in PAIRS
-        if pair.where != "simulated"
-    )
     rank_zero_warn(
         f"DeepSpeed {installed} with torch {torch.__version__} is untested on a Gaudi, as far as "
-        f"is known; tested were {known}. Compare the first losses with another strategy's. To "
-        "silence this: warnings.filterwarnings('ignore', message='DeepSpeed .* is untested')."
+        f"is known; tested were {known_runs()}. Compare the first losses with another strategy's. "
+        "To silence this: warnings.filterwarnings('ignore', message='DeepSpeed .* is untested')."
     )
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])

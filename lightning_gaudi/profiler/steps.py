@@ -69,7 +69,7 @@ class StepMeter:
     |---|---|
     | `open` | charges what the device counts, from here on, to the step |
     | `fetch_started`, `fetch_stopped` | measure the wait for the batch |
-    | `step_started`, `step_stopped` | measure the step on the host; then the gap to the next begins |
+    | `step_started`, `step_stopped` | measure the step on the host; the gap then begins |
     | `close` | ends the charge; returns False if no step has run since the last one |
 
     A step so pays for all between the fetching of its batch and that of the next, or something that

@@ -193,15 +193,11 @@ def check_deepspeed(machine: Machine) -> Iterator[Finding]:
         yield ok("deepspeed", "not installed; no strategy but deepspeed needs it")
     elif problem := _unmet(machine, "deepspeed", version):
         yield error("deepspeed", problem, f"{install}, or leave strategy='deepspeed' alone.")
-    elif torch and not deepspeed_versions.is_tested(minor(version), minor(torch)):
-        known = "; ".join(
-            f"{pair.deepspeed} with torch {pair.torch}"
-            for pair in deepspeed_versions.PAIRS
-            if pair.where != "simulated"
-        )
+    elif torch and not deepspeed_versions.is_tested(version, torch):
         yield note(
             "deepspeed",
-            f"nobody is known to have run {version} with torch {torch} on a Gaudi; known: {known}",
+            f"nobody is known to have run {version} with torch {torch} on a Gaudi; known: "
+            f"{deepspeed_versions.known_runs()}",
             "Compare the first losses with another strategy's.",
         )
     else:
