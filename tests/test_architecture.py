@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "strategy_table": set(),
     "untrusted": set(),
     "report": set(),
-    "_core": {"hardware", "untrusted"},
+    "_core": {"hardware", "releases", "untrusted"},
     "simulator": {"_version", "hardware", "releases", "untrusted"},
     "config_errors": {"_core", "untrusted"},
     "attention": {"_core"},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_gaudi._core.ports import why_not_listen
+from lightning_gaudi._core.launched import why_not_listen
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """The first and the last port that the kernel gives to sockets which ask for none: ip(7)."""

@@ -6,7 +6,9 @@ check of their number, the choice of the card and the meeting of the ranks ask h
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -201,3 +203,21 @@ def is_pinned() -> bool:
     says nothing of the card then.
     """
     return sees_one_card() and find_launched() is not None
+
+
+def why_not_listen(port: int) -> str | None:
+    """Returns why this process cannot listen at a port of all its interfaces, or None if it can.
+
+    Args:
+        port: The number of the port.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+            # As torch does: a port whose last connections linger is free.
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", port))
+            server.listen()
+    except (OSError, OverflowError) as error:
+        is_used = getattr(error, "errno", None) == errno.EADDRINUSE
+        return "is in use by another program" if is_used else f"cannot be listened on ({error})"
+    return None

@@ -22,8 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightning_gaudi._core import launched, vendor
-from lightning_gaudi._core.launched import Launcher, find_launched
-from lightning_gaudi._core.ports import why_not_listen
+from lightning_gaudi._core.launched import Launcher, find_launched, why_not_listen
 from lightning_gaudi.untrusted import read_integer
 
 from .elastic_rendezvous import uses_agent_store

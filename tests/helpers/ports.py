@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from lightning_gaudi._core.ports import why_not_listen
+from lightning_gaudi._core.launched import why_not_listen
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST = 10_000

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_gaudi.untrusted import printable
 
-from .memory_limit import find_memory_limit
-
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from subprocess import Popen
@@ -169,7 +167,11 @@ def killed_by(number: int) -> str:
         said = f"was killed by {signal.Signals(number).name}"
     except ValueError:
         return f"was killed by signal {number}"
-    limit = find_memory_limit() if number == signal.SIGKILL else None
+    if number != signal.SIGKILL:
+        return said
+    from .memory_limit import find_memory_limit  # which a run that nobody kills does without
+
+    limit = find_memory_limit()
     if limit is not None and limit.num_killed:
         said += (
             f" (the memory limit of this container, {limit.num_bytes / 2**30:.1f} GiB, has ended "

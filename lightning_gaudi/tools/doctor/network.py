@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Iterator
 
-from lightning_gaudi._core.ports import why_not_listen
+from lightning_gaudi._core.launched import why_not_listen
 from lightning_gaudi.tools.doctor import hl_smi
 from lightning_gaudi.tools.doctor.findings import Finding, error, note, ok, warning
 from lightning_gaudi.tools.doctor.machine import Machine
