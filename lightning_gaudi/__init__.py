@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_gaudi import _patches
 from lightning_gaudi._core import mirror
-from lightning_gaudi.strategy_table import EXPORTS
+from lightning_gaudi.strategy_table import exports
 
 if TYPE_CHECKING:
     from . import (
@@ -63,7 +63,7 @@ _find, __dir__, _names = mirror.lazy_names(
         "profiler": ".profiler",
         "simulator": "lightning_gaudi.simulator",
         "vendor": "lightning_gaudi._core.vendor",
-        **dict.fromkeys(EXPORTS, ".strategies"),
+        **dict.fromkeys(exports(in_fabric=False), ".strategies"),
     },
 )
 

@@ -15,17 +15,24 @@ class Strategy(NamedTuple):
     """A strategy of ours."""
 
     kind: str
-    """Our class, of the same name in `strategies` and `fabric.strategies`."""
+    """Our class, of the same name in `strategies` and, if Fabric has it, `fabric.strategies`."""
     module: str
     """The module in either that has it."""
     lightning: str
     """Lightning's class that becomes this one on accelerator "hpu"; empty if none does."""
     names: tuple[str, ...]
     """What may be passed as `strategy`: the name, then those of older projects."""
-    has_fabric_name: bool = True
-    """Whether Fabric knows the names; not where it needs an argument, which a name cannot have."""
+    is_in_fabric: bool = True
+    """Whether Fabric has it, too."""
+    needs_arguments: bool = False
+    """Whether Fabric is given an instance alone, since a name has no arguments."""
     old_kinds: tuple[str, ...] = ()
     """The names of the class in older projects."""
+
+    @property
+    def fabric_names(self) -> tuple[str, ...]:
+        """Which of `names` Fabric knows."""
+        return self.names if self.is_in_fabric and not self.needs_arguments else ()
 
 
 STRATEGIES = (
@@ -43,7 +50,7 @@ STRATEGIES = (
         "model_parallel",
         "ModelParallelStrategy",
         ("hpu_model_parallel",),
-        has_fabric_name=False,
+        needs_arguments=True,
     ),
     Strategy("HPUDeepSpeedStrategy", "deepspeed", "DeepSpeedStrategy", ("hpu_deepspeed",)),
 )
@@ -51,14 +58,21 @@ STRATEGIES = (
 FORMS = {each.lightning: each for each in STRATEGIES if each.lightning}
 """By Lightning's class."""
 
-EXPORTS = {name: f".{each.module}" for each in STRATEGIES for name in (each.kind, *each.old_kinds)}
-"""What `strategies` and `fabric.strategies` export, and the module of each name."""
+
+def exports(*, in_fabric: bool) -> dict[str, str]:
+    """Returns what `strategies` or `fabric.strategies` exports, with the module of each name."""
+    return {
+        name: f".{each.module}"
+        for each in STRATEGIES
+        if each.is_in_fabric or not in_fabric
+        for name in (each.kind, *each.old_kinds)
+    }
 
 
 def listed_names(*, in_fabric: bool) -> str:
     """Returns what may be passed as `strategy`, for messages."""
-    known = [each.names[0] for each in STRATEGIES if each.has_fabric_name or not in_fabric]
-    names = ", ".join(map(repr, ("auto", *sorted(known))))
+    known = [each.fabric_names if in_fabric else each.names for each in STRATEGIES]
+    names = ", ".join(map(repr, ("auto", *sorted(each[0] for each in known if each))))
     return f"{names}, or one of Lightning's names that begin with 'ddp', 'deepspeed' or 'fsdp'"
 
 

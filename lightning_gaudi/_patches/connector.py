@@ -289,7 +289,7 @@ def register_strategies(patch: str, registry: Any, package: str, *, in_fabric: b
         ValueError: Another package has taken one of the names.
     """
     for each in STRATEGIES:
-        for name in each.names if each.has_fabric_name or not in_fabric else ():
+        for name in each.fabric_names if in_fabric else each.names:
             values = {"description": each.kind, "init_params": {}, "strategy_name": name}
             entry = LazyEntry("strategy", package, each.kind, **values)
             _enter(patch, registry, name, entry, "strategy")

@@ -1,15 +1,15 @@
 """How training runs on one card and on many.
 
-`base` is what training on an HPU is, `parallel` what
-several cards add, `sharded` what models in shards add; each other module is a strategy of
-Lightning's. What Fabric's do alike is in `distributed.strategy`, `distributed.sharding` and
-`deepspeed.strategy`.
+`base` is what training on an HPU is, and `sharded` what models in shards add. `single`, `ddp`,
+`fsdp`, `model_parallel` and `deepspeed` are the strategies; what they do as Fabric's do is in
+`distributed.strategy`, `distributed.sharding` and `deepspeed.strategy`. The other modules are what
+a fit takes besides: what guards it (`parts`, `signals`), and how it goes on exactly where it ended.
 """
 
 from typing import TYPE_CHECKING
 
 from lightning_gaudi._core import mirror
-from lightning_gaudi.strategy_table import EXPORTS
+from lightning_gaudi.strategy_table import exports
 
 if TYPE_CHECKING:
     from .ddp import HPUDDPStrategy as HPUDDPStrategy, HPUParallelStrategy as HPUParallelStrategy
@@ -19,4 +19,4 @@ if TYPE_CHECKING:
     from .single import SingleHPUStrategy as SingleHPUStrategy
 else:
     # Each with what it needs, which is DeepSpeed for one and torch's FSDP for another.
-    __getattr__, __dir__, __all__ = mirror.lazy_names(__name__, EXPORTS)
+    __getattr__, __dir__, __all__ = mirror.lazy_names(__name__, exports(in_fabric=False))

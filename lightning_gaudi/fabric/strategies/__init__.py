@@ -1,14 +1,14 @@
 """How Fabric runs on one card and on many.
 
 `selection` says which strategy that is, for the Trainer, too. `base` is what Fabric does on an HPU,
-`parallel` what several cards add, `sharded` what models in shards add; each other module is a
-strategy of Lightning's.
+`sharded` what models in shards add, and `launchers` how ranks are started; each other module is a
+strategy.
 """
 
 from typing import TYPE_CHECKING
 
 from lightning_gaudi._core import mirror
-from lightning_gaudi.strategy_table import EXPORTS
+from lightning_gaudi.strategy_table import exports
 
 if TYPE_CHECKING:
     from .ddp import HPUDDPStrategy as HPUDDPStrategy, HPUParallelStrategy as HPUParallelStrategy
@@ -17,4 +17,4 @@ if TYPE_CHECKING:
     from .model_parallel import HPUModelParallelStrategy as HPUModelParallelStrategy
     from .single import SingleHPUStrategy as SingleHPUStrategy
 else:
-    __getattr__, __dir__, __all__ = mirror.lazy_names(__name__, EXPORTS)
+    __getattr__, __dir__, __all__ = mirror.lazy_names(__name__, exports(in_fabric=True))
