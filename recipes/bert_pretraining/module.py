@@ -223,17 +223,8 @@ class BertPretraining(RecipeModule):
         assert self._totals is not None
         self._totals += self(batch, scores=True)
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_totals("val")
-
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        self._log_totals("test")
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[FilledMask]:
         """Returns the likeliest tokens in each masked place, in the order of the text."""
@@ -288,7 +279,7 @@ class BertPretraining(RecipeModule):
     def _names_of_totals(self) -> tuple[str, ...]:
         return _MLM_TOTALS + (_NSP_TOTALS if self.hparams["next_sentence"] else ())
 
-    def _log_totals(self, stage: str) -> None:
+    def log_evaluation(self, stage: str) -> None:
         """Reads the sums of all processes at once, and logs means that live on the host."""
         assert self._totals is not None
         sums = dict(zip(self._names_of_totals(), self.sum_over_ranks(self._totals), strict=True))

@@ -48,6 +48,9 @@ class RecipeModule(LightningModule):
 
     Its `forward` takes a batch, and computes what `training_step` returns, or with `scores=True`
     what an evaluation adds up: with the losses, so that one graph has all but the optimizer.
+
+    It tests as it validates: `on_validation_epoch_start` makes ready, `validation_step` adds up,
+    and `log_evaluation` logs what was found, under the name of the stage.
     """
 
     model: PreTrainedModel
@@ -88,6 +91,26 @@ class RecipeModule(LightningModule):
         """
         has_name = self.hparams.get("name") is not None
         return None if has_name else "random weights, of a model that has learnt nothing"
+
+    def log_evaluation(self, stage: str) -> None:
+        """Logs what the steps of an evaluation have added up.
+
+        Args:
+            stage: "val" or "test", with which the names of the metrics begin; see `SPLITS`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has to define log_evaluation.")
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the scores of the validation."""
+        self.log_evaluation("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Makes ready as for a validation."""
+        self.on_validation_epoch_start()
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the scores of the test."""
+        self.log_evaluation("test")
 
     def configure_optimizers(self) -> Any:
         """Returns the optimizer and the schedule that the hyperparameters name."""

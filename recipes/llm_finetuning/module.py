@@ -320,17 +320,8 @@ class LlmFinetuning(RecipeModule):
         assert self._totals is not None
         self._totals += self(batch, scores=True)
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_evaluation("val")
-
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        self._log_evaluation("test")
 
     def on_predict_start(self) -> None:
         """Makes ready to write: what adapters compute is added to the weights beside them."""
@@ -437,7 +428,8 @@ class LlmFinetuning(RecipeModule):
             return {"unigram": loss}
         return {"unigram": math.exp(loss)} if name == self.validation_score else {}
 
-    def _log_evaluation(self, stage: str) -> None:
+    def log_evaluation(self, stage: str) -> None:
+        """Logs means over the tokens of all processes, which are read at once."""
         assert self._totals is not None
         loss, num_learnt, *num_right = self.sum_over_ranks(self._totals)
         self._totals = None

@@ -147,17 +147,8 @@ class Mrpc(RecipeModule):
         """Keeps logits and labels on the device until all batches are done."""
         self._evaluated.append(self(batch, scores=True))
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_scores("val")
-
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        self._log_scores("test")
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         """Gives what `SubmissionWriter` collects: [B] indices (-1: not a pair) and predictions."""
@@ -201,7 +192,7 @@ class Mrpc(RecipeModule):
             return super().untrained()
         return f"the weights of model.name={name} with a new head, which has learnt nothing"
 
-    def _log_scores(self, stage: str) -> None:
+    def log_evaluation(self, stage: str) -> None:
         """Brings the results of all ranks to the host at once, and leaves out rows that only fill.
 
         Here, not in each step: leaving out rows makes a shape that depends on the data.

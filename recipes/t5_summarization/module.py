@@ -22,7 +22,7 @@ from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section
 from recipes.common.tokenization import T5_TOKENS, load_tokenizer, published_tokenizer
-from recipes.common.training import RecipeModule
+from recipes.common.training import SPLITS, RecipeModule
 from recipes.t5_summarization.data import IGNORED, SummarizationData
 from recipes.t5_summarization.generation import generate
 from recipes.t5_summarization.rouge import NAMES
@@ -151,17 +151,8 @@ class T5Summarization(RecipeModule):
         else:
             self._written.append(self.summarize(batch))
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_evaluation("val", "validation")
-
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
     def test_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
         self.validation_step(batch, batch_idx, dataloader_idx)
-
-    def on_test_epoch_end(self) -> None:
-        self._log_evaluation("test", "test")
 
     def on_predict_epoch_start(self) -> None:
         self._written = []
@@ -209,14 +200,14 @@ class T5Summarization(RecipeModule):
         self._written = []
         return summaries
 
-    def _log_evaluation(self, stage: str, split: str) -> None:
+    def log_evaluation(self, stage: str) -> None:
         """Logs the loss, and ROUGE of the model beside that of what does not learn."""
         assert self._totals is not None
         loss, num_targets = self.sum_over_ranks(self._totals)
         self._totals = None
         self.log_on_host({f"{stage}/loss": loss / max(num_targets, 1.0)}, prog_bar=True)
         data = self._data()
-        if not (rows := data.rows_to_generate(split)):
+        if not (rows := data.rows_to_generate(SPLITS[stage])):
             return
         sums = score_summaries(self._read_summaries(), rows, data.baselines)
         totals = self.sum_over_ranks(torch.tensor(list(sums.values()), device=self.device))

@@ -196,17 +196,8 @@ class TextGeneration(RecipeModule):
         assert self._totals is not None
         self._totals += self(batch, scores=True)
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_evaluation("val")
-
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        self._log_evaluation("test")
 
     def on_predict_start(self) -> None:
         """Makes ready to write; see `writing.py`."""
@@ -267,7 +258,8 @@ class TextGeneration(RecipeModule):
         latency = self._writer.latency() if self._writer else None
         return {} if latency is None else {"latency_seconds": latency.seconds / latency.num_calls}
 
-    def _log_evaluation(self, stage: str) -> None:
+    def log_evaluation(self, stage: str) -> None:
+        """Logs means over the tokens of all processes, which are read at once."""
         assert self._totals is not None
         loss, num_tokens = self.sum_over_ranks(self._totals)
         self._totals = None

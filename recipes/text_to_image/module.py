@@ -180,17 +180,8 @@ class TextToImage(RecipeModule):
             pictures = self._painter.paint(batch["requests"])
             self._painted.append((_real(batch), pictures))
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_evaluation("val")
-
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
     def test_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
         self.validation_step(batch, batch_idx, dataloader_idx)
-
-    def on_test_epoch_end(self) -> None:
-        self._log_evaluation("test")
 
     def on_predict_start(self) -> None:
         """Makes ready to paint, and says what of the prompts is not seen."""
@@ -255,7 +246,7 @@ class TextToImage(RecipeModule):
                 "Start with the settings of the run that wrote it (config.yaml in its folder)."
             )
 
-    def _log_evaluation(self, stage: str) -> None:
+    def log_evaluation(self, stage: str) -> None:
         """Logs the loss, and what the classifier sees on the pictures of all ranks."""
         assert self._losses is not None
         loss, number = self.sum_over_ranks(self._losses)
