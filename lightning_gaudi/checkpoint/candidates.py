@@ -15,10 +15,11 @@ from lightning_gaudi.untrusted import path_inside, printable
 
 from . import sealed_zip
 from .errors import ADVICE, DamagedCheckpointError
+from .folders import AnyPath
 from .leftovers import LATEST
 from .manifest import Manifest, read_folder_manifest
 from .opening import read_small
-from .remote import AnyPath, RemotePath
+from .remote import RemotePath
 from .stored_shards import check_stored, find_version, read_stored_manifest
 from .torch_dcp.layout import is_sharded_folder
 from .verify import check_file, check_folder

@@ -11,9 +11,16 @@ import shutil
 import tempfile
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
 from lightning.fabric.utilities.types import _PATH
+
+if TYPE_CHECKING:
+    from .remote import RemotePath
+
+AnyPath: TypeAlias = "Path | RemotePath"
+"""Where a checkpoint is: on this machine, or at an address; only the latter is no `Path`."""
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of <linux/fs.h>
 _HERE = -100  # AT_FDCWD of <fcntl.h>
@@ -23,6 +30,15 @@ _NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 def local_path(path: _PATH) -> Path:
     """Returns a path of this machine's, which may be written as an address."""
     return Path(get_filesystem(path)._strip_protocol(str(path)))
+
+
+def place_of(path: _PATH) -> AnyPath:
+    """Returns where a path or an address leads to: on this machine, or somewhere else."""
+    if _is_local_file_protocol(path):
+        return local_path(path)
+    from .remote import RemotePath  # which a run that saves on its own disk does without
+
+    return RemotePath(str(path))
 
 
 def temporary_for(target: Path) -> Path:

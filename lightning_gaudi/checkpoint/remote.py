@@ -14,10 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
-from lightning.fabric.utilities.types import _PATH
 
-from .folders import local_path
+from .folders import AnyPath
 from .leftovers import LATEST
 from .opening import open_regular, read_limited
 
@@ -275,14 +273,6 @@ def _answering(path: RemotePath) -> Iterator[None]:
 
 _STORES = ("aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs")
 """Libraries behind fsspec whose errors are those of a store."""
-
-
-AnyPath = Path | RemotePath
-
-
-def place_of(path: _PATH) -> AnyPath:
-    """Returns where a path or an address leads to: on this machine, or somewhere else."""
-    return local_path(path) if _is_local_file_protocol(path) else RemotePath(str(path))
 
 
 def opened(path: AnyPath) -> AbstractContextManager[IO[bytes]]:

@@ -19,8 +19,9 @@ from lightning_gaudi.untrusted import printable
 
 from .checksum import Checksum, ReadingChecksum
 from .errors import ADVICE, DamagedCheckpointError
+from .folders import AnyPath
 from .manifest import FileEntry, Manifest, decode, encode, with_files
-from .remote import AnyPath, opened
+from .remote import opened
 
 _START = b"PK\x03\x04"
 _END = b"PK\x05\x06"

@@ -29,9 +29,10 @@ from lightning_gaudi._core.collectives import gather_objects, on_rank_zero, rais
 from lightning_gaudi.untrusted import path_inside, printable
 
 from .errors import ADVICE, DamagedCheckpointError, IncompleteCheckpointError, damage_on_all_ranks
+from .folders import place_of
 from .leftovers import LATEST, TOOLS
 from .manifest import FOLDER_MANIFEST, MAX_MANIFEST_BYTES, Manifest, decode, encode
-from .remote import RemotePath, place_of
+from .remote import RemotePath
 from .space import mib
 from .torch_dcp.layout import METADATA, REST, is_sharded_folder
 

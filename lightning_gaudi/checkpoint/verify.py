@@ -16,8 +16,9 @@ from lightning_gaudi.untrusted import path_inside, printable
 from . import sealed_zip
 from .checksum import ReadingChecksum, checksum_of
 from .errors import ADVICE, DamagedCheckpointError, IncompleteCheckpointError, damage_on_all_ranks
+from .folders import AnyPath
 from .manifest import FileEntry, read_folder_manifest
-from .remote import AnyPath, RemotePath, opened
+from .remote import RemotePath, opened
 
 
 def check_file(path: AnyPath, *, with_checksum: bool = True) -> None:

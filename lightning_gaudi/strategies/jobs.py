@@ -20,12 +20,14 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeGuard, cast
+from typing import IO, TYPE_CHECKING, Any, TypeGuard, cast
 
 from lightning_gaudi.untrusted import parse_json, printable, read_integer
 
-from ..checkpoint.folders import make_folder, sync
-from ..checkpoint.remote import AnyPath, RemotePath, RemoteStat, place_of
+from ..checkpoint.folders import AnyPath, make_folder, place_of, sync
+
+if TYPE_CHECKING:
+    from ..checkpoint.remote import RemotePath, RemoteStat
 
 FOLDER = ".lightning_gaudi"
 JOB_ID = "LIGHTNING_GAUDI_JOB_ID"
@@ -277,7 +279,7 @@ class JobRecord:
             for each, before in self._before.items()
             if each == path or each in self._awaited or found[each] is not None
         }
-        if isinstance(self.path, RemotePath):
+        if not isinstance(self.path, Path):
             self.path.write(self._dump)
             return
         from ..checkpoint.atomic import write_atomically
@@ -301,7 +303,7 @@ class JobRecord:
 
 def _read_own(path: AnyPath) -> bytes:
     """Gives the content of a file that this user has written: it says which checkpoints are his."""
-    if isinstance(path, RemotePath):  # who may write there is the store's to say
+    if not isinstance(path, Path):  # who may write there is the store's to say
         with path.open() as file:
             return file.read(_MAX_BYTES)
     if path.parent.is_symlink():
@@ -375,7 +377,7 @@ def _states(paths: Iterable[str]) -> dict[str, list[int] | None]:
     folders: dict[RemotePath, dict[str, str]] = {}
     for path in paths:
         place = place_of(path)
-        if isinstance(place, RemotePath):
+        if not isinstance(place, Path):
             folders.setdefault(place.parent, {})[place.name] = path
         else:
             found[path] = _state(path)

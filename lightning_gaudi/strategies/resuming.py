@@ -32,9 +32,8 @@ from lightning_gaudi.reliability.guard import Part
 from lightning_gaudi.untrusted import printable
 
 from ..checkpoint.errors import DamagedCheckpointError
-from ..checkpoint.folders import local_path
+from ..checkpoint.folders import AnyPath, local_path, place_of
 from ..checkpoint.leftovers import sweep
-from ..checkpoint.remote import AnyPath, RemotePath, check_reachable, place_of
 from .jobs import JOB_ID, Job, JobRecord, find_job
 
 _PATIENCE_S = 5.0
@@ -143,7 +142,9 @@ def _check_places(trainer: pl.Trainer) -> None:
     """
     is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
     for place in dict.fromkeys([] if is_trial else checkpoint_folders(trainer)):
-        if isinstance(place, RemotePath):
+        if not isinstance(place, Path):
+            from ..checkpoint.remote import check_reachable
+
             check_reachable(str(place))
 
 

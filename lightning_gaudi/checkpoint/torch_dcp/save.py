@@ -22,10 +22,19 @@ from lightning_gaudi._core.collectives import cpu_group, gather_objects, is_conn
 from .. import stored_shards
 from ..checksum import ChecksumFile
 from ..cpu_tensors import save_as_cpu_tensors
-from ..folders import make_folder, prepare, put_in_place, remove, sync, temporary_for
+from ..folders import (
+    AnyPath,
+    make_folder,
+    place_of,
+    prepare,
+    put_in_place,
+    remove,
+    sync,
+    temporary_for,
+)
 from ..leftovers import SaveLock, sweep
 from ..manifest import FileEntry, Manifest, describe, with_files, write_folder_manifest
-from ..remote import AnyPath, RemotePath, place_of
+from ..remote import RemotePath
 from ..space import check_space, file_bytes, kept, mib, needed_bytes, whole_bytes
 from .layout import REST, check_replaceable
 

@@ -20,9 +20,10 @@ from ...checkpoint import stored_shards
 from ...checkpoint.atomic import write_atomically
 from ...checkpoint.checksum import ChecksumFile
 from ...checkpoint.cpu_tensors import save_as_cpu_tensors
+from ...checkpoint.folders import AnyPath, place_of
 from ...checkpoint.leftovers import TOOLS
 from ...checkpoint.manifest import FileEntry, Manifest, describe, with_files
-from ...checkpoint.remote import AnyPath, RemotePath, place_of
+from ...checkpoint.remote import RemotePath
 from ...checkpoint.snapshot import HostMemory, Snapshot
 from ...checkpoint.space import check_space, file_bytes, needed_bytes
 from . import consolidate, versions
