@@ -13,6 +13,7 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,57 @@ _NO_WORKER = -1
 _MAX_BEHIND = 2  # a batch that Lightning took ahead, and one whose step has not ended
 
 
+@dataclass
+class _EpochStart:
+    """The random states that the order of an epoch came from, and what its workers drew."""
+
+    created: HostRandom | None = None
+    """As the iterator was made: the workers' seed comes from it, and an order drawn at once."""
+    drawn: HostRandom | None = None
+    """As the sampler was first asked in this epoch."""
+    generators: list[torch.Tensor] = field(default_factory=list)
+    """The states of the user's own generators."""
+    samplers: list[Any] = field(default_factory=list)
+    """The states of samplers that have one."""
+    is_renewed: bool = False
+    """Whether the workers are those of the epoch before (`persistent_workers`)."""
+
+
+class _Taken:
+    """The batches that were taken of an epoch, and how things were before the last of them."""
+
+    def __init__(self, number: int = 0, last_worker: int = _NO_WORKER) -> None:
+        self.number = number
+        self.last_worker = last_worker
+        self.is_over = False
+        """Whether the epoch's iterator has said that it has no more."""
+        self._steps: deque[_Step] = deque(maxlen=_MAX_BEHIND)
+
+    def note(self, report: Report, reports: dict[int, Report], before: HostRandom | None) -> None:
+        """Counts a batch, and keeps the report of the worker that made it."""
+        known = reports.get(report.worker)
+        self._steps.append(_Step(self.last_worker, report.worker, known, before))
+        if report.random is None and known is not None:
+            report = report._replace(random=known.random)
+        reports[report.worker] = report
+        self.last_worker = report.worker
+        self.number += 1
+
+    def before(
+        self, behind: int, reports: Mapping[int, Report]
+    ) -> tuple[int, int, dict[int, Report], HostRandom | None]:
+        """Returns batches taken, the last worker, reports and random states, some batches ago."""
+        last, found, states = self.last_worker, dict(reports), None
+        undone = list(self._steps)[-behind:] if behind else []
+        for step in reversed(undone):
+            last, states = step.last_worker, step.before
+            if step.known is not None:
+                found[step.worker] = step.known
+            else:
+                found.pop(step.worker, None)
+        return max(0, self.number - behind), last, found, states
+
+
 class LoaderPosition:
     """Counts what is taken from a DataLoader, and has it go on where another one was.
 
@@ -48,22 +100,12 @@ class LoaderPosition:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = weakref.ref(loader)
-        self._saved: Mapping[str, Any] | None = None
-        self.created: HostRandom | None = None
-        """As the iterator was made: the workers' seed comes from it, and an order that is drawn at
-        once."""
-        self.drawn: HostRandom | None = None
-        """As the sampler was first asked in this epoch."""
-        self._generators: list[torch.Tensor] = []
-        self._sampler_states: list[Any] = []
-        self._is_renewed = False  # whether workers stayed, when this epoch began
-        self.taken = 0
-        self.is_over = False
-        """Whether the epoch's iterator has said that it has no more."""
-        self._steps: deque[_Step] = deque(maxlen=_MAX_BEHIND)
+        self._saved: Mapping[str, Any] | None = None  # what the next iterator goes on from
+        self._is_within = True  # whether it goes on within the epoch
+        self.start = _EpochStart()
+        self.taken = _Taken()
+        # Of a worker that stays they outlive the epoch.
         self._reports: dict[int, Report] = {}
-        self._last_worker = _NO_WORKER
-        self._is_within = True
 
     @property
     def loader(self) -> DataLoader[Any]:
@@ -89,16 +131,17 @@ class LoaderPosition:
             behind: How many of the batches that were taken do not count: they are taken again.
         """
         loader = self.loader
-        taken, last, reports, before_next = self._before(behind)
+        start = self.start
+        taken, last, reports, before_next = self.taken.before(behind, self._reports)
         return {
             "taken": taken,
-            "renewed": self._is_renewed,
-            "created": _saved(self.created),
-            "drawn": _saved(self.drawn),
+            "renewed": start.is_renewed,
+            "created": _saved(start.created),
+            "drawn": _saved(start.drawn),
             "before_next": _saved(before_next),
-            "generators": self._generators,
+            "generators": start.generators,
             "generators_now": [each.get_state() for each in parts.generators(loader)],
-            "samplers": self._sampler_states,
+            "samplers": start.samplers,
             "samplers_now": self._states_of_samplers(),
             "seeds": [each.seed for each in parts.distributed(loader)],
             "num_workers": loader.num_workers,
@@ -150,14 +193,14 @@ class LoaderPosition:
         self._take_up(saved)
         if not self._is_within:
             # The workers are as they were; the order is drawn as it would have been with them.
-            host_random.put(self.created or now)
+            host_random.put(self.start.created or now)
             return self._make(Plan(before_epoch=lambda: self._renew(now)))
         try:
             self._rewind(saved)
             plan = Plan(
                 num_passed=saved["taken"] if self.has_order else 0,
-                first_worker=(self._last_worker + 1) % max(1, self.loader.num_workers),
-                before_epoch=self._undo_seed if self._is_renewed else None,
+                first_worker=(self.taken.last_worker + 1) % max(1, self.loader.num_workers),
+                before_epoch=self._undo_seed if self.start.is_renewed else None,
             )
             iterator = self._make(plan)
             if isinstance(iterator, Single):
@@ -177,47 +220,35 @@ class LoaderPosition:
         """
         if report is None:
             report = Report(_NO_WORKER, None, self._state_of_data())
-        known = self._reports.get(report.worker)
-        self._steps.append(_Step(self._last_worker, report.worker, known, before))
-        if report.random is None and known is not None:
-            report = report._replace(random=known.random)
-        self._reports[report.worker] = report
-        self._last_worker = report.worker
-        self.taken += 1
-
-    def end(self) -> None:
-        """Notes that the iterator has no more."""
-        self.is_over = True
+        self.taken.note(report, self._reports, before)
 
     def renew(self) -> None:
         """Notes that workers that stay begin another epoch."""
-        self._is_renewed = True
-        self._begin_epoch()
+        self._begin_epoch(self.start.created, is_renewed=True)
 
     def _begin(self) -> None:
-        self._reports, self._is_renewed = {}, False
-        self.created = host_random.take()
-        self._begin_epoch()
+        self._reports = {}
+        self._begin_epoch(host_random.take(), is_renewed=False)
 
-    def _begin_epoch(self) -> None:
-        self.taken, self._last_worker, self.drawn = 0, _NO_WORKER, None
-        self.is_over = False
-        self._steps.clear()
-        loader = self.loader
-        self._generators = [each.get_state() for each in parts.generators(loader)]
-        self._sampler_states = self._states_of_samplers()
+    def _begin_epoch(self, created: HostRandom | None, *, is_renewed: bool) -> None:
+        generators = [each.get_state() for each in parts.generators(self.loader)]
+        samplers = self._states_of_samplers()
+        self.start = _EpochStart(created, None, generators, samplers, is_renewed)
+        self.taken = _Taken()
 
     def _renew(self, now: HostRandom) -> None:
         host_random.put(now)
         self.renew()
 
     def _take_up(self, saved: Mapping[str, Any]) -> None:
-        self._steps.clear()
-        self.is_over = False
-        self.taken, self._last_worker = saved["taken"], saved["last_worker"]
-        self._is_renewed = saved["renewed"]
-        self.created, self.drawn = _loaded(saved["created"]), _loaded(saved["drawn"])
-        self._generators, self._sampler_states = saved["generators"], saved["samplers"]
+        self.start = _EpochStart(
+            _loaded(saved["created"]),
+            _loaded(saved["drawn"]),
+            saved["generators"],
+            saved["samplers"],
+            saved["renewed"],
+        )
+        self.taken = _Taken(saved["taken"], saved["last_worker"])
         self._reports = {}
         if saved["num_workers"] == self.loader.num_workers:
             self._reports = {
@@ -227,12 +258,12 @@ class LoaderPosition:
 
     def _rewind(self, saved: Mapping[str, Any]) -> None:
         """Goes back to when the iterator was made, for as long as it is made again."""
-        if self.created is not None:
-            host_random.put(self.created)
-        self._set_generators(self._generators)
+        if self.start.created is not None:
+            host_random.put(self.start.created)
+        self._set_generators(self.start.generators)
         own = saved["workers"].get(_NO_WORKER)
         data = saved["data"] if own is None or own["data"] is None else own["data"]
-        self._load_own(self._sampler_states, data)
+        self._load_own(self.start.samplers, data)
 
     def _load_own(self, samplers: list[Any], data: Any) -> None:
         """Loads what samplers and data set have saved of themselves, where they do that."""
@@ -257,7 +288,7 @@ class LoaderPosition:
 
     def _undo_seed(self) -> None:
         """The epoch began with workers that had their seeds: none was drawn before its order."""
-        self._set_generators(self._generators)
+        self._set_generators(self.start.generators)
 
     def _set_generators(self, states: list[torch.Tensor]) -> None:
         for generator, state in zip(parts.generators(self.loader), states, strict=False):
@@ -268,18 +299,6 @@ class LoaderPosition:
 
     def _state_of_data(self) -> Any:
         return state_of(self.loader.dataset)
-
-    def _before(self, behind: int) -> tuple[int, int, dict[int, Report], HostRandom | None]:
-        """Returns batches taken, the last worker, reports and random states, some batches ago."""
-        last, reports, states = self._last_worker, dict(self._reports), None
-        undone = list(self._steps)[-behind:] if behind else []
-        for step in reversed(undone):
-            last, states = step.last_worker, step.before
-            if step.known is not None:
-                reports[step.worker] = step.known
-            else:
-                reports.pop(step.worker, None)
-        return max(0, self.taken - behind), last, reports, states
 
 
 class _Step(NamedTuple):

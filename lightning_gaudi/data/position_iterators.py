@@ -64,10 +64,10 @@ class _Drawn(Iterator[Any]):
         position = self._sampler.position
         num_passed, self._sampler.num_passed = self._sampler.num_passed, None
         if num_passed is None:
-            position.drawn = host_random.take()
+            position.start.drawn = host_random.take()
             return
-        if position.drawn is not None:
-            host_random.put(position.drawn)
+        if position.start.drawn is not None:
+            host_random.put(position.start.drawn)
         for _ in range(num_passed):
             next(self._iterator, None)
 
@@ -88,10 +88,10 @@ class Single(_SingleProcessDataLoaderIter):
         try:
             data = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
-            self._position.end()
+            self._position.taken.is_over = True
             raise
         if before is None:  # then none is taken ahead
-            self._position.taken += 1
+            self._position.taken.number += 1
         else:
             self._position.note(None, before)
         return data
@@ -122,7 +122,7 @@ class Multiple(_MultiProcessingDataLoaderIter):
         try:
             batch, report = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
-            self._position.end()
+            self._position.taken.is_over = True
             raise
         self._position.note(report)
         return batch

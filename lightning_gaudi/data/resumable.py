@@ -65,7 +65,7 @@ class ResumableLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns where the loader is on all ranks, which all must ask: plain data, CPU tensors."""
         position = self._position
-        self._told = position.taken
+        self._told = position.taken.number
         own = {
             "position": position.state_dict(),
             "is_within": self.is_within_epoch,
@@ -105,12 +105,12 @@ class ResumableLoader:
     @property
     def is_within_epoch(self) -> bool:
         """Whether somebody iterates the loader, and has not had its last batch and been told so."""
-        return self._iterator() is not None and not self._position.is_over
+        return self._iterator() is not None and not self._position.taken.is_over
 
     @property
     def num_taken(self) -> int:
         """Batches that were taken of this epoch."""
-        return self._position.taken
+        return self._position.taken.number
 
     @property
     def is_forgotten(self) -> bool:
