@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sysconfig
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from lightning_gaudi.simulator.settings import SimulatorError
 OLDEST_TORCH = (2, 6)
 _CPP20_TORCH = (2, 12)
 _OPTIMIZATION = "-O2"
+_LONG_HEADERS = ("<torch/csrc/", "<ATen/ATen.h>")
 _LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
 _PYBIND_NAMES = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
 
@@ -123,7 +125,8 @@ def compile_library(
 ) -> None:
     """Compiles and links the C++ files of `sources` into the Python extension `output`.
 
-    They are compiled as one: torch's headers take most of the time, and so are read once.
+    They are compiled as two units at the same time, and not one by one: torch's headers take as
+    long as all of the code.
 
     Args:
         sources: The folder that holds them, and that their `#include "..."` begin at; what they
@@ -136,17 +139,33 @@ def compile_library(
     Raises:
         SimulatorError: The compiler failed; the message is all that it said.
     """
-    everything = output.with_suffix(".cpp")
-    files = [path for path in source_files(sources) if path.suffix == ".cpp"]
-    everything.write_text("".join(f'#include "{path}"\n' for path in files))
     include = [torch.root / "include", torch.root / "include/torch/csrc/api/include"]
     include.append(Path(sysconfig.get_paths()["include"]))
-    command = [*compiler.command, *flags, *_abi_flags(), "-shared", "-Wl,-s"]
-    command += ["-iquote", str(sources)]
+    command = [*compiler.command, *flags, *_abi_flags(), "-iquote", str(sources)]
     command += [word for folder in include for word in ("-isystem", str(folder))]
-    command += [str(everything), "-o", str(output), f"-L{torch.root / 'lib'}"]
-    command += [f"-l{library}" for library in _LIBRARIES]
-    _run(command)
+    units = []
+    for number, files in enumerate(_units(source_files(sources))):
+        unit = output.with_name(f"{output.stem}-{number}.cpp")
+        unit.write_text("".join(f'#include "{path}"\n' for path in files))
+        units.append(unit)
+    objects = [unit.with_suffix(".o") for unit in units]
+    _run(*([*command, "-c", str(a), "-o", str(b)] for a, b in zip(units, objects, strict=True)))
+    libraries = [f"-L{torch.root / 'lib'}", *(f"-l{library}" for library in _LIBRARIES)]
+    _run([*command, "-shared", "-Wl,-s", *map(str, objects), "-o", str(output), *libraries])
+
+
+def _units(files: Sequence[Path]) -> list[list[Path]]:
+    """Divides the files to compile by how much of torch they read.
+
+    A third of the code needs the headers of torch's Python bindings and process groups, which take
+    longer to read than all that the rest needs: so both units take about as long.
+    """
+    units: tuple[list[Path], list[Path]] = ([], [])
+    for path in (each for each in files if each.suffix == ".cpp"):
+        text = path.read_text()
+        reads_much = any(name in text for name in _LONG_HEADERS)
+        units[reads_much or path.parent.name == "distributed"].append(path)
+    return [each for each in units if each]
 
 
 def _abi_flags() -> list[str]:
@@ -162,22 +181,33 @@ def _abi_flags() -> list[str]:
     return flags
 
 
-def _run(command: Sequence[str]) -> None:
-    # In a session of its own, so that what the compiler starts can be ended with it.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+def _run(*commands: Sequence[str]) -> None:
+    """Runs compilers at the same time; ends all of them if it is interrupted.
+
+    Raises:
+        SimulatorError: One has failed; the message is all that it said.
+    """
+    processes = [
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            # So that what the compiler starts can be ended with it.
+            start_new_session=True,
+        )
+        for command in commands
+    ]
     try:
-        said, _ = process.communicate()
+        said = [process.communicate()[0] for process in processes]
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
         raise
-    if process.returncode:
-        raise SimulatorError(said)
+    for process, output in zip(processes, said, strict=True):
+        if process.returncode:
+            raise SimulatorError(output)

@@ -16,7 +16,7 @@ from tests.helpers.process import environment, run, run_python
 
 _NAME = "tiny"
 _BINDINGS = """
-#include "maths/answer.h"
+#include "distributed/answer.h"
 #include <Python.h>
 static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(compute()); }
 static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, nullptr}, {nullptr}};
@@ -51,10 +51,10 @@ def sources(tmp_path, monkeypatch):
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     folder = tmp_path / "sources"
-    (folder / "maths").mkdir(parents=True)
-    (folder / "maths/answer.h").write_text("int compute();\n")
-    source = '#include "maths/answer.h"\nint compute() { return 42; }\n'
-    (folder / "maths/answer.cpp").write_text(source)
+    (folder / "distributed").mkdir(parents=True)
+    (folder / "distributed/answer.h").write_text("int compute();\n")
+    source = '#include "distributed/answer.h"\nint compute() { return 42; }\n'
+    (folder / "distributed/answer.cpp").write_text(source)
     (folder / "bindings.cpp").write_text(_BINDINGS)
     return folder
 
@@ -141,7 +141,7 @@ def test_of_two_builders_one_builds_and_the_other_waits(sources, tmp_path):
     assert "building the simulated HPU" in said_by_first
     assert "waiting for another process" in said_by_second
     assert len(paths) == 1
-    assert _num_compiled(tmp_path) == 1
+    assert _num_compiled(tmp_path) == 3  # two units, and the link
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_a_stale_lock_file_does_not_block(sources):
 @pytest.mark.usefixtures("empty_builds")
 def test_the_key_follows_sources_and_compiler(sources, tmp_path, monkeypatch):
     first = _ensure_built(sources)
-    (sources / "maths/answer.h").write_text("int compute();  // changed\n")
+    (sources / "distributed/answer.h").write_text("int compute();  // changed\n")
     second = _ensure_built(sources)
     compiler = tmp_path / "compiler"
     os.utime(compiler, (1, 1))
@@ -263,7 +263,7 @@ def test_another_system_is_an_error(sources, monkeypatch):
 
 
 def test_a_failed_compilation_names_its_cause_and_its_log(sources, tmp_path):
-    (sources / "maths/answer.cpp").write_text("int compute() { return forty_two; }\n")
+    (sources / "distributed/answer.cpp").write_text("int compute() { return forty_two; }\n")
     with pytest.raises(SimulatorError, match="could not be compiled for torch 2") as caught:
         _ensure_built(sources)
     message = str(caught.value)

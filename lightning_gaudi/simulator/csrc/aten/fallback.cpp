@@ -1,6 +1,7 @@
 #include "aten/fallback.h"
 
 #include <ATen/core/Generator.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
