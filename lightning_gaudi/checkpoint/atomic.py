@@ -1,4 +1,4 @@
-"""Write a file at once or not at all."""
+"""Writes a file at once or not at all."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
         with leftovers.create_locked(temporary) as raw:
             file = _Recording(raw)
             write(file)  # type: ignore[arg-type]
+            # A rename may reach the disk before the data do, and after a loss of power the name
+            # would lead to an empty file. So the data come first.
             raw.flush()
             os.fsync(raw.fileno())
             # Locked until it has its name: another rank that saves here sweeps what nobody locks.

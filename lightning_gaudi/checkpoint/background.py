@@ -1,4 +1,4 @@
-"""One thread that writes checkpoints while training goes on, and then removes those before."""
+"""A thread that writes checkpoints while training goes on, and removes the ones they replace."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class BackgroundWriter:
-    """Does one thing after the other in a thread, and keeps the first error for who asks.
+    """Runs tasks in one thread, in order, and keeps the first error until somebody asks.
 
-    Python ends only when all of it is done.
+    The interpreter waits for all of them before it exits.
     """
 
     def __init__(self) -> None:
+        # One thread, so that what removes an old checkpoint never overtakes what writes the new
+        # one.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: list[Future[None]] = []
 
@@ -22,7 +24,7 @@ class BackgroundWriter:
         return all(each.done() for each in self._pending)
 
     def save(self, write: Callable[[], None]) -> None:
-        """Writes something after what is on its way; `wait` raises the errors of that.
+        """Waits for earlier tasks, raises their first error, and hands `write` to the thread.
 
         Args:
             write: Writes what nobody changes any more.
@@ -35,6 +37,7 @@ class BackgroundWriter:
         if not self._pending:
             remove()
             return
+        # A copy of the list: only saves that were handed in before this removal can hold it back.
         self._pending.append(self._pool.submit(self._remove_if_saved, [*self._pending], remove))
 
     def check(self) -> None:
@@ -56,9 +59,10 @@ class BackgroundWriter:
 
     def _pop(self) -> None:
         try:
+            # Taken out before it can raise, so that one error is raised once.
             self._pending.pop(0).result()
         except BaseException:
-            # What was to be removed after it stays.
+            # The removals behind a failed save are dropped: they would remove the last good file.
             self._pending = [each for each in self._pending if not each.cancel()]
             raise
 

@@ -1,8 +1,8 @@
-"""What the names of a pickle may be called with, and how much the calls may take together.
+"""Checks what a pickle calls its names with, and how much memory the calls may take together.
 
-Each of these names makes data and nothing else, but some make much out of little: ten characters of
-a fraction, or a range, can stand for more than a machine has. And torch's own functions believe
-what a file says of its tensors: one that is larger than its storage would get new memory.
+Each allowed name makes data and nothing else, but some make much out of little: ten characters can
+stand for a range or a fraction that does not fit into memory. And torch's own functions believe
+what a file says of its tensors: for one that is larger than its storage they would allocate more.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from .archive import MAX_EXCESS_BYTES
 from .errors import ExceededError, RefusedError
 
 _FREE_LENGTH = 64
-"""What is shorter may be given to any number of calls."""
+"""Arguments up to this length are not counted."""
 
 _MIN_COPIED = 2**20
-"""How many items calls may copy of a small pickle; of a large one as many as it has bytes."""
+"""How many items the calls of a small pickle may copy; a large one may copy one for each byte."""
 
 _MAX_DIGITS = 4000
-"""Of a number as text: Python's own limit, by default, is 4,300."""
+"""How many digits a number may have as text; Python's own limit is 4,300 by default."""
 
 _MAX_HASHED = 1000
-"""How many items a key may consist of."""
+"""How many parts a key may consist of, such as a tuple of tuples."""
 
 _MAX_ODD_KEYS = 5000
-"""How many keys there may be whose hashes their maker can have collide."""
+"""How many keys may have a hash that the file's maker can choose, and so make collide."""
 
 _ENCODINGS = ("latin1", "latin-1", "iso-8859-1", "ascii", "utf-8", "utf8")
 
 
 class Budget:
-    """What the calls of one pickle have taken, and may take.
+    """Counts what the calls of one pickle have taken of what they may take.
 
     Args:
         num_bytes: The length of the pickle.
@@ -53,13 +53,14 @@ class Budget:
         self._odd_keys = _MAX_ODD_KEYS
 
     def copy(self, value: Any) -> None:
-        """Takes note of a value all of whose items are copied."""
+        """Counts a value whose items a call copies one by one."""
         if isinstance(value, (torch.TypedStorage, torch.UntypedStorage)):
             return  # tensors share them
         try:
             length = len(value)
         except TypeError:
             return
+        # The length of a range may exceed what `len` can return.
         except OverflowError:
             raise ExceededError("a range of more numbers than there is memory") from None
         if isinstance(value, range) and length > _FREE_LENGTH:
@@ -69,13 +70,13 @@ class Budget:
             raise ExceededError("calls that copy more than there is in the file")
 
     def expand(self, num_bytes: int) -> None:
-        """Takes note of values that a tensor has beyond those that are in its storage."""
+        """Counts the bytes that a tensor has beyond its storage, as one with a stride of 0."""
         self._expanded_bytes -= max(0, num_bytes)
         if self._expanded_bytes < 0:
             raise ExceededError("tensors that repeat their values to more than the file has")
 
     def hash(self, key: Any) -> None:
-        """Takes note of a key, or refuses it if its hash could take for ever."""
+        """Counts a key, or refuses it if hashing it could take for ever."""
         if isinstance(key, str) or key is None:
             return
         left, pending, is_random = _MAX_HASHED, [key], False
@@ -84,18 +85,21 @@ class Budget:
             left -= 1
             if isinstance(each, (tuple, frozenset)):
                 pending.extend(each)
+            # Python salts the hashes of text and bytes for each process: a key with some in it
+            # collides with another by chance alone.
             is_random |= isinstance(each, (str, bytes))
             if left < len(pending):
-                raise ExceededError("a key of more parts than anything is named by")
+                raise ExceededError(f"a key of more than {_MAX_HASHED:,} parts")
+        # Python hashes a number modulo 2**61 - 1, so smaller whole ones do not collide.
         is_plain = isinstance(key, (int, float)) and abs(key) < 2**61 - 1
         if not is_random and not is_plain and not _is_index(key):
             self._odd_keys -= 1
             if self._odd_keys < 0:
-                raise ExceededError("more keys that are no text than anything is named by")
+                raise ExceededError(f"more than {_MAX_ODD_KEYS:,} keys that are not text")
 
 
 def _is_index(key: Any) -> bool:
-    """Tells whether it is what torch's DCP finds a part of a tensor by, which has a text in it."""
+    """Returns whether a key is a `MetadataIndex` of torch's DCP, which has a text in its hash."""
     if type(key).__name__ != "MetadataIndex":
         return False
     offset = vars(key).get("offset")
@@ -105,7 +109,7 @@ def _is_index(key: Any) -> bool:
 
 
 def check(budget: Budget, function: Any, arguments: Any, keywords: Any = None) -> None:
-    """Refuses a call that could take more than the file has, or that data have no need of.
+    """Refuses a call that could take more than the file has, or that no saved data need.
 
     Args:
         budget: The pickle's.
@@ -118,7 +122,7 @@ def check(budget: Budget, function: Any, arguments: Any, keywords: Any = None) -
         RefusedError: Nobody who saves data has written it.
     """
     if not isinstance(arguments, tuple) or not isinstance(keywords or {}, dict):
-        raise RefusedError("a call with no arguments as calls have them")
+        raise RefusedError("a call whose arguments are not a tuple")
     for each in (*arguments, *(keywords or {}).values()):
         budget.copy(each)
     if isinstance(function, type) and issubclass(function, (set, frozenset, dict)):
@@ -134,7 +138,7 @@ def check(budget: Budget, function: Any, arguments: Any, keywords: Any = None) -
 
 
 def _hash_all(budget: Budget, items: Any, *, are_pairs: bool) -> None:
-    """Takes note of what a set or a dict is made of."""
+    """Counts the keys of a set or a dict that a call is about to make."""
     if isinstance(items, (list, tuple)):
         for each in items:
             if not are_pairs:
@@ -165,7 +169,7 @@ _COLLECTIVE = ("torch.distributed.device_mesh", "torch.nested._internal.nested_t
 
 
 def _only(most: int, *kinds: type) -> Callable[[Budget, Any, tuple[Any, ...]], None]:
-    """Returns a rule that a function gets so many arguments at most, all of some kinds."""
+    """Returns a rule that allows at most so many arguments, all of the given types."""
 
     def check_kinds(budget: Budget, function: Any, arguments: tuple[Any, ...]) -> None:
         if len(arguments) > most or not all(type(each) in kinds for each in arguments):
@@ -177,6 +181,7 @@ def _only(most: int, *kinds: type) -> Callable[[Budget, Any, tuple[Any, ...]], N
 
 
 def _check_digits(value: Any) -> None:
+    # A decimal digit takes 3.3 bits; converting between text and number is quadratic in the digits.
     digits = value.bit_length() // 3 if isinstance(value, int) else 0
     digits = len(value) if isinstance(value, str) else digits
     if digits > _MAX_DIGITS:
@@ -193,7 +198,7 @@ _FRACTION = re.compile(r"-?\d+(?:/\d+)?")
 
 
 def _bytes(budget: Budget, function: Any, arguments: tuple[Any, ...]) -> None:
-    """Bytes are pickled as themselves, as a text and its encoding, or as a list of numbers."""
+    """Allows the three ways in which bytes are pickled: bytes, text with encoding, numbers."""
     if not arguments:
         return
     is_text = isinstance(arguments[0], str) and len(arguments) == 2
@@ -216,17 +221,18 @@ def _refuse(budget: Budget, function: Any, arguments: tuple[Any, ...]) -> None:
 
 def _odd(function: Any) -> RefusedError:
     module, name = getattr(function, "__module__", "?"), getattr(function, "__name__", "?")
-    return RefusedError(f"a call of {module}.{name} such as no data make")
+    return RefusedError(f"a call of {module}.{name} with arguments that no saved data have")
 
 
 # Tensors.
 
 
 def _tensor(budget: Budget, function: Any, arguments: tuple[Any, ...]) -> None:
-    """`_rebuild_tensor` and those that take the same first."""
+    """Checks `_rebuild_tensor` and its successors, which begin with the same arguments."""
     storage, offset, size, stride, *rest = arguments
     dtype = rest[2] if function is getattr(_utils, "_rebuild_tensor_v3", None) else None
     check_fits(budget, storage, offset, size, stride, dtype)
+    # From version 2 on `requires_grad` and hooks follow.
     if len(rest) > 1:
         _check_no_hooks(rest[1])
 
@@ -240,7 +246,7 @@ def _quantized(budget: Budget, function: Any, arguments: tuple[Any, ...]) -> Non
 def check_fits(
     budget: Budget, storage: Any, offset: Any, size: Any, stride: Any, dtype: Any
 ) -> None:
-    """Refuses a tensor that has places outside of its storage.
+    """Refuses a tensor that reaches beyond its storage.
 
     Raises:
         ExceededError: It has, or repeats its values too often.
@@ -248,11 +254,12 @@ def check_fits(
     if not isinstance(storage, (torch.TypedStorage, torch.UntypedStorage)):
         raise RefusedError("a tensor without a storage")
     if not _are_counts(size) or not _are_counts(stride) or not _are_counts((offset,)):
-        raise ExceededError("a tensor with a shape that is none")
+        raise ExceededError("a tensor with an invalid shape")
     if len(size) != len(stride) or len(size) > _FREE_LENGTH:
-        raise ExceededError("a tensor with a shape that is none")
+        raise ExceededError("a tensor with an invalid shape")
     kind = dtype if isinstance(dtype, torch.dtype) else getattr(storage, "dtype", torch.uint8)
     num_bytes = _num_bytes(storage)
+    # The position of the last value, plus one. An empty tensor has none, whatever its strides are.
     extent = 0 if 0 in size else 1
     numel = 1
     for length, step in zip(size, stride, strict=True):
@@ -271,12 +278,12 @@ def check_old_state(budget: Budget, state: Any) -> None:
         RefusedError: It has hooks, or is none.
     """
     if not isinstance(state, tuple) or len(state) not in (3, 4, 5):
-        raise RefusedError("a state for a tensor that is none")
+        raise RefusedError("an invalid state for a tensor")
     if len(state) == 4:
         check_fits(budget, *state, None)
         return
     if len(state) == 5 and not isinstance(state[0], Tensor):
-        raise RefusedError("a state for a tensor that is none")
+        raise RefusedError("an invalid state for a tensor")
     _check_no_hooks(state[2])
 
 
@@ -314,21 +321,21 @@ def check_attributes(state: Any) -> None:
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     for each in parts:
         if each and not isinstance(each, dict):
-            raise RefusedError("a state for a tensor that is none")
+            raise RefusedError("an invalid state for a tensor")
         for name in each or ():
             if not isinstance(name, str) or name.startswith("__") or hasattr(Tensor, name):
-                raise RefusedError("a state for a tensor that is not of its user's")
+                raise RefusedError("a state that would replace a tensor's own attributes")
 
 
 def _from_cpu(budget: Budget, function: Any, arguments: tuple[Any, ...]) -> None:
-    """A tensor of a device, from its copy on the CPU or in NumPy."""
+    """Checks the call that makes a tensor of a device from its copy on the CPU or in NumPy."""
     data = arguments[0]
     if not isinstance(data, Tensor) and type(data).__name__ != "ndarray":
         raise _odd(function)
 
 
 def _sparse(budget: Budget, function: Any, arguments: tuple[Any, ...]) -> None:
-    """Torch checks the indices where it is asked to, by default it is not (2.13)."""
+    """Validates the indices of a sparse tensor, which torch by default does not (2.13)."""
     layout, data = arguments
     if layout == torch.sparse_coo:
         indices, values, size = data[:3]
@@ -339,7 +346,7 @@ def _sparse(budget: Budget, function: Any, arguments: tuple[Any, ...]) -> None:
 
 
 def is_rebuilding(function: Any) -> bool:
-    """Returns whether it is one of torch's functions that make a tensor of what was saved."""
+    """Returns whether a function is one of torch's that rebuild a tensor."""
     return _rule(function) in (_tensor, _quantized, _parameter, _from_cpu, _sparse) or (
         function in (_utils._rebuild_meta_tensor_no_storage, _utils._rebuild_wrapper_subclass)
     )

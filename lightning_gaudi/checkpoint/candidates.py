@@ -1,4 +1,4 @@
-"""The newest checkpoints of a run, whatever files were copied since."""
+"""Finds the newest checkpoints of a run, whatever files were copied since."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ _SUFFIX = ".ckpt"
 
 _MAX_NAME = 4096
 
+# When the fit began, its step, and when it was saved: see `Manifest.age`. The time of a file
+# alone would not do, since copying a folder changes it.
 _Age = tuple[float, int, float]
 
 
@@ -66,7 +68,8 @@ def candidates(folders: Iterable[AnyPath], damaged: list[str] | None = None) -> 
         except DamagedCheckpointError as error:
             if damaged is not None:
                 damaged.append(str(error))
-        except OSError:  # removed meanwhile, or not ours to read
+        # Another rank or job may remove it meanwhile, or it may not be ours to read.
+        except OSError:
             continue
         else:
             found += [candidate] if candidate is not None else []
@@ -74,18 +77,21 @@ def candidates(folders: Iterable[AnyPath], damaged: list[str] | None = None) -> 
 
 
 def fallbacks(damaged: AnyPath) -> list[AnyPath]:
-    """Gives what to go on from instead of a damaged checkpoint that a user chose, the newest first.
+    """Returns checkpoints to use in place of a damaged one that a user chose, the newest first.
 
     Those are the older ones of the same run in the same folder. Where the damaged one does not tell
     any more what it was, all must be of one run, and were saved before it was written last.
     """
     manifest = read_manifest_if_any(damaged)
     others = [each for each in candidates([damaged.parent]) if each.path != damaged]
+    # A link such as `last.ckpt` leads to the damaged file under another name.
     others = [each for each in others if not damaged.exists() or not _is_same(each.path, damaged)]
     if manifest is not None:
         return [
             each.path for each in others if each.run == manifest.run and each.age < manifest.age
         ]
+    # Two runs have saved here, and nothing tells of which the damaged one was: to go on from
+    # another run would be worse than to stop.
     if len({each.run for each in others}) != 1:
         return []
     try:
@@ -127,7 +133,8 @@ def read_latest(folder: Path) -> str:
         if tag:
             path_inside(folder, tag)
             (folder / tag).stat()
-    except ValueError as error:  # which what is no text is, too
+    # A UnicodeDecodeError is a ValueError, too.
+    except ValueError as error:
         raise DamagedCheckpointError(
             f"The checkpoint {printable(folder)} is damaged: its file {LATEST!r} names no version "
             f"({printable(error)}). {ADVICE}"
@@ -159,7 +166,8 @@ def _entries(folder: AnyPath) -> Iterator[AnyPath]:
 def _candidate(path: AnyPath) -> Candidate | None:
     """Returns what a path is, if a fit may go on from it."""
     if isinstance(path, RemotePath) and path.suffix not in (_SUFFIX, ".pt"):
-        return None  # nobody asks a store of each object whether it is a folder
+        # `is_dir` is a request to the store, and a bucket may have thousands of objects.
+        return None
     if path.is_dir():
         is_checkpoint = _is_sharded(path)
         manifest = read_manifest_if_any(path) if is_checkpoint else None
@@ -168,6 +176,8 @@ def _candidate(path: AnyPath) -> Candidate | None:
     else:
         manifest = None
         is_checkpoint = path.suffix == _SUFFIX
+        # A `.pt` file counts only if its manifest says that a fit resumes from it: people keep
+        # other things under that suffix.
         if is_checkpoint or path.suffix == ".pt":
             manifest = sealed_zip.inspect(path).manifest
     written = path.stat().st_mtime
@@ -185,9 +195,10 @@ def _is_sharded(path: AnyPath) -> bool:
 
 
 def _age(manifest: Manifest, written: float) -> _Age:
-    """Returns what a manifest says of its age, unless it says that it comes from the future.
+    """Returns the age that a manifest gives, unless that lies in the future.
 
-    Such a one would be the newest for ever; it counts as one that says nothing.
+    A server whose clock was ahead would otherwise have saved the newest checkpoint for ever. Such a
+    manifest counts as if it gave no age.
     """
     latest = time.time() + MAX_AHEAD_S
     is_future = manifest.began > latest or manifest.saved > latest

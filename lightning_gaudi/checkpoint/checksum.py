@@ -1,4 +1,4 @@
-"""Checksums of files, taken while they are written, and by several threads while they are read."""
+"""Takes checksums of files while they are written, and by several threads while they are read."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .opening import open_regular
 _MAX_THREADS = 8
 
 _SHARED_BYTES = 4 * CHUNK_BYTES
-"""What is read at once is shared by threads from this size on."""
+"""Reads of at least this size are shared among threads."""
 
 _LIBC = ctypes.CDLL(None)
 _MADV_POPULATE_WRITE = 23  # Linux 5.14, mman-common.h; the module `mmap` has no name for it
 
 
 class Checksum:
-    """The checksum of what comes piece by piece: the SHA-256 of the SHA-256 of all chunks.
+    """Takes the checksum of a stream: the SHA-256 of the SHA-256 digests of its chunks.
 
     A single SHA-256 of everything could not be shared among threads.
 
@@ -46,6 +46,7 @@ class Checksum:
         """Takes more bytes, of anything that has some."""
         view = memoryview(data).cast("B")
         self.num_bytes += len(view)
+        # Writers hand over pieces of any size, so a chunk may begin in one and end in the next.
         while len(view) >= self._room:
             self._chunk.update(view[: self._room])
             view = view[self._room :]
@@ -57,6 +58,7 @@ class Checksum:
 
     def entry(self) -> FileEntry:
         """Returns what has come."""
+        # A copy, so that one may ask and go on writing.
         chunks = self._chunks.copy()
         if self._room < self._chunk_bytes:
             chunks.update(self._chunk.digest())
@@ -66,9 +68,9 @@ class Checksum:
 class ReadingChecksum(io.FileIO):
     """A file whose first bytes are hashed while somebody reads it.
 
-    What is read into memory in large parts, as tensors are, several threads read and hash, chunk by
-    chunk and where it shall be: so hashing needs no copy, and what is used is what was compared,
-    but for the two chunks in which a part begins and ends.
+    Large reads, such as those of tensors, are shared among threads, which read and hash chunk by
+    chunk into the caller's memory. So hashing needs no copy, and the bytes that are used are the
+    bytes that were compared, except in the two chunks in which a read begins and ends.
 
     Args:
         file: Its path; or the file itself, open, which stays open.
@@ -89,9 +91,11 @@ class ReadingChecksum(io.FileIO):
         self._change = change
         self._digests: dict[int, bytes] = {}
         self._num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-        # First, since `close` ends it, also of a file that cannot be opened.
+        # Made first, since `close` shuts it down, and Python calls `close` also of a file object
+        # whose opening has failed.
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="checksum")
         source = open_regular(file) if isinstance(file, Path) else file
+        # A descriptor of its own: FileIO closes the one that it gets.
         super().__init__(os.dup(source.fileno()))
         if source is not file:
             source.close()
@@ -141,7 +145,9 @@ class ReadingChecksum(io.FileIO):
             for mine in tasks[:1]:
                 mine()
         finally:
-            wait(futures)  # they write where the caller may give the memory back
+            # The threads write into the caller's memory, which may be freed once we return or
+            # raise.
+            wait(futures)
         for future in futures:
             future.result()
 
@@ -158,7 +164,9 @@ class ReadingChecksum(io.FileIO):
             if begin >= start and 0 < num_hashed <= len(part) and not is_first:
                 digest = hashlib.sha256(part[:num_hashed]).digest()
                 if self._digests.setdefault(chunk, digest) != digest:
-                    self._digests[chunk] = b""  # one of two that were used is not what was saved
+                    # The file has changed between two reads, and both were used: no digest will
+                    # match an empty one.
+                    self._digests[chunk] = b""
 
     def _hash(self, chunks: Iterable[int]) -> None:
         buffer = memoryview(bytearray(self._chunk_bytes))
@@ -183,12 +191,13 @@ def checksum_of(path: Path, entry: FileEntry) -> FileEntry:
 
 
 def _populate(part: memoryview) -> None:
-    """Takes fresh memory that is about to be written at once, and not by a fault a page.
+    """Maps fresh memory in one call rather than by a page fault for each page.
 
-    Faults are most of what reading a cached file takes. The memory keeps what it has; a kernel that
-    does not know of this refuses it, which changes nothing.
+    Page faults are most of the time of reading a cached file. The memory keeps its contents, and on
+    a kernel that does not know the call it fails and changes nothing.
     """
     address = ctypes.addressof(ctypes.c_char.from_buffer(part))
+    # `madvise` takes whole pages, so the buffer's ends are left out.
     begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (address + len(part)) // mmap.PAGESIZE * mmap.PAGESIZE
     if begin < end:
@@ -198,6 +207,8 @@ def _populate(part: memoryview) -> None:
 def _fill(descriptor: int, part: memoryview, position: int) -> None:
     filled = 0
     while filled < len(part):
+        # `pread` has its own position, so that threads can share the descriptor. It may return less
+        # than was asked for.
         got = os.preadv(descriptor, [part[filled:]], position + filled)
         if got == 0:
             raise EOFError(f"there are only {position + filled} bytes")
@@ -205,7 +216,7 @@ def _fill(descriptor: int, part: memoryview, position: int) -> None:
 
 
 class ChecksumFile:
-    """A file that takes the checksum of what is written to it, piece after piece.
+    """A file that takes the checksum of what is written to it.
 
     Args:
         file: What is written to, from its start.
@@ -221,9 +232,10 @@ class ChecksumFile:
         return self._file.write(data)
 
     def fileno(self) -> int:
-        """Returns the file's descriptor, which then has all that was written.
+        """Flushes the file and returns its descriptor.
 
-        Whoever syncs it means all of that, and torch's DCP does not flush its metadata before.
+        A caller asks for the descriptor in order to sync the file, and torch's DCP does not flush
+        its metadata before it does (2.13, `FileSystemWriter.finish`).
         """
         self._file.flush()
         return self._file.fileno()

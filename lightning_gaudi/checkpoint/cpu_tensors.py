@@ -1,4 +1,4 @@
-"""Save an object with all its tensors as CPU tensors, however deep they are."""
+"""Saves an object with all its tensors as CPU tensors, however deeply they are nested."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import plain_types
 
 
 def save_as_cpu_tensors(obj: Any, file: IO[bytes]) -> None:
-    """Saves as `torch.save` does, but all tensors as CPU tensors; tied ones stay tied."""
+    """Saves as `torch.save` does, but with all tensors on the CPU; tied ones stay tied."""
     # The vendor's lazy mode has another default, 4, which torch's `weights_only=True` cannot read.
     protocol = torch.serialization.DEFAULT_PROTOCOL
     torch.save(obj, file, pickle_module=cast("Any", _CPU_PICKLE), pickle_protocol=protocol)
@@ -34,7 +34,10 @@ class _CPUPickler(pickle.Pickler):
 
     def dump(self, obj: Any) -> None:
         super().dump(obj)
+        # Noted before the bytes reach the disk: this process may load what only it can vouch for.
         own_pickles.note(self._buffer.getvalue())
+        # Said when it is saved, where it can still be changed, and not when another process fails
+        # to load it.
         for name in own_pickles.not_yet_told(self._refused):
             rank_zero_warn(
                 f"A checkpoint holds {name}, which is neither a tensor nor plain data. This "
@@ -45,6 +48,8 @@ class _CPUPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type | FunctionType | BuiltinFunctionType):
+            # A class or function is pickled by its name, the one thing that a restricted loader
+            # judges.
             self._note_name(f"{obj.__module__}.{obj.__qualname__}")
             return NotImplemented
         # A parameter reduces to its data, a tensor that comes by here next.
@@ -59,7 +64,8 @@ class _CPUPickler(pickle.Pickler):
             self._refused.add(name)
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        # A state dict names tied weights by distinct tensors of one storage.
+        # A state dict detaches each weight, so tied weights are distinct tensors of one storage.
+        # One copy for both keeps them tied in the file.
         storage = tensor.untyped_storage()._cdata
         key = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         if key not in self._copies:

@@ -1,4 +1,4 @@
-"""What is raised of checkpoints that are not loaded."""
+"""Errors of checkpoints that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class UntrustedCheckpointError(pickle.UnpicklingError, ValueError):
 
 
 class RefusedError(pickle.UnpicklingError):
-    """What it is that a pickle asks for; whoever knows the file says the rest."""
+    """Says what a pickle asks for that is refused; the caller, who knows the file, names it."""
 
 
 class ExceededError(pickle.UnpicklingError):
-    """What a file claims that is more than it can hold; whoever knows the file says the rest."""
+    """Says what a file claims beyond what it holds; the caller, who knows the file, names it."""
 
 
 class DamagedCheckpointError(ValueError):
@@ -28,20 +28,21 @@ class DamagedCheckpointError(ValueError):
 
 
 class IncompleteCheckpointError(DamagedCheckpointError, FileNotFoundError):
-    """A file of a checkpoint is not there."""
+    """A file of a checkpoint is missing."""
 
 
 @contextmanager
 def damage_on_all_ranks() -> Iterator[None]:
-    """Raises the error of a damaged checkpoint, which any rank finds in a block, on all of them.
+    """Raises on all ranks the error of a damaged checkpoint that any rank meets in the block.
 
-    The devices work on.
+    The ranks exchange it on the host, so the cards are not waited for.
     """
     error: Exception | None = None
     try:
         yield
     except Exception as caught:
         error = caught
+    # The cause may hold what cannot be pickled, so the kind and the text travel.
     mine = (type(error), str(error)) if isinstance(error, DamagedCheckpointError) else None
     for found in gather_objects(mine):
         if found is not None:

@@ -1,4 +1,4 @@
-"""Files of a whole checkpoint: written at once or not at all, and loaded without running them."""
+"""Writes a whole checkpoint at once or not at all, and loads it without running what it holds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def load_whole(
         raise FileNotFoundError(f"There is no checkpoint at {path}. Check `ckpt_path`.")
     with fetched(path, is_alone=True) as found:
         if _is_local_file_protocol(found) and is_sharded_folder(Path(found)):
-            from .torch_dcp.load import load_full_checkpoint  # torch's DCP, for who has shards
+            # Imported here since it loads torch's DCP, which only shards need.
+            from .torch_dcp.load import load_full_checkpoint
 
             return load_full_checkpoint(found, weights_only=weights_only, verify=verify)
         if found is not path:
@@ -56,6 +57,8 @@ def load_whole(
     source: AbstractContextManager[Any] = nullcontext(path)
     if _is_local_file_protocol(path):
         source = checking(local_path(path), with_checksum=verify)
+    # An object in a store is read once, into memory, since its checksum must be of the same bytes
+    # that are loaded. What comes from the web has no manifest of ours; `load_file` downloads it.
     elif not str(path).startswith("http"):
         source = BytesIO(read_remote(path, with_checksum=verify))
     with source as file:
@@ -125,7 +128,7 @@ def _downloaded(url: str) -> Path:
 
 
 def save_file(checkpoint: Mapping[str, Any], target: Path, *, with_manifest: bool = True) -> None:
-    """Saves a checkpoint to a local file, once there is room for it; until then nothing changes.
+    """Saves a checkpoint to a local file if there is room for it; a failure changes nothing.
 
     Args:
         checkpoint: The state of the model and the Trainer; tensors on any device.
@@ -143,9 +146,10 @@ def save_file(checkpoint: Mapping[str, Any], target: Path, *, with_manifest: boo
 
 
 def save_remote(checkpoint: Mapping[str, Any], path: _PATH, *, with_manifest: bool) -> None:
-    """Saves a checkpoint to an address that fsspec knows, all of it or nothing."""
+    """Saves a checkpoint to an address that fsspec knows, as a whole or not at all."""
     place = RemotePath(str(path))
     place.write(lambda file: _write(checkpoint, file, with_manifest=with_manifest))
+    # The file is complete by now: what cannot be removed beside it does not make the save fail.
     with contextlib.suppress(OSError):
         remove_shards(place)
 
@@ -160,9 +164,9 @@ def _write(checkpoint: Mapping[str, Any], file: IO[bytes], *, with_manifest: boo
 
 
 def open_mapped(path: _PATH, *, weights_only: bool | None, verify: bool = True) -> dict[str, Any]:
-    """Loads a checkpoint whose tensors stay in their file until they are used, if it is local.
+    """Loads a checkpoint; the tensors of a local one stay in their file until they are used.
 
-    So the processes of a machine have one copy of it in memory together.
+    So the processes of a machine share one copy of it in memory, that of the page cache.
 
     Args:
         path: A local path, or a URL that fsspec knows.

@@ -1,4 +1,4 @@
-"""Put a folder in the place of another, or of a file, at once or not at all."""
+"""Puts a folder in the place of another, or of a file, at once or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 def local_path(path: _PATH) -> Path:
-    """Returns a path of this machine's, which may be written as an address."""
+    """Returns a local path, which may be given as an address such as `file:///runs`."""
     return Path(get_filesystem(path)._strip_protocol(str(path)))
 
 
@@ -42,25 +42,25 @@ def place_of(path: _PATH) -> AnyPath:
 
 
 def temporary_for(target: Path) -> Path:
-    """Returns where to build what shall become `target`: beside it, the same path each time.
+    """Returns the path beside `target` where its successor is built, the same each time.
 
-    So the next save clears what a killed one left. The name is not the target's, so that nobody
-    who looks for checkpoints by name finds it.
+    So the next save clears what a killed one left. The name is derived from the target's but does
+    not contain it, so that a search for checkpoints by name does not find it.
     """
     digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:32]
     return target.with_name(f".saving-{digest}.tmp")
 
 
 def removed_for(target: Path) -> Path:
-    """Returns where to put what is being removed, so that a part of it is not taken for all."""
+    """Returns where a folder is put while it is removed, so that no part of it is taken for all."""
     return target.with_name(f".saving-removed-{uuid.uuid4().hex}.tmp")
 
 
 def make_folder(folder: Path) -> None:
     """Makes a folder and those above it, and brings their names to disk.
 
-    Those that are there already are synced, too, for Lightning and its loggers make folders and do
-    not sync them: what is saved there would be lost with the name of a folder above it.
+    Existing folders are synced, too: Lightning and its loggers make folders without syncing them,
+    and a checkpoint is lost with the name of a folder above it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):  # a folder above may be closed to us, and is not ours then
@@ -68,7 +68,7 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_at_once(path: Path) -> None:
-    """Removes a file or a folder; a folder that is there is whole until it is there no more."""
+    """Removes a file or a folder; a folder is never seen in part under its name."""
     if path.is_dir() and not path.is_symlink():
         aside = removed_for(path)
         path.rename(aside)
@@ -96,13 +96,16 @@ def put_in_place(temporary: Path, target: Path) -> None:
         target: A file, a folder, or nothing yet.
     """
     try:
+        # `rename` replaces a file, or an empty folder, at once; of a full folder it raises.
         temporary.replace(target)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
             raise
+        # What was the target has the temporary name now, and is removed below.
         if not _exchange(temporary, target):
             _replace_in_two_steps(temporary, target)
             temporary = _aside(target)
+        # Before anything is removed, the disk must know that the target is the new one.
         sync(target.parent)
         remove(temporary)
     sync(target.parent)
@@ -111,11 +114,12 @@ def put_in_place(temporary: Path, target: Path) -> None:
 def recover(target: Path) -> None:
     """Puts back what was at `target` if a save was killed between the two steps of replacing it.
 
-    That can only happen where the file system cannot exchange two names.
+    That happens only where the file system cannot exchange two names.
     """
     aside = _aside(target)
     if not is_own(aside):
         return
+    # The second step was done as well: what was set aside is the old one.
     if os.path.lexists(target):
         remove(aside)
     else:
@@ -133,7 +137,8 @@ def remove(path: Path) -> None:
 def is_own(path: Path) -> bool:
     """Returns whether something is there that this user owns; a symbolic link is not followed.
 
-    A server of files may give all that root, or anybody, makes to a user such as "nobody".
+    A file server may give everything that root makes to a user such as "nobody" (NFS calls this
+    root_squash). So a file that we make in the same folder tells whose files are ours.
     """
     try:
         owner, user = path.lstat().st_uid, os.geteuid()
@@ -143,7 +148,7 @@ def is_own(path: Path) -> bool:
 
 
 def _owner_in(folder: Path, user: int) -> int:
-    """Returns whose a file is that this user makes in a folder; his own where he cannot."""
+    """Returns the owner of a file that `user` makes in a folder; `user` if he cannot make one."""
     try:
         with tempfile.NamedTemporaryFile(
             dir=folder, prefix=".saving-file-", suffix=".tmp"
@@ -154,7 +159,7 @@ def _owner_in(folder: Path, user: int) -> int:
 
 
 def sync(path: Path) -> None:
-    """Brings a folder's names or a file to disk; file systems that cannot are left alone."""
+    """Brings a file, or the names in a folder, to disk if its file system can."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -170,6 +175,7 @@ def sync(path: Path) -> None:
 def _sync_names(folder: Path) -> None:
     """Brings the name of a folder and of those above it to disk, up to where it is mounted."""
     for each in (folder, *folder.parents):
+        # The name of a mount point lies on the file system above it, and is not ours to sync.
         if each.parent == each or each.parent.stat().st_dev != each.stat().st_dev:
             return
         sync(each.parent)
@@ -180,8 +186,8 @@ def _aside(target: Path) -> Path:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Exchanges two names at once; False where the system or the file system cannot."""
-    # Python has no function for it.
+    """Exchanges two names in one step; returns False where that is not possible."""
+    # Python has no function for renameat2, and not every C library exports it.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -195,6 +201,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 def _replace_in_two_steps(temporary: Path, target: Path) -> None:
     aside = _aside(target)
+    # Killed between the two steps, there is no target: `recover` puts `aside` back.
     target.replace(aside)
     try:
         temporary.replace(target)

@@ -1,7 +1,7 @@
-"""`HPUCheckpointIO`: checkpoints that any machine can load.
+"""`HPUCheckpointIO` saves checkpoints that any machine can load.
 
-What writes and reads them is loaded when one is written or read: a run that has none, or waits long
-for its first, does not wait for that when it begins.
+The modules that write and read them are imported when one is written or read, so that the start of
+a run does not pay for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class HPUCheckpointIO(TorchCheckpointIO):
-    """Saves checkpoints as CPU tensors, at once or not at all, and loads what any other saved.
+    """Saves checkpoints as CPU tensors, at once or not at all, and loads those of any machine.
 
     Args:
         verify: Whether to save checkpoints with a manifest of checksums, and to compare those that
@@ -76,6 +76,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
         background, self._background = self._background, None
         group, self._group = self._group, None
         if background is not None:
+            # The pinned copy is as large as the state: it is given back with the thread.
             self._memory = None
             try:
                 background.close()
@@ -83,7 +84,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
                 collectives.leave(group)
 
     def switch_verify(self, is_on: bool) -> None:
-        """Verifies from now on, or no more."""
+        """Sets whether checkpoints are verified from now on."""
         self.verify = is_on
 
     @override
@@ -120,11 +121,15 @@ class HPUCheckpointIO(TorchCheckpointIO):
         if self._background is None or self._memory is None:
             prepare(None)()
             return
-        self._background.wait()  # so that there are never two copies
+        # The copy that is being written must not be overwritten, and two of them would take twice
+        # the memory.
+        self._background.wait()
         self._memory.begin()
         write, group = prepare(self._memory), self._group
 
         def write_apart() -> None:
+            # The main thread trains meanwhile. With a process group of their own the threads of the
+            # ranks do not mix their collectives with those of the training.
             with collectives.apart(group):
                 write()
 
@@ -134,6 +139,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
         from . import files
         from .snapshot import keep
 
+        # Read now: the thread writes later, when the setting may have changed.
         verify = self.verify
         is_local = _is_local_file_protocol(path)
         target = local_path(path) if is_local else path
@@ -166,6 +172,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
             DamagedCheckpointError: It is not what was saved, or a part is missing; a ValueError.
             UntrustedCheckpointError: The file holds more than that.
         """
+        # The file may be the one that is still being written.
         if self._background is not None:
             self._background.wait()
         from . import files
@@ -174,7 +181,7 @@ class HPUCheckpointIO(TorchCheckpointIO):
 
     @override
     def remove_checkpoint(self, path: _PATH) -> None:
-        """Removes a checkpoint, at once: if this is killed, nothing half is left by its name."""
+        """Removes a checkpoint; if this is killed, no part of it is left under its name."""
         if _is_local_file_protocol(path):
             remove = partial(remove_at_once, local_path(path))
         else:

@@ -1,12 +1,12 @@
-"""What killed saves have left: found by the locks of those who save, and swept.
+"""Removes what killed saves have left, which it tells by the locks of those who save.
 
     .saving-file-<seen>-<any>.tmp   a file that is being written, locked by its writer
     .saving-<digest>.tmp            a folder that is being built; see `folders`
     .saving-<digest>.lock           locked while it is; says what is being saved
     .saving-removed-<any>.tmp       a folder that is being removed
 
-A lock may not be seen from another machine, nor through another mount of the same folder (FUSE, by
-which two pods of one machine share a volume): what was saved from there must also be old.
+A lock may not be visible from another machine, nor through another mount of the same folder (with
+FUSE two pods of one machine share a volume so). What was saved from there must also be old.
 
 Anybody may have made a file of such a name: it may come with an archive, or lie in a folder that
 several users write to. So nothing is done because a lock says so, except in its own folder and to
@@ -35,31 +35,31 @@ TOOLS = {"zero_to_fp32.py", "zero_to_torch.py"}
 """What DeepSpeed puts into each folder."""
 
 _FILE = ".saving-file-"
-"""How the name of a file begins that is being written."""
+"""How the name of a file that is being written begins."""
 
 _MIN_AGE_S = 60.0
-"""How long nobody must have written to what may be another machine's."""
+"""How old leftovers must be that another machine may still be writing."""
 
 _PATIENCE_S = 5.0
-"""How long to wait for a lock: whoever sweeps has it for a moment."""
+"""How long to wait for a lock, which a process that sweeps holds for a moment."""
 
 _MAX_WORDS_BYTES = 4096
-"""How much a lock or a `latest` may say; the names of files have at most 255 bytes."""
+"""The longest content of a lock or of `latest`; a file name has at most 255 bytes."""
 
 _UNFOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""How to open what somebody else may have put there; a pipe without a writer does not block."""
+"""Flags to open what somebody else may have put there; a pipe without a writer does not block."""
 
 
 def file_for(target: Path) -> Path:
-    """Returns where to write what shall become `target`: not by a name that is looked for."""
+    """Returns a new path beside `target` to write to, by a name that nobody searches for."""
     return target.with_name(f"{_FILE}{_lock_domain(target.parent)}-{uuid.uuid4().hex}.tmp")
 
 
 def create_locked(path: Path) -> IO[bytes]:
-    """Makes a file, and holds it locked until it is closed or this process ends.
+    """Makes a file and locks it until it is closed or this process ends.
 
     Raises:
-        OSError: It is there, or cannot be made.
+        OSError: It exists, or cannot be made.
     """
     while True:
         file = path.open("xb")
@@ -67,11 +67,12 @@ def create_locked(path: Path) -> IO[bytes]:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return file
-        file.close()  # somebody has swept it before it was locked
+        # Another process has swept the file between `open` and the lock: it has no name any more.
+        file.close()
 
 
 class _Said(NamedTuple):
-    """What a lock says of the save that holds it."""
+    """The content of a lock, on the save that holds it."""
 
     domain: str
     """Who sees the lock; see `_lock_domain`."""
@@ -79,13 +80,13 @@ class _Said(NamedTuple):
     """The target, which lies beside the lock; empty before the save has written it."""
     version: str = ""
     version_inode: int = 0
-    """The folder that the save has made for its version, whose name alone would prove nothing."""
+    """The inode of the version's folder: its name alone would not prove that this save made it."""
     target_inode: int = 0
-    """The target, if the save has made it."""
+    """The inode of the target, if the save has made it."""
 
 
 class SaveLock:
-    """Tells others that somebody saves; whoever finds it unlocked knows that he was killed.
+    """Tells others that a save is going on; an unlocked one tells that its save was killed.
 
     Where the name of the lock is taken by something that is no lock and cannot be removed, the
     save goes on without one.
@@ -123,6 +124,7 @@ class SaveLock:
         place = target / self._said.version
         is_new = not os.path.lexists(target)
         remove(temporary)
+        # A new target is built aside with the version in it, so that one rename names both.
         made = temporary / place.name if is_new else temporary
         made.mkdir(parents=True)
         self._note(made, temporary if is_new else None)
@@ -138,10 +140,11 @@ class SaveLock:
         sync(target.parent)
 
     def release(self) -> None:
-        """Tells that the save has ended; what it has not completed is removed."""
+        """Ends the save, and removes what it has not completed."""
         with contextlib.suppress(OSError, RecursionError):
             _clear(self._path, self._said, follow_target=True)
         if self._descriptor is not None:
+            # Before it is closed, which unlocks it: by then another save may hold this name.
             self._path.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = None
@@ -149,6 +152,7 @@ class SaveLock:
     def _take(self) -> int | None:
         patience = time.monotonic() + _PATIENCE_S
         while (descriptor := _open_lock(self._path)) is not None:
+            # Its last holder may have removed it between our `open` and our lock.
             if _lock(descriptor) is not False and _is_at(descriptor, self._path):
                 return descriptor
             os.close(descriptor)
@@ -170,6 +174,7 @@ class SaveLock:
                 os.fsync(self._descriptor)
 
     def _write(self) -> None:
+        # In place and not by a rename: the lock belongs to this file.
         if self._descriptor is not None:
             words = "\n".join(str(each) for each in self._said)
             os.ftruncate(self._descriptor, 0)
@@ -208,7 +213,7 @@ def _sweep_lock(path: Path, descriptor: int) -> None:
         if _is_old(path):
             path.unlink()
         return
-    # Without a name it was killed before it wrote that, and anything else.
+    # A lock without a name is of a save that was killed before it wrote that, and so anything else.
     places = (path, path.with_suffix(".tmp"), path.with_name(said.name or path.name))
     if not said.name or said.domain == _lock_domain(path.parent) or _is_old(*places):
         _clear(path, said)
@@ -227,18 +232,19 @@ def _parse(lock: Path, descriptor: int) -> _Said | None:
         return _Said(domain) if not version and not inodes else None
     if not _is_component(name) or (version and not _is_component(version)):
         return None
+    # The name of a lock is a hash of its target's: a forged one cannot name another file.
     if temporary_for(lock.with_name(name)).with_suffix(".lock") != lock:
         return None
     return _Said(domain, name, version, *map(int, inodes))
 
 
 def _is_component(name: str) -> bool:
-    """Tells if it names something that lies directly in a folder, and may be a target there."""
+    """Returns whether a name is one of something directly in a folder."""
     return name not in (".", "..") and "/" not in name and "\0" not in name
 
 
 def _words(descriptor: int) -> str | None:
-    """Returns a text that is short enough; None if it is longer, or is no text."""
+    """Returns the content of a file; None if it is too long, or not text."""
     found = os.pread(descriptor, _MAX_WORDS_BYTES + 1, 0)
     try:
         return found.decode() if len(found) <= _MAX_WORDS_BYTES else None
@@ -247,7 +253,7 @@ def _words(descriptor: int) -> str | None:
 
 
 def _is_old(*paths: Path) -> bool:
-    """Tells whether nothing in files or folders was written for a while; links are not followed."""
+    """Returns whether nothing in these paths was written lately; links are not followed."""
     now = time.time()
     for path in paths:
         if not os.path.lexists(path):
@@ -263,7 +269,7 @@ def _is_old(*paths: Path) -> bool:
 
 
 def _lock_domain(folder: Path) -> str:
-    """Returns what tells who sees the locks taken there: this run of the kernel, by this mount."""
+    """Returns a text that is equal for all who see locks in a folder: one boot, and one mount."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
         return f"{boot}{folder.stat().st_dev:x}"
@@ -272,12 +278,12 @@ def _lock_domain(folder: Path) -> str:
 
 
 def _clear(lock: Path, said: _Said, *, follow_target: bool = False) -> None:
-    """Removes what a killed save has built, and put back what it had set aside.
+    """Removes what a killed save has built, and puts back what it had set aside.
 
     Args:
         lock: Where it lies beside the target.
         said: What it says; its names lie in the folder of the lock.
-        follow_target: Whether the target may be a symbolic link, as the one who saves knows.
+        follow_target: Whether the target may be a symbolic link, which only its save can tell.
     """
     temporary = lock.with_suffix(".tmp")
     if is_own(temporary):
@@ -298,14 +304,14 @@ def _clear(lock: Path, said: _Said, *, follow_target: bool = False) -> None:
 
 
 def _clear_version(folder: int, said: _Said) -> bool:
-    """Removes the folder of a version if the lock's save has made it and it is not the latest.
+    """Removes the folder of a version that the lock's save has made, unless it is the latest.
 
     Args:
-        folder: The target, opened: nobody puts another in its place meanwhile.
+        folder: The descriptor of the target, so that nobody can put another in its place.
         said: What the lock says.
 
     Returns:
-        Whether there is nothing that would be loaded.
+        Whether the target then holds nothing that would be loaded.
     """
     try:
         with _opened(LATEST, os.O_RDONLY | _UNFOLLOWED, folder) as latest:
@@ -320,13 +326,14 @@ def _clear_version(folder: int, said: _Said) -> bool:
         if found.st_ino != said.version_inode or found.st_uid != os.geteuid():
             return False
         for name in _names(version):
+            # By the descriptor: its path may lead to something else by now.
             remove(Path(f"/proc/self/fd/{version}", name))
         os.rmdir(said.version, dir_fd=folder)
     return not words
 
 
 def _is_beside(name: str) -> bool:
-    """Returns whether a save puts it beside its versions, and nothing of it would be loaded."""
+    """Returns whether a file is one that saves put beside the versions and nobody loads."""
     return name in TOOLS or name.startswith(_FILE)
 
 
@@ -346,17 +353,17 @@ def _opened(path: str | Path, flags: int, folder: int | None = None) -> Iterator
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int | None]:
-    """Opens and locks a regular file that nobody has locked; None if it is something else."""
+    """Yields the locked descriptor of a regular file that nobody holds; None if there is none."""
     if not stat.S_ISREG(path.lstat().st_mode):
         yield None
         return
-    # NFS wants to write for a lock.
+    # NFS emulates `flock` by record locks, and an exclusive one needs a file open for writing.
     with _opened(path, os.O_RDWR | _UNFOLLOWED) as descriptor:
         yield descriptor if _lock(descriptor) and _is_at(descriptor, path) else None
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Tells if the name still leads to the file; it may have been removed before it was locked."""
+    """Returns whether a path leads to an open file, which may have been removed before its lock."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
@@ -364,7 +371,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _open_lock(path: Path) -> int | None:
-    """Opens a lock to write to it; makes it, also in the place of what is no lock of this user's.
+    """Opens a lock for writing; makes it if there is none, or something that is no lock of ours.
 
     Returns:
         None if there is something else that cannot be removed.
@@ -386,8 +393,9 @@ def _open_lock(path: Path) -> int | None:
 
 
 def _is_usable(descriptor: int) -> bool:
-    """Tells if a file may be written to: no other name leads to it, no other user has made it."""
+    """Returns whether a file may be written to: it has one name, and is this user's or root's."""
     found = os.fstat(descriptor)
+    # A hard link would let us write to another file of this user's.
     is_ours = found.st_uid in (os.geteuid(), 0)
     return stat.S_ISREG(found.st_mode) and is_ours and found.st_nlink <= 1
 

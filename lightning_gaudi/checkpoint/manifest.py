@@ -1,8 +1,8 @@
-"""What a checkpoint says of itself: how long its files are, their checksums, when it was saved.
+"""The manifest of a checkpoint: the lengths and checksums of its files, and when it was saved.
 
-A whole file has its manifest within: a zip file, as `torch.save` writes them, may end with a
-comment, which nobody else reads. So neither a copy nor a removal can part the two. A folder has
-`manifest.json`, which is written when all else is on disk.
+A single file carries its manifest inside: a zip file, as `torch.save` writes it, may end with a
+comment, which other readers ignore. So neither copying nor removing can separate the two. A folder
+has `manifest.json`, which is written when all other files are on disk.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ FOLDER_MANIFEST = "manifest.json"
 """The manifest of a folder; the names in it are relative to the folder."""
 
 CHUNK_BYTES = 2**18
-"""A checksum is the SHA-256 of those of the chunks of this size, which threads share.
+"""The size of a chunk. A checksum is the SHA-256 of the chunks' digests, which threads share.
 
-A core's own cache holds one from when it is read until it is hashed.
+A chunk fits into a core's own cache, where it stays from when it is read until it is hashed.
 """
 
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2**16, 2**26
-"""What a chunk may have: of tiny ones a file has more than there is memory to count."""
+"""The sizes that are accepted. A file of tiny chunks has more digests than fit into memory."""
 
 MAX_MANIFEST_BYTES = 2**26
-"""How long a manifest may be; that of ten thousand files has a hundredth of it."""
+"""The longest manifest that is read; that of ten thousand files has a hundredth of it."""
 
 _MAX_TEXT = 1000
 
@@ -65,15 +65,15 @@ class Manifest:
     """What a checkpoint says of itself."""
 
     files: Mapping[str, FileEntry]
-    """By name; that of a whole file, which can be renamed, is empty."""
+    """The files by name. A single file can be renamed, so its name here is empty."""
     epoch: int | None = None
     global_step: int | None = None
     resumes: bool = False
-    """Whether a fit can go on from it: it has more than weights."""
+    """Whether a fit can resume from it, which has more than weights."""
     num_ranks: int = 1
     versions: Mapping[str, str] = field(default_factory=dict)
     run: str = ""
-    """The run, which goes on where a fit resumes from a checkpoint of it."""
+    """The run, which a fit that resumes from one of its checkpoints continues."""
     began: float = 0.0
     """When the fit that saved it began, in seconds since 1970."""
     saved: float = 0.0
@@ -81,7 +81,7 @@ class Manifest:
 
     @property
     def age(self) -> tuple[float, int, float]:
-        """What sorts checkpoints, the newest last: by the fit, then by the step within it."""
+        """The key by which checkpoints are sorted, the newest last: by fit, then by step."""
         return self.began, -1 if self.global_step is None else self.global_step, self.saved
 
 
@@ -108,22 +108,24 @@ def describe(checkpoint: Mapping[str, Any]) -> Manifest:
 
 
 def with_files(manifest: Manifest, files: Mapping[str, FileEntry]) -> Manifest:
-    """Returns the same with the files that were written."""
+    """Returns a manifest with the files that were written."""
     return replace(manifest, files=dict(sorted(files.items())), saved=time.time())
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Returns bytes that tell whether they were changed: the comment of a zip file, or a file."""
+    """Returns a manifest as bytes with a checksum, for the comment of a zip file or for a file."""
     text = json.dumps({"format": _FORMAT, **asdict(manifest)}).encode()
     digest = hashlib.sha256(text).hexdigest().encode()
+    # The mark stands at both ends, so that a manifest which lost either end is known for a damaged
+    # one and not for a stranger's comment.
     return b" ".join((_MARK, digest, text, _MARK))
 
 
 def decode(data: bytes, origin: object) -> Manifest | None:
-    """Returns the manifest that `encode` made these bytes of; None if somebody else made them.
+    """Returns the manifest that `encode` turned into these bytes; None if they are no manifest.
 
     Raises:
-        DamagedCheckpointError: They were changed, or say nothing that a manifest says.
+        DamagedCheckpointError: They were changed, or are not the JSON of a manifest.
     """
     if not (data.startswith(_MARK) or data.endswith(_MARK)):
         return None
@@ -146,10 +148,10 @@ def decode(data: bytes, origin: object) -> Manifest | None:
 
 
 def _manifest(values: Any) -> Manifest:
-    """Returns what JSON says, if it says what a manifest does.
+    """Returns the manifest that JSON describes.
 
     Raises:
-        ValueError: It does not.
+        ValueError: It does not describe one.
     """
     _check(isinstance(values, dict) and isinstance(values.get("files"), dict), "files")
     kinds = {
@@ -162,6 +164,7 @@ def _manifest(values: Any) -> Manifest:
         "began": _is_time,
         "saved": _is_time,
     }
+    # Unknown names are left out, so that a later release may add some.
     known = {name: values[name] for name in kinds if name in values}
     for name, value in known.items():
         _check(kinds[name](value), name)
@@ -180,6 +183,7 @@ def _entry(values: Any) -> FileEntry:
 
 
 def _is_count(value: Any, least: int = 0) -> bool:
+    # `True` is an instance of `int`, too.
     return type(value) is int and least <= value < 2**62
 
 
@@ -193,7 +197,7 @@ def _is_time(value: Any) -> bool:
 
 def _check(is_so: bool, name: str) -> None:
     if not is_so:
-        raise ValueError(f"its {name!r} is missing or of another kind")
+        raise ValueError(f"its {name!r} is missing or of another type")
 
 
 def read_folder_manifest(folder: Path) -> Manifest | None:
@@ -213,12 +217,12 @@ def read_folder_manifest(folder: Path) -> Manifest | None:
         raise DamagedCheckpointError(f"The checkpoint {printable(folder)}: {error}") from None
     found = decode(read_small(path, MAX_MANIFEST_BYTES), path)
     if found is None:
-        raise DamagedCheckpointError(f"{printable(path)} is damaged: it is no manifest.")
+        raise DamagedCheckpointError(f"{printable(path)} is damaged: it is not a manifest.")
     return found
 
 
 def write_folder_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes that of a folder in which all else is on disk.
+    """Writes the manifest of a folder in which all other files are on disk.
 
     Raises:
         OSError: It cannot be written.

@@ -1,7 +1,7 @@
-"""Numbers and arrays of NumPy in a pickle, of kinds that are no pointers.
+"""Loads NumPy's numbers and arrays from a pickle, but none whose values are pointers.
 
-NumPy's own way takes any dtype, and lets a pickle alter one that an array has already: bytes of the
-pickle would become addresses of objects. So dtypes stay as they are made here.
+NumPy's own functions take any dtype, and let a pickle alter the dtype of an array that it has made:
+bytes of the pickle would become addresses of objects. So a dtype stays as it is made here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ _MAX_NAME = 32
 """How long the name of a dtype may be, in characters."""
 
 _MAX_EMPTY = 10**4
-"""How many texts without characters an array may have along an axis: they take no bytes."""
+"""How many empty texts an array may have along an axis: they take no bytes of the file."""
 
+# Booleans, integers, floats, complex numbers, bytes and text; without "O", objects, and "V",
+# records.
 _KINDS = "?biufcSU"
 _NATIVE = ("=", "|", "<" if sys.byteorder == "little" else ">")
 
 
 def dtype(name: str, *options: Any) -> np.dtype[Any]:
-    """Returns a dtype of numbers or text.
+    """Returns a dtype of numbers or text, in the place of `numpy.dtype`.
 
     Raises:
         RefusedError: It is one of objects, records or times.
@@ -38,11 +40,11 @@ def dtype(name: str, *options: Any) -> np.dtype[Any]:
 
 
 def scalar(kind: np.dtype[Any], content: bytes | str) -> Any:
-    """Returns one value.
+    """Returns one value, in the place of NumPy's `scalar`.
 
     Args:
         kind: Of `dtype`.
-        content: Its bytes; a text in latin-1 is what they are in old pickles.
+        content: Its bytes, which pickles of Python 2 hold as a text in latin-1.
     """
     return np.frombuffer(_raw(content), dtype(kind.str), count=1)[0]
 
@@ -56,12 +58,12 @@ def _raw(content: Any) -> bytes:
 
 
 def empty_array(*options: Any) -> np.ndarray[Any, Any]:
-    """Returns an array that gets its shape and values by `build`."""
+    """Returns an array that `build` fills, in the place of NumPy's `_reconstruct`."""
     return np.empty(0)
 
 
 def build(target: Any, state: Any) -> None:
-    """Gives an array what it holds; a dtype stays as it is.
+    """Gives an array its shape and values; a dtype stays as it is.
 
     Args:
         target: Of `empty_array` or `dtype`.
@@ -79,5 +81,6 @@ def build(target: Any, state: Any) -> None:
         raise RefusedError("an array without a shape or a dtype")
     values = dtype(kind.str)
     if values.itemsize == 0 and any(isinstance(each, int) and each > _MAX_EMPTY for each in shape):
-        raise ExceededError("an array of more texts without characters than anybody has")
+        raise ExceededError(f"an array of more than {_MAX_EMPTY:,} empty texts along an axis")
+    # NumPy compares the length of the bytes with shape and dtype, and raises if they differ.
     target.__setstate__((version, shape, values, bool(is_fortran), _raw(content)))

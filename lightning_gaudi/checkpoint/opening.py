@@ -1,6 +1,6 @@
 """Opens files of checkpoints: once each, and regular files only.
 
-A path that is opened twice may be two files, and one that is a pipe has its reader wait for ever.
+A path that is opened twice may lead to two files, and reading from a pipe may wait for ever.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from .errors import DamagedCheckpointError
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Opens a regular file for reading, and waits for nobody who might write to it.
+    """Opens a regular file for reading, without waiting for a writer if it is a pipe.
 
     Raises:
         DamagedCheckpointError: It is a pipe, a device or a socket.
         OSError: It cannot be opened, or is a folder.
     """
+    # Opened first and then looked at: what a path leads to can change between a look and an open.
+    # Without O_NONBLOCK opening a pipe waits until somebody writes.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         kind = os.fstat(descriptor).st_mode
@@ -34,8 +36,8 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if not stat.S_ISREG(kind):
             raise DamagedCheckpointError(
-                f"{printable(path)} is no regular file, but a pipe or a device. Pass the path of "
-                "a checkpoint."
+                f"{printable(path)} is not a regular file, but a pipe or a device. Pass the path "
+                "of a checkpoint."
             )
         return cast("IO[bytes]", os.fdopen(descriptor, "rb"))
     except BaseException:
@@ -44,7 +46,7 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """Returns what a file holds that has no reason to be large.
+    """Returns the content of a file that should be small.
 
     Raises:
         DamagedCheckpointError: It has more than `limit` bytes, or is no regular file.
@@ -55,7 +57,7 @@ def read_small(path: Path, limit: int) -> bytes:
 
 
 def read_limited(file: IO[bytes], limit: int, name: object) -> bytes:
-    """Returns what an open file holds that has no reason to be large.
+    """Returns the content of an open file that should be small.
 
     Args:
         file: Opened for reading.
@@ -65,6 +67,8 @@ def read_limited(file: IO[bytes], limit: int, name: object) -> bytes:
     Raises:
         DamagedCheckpointError: It has more.
     """
+    # One byte more tells a file of just this size from a larger one, without asking for its size,
+    # which may change.
     data = file.read(limit + 1)
     if len(data) > limit:
         raise DamagedCheckpointError(
@@ -75,7 +79,7 @@ def read_limited(file: IO[bytes], limit: int, name: object) -> bytes:
 
 
 class Part(io.RawIOBase):
-    """A part of an open file, to be read as if it were all of it.
+    """A part of an open file that reads like a file of its own.
 
     Args:
         file: The file; it stays open.
@@ -107,6 +111,7 @@ class Part(io.RawIOBase):
     @override
     def readinto(self, buffer: Any, /) -> int:
         view = memoryview(buffer).cast("B")[: max(0, self._num_bytes - self._at)]
+        # Always, since other parts move the position of the same file.
         self._file.seek(self._begin + self._at)
         num_read: int = self._file.readinto(view)  # type: ignore[attr-defined]
         self._at += num_read
@@ -114,12 +119,12 @@ class Part(io.RawIOBase):
 
 
 def address_of(file: Any) -> str:
-    """Returns a path that leads to an open file, whatever has its name by now."""
+    """Returns a path that leads to an open file even if its name is another's by now."""
     return f"/proc/self/fd/{file.fileno()}"
 
 
 def mapped(file: Any) -> torch.UntypedStorage:
-    """Returns an open file as a storage whose bytes are read where they are used.
+    """Maps an open file as a storage, whose bytes are read when they are used.
 
     What is written to the storage stays in memory.
     """

@@ -1,7 +1,7 @@
-"""What a checkpoint may hold beside tensors: the names that its pickle may ask for.
+"""The names that the pickle of a checkpoint may ask for, beside those of tensors.
 
-All of it is data. None of these names runs what it is given, reads or writes a file, or finds
-another name by what it is given, but for the member of an enumeration.
+All of them stand for data. None of them runs its arguments, reads or writes a file, or looks up
+another name, except for the member of an enumeration.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .errors import RefusedError
 
 
 def _member(kind: Any, name: Any, *default: Any) -> Enum:
-    """Returns an enumeration's member, which early releases of Python 3.11 pickle by name.
+    """Stands for `getattr`, by which early releases of Python 3.11 pickle an enumeration's member.
 
     Source: CPython's pull request 26658; so in 3.11.2, not in 3.11.7 (`Enum.__reduce_ex__`).
 
     Raises:
-        RefusedError: It is another attribute, or one of something else.
+        RefusedError: It is asked for anything else than a member.
     """
     members = kind.__members__ if isinstance(kind, type) and issubclass(kind, Enum) else {}
     if default or not isinstance(name, str) or name not in members:
@@ -62,11 +62,12 @@ _PYTHON = (
     "pathlib._local.PureWindowsPath",
     "uuid.UUID",
 )
-"""Plain values that hyperparameters and callbacks have; some are a module deeper in 3.13."""
+"""Plain values that hyperparameters and callbacks hold; Python 3.13 moved paths to `_local`."""
 
 _NUMPY: dict[str, Any] = {
     "numpy.dtype": numpy_values.dtype,
-    "numpy.ndarray": None,  # an argument of the next
+    # Pickled as the first argument of `_reconstruct`, which our function ignores.
+    "numpy.ndarray": None,
     **dict.fromkeys(
         ("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct"),
         numpy_values.empty_array,
@@ -75,7 +76,7 @@ _NUMPY: dict[str, Any] = {
         ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar"), numpy_values.scalar
     ),
 }
-"""Numbers and arrays, and what makes them here; the module has another name up to NumPy 1."""
+"""NumPy's names and what stands for them here; up to NumPy 1 the module was `numpy.core`."""
 
 _LIGHTNING = (
     "lightning.fabric.utilities.data.AttributeDict",
@@ -106,17 +107,17 @@ _DCP = (
 _NAMES = frozenset((*_PYTHON, *_LIGHTNING, *_DEEPSPEED, *_DCP))
 
 _STATEFUL = frozenset(("argparse.Namespace", "uuid.UUID", *_LIGHTNING, *_DEEPSPEED, *_DCP))
-"""Those whose objects are given a state when they are loaded; the others are made with theirs."""
+"""Names whose objects may be given a state by BUILD; the others get theirs from arguments."""
 
 
 def find(name: str) -> tuple[Any, bool]:
-    """Returns what a name of a pickle stands for.
+    """Returns the object that a name in a pickle stands for.
 
     Args:
         name: With its module, as in `collections.OrderedDict`.
 
     Returns:
-        That, and whether objects of it may be given a state. Torch's are not.
+        The object, and whether its instances may be given a state. Those of torch's list may not.
 
     Raises:
         LookupError: A checkpoint may not ask for it.
@@ -124,6 +125,7 @@ def find(name: str) -> tuple[Any, bool]:
     torchs = _weights_only_unpickler._get_allowed_globals()
     if name in torchs:
         return torchs[name], False
+    # Looked up after torch's own list, whose objects take no state whatever the user allows.
     users = _named(torch.serialization.get_safe_globals())
     if name in users:
         return users[name], True

@@ -1,6 +1,6 @@
-"""Checkpoints at an address that fsspec knows: what rooms ask of a path, for one that is no file.
+"""Paths of checkpoints at an address that fsspec knows, such as a bucket.
 
-An object store has no folders, no links and no locks, and shows an object when all of it is there.
+An object store has no folders, links or locks, and shows an object only when it is complete.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .opening import open_regular, read_limited
 
 
 class RemoteStat(NamedTuple):
-    """What a store says of an object, under the names of `os.stat_result`."""
+    """What a store tells of an object, under the names of `os.stat_result`."""
 
     st_ino: int
-    """A checksum of the tag or version by which the store tells contents apart; 0 without one."""
+    """A checksum of the object's ETag or version, which changes with its content; 0 without one."""
     st_mtime_ns: int
     """When it was written, in ns since 1970, by the store's clock; 0 if the store does not say."""
     st_size: int
@@ -37,7 +37,7 @@ class RemoteStat(NamedTuple):
 
 
 class RemotePath:
-    """An address, with those of `pathlib.Path`'s methods that whoever looks for checkpoints uses.
+    """An address, with the methods of `pathlib.Path` that the search for checkpoints uses.
 
     Args:
         address: Such as "s3://bucket/folder/last.ckpt".
@@ -82,15 +82,15 @@ class RemotePath:
         return RemotePath(self._address.rpartition("/")[0])
 
     def exists(self) -> bool:
-        """Returns whether there is an object, or a folder with one.
+        """Returns whether there is an object, or a folder of some.
 
         Raises:
-            OSError: The store does not answer; so do the others.
+            OSError: The store does not answer. The other methods raise it, too.
         """
         return bool(self._ask(lambda system, path: system.exists(path)))
 
     def is_dir(self) -> bool:
-        """Returns whether there are objects below it."""
+        """Returns whether there are objects below the address."""
         return bool(self._ask(lambda system, path: system.isdir(path)))
 
     def is_file(self) -> bool:
@@ -98,19 +98,21 @@ class RemotePath:
         return bool(self._ask(lambda system, path: system.isfile(path)))
 
     def stat(self) -> RemoteStat:
-        """Returns what the store says of it; of a folder what it says of its `latest`.
+        """Returns what the store tells of an object; for a folder, of the `latest` in it.
 
         Raises:
             FileNotFoundError: There is no such object.
         """
+        # A folder of a store has no time of its own, and `latest` is the last object that a save
+        # writes.
         found = self._ask(lambda system, path: system.info(path))
         return (self / LATEST).stat() if _is_folder(found) else self._stat(found)
 
     def stats(self, names: Collection[str]) -> dict[str, RemoteStat]:
-        """Returns the same of those of its entries that are there, in one question if it can.
+        """Returns what the store tells of several entries, by one request where that suffices.
 
         Args:
-            names: Of the entries.
+            names: The names of the entries; those that are missing are left out.
 
         Raises:
             OSError: The store does not answer.
@@ -129,7 +131,7 @@ class RemotePath:
         return found
 
     def sizes(self) -> dict[str, int]:
-        """Returns the lengths of the objects in it, in bytes, by name.
+        """Returns the lengths of the objects in this folder, in bytes, by name.
 
         Raises:
             FileNotFoundError: There is no such folder.
@@ -138,7 +140,8 @@ class RemotePath:
         return {_last(each["name"]): int(each["size"]) for each in listed if not _is_folder(each)}
 
     def _stat(self, found: Mapping[str, Any]) -> RemoteStat:
-        """Returns what the store has said, which it may have to be asked once more."""
+        """Returns the answer of `info` or `ls`, with a second request if it has no time."""
+        # Each file system of fsspec has names of its own for these: s3fs, gcsfs and adlfs differ.
         tag = found.get("ETag") or found.get("etag") or found.get("VersionId") or ""
         modified = found.get("LastModified")
         if modified is None:
@@ -148,7 +151,7 @@ class RemotePath:
         return RemoteStat(zlib.crc32(str(tag).encode()), written, int(found["size"] or 0))
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """Yields what is in it.
+        """Yields the entries of this folder.
 
         Raises:
             FileNotFoundError: There is no such folder.
@@ -158,7 +161,7 @@ class RemotePath:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Opens it for reading.
+        """Opens the object for reading.
 
         Raises:
             FileNotFoundError: There is no such object.
@@ -167,7 +170,7 @@ class RemotePath:
             yield file
 
     def read_small(self, limit: int) -> bytes:
-        """Returns what an object holds that has no reason to be large.
+        """Returns the content of an object that should be small.
 
         Raises:
             DamagedCheckpointError: It has more than `limit` bytes.
@@ -189,7 +192,7 @@ class RemotePath:
         )
 
     def unlink(self) -> None:
-        """Removes it.
+        """Removes the object.
 
         Raises:
             FileNotFoundError: There is no such object.
@@ -197,7 +200,7 @@ class RemotePath:
         self._ask(lambda system, path: system.rm_file(path))
 
     def remove(self) -> None:
-        """Removes it with all that is below it.
+        """Removes this folder or object with all that is below it.
 
         Raises:
             FileNotFoundError: There is nothing.
@@ -205,7 +208,7 @@ class RemotePath:
         self._ask(lambda system, path: system.rm(path, recursive=True))
 
     def write(self, write: Callable[[IO[bytes]], object]) -> None:
-        """Lets `write` fill it; until all is there, and after a failure, it is what it was.
+        """Lets `write` fill the object; until that is done, and after a failure, it is unchanged.
 
         Raises:
             OSError: The store does not take it.
@@ -215,9 +218,10 @@ class RemotePath:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[IO[bytes]]:
-        """Opens it for writing; see `write`."""
+        """Opens the object for writing; see `write`."""
         with _answering(self):
             system, path = self._system
+            # With `autocommit` closing the file would publish it, also where the block has raised.
             file = system.open(path, "wb", autocommit=False)
             # Not part of a transaction that somebody else begins or ends meanwhile.
             with contextlib.suppress(ValueError):
@@ -234,9 +238,11 @@ class RemotePath:
                 raise
 
     def _ask(self, question: Callable[[Any, str], Any]) -> Any:
-        """Returns what the file system answers, which keeps nothing of an earlier answer."""
+        """Asks the file system anew, and returns its answer."""
         with _answering(self):
             system, path = self._system
+            # fsspec caches listings for as long as the process lives, and other ranks write
+            # meanwhile.
             system.invalidate_cache()
             return question(system, path)
 
@@ -251,9 +257,9 @@ def _last(name: str) -> str:
 
 @contextlib.contextmanager
 def _answering(path: RemotePath) -> Iterator[None]:
-    """Turns what a store's own library raises into an OSError, which callers expect of files.
+    """Turns the errors of a store's library into OSErrors, which callers expect from files.
 
-    It names the address: a store says that access is denied, and not to what.
+    The address is added, since a store says that access was denied but not to what.
     """
     try:
         yield
@@ -264,7 +270,8 @@ def _answering(path: RemotePath) -> Iterator[None]:
                 error.strerror = f"{path}: {error.strerror}"
         raise
     except (ValueError, ImportError, NotImplementedError):
-        raise  # a ValueError is what is wrong with a checkpoint
+        # A ValueError tells what is wrong with a checkpoint (`DamagedCheckpointError`).
+        raise
     except Exception as error:
         if type(error).__module__.partition(".")[0] in _STORES:
             raise OSError(f"{path}: {type(error).__name__}: {error}") from error
@@ -272,25 +279,26 @@ def _answering(path: RemotePath) -> Iterator[None]:
 
 
 _STORES = ("aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs")
-"""Libraries behind fsspec whose errors are those of a store."""
+"""Packages behind fsspec whose errors come from a store."""
 
 
 def opened(path: AnyPath) -> AbstractContextManager[IO[bytes]]:
-    """Opens a checkpoint's file for reading, wherever it is; see `open_regular`."""
+    """Opens a checkpoint's file for reading, local or remote; see `open_regular`."""
     return path.open() if isinstance(path, RemotePath) else open_regular(path)
 
 
 def check_reachable(address: str) -> None:
-    """Makes sure that something can be written below an address, before hours of training.
+    """Writes a probe below an address, so that a wrong one fails before hours of training.
 
     Raises:
-        OSError: The store refuses, or does not answer; names the address and its own words.
+        OSError: The store refuses, or does not answer; names the address and quotes the store.
         ImportError: What fsspec needs for such addresses is not installed.
     """
     probe = RemotePath(address) / ".lightning_gaudi" / "probe"
     try:
         probe.write(lambda file: file.write(b"lightning-gaudi"))
-        with contextlib.suppress(OSError):  # a store may keep whatever it has
+        # Some stores allow writing but not removing, which is enough to save.
+        with contextlib.suppress(OSError):
             probe.unlink()
     except ImportError as error:
         raise ImportError(

@@ -1,11 +1,12 @@
-"""Loading files of pickles without running what is in them, unless the user trusts them.
+"""Loads pickled files without running what is in them, unless the user trusts them.
 
-All that we load comes by here: whole checkpoints, what torch's DCP and DeepSpeed have written. A
-file holds tensors and plain data, see `plain_types`; one that asks for anything else is refused.
+Everything that we load passes through here: whole checkpoints, and what torch's DCP and DeepSpeed
+have written. A file may hold tensors and plain data (see `plain_types`); one that asks for anything
+else is refused.
 
-A file that is not trusted is not given to `torch.load`, which runs an archive that is a program of
-TorchScript. It is opened once, and read by what `torch.load` calls for tensors, which knows of no
-programs. What this process has written itself may hold more, see `own_pickles`.
+An untrusted file is not given to `torch.load`, which runs an archive that is a TorchScript program.
+It is opened once, and read by the functions that `torch.load` calls for tensors, which know nothing
+of programs. What this process has written itself may hold more (see `own_pickles`).
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def load(
     """
     is_path = isinstance(file, (str, os.PathLike))
     if trusted_by(weights_only) is not None:
+        # `torch.load` maps a file only if it gets a path.
         source = address_of(file) if mmap and not is_path else file
         load_with = _loader(torch.load, map_location)
         return load_with(source, map_location=map_location, weights_only=False, mmap=mmap)
@@ -86,10 +88,10 @@ def load_pickle(path: Path) -> Any:
 
 
 def instead_of(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a `torch.load` that runs nothing, whatever is asked for: for trusting libraries.
+    """Returns a `torch.load` that runs nothing, whatever `weights_only` says, for other libraries.
 
     Args:
-        original: The one that it calls where files are trusted.
+        original: The function that it calls where files are trusted.
     """
 
     def load_restricted(f: File, map_location: Any = None, **options: Any) -> Any:
@@ -102,14 +104,14 @@ def instead_of(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Says of a refusal, and of whatever else goes wrong, which file it was, and what to do.
+    """Adds to an error which file it is about, and what to do.
 
     Args:
         name: The file's.
 
     Raises:
-        UntrustedCheckpointError: In place of a `RefusedError`.
-        DamagedCheckpointError: In place of anything else but errors of the system.
+        UntrustedCheckpointError: In the place of a `RefusedError`.
+        DamagedCheckpointError: In the place of any other error but those of the system.
     """
     shown = printable(name)
     try:
@@ -117,7 +119,7 @@ def explained(name: str) -> Iterator[None]:
     except RefusedError as error:
         raise UntrustedCheckpointError(
             f"{shown} was not loaded: it holds {printable(error, max_chars=500)}, which is neither "
-            "a tensor nor plain data, and a checkpoint could have it run any code. Nothing of it "
+            "a tensor nor plain data, and loading it could run any code. Nothing of it "
             "has run. For a class of your own, call "
             "torch.serialization.add_safe_globals([TheClass]) first, or save plain data instead. "
             f"If you trust who made the file, {ADVICE}, or pass weights_only=False where it is "
@@ -133,6 +135,7 @@ def explained(name: str) -> Iterator[None]:
             f"{printable(error, max_chars=500)}. Nothing of it was kept. Use another checkpoint."
         ) from None
     except Exception as error:
+        # An OSError with a number comes from the system and says nothing against the file.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = printable(error, max_chars=500) or type(error).__name__
@@ -148,13 +151,13 @@ def _shown(file: object) -> str:
 
 
 def _opened(file: Any) -> Any:
-    """Returns a path's file, open; whoever gives an open one closes it."""
+    """Opens a path's file; an open file is passed through, and stays open."""
     is_path = isinstance(file, (str, os.PathLike))
     return open_regular(file) if is_path else nullcontext(file)
 
 
 def _loader(loader: Callable[..., Any], map_location: Any) -> Callable[..., Any]:
-    """Torch's own `torch.load`, or the vendor's of lazy mode where values go to a device.
+    """Returns torch's own `torch.load`, or the vendor's of lazy mode where values go to a device.
 
     The vendor's calls a function for `map_location` with a tensor and a device, where torch has a
     storage and a text (bridge 1.24.0, `core/torch_overwrites.py`).
@@ -164,7 +167,7 @@ def _loader(loader: Callable[..., Any], map_location: Any) -> Callable[..., Any]
 
 
 class _PlacingError(Exception):
-    """What a user's function for `map_location` raises is no fault of the file."""
+    """Carries an error of a user's `map_location` past `explained`, which blames the file."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(cause)
@@ -173,6 +176,8 @@ class _PlacingError(Exception):
 
 def _load_plainly(file: IO[bytes], map_location: Any, *, mmap: bool, takes_own: bool) -> Any:
     """Loads an archive, or a file as torch wrote them before 1.6."""
+    # In lazy mode the vendor's `torch.load` loads onto the CPU and moves the values afterwards. The
+    # functions that are called here lie below it, so both steps are done by us.
     is_lazy = hasattr(torch.load, "__wrapped__") and not callable(map_location)
     location = "cpu" if is_lazy and map_location is not None else map_location
     found = _read(file, _marking(location), mmap=mmap, takes_own=takes_own)
@@ -186,15 +191,18 @@ def _read(file: IO[bytes], location: Any, *, mmap: bool, takes_own: bool) -> Any
     if not is_archive:
         return _read_old(file, location)
     reader, directory = open_archive(file)
-    mmap = mmap and directory.is_stored  # torch would take what is compressed for the values
+    # Mapped, the bytes of a compressed record would be taken for its values.
+    mmap = mmap and directory.is_stored
     if _is_forced():
         file.seek(start)
         return _load_by_torchs(address_of(file) if mmap else file, location, mmap=mmap)
     module = pickle_module(Source(0, directory.sizes))
     storage = mapped(file) if mmap else None
+    # What `torch.load` calls for an archive (2.6 to 2.13).
     load_archive: Any = torch.serialization._load
     try:
         return load_archive(reader, location, module, overall_storage=storage, encoding="utf-8")
+    # The usual pickle passes the first time. Only one that was refused is compared with our own.
     except RefusedError:
         if not takes_own or not own_pickles.is_own(reader.get_record("data.pkl")):
             raise
@@ -202,9 +210,11 @@ def _read(file: IO[bytes], location: Any, *, mmap: bool, takes_own: bool) -> Any
 
 
 class _OwnUnpickler(pickle.Unpickler):
-    """Python's, for nothing but what this process has written."""
+    """Python's unpickler, for pickles that this process has written."""
 
     def __init__(self, file: IO[bytes], **options: Any) -> None:
+        # Compared again: the file may have changed between the look at it and this reading, so what
+        # is loaded is what was compared.
         data = file.read()
         if not own_pickles.is_own(data):
             raise RefusedError("another pickle than a moment ago")
@@ -217,6 +227,7 @@ _OWN_PICKLE.__dict__.update(vars(pickle), __name__="_own_pickle", Unpickler=_Own
 
 def _read_old(file: IO[bytes], location: Any) -> Any:
     start = file.tell()
+    # `torch.load` extracts a tar archive to a folder, as the oldest releases wrote them.
     if tarfile.is_tarfile(file):
         raise RefusedError("a tar archive")
     file.seek(start)
@@ -229,7 +240,7 @@ def _read_old(file: IO[bytes], location: Any) -> Any:
 
 
 def _load_safetensors(file: IO[bytes], map_location: Any) -> Any:
-    """Returns what `torch.load` does of a path that ends so."""
+    """Loads a safetensors file, as `torch.load` does for a path with this suffix (2.13)."""
     from safetensors.torch import load_file
 
     is_named = isinstance(map_location, (str, torch.device))
@@ -237,13 +248,13 @@ def _load_safetensors(file: IO[bytes], map_location: Any) -> Any:
 
 
 def _is_forced() -> bool:
-    """Returns whether torch takes no unpickler but its own, since this variable says so."""
+    """Returns whether the environment makes torch refuse any unpickler but its own."""
     variable = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower()
     return variable in ("1", "y", "yes", "true")
 
 
 def _load_by_torchs(source: Any, location: Any, *, mmap: bool) -> Any:
-    """Loads by torch's own unpickler, which refuses programs of TorchScript as well."""
+    """Loads by torch's own unpickler, which refuses TorchScript programs, too."""
     try:
         return torch.load(source, map_location=location, weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
@@ -251,7 +262,7 @@ def _load_by_torchs(source: Any, location: Any, *, mmap: bool) -> Any:
 
 
 def _marking(map_location: Any) -> Any:
-    """Returns `map_location`, and tells what a function of the user's raises from other errors."""
+    """Returns `map_location`; the errors of a function become `_PlacingError`."""
     if not callable(map_location):
         return map_location
 
@@ -265,7 +276,7 @@ def _marking(map_location: Any) -> Any:
 
 
 def _moved(value: Any, map_location: Any) -> Any:
-    """Gives what was loaded onto the CPU, where the vendor's `torch.load` of lazy mode puts it."""
+    """Moves what was loaded onto the CPU to where the vendor's `torch.load` would put it."""
     target = map_location.get("cpu", "cpu") if isinstance(map_location, dict) else map_location
     if str(target) == "cpu":
         return value

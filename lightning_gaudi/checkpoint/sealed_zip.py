@@ -1,4 +1,4 @@
-"""Whole files with their manifest: the comment at the end of the zip that `torch.save` writes.
+"""Single files with a manifest in the comment at the end of the zip that `torch.save` writes.
 
     local header of data.pkl, with padding    its first 8 bytes: the length of the whole file
     records of data.pkl, the storages, ...
@@ -6,7 +6,7 @@
     end record, 22 bytes
     comment: the manifest                     checksum of all before it
 
-The length stands at the start, too, since a file that was cut short has lost its end.
+The length also stands at the start, since a file that was cut short has lost its end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EMPTY_SLOT = b"Z" * 8
 
 
 class SealingFile:
-    """A file to give to `torch.save`, which `seal` ends with a manifest of what was written.
+    """A file for `torch.save` to write to, which `seal` completes with a manifest.
 
     Args:
         file: What is written to, from its start.
@@ -50,8 +50,9 @@ class SealingFile:
         self._head = b""
 
     def write(self, data: Any) -> int:
-        """Writes what comes, but for what may be the end of the zip file."""
+        """Writes all but the last 22 bytes, which may be the end record of the zip file."""
         view = memoryview(data).cast("B")
+        # The start is kept to see in `seal` whether the padding is where it is expected.
         if len(self._head) < _SLOT.stop + 6:
             self._head += bytes(view[: _PADDING + len(_PADDING_START) - len(self._head)])
         if len(view) < _END_BYTES:
@@ -65,27 +66,30 @@ class SealingFile:
         return len(view)
 
     def flush(self) -> None:
-        """Does nothing: the end is not known yet."""
+        """Does nothing, since the end is not known yet."""
 
     def seal(self, manifest: Manifest) -> None:
-        """Writes the end, with the manifest.
+        """Writes the end record with the manifest as its comment, and the length at the start.
 
         Args:
             manifest: Of the checkpoint, without files.
         """
         assert self._tail.startswith(_END), "torch.save has not written a zip file"
+        # The last two bytes are the length of the comment, which is replaced.
         assert self._tail.endswith(b"\0\0"), "the zip file has a comment already"
         self._pass_on(self._tail[:-2])
         entry = self._checksum.entry()
         comment = encode(with_files(manifest, {"": entry}))
         self._file.write(struct.pack("<H", len(comment)) + comment)
+        # A store takes an object as a stream, which cannot go back: such a file has no length at
+        # its start.
         if self._head[_PADDING:] == _PADDING_START and self._file.seekable():
             self._file.seek(_SLOT.start)
             self._file.write(struct.pack("<Q", entry.num_bytes + 2 + len(comment)))
 
     def _pass_on(self, data: Any) -> None:
         self._checksum.update(data)
-        # All of it, or an error: what is raw may take a part.
+        # A raw file may write less than it was given.
         view = memoryview(data)
         while len(view):
             view = view[self._file.write(view) :]
@@ -93,7 +97,7 @@ class SealingFile:
 
 @dataclass(frozen=True)
 class Inspected:
-    """What the ends of a file tell."""
+    """What the two ends of a file tell about it."""
 
     path: AnyPath
     num_bytes: int
@@ -102,12 +106,12 @@ class Inspected:
 
     @property
     def entry(self) -> FileEntry | None:
-        """What its manifest tells of it, if it has one."""
+        """The manifest's entry for the file, if it has a manifest."""
         return None if self.manifest is None else self.manifest.files[""]
 
 
 def inspect(path: AnyPath) -> Inspected:
-    """Looks at both ends of a file that should be a checkpoint.
+    """Reads both ends of a file that should be a checkpoint.
 
     Raises:
         DamagedCheckpointError: It is a zip file of which a part is missing.
@@ -118,7 +122,7 @@ def inspect(path: AnyPath) -> Inspected:
 
 
 def inspect_open(file: IO[bytes], path: AnyPath) -> Inspected:
-    """Returns the same for a file that is open; it is at its beginning again afterwards."""
+    """Does as `inspect` for an open file, which is at its beginning afterwards."""
     file.seek(0)
     head = file.read(_SLOT.stop)
     size = file.seek(0, 2)
@@ -129,7 +133,7 @@ def inspect_open(file: IO[bytes], path: AnyPath) -> Inspected:
 
 
 def inspect_bytes(data: bytes, path: AnyPath) -> Inspected:
-    """Returns the same for a file that is in memory."""
+    """Does as `inspect` for a file in memory."""
     return _inspect(path, data[: _SLOT.stop], data[-_END_BYTES - _MAX_COMMENT_BYTES :], len(data))
 
 
@@ -140,6 +144,7 @@ def _inspect(path: AnyPath, head: bytes, tail: bytes, size: int) -> Inspected:
     manifest = decode(end[_END_BYTES:], path) if is_ended else None
     if manifest is not None and [*manifest.files] != [""]:
         raise _cut(path, "its manifest is that of a folder")
+    # Compared before the end is missed: it tells by how much the file is too short.
     expected = _length(head)
     if expected not in (None, size):
         raise _cut(path, f"{size:,} bytes of {expected:,}")
@@ -156,7 +161,7 @@ def _inspect(path: AnyPath, head: bytes, tail: bytes, size: int) -> Inspected:
 
 
 def reading(file: IO[bytes], expected: FileEntry) -> ReadingChecksum:
-    """Returns the file, to be compared with `compare` once it has been read.
+    """Returns a file that takes the checksum of what is read from it; see `compare`.
 
     Args:
         file: The open file that `inspect_open` has looked at; whoever has opened it closes it.
@@ -191,13 +196,13 @@ def compare(path: AnyPath, actual: FileEntry, expected: FileEntry) -> None:
 
 
 def _empty_slot(start: memoryview) -> None:
-    """Puts back what was where the length is now, for the checksum."""
+    """Replaces the length at the start by the padding that the checksum was taken of."""
     if _length(start[: _SLOT.stop].tobytes()) is not None:
         start[_SLOT] = _EMPTY_SLOT
 
 
 def _length(head: bytes) -> int | None:
-    """Returns what a file says at its start of its length, if it does."""
+    """Returns the length that a file has at its start; None if it has none."""
     padding = head[_PADDING : _PADDING + 4]
     is_ours = len(head) >= _SLOT.stop and padding == _PADDING_START[:4]
     if not is_ours or head[_SLOT] == _EMPTY_SLOT:

@@ -1,4 +1,4 @@
-"""One file out of a checkpoint in shards: of safetensors, or one that `torch.load` reads."""
+"""Writes a sharded checkpoint as one file of safetensors, or one that `torch.load` reads."""
 
 from __future__ import annotations
 
@@ -56,16 +56,17 @@ def write_single_file(checkpoint: Mapping[str, Any], weights: str, output: Path)
         return
     from safetensors.torch import save_file as save_tensors
 
-    # Each name gets its values: a strict load_state_dict wants all names of tied weights.
+    # safetensors refuses tensors that share memory, and a strict `load_state_dict` wants the names
+    # of all tied weights: so each name gets values of its own.
     tensors = _untied(_checked(checkpoint.get(weights)))
     write_atomically(output, lambda file: save_tensors(tensors, file.name, {"format": "pt"}))
 
 
 def _checked(weights: Any) -> Mapping[str, Tensor]:
-    """Weights that all are tensors with values, and written out not much more than they are.
+    """Returns the weights if all are tensors with values that safetensors can hold.
 
     Raises:
-        DamagedCheckpointError: They are not, such as one value that stands for a billion.
+        DamagedCheckpointError: They are not, or repeat few values to far more bytes.
     """
     is_named = isinstance(weights, Mapping) and all(isinstance(name, str) for name in weights)
     if not is_named or not all(isinstance(each, Tensor) for each in weights.values()):
@@ -83,6 +84,8 @@ def _checked(weights: Any) -> Mapping[str, Tensor]:
             )
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         written += tensor.numel() * tensor.itemsize
+    # A tensor with a stride of 0 is small in memory and in the checkpoint, and written out it fills
+    # the disk.
     if written > 2 * sum(storages.values()) + _MAX_EXCESS_BYTES:
         raise DamagedCheckpointError(
             f"The checkpoint's weights repeat {sum(storages.values()):,} bytes to {written:,}, "

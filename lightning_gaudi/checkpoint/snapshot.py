@@ -1,4 +1,4 @@
-"""A copy of a state as it is now, on the CPU: what trains may go on while the copy is written."""
+"""Copies a state to the CPU, so that training may go on while the copy is written."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from typing_extensions import override
 
 
 class Snapshot:
-    """The state of any objects, with their tensors on the CPU; of those in shards this rank's part.
+    """A copy of any objects with their tensors on the CPU; of sharded ones this rank's part.
 
-    Tied tensors stay tied. All else is copied as pickle does it, so that what cannot be saved is
-    said here.
+    Tied tensors stay tied. All other objects are pickled, so that one which cannot be saved raises
+    here and not later in the thread.
 
     Args:
         state: What shall be saved.
-        memory: What to copy into, tensors that are on the CPU already, too, until it begins anew;
-            None for new memory, and then those must not change until it is written.
+        memory: The memory to copy into, valid until its next `begin`; tensors of the CPU are
+            copied, too. None for new memory; then tensors of the CPU are not copied, and must not
+            change until they are written.
     """
 
     def __init__(self, state: Any, memory: HostMemory | None = None) -> None:
@@ -33,22 +34,22 @@ class Snapshot:
         self._pickled = buffer.getvalue()
 
     def state(self) -> Any:
-        """Returns the objects, made anew; their tensors are the snapshot's."""
+        """Returns new objects whose tensors are the snapshot's."""
         return _Unpickler(io.BytesIO(self._pickled), self.tensors).load()
 
     @property
     def num_pickled_bytes(self) -> int:
-        """How much there is beside the tensors."""
+        """The size of all that is not in tensors."""
         return len(self._pickled)
 
 
 def keep(state: Any, memory: HostMemory | None) -> Callable[[], Any]:
-    """Returns a function that gives a state: a copy as it is now, if there is memory for one."""
+    """Returns a function that returns the state: a copy if `memory` is given, else itself."""
     return (lambda: state) if memory is None else Snapshot(state, memory).state
 
 
 class HostMemory:
-    """Pinned tensors on the CPU that are used again: to get new memory takes longer than to copy.
+    """Pinned tensors on the CPU that are reused, since to allocate takes longer than to copy.
 
     A run keeps as much of it as its state has.
     """
@@ -59,11 +60,14 @@ class HostMemory:
 
     def begin(self) -> None:
         """Allows what was copied before to be overwritten from now on."""
+        # What the last copy did not use is freed: a state may have become smaller.
         kept = {key: self._all[key][:number] for key, number in self._used.items()}
         self._all, self._used = kept or self._all, {}
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Returns a copy of a contiguous tensor of any device."""
+        # By shape and order, and not by name: a state has the same tensors in the same order each
+        # time.
         key = (tensor.shape, tensor.dtype)
         tensors, number = self._all.setdefault(key, []), self._used.get(key, 0)
         self._used[key] = number + 1
@@ -80,13 +84,14 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 class _Pickler(pickle.Pickler):
-    """Keeps tensors apart."""
+    """Pickles a state with its tensors taken out, each copied once."""
 
     def __init__(self, file: io.BytesIO, memory: HostMemory | None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._memory = memory
         self._numbers: dict[Any, int] = {}
-        self._sources: list[Any] = []  # held, so that no other object gets their identity
+        # Held until the end: Python reuses the id of a freed object, and ids are keys.
+        self._sources: list[Any] = []
         self.tensors: list[Any] = []
 
     @override
@@ -137,7 +142,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what this process has just pickled."""
+    """Puts the tensors back into what this process has just pickled."""
 
     def __init__(self, file: io.BytesIO, tensors: list[Any]) -> None:
         super().__init__(file)
@@ -149,7 +154,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _key(tensor: Tensor) -> Any:
-    """Returns what tells tensors of the same values apart from others; see `cpu_tensors`."""
+    """Returns a key that is equal for tensors of the same values, such as tied ones."""
     if tensor.layout != torch.strided:
         return id(tensor)
     storage = tensor.untyped_storage()._cdata

@@ -1,4 +1,4 @@
-"""How much a checkpoint will take, and whether there is as much room, before it is written."""
+"""Estimates how large a checkpoint will be, and checks that there is room before it is written."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .snapshot import Snapshot
 
 _SLACK_BYTES = 2**16
 _SLACK = 1 / 256
-"""What a file has beside its tensors: names, settings, paddings, the manifest."""
+"""The share of names, settings, paddings and the manifest beside the tensors of a file."""
 _TENSOR_BYTES = 256
-"""The part of that of each tensor."""
+"""The bytes beside the values of each tensor."""
 
 
 _SHARDED = ("latest", ".metadata", "meta.pt")
-"""What only a folder has that is a checkpoint, DeepSpeed's or torch's."""
+"""Files by which a folder is known as a checkpoint of DeepSpeed's or torch's."""
 
 
 def needed_bytes(*states: Any) -> int:
-    """About how many bytes the file of some objects will have, a little more rather than less.
+    """Returns about how many bytes the file of some objects will have, rather too many.
 
     Args:
         states: Containers in containers, with tensors of any device. Tensors that share their
@@ -38,7 +38,7 @@ def needed_bytes(*states: Any) -> int:
 
 
 def file_bytes(*states: Any) -> int:
-    """Returns the same without room to spare."""
+    """Returns what `needed_bytes` does, without a reserve."""
     seen: dict[Any, int] = {}
     for state in states:
         _add(state, seen)
@@ -46,14 +46,14 @@ def file_bytes(*states: Any) -> int:
 
 
 def whole_bytes(*states: Any) -> int:
-    """Returns the same for what ranks save together: of tensors in shards all parts count."""
+    """Returns the size of what all ranks save together: sharded tensors count in full."""
     tensors = [each for each in tree_leaves(states) if isinstance(each, Tensor)]
     sizes = (math.prod(each.size()) * each.dtype.itemsize for each in tensors)
     return sum(sizes) + _TENSOR_BYTES * len(tensors)
 
 
 def check_space(target: Path, num_bytes: int, largest_file_bytes: int | None = None) -> None:
-    """Raises if what is to be written has no room where it is to be.
+    """Raises if there is too little room for what is to be written.
 
     Args:
         target: What is to be written; its folder is there.
@@ -66,8 +66,10 @@ def check_space(target: Path, num_bytes: int, largest_file_bytes: int | None = N
     try:
         status = os.statvfs(target.parent)
     except OSError:
-        return  # to write there will say more
+        # The write itself will raise an error that says more.
+        return
     free = status.f_bavail * status.f_frsize
+    # A write beyond `ulimit -f` fails only when all before it has been written.
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     largest = num_bytes if largest_file_bytes is None else largest_file_bytes
     if num_bytes > free:
@@ -85,7 +87,7 @@ def check_space(target: Path, num_bytes: int, largest_file_bytes: int | None = N
 
 
 def kept(target: Path) -> str:
-    """Returns a sentence on what stays at the target after a failure, if there is something."""
+    """Returns a sentence that the earlier checkpoint is intact, if there is one."""
     has_one = target.is_file() or any((target / name).is_file() for name in _SHARDED)
     return " The checkpoint that was there before is intact." if has_one else ""
 
@@ -102,7 +104,7 @@ def _add(value: Any, seen: dict[Any, int]) -> None:
     elif isinstance(value, Tensor):
         local = getattr(value, "_local_tensor", value)  # of a DTensor, this rank's
         if local.device.type == "cpu" and hasattr(local, "untyped_storage"):
-            # All of the storage is saved, be the tensor a part of it.
+            # torch.save writes the whole storage, even of a tensor that is a view of a part.
             storage = local.untyped_storage()
             seen[storage._cdata] = storage.nbytes()
         elif local.device.type != "meta":

@@ -1,4 +1,4 @@
-"""The storages that a pickle names, held against what is in its file."""
+"""Checks the storages that a pickle names against what its file holds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .errors import ExceededError, RefusedError
 
 
 class Source:
-    """What a file has for the storages of its tensors.
+    """The bytes that a file holds for the storages of its tensors.
 
-    Torch copies as many bytes as a pickle says a storage has, whatever the record has (2.13).
+    Torch copies as many bytes as the pickle says, even if the record has fewer (2.13).
 
     Args:
         num_bytes: The file's length; all storages of a file without records together have no more.
@@ -32,13 +32,13 @@ class Source:
 
         Raises:
             ExceededError: It is larger than what the file has of it.
-            RefusedError: It is something else than a storage.
+            RefusedError: It is not a storage.
         """
         length = 5 if self._records is not None else 6
         if not isinstance(saved, tuple) or len(saved) != length or saved[0] not in ("storage",):
             # Torch's old format can name a class, too, whose source torch then compares, and may
             # write the difference to a file.
-            raise RefusedError("something from outside that is no storage")
+            raise RefusedError("a persistent object that is not a storage")
         _, kind, key, location, numel, *view = saved
         if not isinstance(key, str) or not isinstance(location, str) or type(numel) is not int:
             raise RefusedError("a storage without a name, a place or a size")
@@ -68,6 +68,7 @@ class Source:
 
 
 def _itemsize(kind: Any) -> int:
+    # An untyped storage counts bytes, a typed one values.
     if kind is torch.storage.UntypedStorage:
         return 1
     dtype = kind.dtype if isinstance(kind, torch.serialization.StorageType) else None
@@ -82,6 +83,6 @@ def _check_view(view: Any, num_bytes: int) -> None:
     if view is None:
         return
     if not isinstance(view, tuple) or len(view) != 3 or not isinstance(view[0], str):
-        raise RefusedError("a part of a storage that is none")
+        raise RefusedError("a part of a storage that is not described as torch does")
     if any(type(each) is not int or not 0 <= each <= num_bytes for each in view[1:]):
         raise ExceededError("a part of a storage that is not in it")

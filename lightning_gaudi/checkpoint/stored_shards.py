@@ -1,12 +1,12 @@
-"""Checkpoints in shards at an address: several objects, which a store shows one by one.
+"""Sharded checkpoints at an address: several objects, which a store shows one by one.
 
     s3://bucket/run/last.ckpt/
         latest                  names the version: written when all of it is there, in one step
         checkpoint-1764300000/  the files that a folder on a disk has, and their manifest
         zero_to_fp32.py         DeepSpeed's own tool
 
-That is how DeepSpeed lays out its folders, so what is copied to a disk can be loaded there. Each
-rank writes its files straight to the store. Who loads them needs files: see `fetched`.
+DeepSpeed lays out its folders like this, so what is copied to a disk can be loaded there. Each rank
+writes its files straight to the store. Loading needs local files: see `fetched`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from .torch_dcp.layout import METADATA, REST, is_sharded_folder
 
 _TAG = re.compile(r"(?!\.{1,2}$)[\w.-]{1,255}")
 _VERSION = re.compile(r"checkpoint-\d{18,20}")
-"""Names that `new_version` gives; what else is so called has a smaller number."""
+"""Names that `new_version` gives; others of this form, such as checkpoint-500, are shorter."""
 _COPIED = (METADATA, REST, FOLDER_MANIFEST)
-"""What is in no version, where a folder of torch's shards was copied to the address."""
+"""Files beside the versions, where a folder of torch's shards was copied to the address."""
 
 _SCRATCH = "lightning-gaudi-shards-"
 _MIN_AGE_S = 60.0
-"""How old a folder must be that nobody locks: whoever has just made it may be about to."""
+"""How old an unlocked folder must be to be removed: its maker may be about to lock a new one."""
 
 
 def new_version() -> str:
-    """Returns a name that no version has: a store has no locks, so nobody counts in it."""
+    """Returns a new name; a store has no locks, so versions cannot be counted safely."""
     return f"checkpoint-{time.time_ns()}"
 
 
@@ -66,21 +66,25 @@ def publish(place: RemotePath, tag: str, manifest: Manifest | None) -> None:
     before = find_version_if_any(place)
     if manifest is not None:
         (place / tag / FOLDER_MANIFEST).write(lambda file: file.write(encode(manifest)))
+    # The one step that makes the version count. All before it can be repeated, and what follows
+    # only removes.
     (place / LATEST).write(lambda file: file.write(tag.encode()))
     with contextlib.suppress(OSError):
-        if place.is_file():  # one that another strategy has saved whole
+        # Another strategy may have saved a single file under this address.
+        if place.is_file():
             place.unlink()
         _remove_parts(place, before, keep=(tag, LATEST, *TOOLS))
 
 
 def discard(place: RemotePath, tag: str) -> None:
-    """Removes a version that will not be whole, as far as that is possible."""
+    """Removes an incomplete version as far as the store allows."""
     with contextlib.suppress(OSError):
         (place / tag).remove()
 
 
 def remove_stored(place: RemotePath) -> None:
-    """Removes a checkpoint of any kind: what is left of it if this is killed counts as none."""
+    """Removes a checkpoint of any kind; what an interrupted removal leaves is none any more."""
+    # First, since without `latest` the rest is no checkpoint.
     with contextlib.suppress(FileNotFoundError):
         (place / LATEST).unlink()
     with contextlib.suppress(FileNotFoundError):
@@ -88,9 +92,9 @@ def remove_stored(place: RemotePath) -> None:
 
 
 def remove_shards(place: RemotePath) -> None:
-    """Removes the shards that were at an address, where a whole file has taken their place.
+    """Removes the shards at an address once a single file has taken their place.
 
-    What else lies below the address, which may be that of a whole run, stays.
+    Other objects below the address stay, since it may be the folder of a whole run.
 
     Raises:
         OSError: The store does not answer, or refuses.
@@ -103,13 +107,14 @@ def remove_shards(place: RemotePath) -> None:
 
 
 def _remove_parts(place: RemotePath, tag: str | None, keep: Collection[str] = ()) -> None:
-    """Removes what belongs to a checkpoint in shards, and nothing else that lies beside it.
+    """Removes the parts of a sharded checkpoint, and nothing else that lies beside them.
 
     Args:
         place: The checkpoint.
         tag: The version that counted.
         keep: What stays.
     """
+    # The address may be the folder of a run, so only names that saves give are removed.
     for each in list(place.iterdir()):
         is_part = each.name in (*_COPIED, *TOOLS, tag) or each.suffix == ".distcp"
         if (is_part or _VERSION.fullmatch(each.name)) and each.name not in keep:
@@ -117,7 +122,7 @@ def _remove_parts(place: RemotePath, tag: str | None, keep: Collection[str] = ()
 
 
 def kept(place: RemotePath) -> str:
-    """Returns a sentence on what is at the address after a failure, if there is something."""
+    """Returns a sentence that the earlier checkpoint is intact, if there is one."""
     try:
         has_one = find_version_if_any(place) is not None or place.is_file()
     except OSError:
@@ -126,9 +131,9 @@ def kept(place: RemotePath) -> str:
 
 
 def find_version(place: RemotePath) -> str | None:
-    """Returns which version of a checkpoint in shards counts; None if there are no shards.
+    """Returns the version of a sharded checkpoint that counts; None if there are no shards.
 
-    It is empty where the files are in no version: a folder of torch's shards that was copied there.
+    It is empty if the files are in no version, as in a folder of torch's shards that was copied.
 
     Raises:
         DamagedCheckpointError: Its file `latest` names no version.
@@ -136,9 +141,11 @@ def find_version(place: RemotePath) -> str | None:
     """
     try:
         data = (place / LATEST).read_small(4096)
-    except (FileNotFoundError, NotADirectoryError, FileExistsError):  # below a file, for some
+    # Some file systems of fsspec raise the last two if the address is a file.
+    except (FileNotFoundError, NotADirectoryError, FileExistsError):
         return "" if any((place / name).is_file() for name in (METADATA, REST)) else None
     tag = data.decode(errors="replace").strip()
+    # The tag becomes part of a path, so it must not lead out of the checkpoint.
     if not _TAG.fullmatch(tag):
         raise DamagedCheckpointError(
             f"The checkpoint {place} is damaged: its file {LATEST!r} names no version "
@@ -148,7 +155,7 @@ def find_version(place: RemotePath) -> str | None:
 
 
 def find_version_if_any(place: RemotePath) -> str | None:
-    """Returns the same; None where `latest` names none, too.
+    """Returns what `find_version` does, and None also if `latest` names no version.
 
     Raises:
         OSError: The store does not answer.
@@ -160,7 +167,7 @@ def find_version_if_any(place: RemotePath) -> str | None:
 
 
 def read_stored_manifest(place: RemotePath, tag: str) -> Manifest | None:
-    """Returns what a version says of itself; None if it says nothing.
+    """Returns the manifest of a version; None if it has none.
 
     Raises:
         DamagedCheckpointError: It was changed.
@@ -173,12 +180,12 @@ def read_stored_manifest(place: RemotePath, tag: str) -> Manifest | None:
         return None
     found = decode(data, path)
     if found is None:
-        raise DamagedCheckpointError(f"{path} is damaged: it is no manifest.")
+        raise DamagedCheckpointError(f"{path} is damaged: it is not a manifest.")
     return found
 
 
 def check_stored(place: RemotePath) -> None:
-    """Compares the lengths of a version's objects with its manifest; nothing of them is read.
+    """Compares the lengths of a version's objects with its manifest, without reading them.
 
     Raises:
         IncompleteCheckpointError: One is not there, or nothing is; names all that are not whole.
@@ -203,10 +210,10 @@ def check_stored(place: RemotePath) -> None:
 
 @contextlib.contextmanager
 def fetched(path: _PATH, *, is_alone: bool = False) -> Iterator[_PATH]:
-    """Gives a checkpoint in shards as a folder of this machine; any other is given as it is.
+    """Yields a sharded checkpoint as a local folder; any other checkpoint is passed through.
 
-    All ranks call it, unless it is told otherwise. Of those that share a folder for temporary files
-    one downloads, and the others wait for it; the folder is removed behind the block.
+    All ranks call it, unless `is_alone`. Of those that share a folder for temporary files one
+    downloads, and the others wait for it. The folder is removed after the block.
 
     Args:
         path: A local path, or an address that fsspec knows.
@@ -230,6 +237,8 @@ def fetched(path: _PATH, *, is_alone: bool = False) -> Iterator[_PATH]:
     once: Callable[..., tuple[str | None, str]] = (lambda do: do()) if is_alone else on_rank_zero
     together = nullcontext if is_alone else damage_on_all_ranks
     with together():
+        # Rank 0 decides for all: another rank might see another version a moment later, and ranks
+        # of one machine must agree on the folder.
         tag, token = once(lambda: (find_version(place), uuid.uuid4().hex))
     if tag is None:
         yield path
@@ -238,6 +247,7 @@ def fetched(path: _PATH, *, is_alone: bool = False) -> Iterator[_PATH]:
     error: Exception | None = None
     with contextlib.ExitStack() as held:
         try:
+            # True on the one rank of each machine that made the folder.
             if held.enter_context(_made(folder)):
                 _download(place, tag, folder)
         except Exception as caught:
@@ -253,12 +263,13 @@ def fetched(path: _PATH, *, is_alone: bool = False) -> Iterator[_PATH]:
             _name(caught, str(folder), str(place))
             raise
         if not is_alone:
-            gather_objects(None)  # others may still be reading
+            # The rank that made the folder removes it, and others may still be reading.
+            gather_objects(None)
 
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Gives a folder of this machine that is removed behind the block, or after it was killed."""
+    """Yields a local folder that is removed after the block; if killed, by a later process."""
     folder = _temporary(uuid.uuid4().hex)
     with _made(folder):
         yield folder
@@ -269,10 +280,11 @@ def _version(place: RemotePath, tag: str) -> RemotePath:
 
 
 def _unwrapped(folder: Path) -> Path | None:
-    """Returns the version of torch's shards that a folder's `latest` names, if it names one."""
+    """Returns the version of torch's shards that the `latest` of a folder names; else None."""
     if is_sharded_folder(folder) or not (folder / LATEST).is_file():
         return None
-    from .candidates import read_latest  # which asks this module of what is in a store
+    # `candidates` imports this module.
+    from .candidates import read_latest
 
     tag = read_latest(folder)
     return folder / tag if tag and is_sharded_folder(folder / tag) else None
@@ -284,14 +296,15 @@ def _temporary(token: str) -> Path:
 
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[bool]:
-    """Makes a folder, and removes it behind the block; False if another process has made it.
+    """Makes a folder and removes it after the block; yields False if it is another process's.
 
-    While the block runs it is locked. Those that nobody locks any more are removed before.
+    The folder is locked during the block. Unlocked ones of earlier processes are removed first.
     """
     for other in folder.parent.glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):
             _remove_unless_held(other)
     try:
+        # Only this user may read it: it lies in a folder that all share.
         folder.mkdir(mode=0o700)
     except FileExistsError:
         yield False
@@ -307,10 +320,10 @@ def _made(folder: Path) -> Iterator[bool]:
 
 
 def _remove_unless_held(folder: Path) -> None:
-    """Removes what a killed process of this user's has left.
+    """Removes a folder that a killed process of this user has left.
 
     Raises:
-        OSError: Another process holds it, or it is not ours, or there are no locks.
+        OSError: Another process holds it, it cannot be opened, or there are no locks.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
     try:
@@ -343,12 +356,13 @@ def _download(place: RemotePath, tag: str, folder: Path) -> None:
         )
     target.mkdir(exist_ok=True)
     version.download(files)
+    # Without `latest` a folder of DeepSpeed's would have no version to load.
     if tag:
         (folder / LATEST).write_text(tag)
 
 
 def _name(error: Exception, local: str, address: str) -> None:
-    """Names in an error where a file came from, in place of where it was for a moment."""
+    """Replaces the temporary path in an error by the address that the file came from."""
     error.args = tuple(
         each.replace(local, address) if isinstance(each, str) else each for each in error.args
     )

@@ -1,10 +1,11 @@
-"""Unpickling that builds tensors and plain data, and refuses to call anything else.
+"""An unpickler that builds tensors and plain data, and refuses to call anything else.
 
-Python's own unpickler, of any protocol, with each way closed by which a pickle runs code: names
-outside of `plain_types`, calls of what such a name did not give, states of other objects. Torch's
-for `weights_only=True` does the same, but knows protocol 2 alone: the vendor's lazy mode saves with
-4, and torch's DCP with Python's default. The vendor puts one in its place that heeds no
-`torch.serialization.add_safe_globals` (bridge 1.19, `utils/_weights_only_unpickler.py`).
+It is Python's own unpickler, for any protocol, with each way closed by which a pickle runs code:
+names outside of `plain_types`, calls of anything but such a name, and states of other objects.
+Torch's unpickler for `weights_only=True` does the same but reads protocol 2 alone, while the
+vendor's lazy mode saves with protocol 4, and torch's DCP with Python's default. The vendor replaces
+torch's by one that ignores `torch.serialization.add_safe_globals` (bridge 1.19,
+`utils/_weights_only_unpickler.py`).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from .errors import ExceededError, RefusedError
 from .storages import Source
 
 _Base: Any = pickle._Unpickler
-"""The one in Python: the one in C has no place to ask from what is called."""
+"""The implementation in Python: the one in C has no hook before a call."""
 
 _MAX_DEPTH = 200
-"""How deep what is loaded may be nested: whoever goes through it calls itself for each level."""
+"""How deeply values may be nested, since functions that walk them recurse once for each level."""
 
 _MAX_UNFOLDED = 10**7
-"""Of how many objects it may consist, if what is there several times is counted as often."""
+"""How many objects there may be, where one that is referred to several times counts as often."""
 
 
 class _Whole:
-    """A file of which no more is asked than it has: some take memory for what they ask for.
+    """A file that limits each read to the bytes that are left, since Python allocates what it asks.
 
-    It has no number for torch to read it by, so that torch does not take it for a tar archive.
+    It has no `fileno`, since torch tries a file that has one as a tar archive first.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -60,7 +61,7 @@ class _Whole:
 
 
 def bounded(file: IO[bytes]) -> Any:
-    """Returns a file for an unpickler that takes no memory for more than there is in it."""
+    """Returns a file of which no read allocates more than there is in it."""
     return file if isinstance(file, _Whole) else _Whole(file)
 
 
@@ -77,13 +78,14 @@ class Unpickler(_Base):  # type: ignore[misc]
     """
 
     source: ClassVar[Source | None] = None
-    """What has the storages that it names; see `unpickler_of`."""
+    """Checks the storages that the pickle names; see `pickle_module`."""
 
     def __init__(self, file: IO[bytes], **options: Any) -> None:
         self._file = bounded(file)
         super().__init__(self._file, **options)
         self._budget = calls.Budget(self._file.num_bytes)
-        # What names gave, by id: what may be called, and those of it whose objects take a state.
+        # The objects that names stood for, by id, since some have no hash. Only these may be
+        # called. They are held so that no other object can get the id of one.
         self._found: dict[int, Any] = {}
         self._stateful: tuple[type, ...] = (OrderedDict, torch.nn.Parameter)
 
@@ -94,8 +96,9 @@ class Unpickler(_Base):  # type: ignore[misc]
         return found
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns what a name stands for, if it may be asked for."""
-        if self.proto < 3:  # as Python 2 names it
+        """Returns the object that a name stands for, if it is allowed."""
+        # A pickle of protocol 0 to 2 has the names of Python 2.
+        if self.proto < 3:
             module, name = _new_name(module, name)
         try:
             found, takes_state = plain_types.find(f"{module}.{name}")
@@ -129,6 +132,8 @@ class Unpickler(_Base):  # type: ignore[misc]
     def _check_call(self, called: Any, arguments: Any, keywords: Any = None) -> None:
         self._check_is_found(called)
         calls.check(self._budget, called, arguments, keywords)
+        # This function calls its first argument, so that must be checked like a call of the pickle
+        # itself.
         if called is torch._tensor._rebuild_from_type_v2:
             rebuild, kind, inner, state = arguments
             self._check_is_found(kind)
@@ -141,7 +146,8 @@ class Unpickler(_Base):  # type: ignore[misc]
 
     def _build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
-        if isinstance(target, torch.Tensor):  # of old files
+        # Files of early releases of torch give a tensor its values by a state.
+        if isinstance(target, torch.Tensor):
             calls.check_old_state(self._budget, state)
             torch.Tensor.__setstate__(target, state)  # type: ignore[no-untyped-call]
         elif isinstance(target, (np.dtype, np.ndarray)):
@@ -161,7 +167,7 @@ class Unpickler(_Base):  # type: ignore[misc]
         self.append(self.persistent_load(saved))
 
     def _bytearray(self) -> None:
-        # Python's takes the memory first.
+        # Python's own method allocates the size that the pickle claims before it reads.
         (size,) = struct.unpack("<Q", self.read(8))
         self.append(bytearray(self.read(min(size, self._file.num_bytes))))
 
@@ -178,6 +184,8 @@ class Unpickler(_Base):  # type: ignore[misc]
         self.append({items[at]: items[at + 1] for at in range(0, len(items), 2)})
 
     def _append(self) -> None:
+        # Python's method calls `append` or `extend` of whatever object is there. The four methods
+        # below are the same for others.
         self._check_is(self.stack[-2], list, deque)
         _Base.load_append(self)
 
@@ -228,7 +236,8 @@ class Unpickler(_Base):  # type: ignore[misc]
         pickle.SETITEM[0]: _setitem,
         pickle.SETITEMS[0]: _setitems,
         pickle.ADDITEMS[0]: _additems,
-        # Only pickles of old classes, or made by hand, have these.
+        # INST and OBJ make objects of old-style classes, EXT looks up a registry of names, and
+        # PERSID is text. Nothing that saves checkpoints writes any of them.
         **dict.fromkeys(
             (
                 pickle.INST[0],
@@ -244,7 +253,7 @@ class Unpickler(_Base):  # type: ignore[misc]
 
 
 def _new_name(module: str, name: str) -> tuple[str, str]:
-    """Returns what Python 3 calls it."""
+    """Returns the name in Python 3 of a module and name of Python 2."""
     module_now = _compat_pickle.IMPORT_MAPPING.get(module, module)
     return _compat_pickle.NAME_MAPPING.get((module, name), (module_now, name))
 
@@ -255,7 +264,10 @@ def _describe(value: Any) -> str:
 
 
 def _give_state(target: Any, state: Any) -> None:
-    """Does as BUILD, but for methods that an object has of its own: a pickle gives it these."""
+    """Gives an object its state as BUILD does, but ignores a `__setstate__` of the instance.
+
+    A pickle can put such a method into the instance's own dict.
+    """
     set_state = getattr(type(target), "__setstate__", None)
     if set_state is not None:
         set_state(target, state)
@@ -263,7 +275,7 @@ def _give_state(target: Any, state: Any) -> None:
     attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
     for each in (attributes, slots):
         if each and not (isinstance(each, dict) and all(isinstance(name, str) for name in each)):
-            raise RefusedError(f"a state for {_describe(target)} that is none")
+            raise RefusedError(f"an invalid state for {_describe(target)}")
     if attributes:
         vars(target).update(attributes)
     for name, value in (slots or {}).items():
@@ -273,7 +285,7 @@ def _give_state(target: Any, state: Any) -> None:
 
 
 def check_shape(loaded: Any) -> None:
-    """Refuses what nobody can go through: nested too deeply, within itself, or unfolded too large.
+    """Refuses values that are nested too deeply, contain themselves, or unfold to too many.
 
     Raises:
         ExceededError: It is.
@@ -281,6 +293,8 @@ def check_shape(loaded: Any) -> None:
     measured: dict[int, tuple[int, int]] = {}
     opened: set[int] = set()
     pending: list[tuple[Any, bool]] = [(loaded, False)]
+    # A stack of our own: recursion would fail on just the values that this looks for. Each
+    # container is visited twice, before its parts and after them.
     while pending:
         value, is_closing = pending.pop()
         inner = [each for each in _items(value) if isinstance(each, _CONTAINERS)]
@@ -318,10 +332,10 @@ def _load(file: IO[bytes], **options: Any) -> Any:
 
 
 def pickle_module(source: Source | None) -> ModuleType:
-    """Returns what to give `torch.load` as its pickle module, for tensors and plain data.
+    """Returns a pickle module for torch's loading functions that allows tensors and plain data.
 
     Args:
-        source: What has the storages that the pickle names; None if it names none.
+        source: Checks the storages that the pickle names; None if it may name none.
     """
     kind = type("Unpickler", (Unpickler,), {"source": source})
     found = ModuleType("_plain_pickle", "The pickle module, for tensors and plain data.")

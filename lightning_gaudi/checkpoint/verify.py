@@ -1,4 +1,4 @@
-"""Compare checkpoints with their manifests, whatever kind they are."""
+"""Compares checkpoints of any kind with their manifests."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .remote import RemotePath, opened
 
 
 def check_file(path: AnyPath, *, with_checksum: bool = True) -> None:
-    """Compares a whole file with its manifest; one that has none with what a zip file must have.
+    """Compares a single file with its manifest; without one, only its ends are checked.
 
     Args:
         path: A file.
-        with_checksum: Whether to read all of it.
+        with_checksum: Whether to read all of the file.
 
     Raises:
-        DamagedCheckpointError: It is not what was saved; says what it has, and what it should.
+        DamagedCheckpointError: It is not what was saved; says what it has and what it should have.
         OSError: It cannot be read.
     """
     with checking(path, with_checksum=with_checksum):
@@ -38,11 +38,11 @@ def check_file(path: AnyPath, *, with_checksum: bool = True) -> None:
 
 @contextmanager
 def checking(path: AnyPath, *, with_checksum: bool = True) -> Iterator[IO[bytes]]:
-    """Does as `check_file` of a file that a block loads; its error comes before the block's.
+    """Checks a file as `check_file` does while a block loads it.
 
     Yields:
-        The file, open. If it is compared, what is read from it is not read again for that; where
-        the block ends, all of it is.
+        The open file. Bytes that the block reads are not read again for the checksum; the rest is
+        read after the block.
     """
     with opened(path) as whole:
         found = sealed_zip.inspect_open(whole, path)
@@ -53,13 +53,15 @@ def checking(path: AnyPath, *, with_checksum: bool = True) -> Iterator[IO[bytes]
             try:
                 yield cast("IO[bytes]", file)
             except Exception:
+                # That the file is damaged explains whatever the block has raised, so it is said
+                # first.
                 sealed_zip.compare(path, file.entry(), found.entry)
                 raise
             sealed_zip.compare(path, file.entry(), found.entry)
 
 
 def read_remote(path: _PATH, *, with_checksum: bool = True) -> bytes:
-    """Returns a file that is somewhere else, read once and compared as `check_file` does.
+    """Returns the bytes of a remote file, read once and compared as `check_file` does.
 
     Args:
         path: An address that fsspec knows.
@@ -91,7 +93,7 @@ def check_folder(
     Args:
         folder: The one that the manifest is in.
         with_checksum: Whether to read all of them.
-        but: Those that are not read here, see `read_checked`.
+        but: Files that are read and compared elsewhere; see `read_checked`.
         part: Which of the files are read, if several processes share them.
         num_parts: How many processes do.
 
@@ -105,6 +107,7 @@ def check_folder(
         return
     files = _within(folder, manifest.files)
     problems = [_length_problem(path, each) for path, each in files.items()]
+    # A file that is missing or too short is damage enough: nobody need read the others.
     if with_checksum and not any(problems):
         shared = [path for path in files if path not in but][part::num_parts]
         problems = [_checksum_problem(path, files[path]) for path in shared]
@@ -114,7 +117,7 @@ def check_folder(
 
 
 def _within(folder: Path, files: Mapping[str, FileEntry]) -> dict[Path, FileEntry]:
-    """Returns the files that a manifest names, all of them in its folder."""
+    """Returns the paths of the files that a manifest names, which must lie in its folder."""
     try:
         return {path_inside(folder, name): each for name, each in files.items()}
     except ValueError as error:
@@ -126,9 +129,9 @@ def _within(folder: Path, files: Mapping[str, FileEntry]) -> dict[Path, FileEntr
 def check_folder_together(
     folder: Path, *, with_checksum: bool = True, but: Collection[Path] = ()
 ) -> None:
-    """Checks a folder as `check_folder` does, by all ranks: each reads some of the files.
+    """Checks a folder as `check_folder` does, with the files divided among all ranks.
 
-    What one finds, all raise; the devices work on.
+    If one rank finds damage, all raise. The cards are not waited for.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if is_connected() else (0, 1)
     with damage_on_all_ranks():
@@ -140,10 +143,10 @@ def read_checked(path: Path, load: Callable[[IO[bytes]], Any]) -> Any:
 
     Args:
         path: One that the manifest tells of.
-        load: Gets the file, open; its error comes after that of what is damaged.
+        load: Gets the open file. If it raises and the file is damaged, the damage is raised.
 
     Returns:
-        What `load` does.
+        What `load` returns.
 
     Raises:
         DamagedCheckpointError: It is not what was saved.
@@ -168,7 +171,7 @@ def read_checked(path: Path, load: Callable[[IO[bytes]], Any]) -> Any:
 def _length_problem(path: Path, expected: FileEntry) -> str | None:
     try:
         is_there = path.is_file()
-    except OSError:  # no file has such a name
+    except OSError:  # the name is too long for a file
         is_there = False
     if not is_there:
         return f"{printable(path.name)} is missing"

@@ -109,7 +109,7 @@ def test_a_pipe_is_no_checkpoint_and_nobody_waits_for_it(tmp_path: Path) -> None
     path = tmp_path / "step=9.ckpt"
     os.mkfifo(path)
     for load in (restricted.load, LOADS["mapped"], LOADS["HPUCheckpointIO"]):
-        with pytest.raises(DamagedCheckpointError, match="is no regular file"):
+        with pytest.raises(DamagedCheckpointError, match="is not a regular file"):
             load(path)
     HPUCheckpointIO().save_checkpoint({"loops": {}, "epoch": 1}, tmp_path / "step=1.ckpt")
     damaged: list[str] = []
@@ -146,7 +146,7 @@ def test_an_old_file_has_no_source_compared(tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
     at = whole.index(empty)
     path.write_bytes(whole[:at] + b"\x80\x02" + identity + b"Q." + whole[at + len(empty) :])
-    with pytest.raises(UntrustedCheckpointError, match="something from outside that is no storage"):
+    with pytest.raises(UntrustedCheckpointError, match="a persistent object that is not a storage"):
         restricted.load(path)
 
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits a model and its optimizers, found out before anything is loaded."""
+"""Checks that a checkpoint fits a model and its optimizers before anything is loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_NAMES = 5
 
 
 class CheckpointIndex:
-    """What a checkpoint has.
+    """The names and shapes that a checkpoint holds.
 
     Args:
         reader: Of the checkpoint.
@@ -33,16 +33,18 @@ class CheckpointIndex:
     def fit_weights(
         self, model: str, weights: Mapping[str, Any], *, strict: bool
     ) -> dict[str, Any]:
-        """Returns the weights of a model that the checkpoint has, too.
+        """Returns those weights of a model that the checkpoint holds.
 
         Args:
             model: The model's name in the checkpoint.
             weights: The model's state.
-            strict: Whether to refuse a checkpoint that has not just the same names.
+            strict: Whether to refuse a checkpoint whose names differ from the model's.
 
         Raises:
             ValueError: Names or shapes differ; they are listed.
         """
+        # `planner_data` maps each flat key to its path, such as ("model", "layer.weight"). The flat
+        # keys join paths by dots and cannot be split again, since names have dots, too.
         saved = {key for key, path in self._paths.items() if path[0] == model}
         if not saved and weights:
             names = dict.fromkeys(path[0] for path in self._paths.values())
@@ -64,7 +66,7 @@ class CheckpointIndex:
         return {name: value for name, value in weights.items() if name not in missing}
 
     def param_groups(self, optimizer: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the settings that an optimizer was saved with, for each group of its parameters.
+        """Returns the settings of each parameter group that an optimizer was saved with.
 
         Args:
             optimizer: The optimizer's name in the checkpoint.
@@ -92,7 +94,7 @@ class CheckpointIndex:
         return saved
 
     def fit_optimizer(self, optimizer: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the optimizer's states that the checkpoint has, too: of all ever stepped.
+        """Returns those states of an optimizer that the checkpoint holds.
 
         Args:
             optimizer: The optimizer's name in the checkpoint.
@@ -104,6 +106,7 @@ class CheckpointIndex:
         fitting: dict[str, Any] = {}
         kept = self._kept(optimizer)
         for name, entry in own.items():
+            # A parameter that was never stepped has no state in the checkpoint, and needs none.
             if name not in kept:
                 continue
             if kept[name] != set(entry):
@@ -138,7 +141,7 @@ class CheckpointIndex:
 
 
 def _groups(optimizer: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the groups of parameters that a checkpoint has, if they are such."""
+    """Returns the parameter groups of a checkpoint, once their form is checked."""
     groups = found[optimizer].get("param_groups") if isinstance(found[optimizer], dict) else None
     if not isinstance(groups, list) or not all(
         isinstance(group, dict)

@@ -1,9 +1,8 @@
-"""How a checkpoint in shards is laid out: a folder to which each rank has written its part.
+"""The layout of a sharded checkpoint: a folder to which each rank has written its part.
 
-As Lightning does it: `.metadata` says which tensors there are and where, files `__RANK_0.distcp`
-have the parts, and `meta.pt` has all that is no state of a model or an optimizer; beside them is
-the manifest. What reads the
-parts needs torch's DCP, and is in `load`: it is not imported before there are any.
+The files are Lightning's: `.metadata` says which tensors there are and where, `__RANK_0.distcp` and
+so on hold the parts, and `meta.pt` holds all but the states of models and optimizers. The manifest
+lies beside them. Reading the parts needs torch's DCP and is in `load`, which is imported only then.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ REST = "meta.pt"
 
 
 def is_sharded_folder(path: Path) -> bool:
-    """Returns whether there is a folder of shards, be it complete or not."""
+    """Returns whether a path is a folder of shards, complete or not."""
     return path.is_dir() and any((path / name).is_file() for name in (METADATA, REST))
 
 
 def check_replaceable(target: Path) -> None:
-    """Refuses to put a checkpoint in the place of a folder that is none, unless it is empty."""
+    """Refuses to replace a folder by a checkpoint, unless it is a sharded one or empty."""
     if target.is_dir() and not is_sharded_folder(target) and any(target.iterdir()):
         raise IsADirectoryError(
             errno.EISDIR, f"{target} is a folder, and no checkpoint. Save to another path."
@@ -35,7 +34,7 @@ def check_replaceable(target: Path) -> None:
 
 
 def load_rest(folder: Path, *, weights_only: bool | None = None) -> dict[str, Any]:
-    """Returns what a folder of shards has beside the states of models and optimizers.
+    """Returns all but the states of models and optimizers from a folder of shards.
 
     Args:
         folder: The checkpoint.
@@ -62,6 +61,6 @@ def load_rest(folder: Path, *, weights_only: bool | None = None) -> dict[str, An
         ) from error
     if not isinstance(rest, dict):
         raise DamagedCheckpointError(
-            f"{printable(path)} is damaged: it has no names for what it holds. {ADVICE}"
+            f"{printable(path)} is damaged: it does not hold a dict. {ADVICE}"
         )
     return rest

@@ -1,4 +1,4 @@
-"""Reading checkpoints in shards whole, in one process; see `layout` for the files."""
+"""Reads whole sharded checkpoints in one process; see `layout` for the files."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from .whole import check_metadata
 
 
 class Reader(FileSystemReader):
-    """Reads what there is in a folder of shards, and runs nothing that it holds.
+    """Reads a folder of shards, and runs nothing that it holds.
 
-    Torch's trusts `.metadata`, which is a pickle (2.6 to 2.13, `filesystem.py`).
+    Torch's own reader trusts `.metadata`, which is a pickle (2.6 to 2.13, `filesystem.py`).
     """
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Returns what there is, all of which has been looked at.
+        """Returns the metadata, all of which has been checked.
 
         Raises:
             ValueError: It is damaged, or a file is missing or truncated.
@@ -53,7 +53,7 @@ class Reader(FileSystemReader):
                 f"it holds {_kind(metadata)}, and not what torch's DCP saves. {ADVICE}"
             )
         check_metadata(metadata, folder)
-        # As torch's.
+        # `FileSystemReader.read_metadata` does the same; metadata of older releases have none.
         known = metadata.storage_meta
         storage = known if isinstance(known, StorageMeta) else StorageMeta()
         return replace(metadata, storage_meta=replace(storage, load_id=self.load_id))
@@ -62,8 +62,10 @@ class Reader(FileSystemReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Takes what `read_metadata` has returned on one of the ranks."""
+        """Takes the metadata that `read_metadata` has returned on one of the ranks."""
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        # Kept to compare each chunk with: only the rank that read the metadata has checked them,
+        # and the chunks are pickles that may hold anything.
         self._tensors = {
             (name, tuple(chunk.offsets)): (chunk.sizes, stored.properties.dtype)
             for name, stored in metadata.state_dict_metadata.items()
@@ -73,7 +75,7 @@ class Reader(FileSystemReader):
 
     @override
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Puts what a rank asks for into its places.
+        """Reads the parts that a rank asks for into their tensors.
 
         Raises:
             DamagedCheckpointError: A value is not what the metadata say.
@@ -134,7 +136,7 @@ class Planner(DefaultLoadPlanner):
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Gives what a folder of shards holds, after a look at each file: is it there and long enough?
+    """Returns the metadata of a folder of shards, once each file was found to be long enough.
 
     Raises:
         ValueError: A file is missing or truncated; it is named.
@@ -161,9 +163,9 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Tensor]:
-    """Returns the weights of a checkpoint in shards, whole, by their names in the model.
+    """Returns the whole weights of a sharded checkpoint, by their names in the model.
 
-    One process reads it, whatever number of ranks has saved it, and needs no HPU.
+    One process reads it, however many ranks have saved it, and needs no HPU.
 
     Args:
         folder: A checkpoint that the Trainer or Fabric has saved.
@@ -193,7 +195,7 @@ def load_full_state(folder: str | Path, key: str | None = None) -> dict[str, Ten
 def load_full_checkpoint(
     folder: str | Path, *, weights_only: bool | None = None, verify: bool = True
 ) -> dict[str, Any]:
-    """Returns a checkpoint in shards as the file that the Trainer or Fabric would have saved.
+    """Returns a sharded checkpoint as the Trainer or Fabric would have saved it in one file.
 
     Args:
         folder: The checkpoint.
@@ -213,7 +215,8 @@ def load_full_checkpoint(
         checkpoint = read_values(Reader(folder), metadata, lambda path: True)
     for state in checkpoint.values():
         if isinstance(state, dict) and "param_groups" in state:
-            state.setdefault("state", {})  # empty ones leave no trace in a folder
+            # Flattened, an empty dict has no entry that a folder could hold.
+            state.setdefault("state", {})
     if "pytorch-lightning_version" in rest:
         return _as_trainers(checkpoint) | rest
     return checkpoint | rest
@@ -243,10 +246,11 @@ def _opened(folder: str | Path, *, verify: bool = True) -> Metadata:
 
 
 def saved_names(metadata: Metadata) -> tuple[list[str], list[str]]:
-    """Returns the names under which a checkpoint has models, and those of its optimizers."""
+    """Returns the names of a checkpoint's models, and those of its optimizers."""
     below: dict[str, set[Any]] = {}
     for path in (metadata.planner_data or {}).values():
         below.setdefault(str(path[0]), set()).update(path[1:2])
+    # An optimizer's state always has `param_groups`, and the names in a model's are its own.
     models = [name for name, found in below.items() if "param_groups" not in found]
     return models, [name for name in below if name not in models]
 
@@ -268,6 +272,7 @@ def read_values(
     paths = {key: path for key, path in planned.items() if wanted(path)}
     values = {key: _empty(metadata.state_dict_metadata[key]) for key in paths}
     planner = Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    # The steps of torch's `load`, without the collectives, since this process is alone.
     planner.set_up_planner(values, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     plan = reader.prepare_local_plan(planner.create_local_plan())

@@ -1,4 +1,4 @@
-"""Give torch's DCP a checkpoint that is in one piece, as if it were a folder of shards."""
+"""Presents a checkpoint in memory to torch's DCP as if it were a folder of shards."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from typing_extensions import override
 
 
 class MemoryReader(StorageReader):
-    """Reads from states that each rank has whole, such as those of a file mapped into memory.
+    """Reads from states that each rank has in full, such as those of a file mapped into memory.
 
-    Each rank copies its parts alone. Nobody sends anything, and no card holds a whole tensor.
+    Each rank copies its own parts. Nothing is sent, and no card ever holds a whole tensor.
 
     Args:
         states: Of models and optimizers, by name; tensors on the CPU.
@@ -37,13 +37,13 @@ class MemoryReader(StorageReader):
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Returns what there is: each tensor in one chunk."""
+        """Returns metadata in which each tensor is one chunk."""
         stored = {key: _describe(value) for key, value in self._values.items()}
         return Metadata(stored, planner_data=self._paths)
 
     @override
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copies what a rank asks for."""
+        """Copies the parts that a rank asks for."""
         for item in plan.items:
             self._read(item, planner)
         done: Future[None] = Future()
@@ -53,6 +53,8 @@ class MemoryReader(StorageReader):
     def _read(self, item: ReadItem, planner: LoadPlanner) -> None:
         value = self._values[item.storage_index.fqn]
         if item.type == LoadItemType.BYTE_IO:
+            # `load_bytes` expects what a file of shards would have: the value as `torch.save`
+            # writes it.
             buffer = BytesIO()
             torch.save(value, buffer)
             buffer.seek(0)
@@ -66,13 +68,13 @@ class MemoryReader(StorageReader):
 
     @override
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Does nothing: it is made for one reading."""
+        """Does nothing, since a reader is used once."""
 
     @override
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Does nothing: all is there."""
+        """Does nothing, since the states are in memory."""
 
     @override
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -87,7 +89,7 @@ class MemoryReader(StorageReader):
     @classmethod
     @override
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns False: it reads nothing that has an address."""
+        """Returns False, since no address leads to what it reads."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""Save a checkpoint in shards, at once or not at all."""
+"""Saves a sharded checkpoint at once or not at all."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save_sharded(
     *,
     with_manifest: bool = True,
 ) -> None:
-    """Saves a folder of shards; until it is complete, `path` keeps what it had. All ranks call it.
+    """Saves a folder of shards; until it is complete, `path` is unchanged. All ranks call it.
 
     Args:
         path: A local path, the same on all ranks, or an address that fsspec knows; a checkpoint
@@ -66,6 +66,7 @@ def save_sharded(
     if isinstance(target, RemotePath):
         _save_to_store(target, shards, rest, manifest)
         return
+    # Rank 0 looks for room for all, before any rank writes.
     sizes = gather_objects(needed_bytes(shards))
     lock: list[SaveLock] = []
     try:
@@ -73,7 +74,8 @@ def save_sharded(
         temporary = temporary_for(target)
         try:
             files = _write_shards(_Writer(temporary), shards)
-        except CheckpointException as error:  # on all ranks, if on any
+        # If a rank fails, torch raises this on all of them, so that rank 0 can clear up.
+        except CheckpointException as error:
             on_rank_zero(lambda: remove(temporary))
             raise _explain(target, _failures(error)) from error
         on_rank_zero(lambda: _finish(target, rest, manifest, files))
@@ -85,6 +87,7 @@ def save_sharded(
 def _save_to_store(
     target: RemotePath, shards: dict[str, Any], rest: dict[str, Any], manifest: Manifest | None
 ) -> None:
+    # Ranks must agree on the folder, and the name holds a time.
     tag = on_rank_zero(stored_shards.new_version)
     version = target / tag
     try:
@@ -110,7 +113,8 @@ def _save_to_store(
 
 
 def _write_shards(writer: _Writer | _StoreWriter, shards: dict[str, Any]) -> dict[str, FileEntry]:
-    """Writes this rank's part; returns what all ranks have written."""
+    """Writes this rank's part; returns the entries of the files of all ranks."""
+    # DCP gathers pickled objects; over HCCL they would pass through the cards.
     group = cpu_group() if is_connected() else None
     save(shards, storage_writer=writer, process_group=group)
     return {
@@ -121,7 +125,7 @@ def _write_shards(writer: _Writer | _StoreWriter, shards: dict[str, Any]) -> dic
 
 
 class _Files(FileSystem):
-    """The local files, with a checksum of each that is written."""
+    """Writes local files, and takes the checksum of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,13 +145,16 @@ class _Files(FileSystem):
             yield cast("io.IOBase", watched)
 
     def written(self) -> dict[str, FileEntry]:
-        """Returns what was written, by name; the metadata are renamed when they are complete."""
+        """Returns the entries of what was written, by name.
+
+        torch's DCP writes its metadata to a `.tmp` file and renames it when it is complete.
+        """
         found = {name: stream.entry() for name, stream in self._streams.items()}
         return {name.removesuffix(".tmp"): entry for name, entry in found.items()}
 
 
 class _Objects(_Files):
-    """The same in a store, where a name is given once, and is there when the object is whole."""
+    """Writes objects of a store, which appear under their final name when they are complete."""
 
     @override
     @contextmanager
@@ -169,23 +176,23 @@ class _Objects(_Files):
 
     @override
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Does nothing: a store has no folders."""
+        """Does nothing, since a store has no folders."""
 
     @override
     def exists(self, path: str | os.PathLike[str]) -> bool:
-        """Returns False: a version is new."""
+        """Returns False, since a version is always new."""
         return False
 
     @override
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Does nothing: `create_stream` has given the name."""
+        """Does nothing, since `create_stream` has given the final name."""
 
 
 def refuse_options(storage_options: Any) -> None:
-    """Refuses arguments for the storage, for which shards have no use.
+    """Refuses arguments for the storage, which sharded checkpoints do not have.
 
     Raises:
-        TypeError: There are some.
+        TypeError: `storage_options` are given.
     """
     if storage_options is not None:
         raise TypeError(
@@ -200,6 +207,8 @@ class _Writer(FileSystemWriter):
 
 
 class _StoreWriter(FileSystemWriter):
+    # torch's writer makes a `Path` of its argument, which would turn "s3://" into "s3:/". Syncing
+    # has no meaning in a store.
     def __init__(self, version: RemotePath) -> None:
         super().__init__("", sync_files=False)
         self.fs = self.files = _Objects()
@@ -216,6 +225,7 @@ def _begin(target: Path, sizes: list[int]) -> SaveLock:
         make_folder(target.parent)
     except OSError as error:
         raise _explain(target, {0: error}) from error
+    # Before the room is measured: leftovers of killed saves may take much of it.
     sweep(target.parent)
     check_space(target, sum(sizes), max(sizes))
     lock = SaveLock(target)
@@ -240,11 +250,13 @@ def _finish(
             save_as_cpu_tensors(rest, cast("IO[bytes]", file))
             raw.flush()
             os.fsync(raw.fileno())
+        # The manifest comes last: a folder with one is complete.
         if manifest is not None:
             write_folder_manifest(temporary, with_files(manifest, {**files, REST: file.entry()}))
         sync(temporary)
         put_in_place(temporary, target)
-    except (OSError, RuntimeError) as error:  # torch.save hides a full disk in a RuntimeError
+    # `torch.save` reports a full disk as a RuntimeError.
+    except (OSError, RuntimeError) as error:
         remove(temporary)
         raise _explain(target, {0: error}) from error
     except BaseException:

@@ -1,7 +1,7 @@
-"""The states of models and optimizers in shards, and loading them from any checkpoint.
+"""Takes the states of sharded models and optimizers, and loads them from any checkpoint.
 
-FSDP, FSDP2 and tensor parallelism keep their shards each in its way; torch's functions for the
-states of distributed models know them all.
+FSDP, FSDP2 and tensor parallelism keep their shards in different ways. torch's functions for
+distributed state dicts know them all.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from .memory_reader import MemoryReader
 State = dict[str, Any]
 
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""What FSDP and activation checkpointing put into the names of modules."""
+"""The parts that FSDP and activation checkpointing add to the names of modules."""
 
 
 def model_state(model: Module, *, full: bool, offload: bool = True) -> State:
-    """Returns the state of a model, by the names that its parts have without any wrapper.
+    """Returns the state of a model, by the names that its weights have without wrappers.
 
     Args:
         model: In shards.
-        full: Whether to put the shards together, on rank 0; other ranks then get nothing.
-        offload: Whether to move the shards to the CPU. Those of FullyShardedDataParallel come
-            there in any case: it makes new tensors of them, for which a card may have no room.
+        full: Whether to gather the shards on rank 0; the other ranks then get an empty state.
+        offload: Whether to move the shards to the CPU. Those of FullyShardedDataParallel are moved
+            in any case: it makes new tensors of them, for which a card may have no room.
 
     Returns:
-        Tensors on the CPU; without `offload` those of the model itself.
+        Tensors on the CPU, or without `offload` the model's own tensors.
     """
     if _is_wrapped(model):
         with _offloading(model, full):
@@ -91,20 +91,22 @@ def optimizer_state(
 
 
 def _unflattened(model: Module, optimizer: Optimizer, state: State) -> State:
-    """Gives a state of flat parameters, as if each had always been the several that it is made of.
+    """Turns a state of flat parameters into one of the parameters that they are made of.
 
-    They come in the order that they would have without FSDP, by which other strategies tell them;
-    and with a count of steps each, for they have one together, which another run would advance
-    once for each of them.
+    The parameters come in the order that they have without FSDP, by which other strategies number
+    them.
     """
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
     if not state or not any(isinstance(weight, FlatParameter) for weight in parameters):
         return state
+    # The order of the modules without FSDP, which is that of their parameters.
     names = [_without_wrappers(name) for name, _ in model.named_modules()]
     modules = {name: number for number, name in enumerate(names)}
     for group in state["param_groups"]:
         group["params"] = sorted(group["params"], key=lambda name: modules[name.rpartition(".")[0]])
     for entry in state["state"].values():
+        # The parameters of a flat one share the tensor that counts its steps. Loaded into an
+        # optimizer that has them apart, each of them would advance it, so each gets its own.
         counts = {name: value for name, value in entry.items() if _is_scalar(value)}
         entry.update({name: value.clone() for name, value in counts.items()})
     return state
@@ -119,7 +121,7 @@ def _without_wrappers(name: str) -> str:
 
 
 def is_sharded_model(value: object) -> TypeGuard[Module]:
-    """Returns whether it is a model that FSDP, FSDP2 or tensor parallelism has put into shards."""
+    """Returns whether a value is a model that FSDP, FSDP2 or tensor parallelism has sharded."""
     return isinstance(value, Module) and (
         _is_wrapped(value) or any(isinstance(weight, DTensor) for weight in value.parameters())
     )
@@ -151,7 +153,7 @@ def _offloading(model: Module, full: bool) -> AbstractContextManager[None]:
 
 
 def numbered(state: State) -> State:
-    """Returns an optimizer's state as torch has it: by its parameters' positions, not names."""
+    """Returns an optimizer's state with positions for its parameters, as torch has, not names."""
     if not state:
         return state
     names = [name for group in state["param_groups"] for name in group["params"]]
@@ -173,9 +175,9 @@ def load_states(
     *,
     strict: bool,
 ) -> None:
-    """Loads a checkpoint, whoever saved it on however many cards. All ranks call it.
+    """Loads a checkpoint of any strategy and number of cards. All ranks call it.
 
-    What does not fit is found before anything is loaded.
+    It is compared with the model before anything is loaded.
 
     Args:
         source: A folder of shards, or states that each rank has whole, on the CPU. An
@@ -183,12 +185,13 @@ def load_states(
         name: The model's in the checkpoint.
         model: In shards.
         optimizers: Of that model, by the names that they have in the checkpoint.
-        strict: Whether the checkpoint must have just the names that the model has.
+        strict: Whether the checkpoint must have exactly the names that the model has.
 
     Raises:
         ValueError: A file is missing or truncated, or it does not fit the model or an optimizer.
     """
     metadata = read_metadata(source) if isinstance(source, Path) else None
+    # Strictness is `CheckpointIndex`'s, which names what differs, before anything is loaded.
     options = StateDictOptions(strict=False)
     weights = get_model_state_dict(model, options=options)
     made: dict[str, State] = {
@@ -209,7 +212,8 @@ def load_states(
     group = cpu_group() if is_connected() else None
     try:
         load(states, storage_reader=reader, planner=_Planner(), process_group=group)
-    except CheckpointException as error:  # of any rank; it is no Exception
+    # It holds the errors of all ranks, and is a BaseException.
+    except CheckpointException as error:
         raise _of_the_checkpoint(error) from error
     set_model_state_dict(model, states[name], options=options)
     for key, optimizer in optimizers.items():
@@ -222,7 +226,7 @@ def load_states(
 
 
 def _of_the_checkpoint(error: CheckpointException) -> BaseException:
-    """Returns what is wrong with a checkpoint, if that is why it was not loaded."""
+    """Returns the error of a damaged or untrusted checkpoint in another, if there is one."""
     for found, _ in error.failures.values():
         if isinstance(found, (DamagedCheckpointError, UntrustedCheckpointError)):
             return type(found)(str(found))
@@ -230,10 +234,10 @@ def _of_the_checkpoint(error: CheckpointException) -> BaseException:
 
 
 class _Planner(Planner):
-    """Without the materialization of what is on the meta device, for nothing of it is here.
+    """A planner that does not materialize tensors of the meta device, since there are none.
 
-    For that torch asks each tensor for its device, which a ShardedTensor without a part on this
-    rank takes to be a CUDA device (2.13, `_init_state_dict`). FSDP makes these without a mesh.
+    torch asks each tensor for its device to do so, and a ShardedTensor without a part on this rank
+    answers with a CUDA device (2.13, `_init_state_dict`). FSDP makes these without a mesh.
     """
 
     @override
@@ -246,7 +250,7 @@ class _Planner(Planner):
 
 
 def _named(key: str, state: Any, made: Mapping[str, Any]) -> Any:
-    """Returns an optimizer's state with names where torch has the positions of parameters."""
+    """Returns an optimizer's state with names for its parameters in the place of positions."""
     if key not in made or not _is_numbered(state):
         return state
     saved, own = state["param_groups"], made[key]["param_groups"]
@@ -274,5 +278,5 @@ def _is_numbered(state: Mapping[str, Any]) -> bool:
 
 
 def _options(full: bool, *, offload: bool) -> StateDictOptions:
-    # Whole ones are for rank 0 alone only where they are moved.
+    # torch gathers a full state on rank 0 alone only with `cpu_offload`.
     return StateDictOptions(full_state_dict=full, cpu_offload=full or offload)

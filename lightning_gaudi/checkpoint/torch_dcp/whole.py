@@ -1,7 +1,7 @@
-"""Whether the metadata of a folder of shards can be believed: all it names is there, once, in it.
+"""Checks the metadata of a folder of shards: all that it names is in the folder, exactly once.
 
-Torch takes memory for what the metadata claim, fills it with the chunks that they name, and leaves
-what no chunk covers as it was.
+Torch allocates what the metadata claim, fills it with the chunks that they name, and leaves values
+that no chunk covers uninitialized.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch.distributed.checkpoint.metadata import (
 from lightning_gaudi.untrusted import path_inside, printable
 
 _MAX_PAIRS = 2 * 10**6
-"""How many chunks are compared with one another; those of a rank along one axis need none."""
+"""How many pairs of chunks are compared; shards along one axis need no comparison."""
 
 _MAX_DEPTH = 100
 _MAX_DIMS = 64
 
 
 def check_metadata(metadata: Metadata, folder: Path) -> None:
-    """Looks at all that the metadata of a folder say, before any of it is read.
+    """Checks everything that the metadata of a folder say before any value is read.
 
     Raises:
         ValueError: A file is missing, truncated or elsewhere; or a tensor is not covered by its
@@ -56,7 +56,7 @@ def _check(is_so: bool, problem: str) -> None:
 
 
 def _key(index: Any) -> tuple[str, tuple[int, ...] | None]:
-    """Returns what tells a part from others."""
+    """Returns the name and the offset that identify a part."""
     name, offset = getattr(index, "fqn", None), getattr(index, "offset", None)
     is_index = isinstance(index, MetadataIndex) and isinstance(name, str)
     _check(is_index and (offset is None or _is_size(offset)), "a part has no name or place")
@@ -69,7 +69,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _check_paths(paths: Any, stored: Mapping[str, Any]) -> None:
-    """Checks the paths of keys and positions at which values are in their dicts and lists."""
+    """Checks the paths of keys and positions that place values in dicts and lists."""
     _check(paths is None or isinstance(paths, dict), "it does not say where its values belong")
     leaves: set[tuple[Any, ...]] = set()
     inner: set[tuple[Any, ...]] = set()
@@ -77,6 +77,8 @@ def _check_paths(paths: Any, stored: Mapping[str, Any]) -> None:
         is_path = isinstance(path, tuple) and 0 < len(path) <= _MAX_DEPTH
         _check(key in stored and is_path and isinstance(path[0], str), "a value belongs nowhere")
         for each in path:
+            # torch fills a list up to the position that it is given, so a large one would fill the
+            # memory.
             is_place = type(each) is int and 0 <= each < len(paths)
             _check(is_place or isinstance(each, str), "a value belongs nowhere")
         leaves.add(path)
@@ -86,7 +88,7 @@ def _check_paths(paths: Any, stored: Mapping[str, Any]) -> None:
 
 
 def _check_files(parts: Mapping[Any, Any], folder: Path) -> None:
-    """Checks that all parts are within files of the folder, and that no two share bytes."""
+    """Checks that all parts lie within files of the folder, and that no two share bytes."""
     files: dict[str, list[tuple[int, int]]] = {}
     for info in parts.values():
         name, begin, length = (
@@ -95,7 +97,9 @@ def _check_files(parts: Mapping[Any, Any], folder: Path) -> None:
         counts = (type(each) is int and 0 <= each < 2**62 for each in (begin, length))
         _check(isinstance(name, str) and all(counts), "a part has no file or place")
         _check(
-            not getattr(info, "transform_descriptors", None), "a part was changed by an extension"
+            # `Reader` reads the bytes as they are, and such a part would have to be decoded first.
+            not getattr(info, "transform_descriptors", None),
+            "a part was changed by an extension",
         )
         files.setdefault(str(name), []).append((int(begin or 0), int(length or 0)))
     paths = {name: path_inside(folder, name) for name in files}
@@ -143,7 +147,7 @@ def _check_tensor(name: str, stored: Any, parts: Mapping[Any, Any]) -> None:
 
 
 def _box(shown: str, size: Any, chunk: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns where a chunk begins, and how long it is."""
+    """Returns where a chunk begins, and its size."""
     offset, lengths = getattr(chunk, "offsets", None), getattr(chunk, "sizes", None)
     is_chunk = isinstance(chunk, ChunkStorageMetadata) and _is_size(offset) and _is_size(lengths)
     _check(is_chunk, f"a chunk of {shown} has no place")
@@ -156,7 +160,7 @@ def _box(shown: str, size: Any, chunk: Any) -> tuple[tuple[int, ...], tuple[int,
 
 
 def _overlap(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Tells if two chunks have a value in common; they are swept along the axis with the most."""
+    """Returns whether two chunks share a value, by a sweep along the axis with most offsets."""
     if len(boxes) < 2:
         return False
     dims = len(boxes[0][0])
@@ -165,8 +169,10 @@ def _overlap(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
     axis = max(range(dims), key=lambda dim: len({offset[dim] for offset, _ in boxes}))
     pairs, opened = 0, list[tuple[tuple[int, ...], tuple[int, ...]]]()
     for box in sorted(boxes, key=lambda each: each[0][axis]):
+        # Chunks that end before this one begins cannot meet it, nor any that follows.
         opened = [each for each in opened if each[0][axis] + each[1][axis] > box[0][axis]]
         pairs += len(opened)
+        # Too many to compare counts as an overlap: a file could otherwise keep us busy for hours.
         if pairs > _MAX_PAIRS or any(_share(each, box) for each in opened):
             return True
         opened.append(box)
