@@ -1,9 +1,10 @@
-"""How training runs on one card and on many.
+"""Strategies of the Trainer, for one card and for many.
 
-`base` is what training on an HPU is, and `sharded` what models in shards add. `single`, `ddp`,
-`fsdp`, `model_parallel` and `deepspeed` are the strategies; what they do as Fabric's do is in
-`distributed.strategy`, `distributed.sharding` and `deepspeed.strategy`. The other modules are what
-a fit takes besides: what guards it (`parts`, `signals`), and how it goes on exactly where it ended.
+`base` holds what all strategies on an HPU share, and `sharded` what those of sharded models add.
+`single`, `ddp`, `fsdp`, `model_parallel` and `deepspeed` are one strategy each. What Fabric's
+strategies do alike is in `distributed.strategy`, `distributed.sharding` and `deepspeed.strategy`.
+The other modules are what a fit takes besides: what guards it (`parts`, `signals`), and how it goes
+on exactly where it ended.
 """
 
 from typing import TYPE_CHECKING
@@ -18,5 +19,5 @@ if TYPE_CHECKING:
     from .model_parallel import HPUModelParallelStrategy as HPUModelParallelStrategy
     from .single import SingleHPUStrategy as SingleHPUStrategy
 else:
-    # Each with what it needs, which is DeepSpeed for one and torch's FSDP for another.
+    # Each is imported on first use, since one needs DeepSpeed and another torch's FSDP.
     __getattr__, __dir__, __all__ = mirror.lazy_names(__name__, exports(in_fabric=False))

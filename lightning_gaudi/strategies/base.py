@@ -1,4 +1,4 @@
-"""`HPUStrategy`: what training on an HPU is, whatever the number of cards."""
+"""`HPUStrategy`, the base of the Trainer's strategies for any number of cards."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ def _compile_steps(module: Module, compilation: Compilation) -> Any:
     return CompiledSteps(module, compilation)
 
 
+# A mixin, and no subclass of Lightning's `Strategy`: it comes before the one that each strategy
+# extends, so that `super()` leads there.
 class HPUStrategy(HPUMixin):
     """The base of the Trainer's strategies, beside the one of Lightning's that each extends.
 
@@ -58,10 +60,10 @@ class HPUStrategy(HPUMixin):
     spawn_launcher = HPUSpawnLauncher
 
     precision_kind: type[Precision] = HPUPrecisionPlugin
-    """The plugin that computes in the precision asked for by name."""
+    """The class of the precision plugin for a precision given by name."""
 
     has_whole_gradients = True
-    """Whether `Parameter.grad` is the gradient of this rank's batches, of all of a parameter."""
+    """Whether `Parameter.grad` is a whole gradient, of this rank's batches, and not a shard."""
 
     writes_together = False
     """Whether all ranks write a checkpoint, and not the first one alone."""
@@ -74,16 +76,17 @@ class HPUStrategy(HPUMixin):
 
     @cached_property
     def saving(self) -> AsyncSaves:
-        """How checkpoints are written while training goes on."""
+        """The part that writes checkpoints while training goes on."""
         return AsyncSaves(self)
 
     @cached_property
     def auto_resume(self) -> AutoResume:
-        """What is decided, and written down, for the case of a further start."""
+        """The part that finds the checkpoint of a job that is started again."""
         return AutoResume(self)
 
     def _parts(self) -> tuple[Part, ...]:
-        # A fit has come to its end once its last checkpoint is there.
+        # In this order: a fit has ended only when its last checkpoint is on disk, so `auto_resume`
+        # notes the end after `saving` has waited for it.
         saving = self.saving, self.auto_resume
         return DeviceRandom(self), Resuming(self), *saving, SharedMemoryHint(), Ending(self)
 
@@ -103,12 +106,16 @@ class HPUStrategy(HPUMixin):
         """Sets up the model, compiles what is to be compiled of it, and is ready for signals."""
         assert self.lightning_module is not None
         if self.is_ranked:
-            process_group.adapt(self.reliability, self._timeout)  # to what a callback asks for
+            # The group was made before `setup`, when the `Reliability` callback had not been heard
+            # yet.
+            process_group.adapt(self.reliability, self._timeout)
+        # The same module may come compiled from a run before; it is wrapped and moved uncompiled.
         self.compiler.remove()
         self.guard.begin()
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             _check_averages(trainer)
+        # After the wrapping, so that what is compiled are the layers as they will run.
         self.compiler.compile(self.lightning_module, with_root=False)
 
     @property
@@ -120,7 +127,8 @@ class HPUStrategy(HPUMixin):
         elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
             self._checkpoint_io.checkpoint_io = HPUCheckpointIO()
         if isinstance(self._checkpoint_io, HPUCheckpointIO):
-            # One process of a machine compares, and tells the others.
+            # The processes of a machine read the same file: one computes its checksum, and a
+            # damaged file is raised on all ranks (`load_checkpoint`).
             is_first = getattr(self, "local_rank", 0) == 0
             self._checkpoint_io.switch_verify(is_first and self.reliability.verify_checkpoints)
         return self._checkpoint_io
@@ -132,7 +140,7 @@ class HPUStrategy(HPUMixin):
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Runs backward."""
+        """Runs the backward pass, and hands the loss to the guard."""
         self.guard.loss(args[0] if args else kwargs["closure_loss"])
         self.guard.note("backward")
         with explaining_double_backward():
@@ -209,23 +217,30 @@ class HPUStrategy(HPUMixin):
         if module is not None and module.trainer.sanity_checking:
             self._rng_state_before_check = vendor.get_rng_state()
         if self.is_ranked and module.trainer.state.fn == TrainerFn.FITTING:
-            collectives.meet_for_validation()  # another rank may have more batches to train on
+            # A rank with fewer batches would otherwise meet the collectives of another's training
+            # steps with those of its validation.
+            collectives.meet_for_validation()
 
     @override
     def on_validation_end(self) -> None:
-        """Undoes the sanity check's draws; the metrics of a validation leave operations behind."""
+        """Undoes the draws of the sanity check."""
         super().on_validation_end()
         self.guard.note("after a validation")
+        # The metrics of a validation leave operations that no graph has run yet; see
+        # `on_train_batch_start`.
         self._has_remains = True
-        # Here and not when training starts: what a user's hook seeds there has to stay.
+        # Restored here and not when training starts, since a user's hook may seed there.
         state, self._rng_state_before_check = self._rng_state_before_check, None
         if state is not None:
             vendor.set_rng_state(state)
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Cuts off what an epoch or a validation left: the step is the graph that it always is."""
+        """Ends the graph of what came before, so that each step is the same graph."""
         super().on_train_batch_start(batch, batch_idx)
+        # In lazy mode operations collect until a graph ends. Those of a validation or of an epoch's
+        # start would become part of the first step, whose graph would then be compiled for this
+        # once.
         if self._has_remains or batch_idx == 0:
             self._has_remains = False
             vendor.end_graph()
@@ -233,32 +248,32 @@ class HPUStrategy(HPUMixin):
 
     @override
     def on_train_start(self) -> None:
-        """Goes on where a checkpoint interrupted a fit."""
+        """Starts the parts of the guard, which put back what a checkpoint has kept."""
         super().on_train_start()
         self.guard.start(self.lightning_module.trainer.global_step)
 
     @override
     def on_train_end(self) -> None:
-        """Looks at the losses since the last log step; waits for the last checkpoint."""
+        """Checks the losses since the last log step, and waits for the last checkpoint."""
         progress.enter("the end of the fit", is_training=False)
         super().on_train_end()
         self.guard.end()
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        """Saves a fit that a signal ends; says what an error means, such as what fills a card."""
+        """Explains an error, such as a full card, and saves a fit that a signal ends."""
         super().on_exception(exception)
-        # The process that waits for spawned ranks has none.
+        # The process that only waits for spawned ranks has no trainer attached to its module.
         if (trainer := getattr(self.lightning_module, "_trainer", None)) is not None:
             forget_loaders_not_begun(trainer)
-        from lightning_gaudi.reliability import notes  # needed where a run fails
+        from lightning_gaudi.reliability import notes  # imported only when a run fails
 
         notes.tell(exception, self.model, self.optimizers, rank=self.global_rank)
         self.guard.exception(exception)
 
     @override
     def teardown(self) -> None:
-        """Moves the model to the CPU, with its tied weights tied, and as it was written."""
+        """Moves the model to the CPU, uncompiled and with its tied weights tied."""
         self.compiler.remove()
         try:
             self.guard.close()
@@ -268,10 +283,10 @@ class HPUStrategy(HPUMixin):
 
 
 def _check_averages(trainer: pl.Trainer) -> None:
-    """Refuses callbacks that average whole weights where a rank holds parts of them.
+    """Refuses callbacks that average whole weights if a rank holds only shards of them.
 
-    Those of Lightning copy the module before it is sharded; the first average would end in an error
-    of sizes, or take parts for whole weights.
+    Lightning's `WeightAveraging` copies the module before it is sharded. The first average would
+    fail with an error of sizes, or take shards for whole weights.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         copied = getattr(getattr(callback, "_average_model", None), "module", None)
@@ -286,5 +301,5 @@ def _check_averages(trainer: pl.Trainer) -> None:
 
 
 def _shapes(module: Module) -> list[Any]:
-    """Returns the shapes of the weights, and their kinds: that of a DTensor is of all its parts."""
+    """Returns the shapes and types of the weights; a DTensor gives the shape of the whole."""
     return [(weight.shape, type(weight.data)) for weight in module.parameters()]

@@ -1,4 +1,4 @@
-"""`compile="model"` in the Trainer: the steps of a LightningModule, as if its user compiled it."""
+"""`compile="model"` in the Trainer, which compiles the steps of a LightningModule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOG = ("log", "log_dict")
 
 
 class CompiledSteps:
-    """A LightningModule with compiled steps, until `remove`; see `trainer.fit(torch.compile(...))`.
+    """Compiles the steps of a LightningModule until `remove`, as `torch.compile(module)` would.
 
     Args:
         module: A LightningModule.
@@ -25,7 +25,8 @@ class CompiledSteps:
 
     def __init__(self, module: Module, compilation: Compilation) -> None:
         self.reporter = GraphBreakReporter(raises=compilation.on_give_up == "error")
-        # Each step has another batch_idx, which dynamic=False would make a graph of.
+        # `batch_idx` differs in each step, and with dynamic=False each value would be a graph of
+        # its own.
         settings = {**arguments(compilation), "dynamic": compilation.dynamic or None}
         self._module = module
         self._methods = [
@@ -35,7 +36,8 @@ class CompiledSteps:
         ]
         for method in self._methods:
             method.install()
-        # Lightning's bookkeeping is other code in each loop and epoch, and computes nothing.
+        # Lightning's logging takes other branches in each loop and epoch. Traced, each would
+        # compile the step again, for code that computes nothing.
         self._log = {name: vars(module).get(name) for name in _LOG}
         for name in _LOG:
             untraced = torch.compiler.disable(getattr(module, name))  # type: ignore[no-untyped-call]

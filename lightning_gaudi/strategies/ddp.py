@@ -1,4 +1,4 @@
-"""`HPUDDPStrategy`: the same model on several cards, each with its part of the batch."""
+"""`HPUDDPStrategy`, which trains the same model on several cards, each with other batches."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
 
     @override
     def _register_ddp_hooks(self) -> None:
-        # Lightning registers them on CUDA only.
+        # Lightning's method does nothing unless the root device is CUDA (2.6, `strategies/ddp.py`).
         assert isinstance(self.model, DistributedDataParallel)
         hook, wrapper = self._ddp_comm_hook, self._ddp_comm_wrapper
         if hook is None:
             return
         hook = hook if wrapper is None else wrapper(hook)
         if getattr(hook, "__name__", "").startswith("bf16_compress"):
-            # torch knows these by their names, and allows them with CUDA and XPU only.
+            # torch recognizes these hooks by name and refuses them without CUDA or XPU
+            # (`DistributedDataParallel._check_comm_hook`). A lambda has another name.
             bf16_hook, hook = hook, lambda state, bucket: bf16_hook(state, bucket)
         _register_ddp_comm_hook(self.model, self._ddp_comm_state, hook)
 
@@ -76,6 +77,8 @@ class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
             super().model_to_device()
 
     @override
+    # Without `broadcast_buffers` each rank has its own running statistics of batch norms, by which
+    # it would evaluate another model.
     def on_validation_start(self) -> None:
         """Evaluates the same model on all ranks: with the buffers of rank 0."""
         super().on_validation_start()
@@ -89,9 +92,10 @@ HPUParallelStrategy = HPUDDPStrategy
 
 
 class _KeptGradientOrder(Part):
-    """Notes in which order gradients come, for who goes on from a checkpoint of this fit.
+    """Keeps the order in which gradients arrive, so that a resumed fit sums them alike.
 
-    The model may be another in the next fit.
+    DistributedDataParallel makes its buckets anew in that order after the first step. In other
+    buckets the sums of a reduction round differently.
 
     Args:
         strategy: The one of this module.
@@ -101,8 +105,9 @@ class _KeptGradientOrder(Part):
         self._strategy = strategy
         self._order: ddp.GradientOrder | None = None
 
+    # Made at the start of each fit, since the model may be another in the next.
     def start(self) -> None:
-        """Begins to note, unless a checkpoint has told."""
+        """Begins to note the order, unless a checkpoint has given it."""
         model = self._model()
         if model is not None and self._order is None:
             self._order = ddp.GradientOrder(model)
@@ -131,7 +136,7 @@ class _KeptGradientOrder(Part):
             order.release()
 
     def _model(self) -> DistributedDataParallel | None:
-        """Returns the model, if its order decides what is computed, and is to be kept."""
+        """Returns the model if the order of its gradients matters and is to be kept."""
         model = self._strategy.model
         if not isinstance(model, DistributedDataParallel):
             return None

@@ -1,4 +1,4 @@
-"""`HPUDeepSpeedStrategy`: models larger than a card, through DeepSpeed's ZeRO."""
+"""`HPUDeepSpeedStrategy`, which trains models larger than a card by DeepSpeed's ZeRO."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
 
     @override
     def _init_config_if_needed(self) -> None:
-        # Anew for each run: another Trainer with the same strategy may accumulate otherwise.
+        # Lightning completes the settings once. A strategy may be used by another Trainer, or for
+        # another function of it, which accumulates or clips differently: so they are made for each.
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         run = (
@@ -99,8 +100,8 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
 
     @override
     def _auto_select_batch_size(self) -> int:
-        # Lightning fails where the loader, or its sampler, has no size of batches, and makes a
-        # loader for training where nothing is trained.
+        # Lightning's own method fails if the loader has no batch size, and makes a loader for
+        # training also where nothing is trained.
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         source = trainer.fit_loop._data_source
@@ -111,28 +112,26 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     @property
     @override
     def handles_gradient_accumulation(self) -> bool:
-        """Returns False: Lightning tells DeepSpeed which step ends an accumulation.
-
-        DeepSpeed's own count goes on from one epoch into the next, where Lightning starts anew: the
-        steps would be taken in the middle of what Lightning accumulates.
-        """
+        """Returns False, since Lightning tells DeepSpeed which step ends an accumulation."""
+        # DeepSpeed counts on from one epoch into the next, where Lightning starts anew: its steps
+        # would fall in the middle of what Lightning accumulates.
         return False
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
-        """Does nothing: DeepSpeed knows when to reduce; see `training_step`."""
+        """Does nothing, since `training_step` tells DeepSpeed when to reduce."""
         yield
 
     @override
     @contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """Makes weights in shards under stage 3, those of `from_pretrained` too."""
+        """Shards weights as they are made under stage 3, those of `from_pretrained`, too."""
         with super().model_sharded_context(), self._loads_into_shards():
             yield
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """Returns one step, after which DeepSpeed reduces gradients if it ends an accumulation."""
+        """Runs one step, having told DeepSpeed whether it ends an accumulation."""
         assert self.lightning_module is not None
         is_last = not self.lightning_module.trainer.fit_loop._should_accumulate()
         tell_boundary(self.deepspeed_engine, is_last=is_last)
@@ -145,6 +144,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
         assert self.lightning_module is not None
         _check_trains(optimizer)
         config = self.deepspeed_config
+        # With manual optimization the user decides when to step, whatever the settings accumulate.
         if not self.lightning_module.automatic_optimization:
             config = stepped_by_user(config)
         return make_engine(model, config, optimizer=optimizer, lr_scheduler=lr_scheduler)
@@ -162,7 +162,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Saves a checkpoint in shards, a folder; see `deepspeed.checkpoint`."""
+        """Saves a folder of shards; see `deepspeed.checkpoint`."""
         if storage_options is not None:
             raise TypeError(
                 f"DeepSpeed has no use for storage_options={storage_options!r}. Leave them out."
@@ -189,7 +189,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads a checkpoint in shards, or one of any other strategy, whose weights come next."""
+        """Loads a folder of shards, or reads a checkpoint of any other strategy."""
         assert self.lightning_module is not None
         is_fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         with fetched(self.broadcast(checkpoint_path)) as path:
@@ -213,19 +213,19 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Loads whole weights; those in shards have been loaded with their checkpoint."""
+        """Loads whole weights; sharded ones were loaded by `load_checkpoint`."""
         if "state_dict" in checkpoint:
             load_weights(self.deepspeed_engine, checkpoint["state_dict"], strict=strict)
 
     @property
     @override
     def lightning_restore_optimizer(self) -> bool:
-        """Returns False: DeepSpeed's optimizer has been loaded with its checkpoint."""
+        """Returns False, since `load_checkpoint` has loaded DeepSpeed's optimizer."""
         return False
 
     @override
     def teardown(self) -> None:
-        """Moves the model to the CPU, and take back what concerns the whole process."""
+        """Moves the model to the CPU, and undoes what DeepSpeed has changed in the process."""
         super().teardown()
         restore_linear()
         unset_variables(list(self._variables))
@@ -233,7 +233,9 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
 
 
 def _check_trains(optimizer: Optimizer | None) -> None:
-    """Refuses an optimizer of nothing: Lightning makes one if `configure_optimizers` gives none.
+    """Refuses an optimizer without weights to train.
+
+    Lightning makes such a one if `configure_optimizers` returns none.
 
     Args:
         optimizer: None where DeepSpeed's settings name one.
@@ -252,7 +254,7 @@ def _check_trains(optimizer: Optimizer | None) -> None:
 
 
 def _complete_summary() -> None:
-    """Lets Lightning 2.5 summarize a model in shards; it asks for FLOPs that it never counts.
+    """Lets Lightning 2.5 summarize a sharded model, for which it reads FLOPs that it never counts.
 
     Delete with 2.5: 2.6 counts them (`utilities/model_summary/model_summary.py`).
     """

@@ -1,9 +1,10 @@
-"""`ExactResume`: a fit that resumes goes on as if it had never ended.
+"""`ExactResume`, which lets a fit resume as if it had never ended.
 
-A checkpoint has, of each rank, the random states of its host and where each of its loaders is; the
-strategies add the device's. Lightning counts steps and epochs itself. What it leaves out where a
-checkpoint was saved in the middle of its loops is made up for here: the validation that was due,
-the schedulers that wait for it, the end of an epoch, its first hook, and what hooks have changed.
+A checkpoint holds the random states of each rank's host and the position of each of its loaders;
+the strategies add the device's random state. Lightning itself counts steps and epochs. If a
+checkpoint was saved in the middle of its loops, it leaves out what was still to do, which is done
+here: the validation that was due, the schedulers that wait for it, the end of an epoch, the hook at
+its start, and what hooks have changed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ KEY = "exact_resume"
 
 _PATCH = "exact-resume"
 _OF_RANK_ZERO = ("pruned", "nested_optimizers")
-"""The same on all ranks, and large: one keeps it."""
+"""Parts that are large and equal on all ranks, so that rank 0 alone saves them."""
 _HAS_NO_POSITION = "{} iterates in a way of its own, and has no state_dict: it begins anew"
 _NOT_RESUMABLE = "You're resuming from a checkpoint that ended before the epoch ended"
 _ADVICE = (
@@ -46,19 +47,19 @@ _ADVICE = (
 
 
 def warn_of_ranks(ranks: tuple[int, int], what: str) -> None:
-    """Says that a fit goes on with another number of ranks."""
+    """Warns that a fit resumes with another number of ranks."""
     rank_zero_warn(
         f"The checkpoint was saved by {ranks[0]} ranks, and this fit has {ranks[1]}: {what}"
     )
 
 
 class ExactResume:
-    """What one Trainer needs to go on where a checkpoint was saved.
+    """Saves and restores what one Trainer needs to go on where a checkpoint was saved.
 
     Args:
         trainer: Its loops are patched, and the loaders that it iterates; see `_patches.register`.
-        has_whole_gradients: Whether each rank has its own of all parameters, to be saved in the
-            middle of an accumulation.
+        has_whole_gradients: Whether each rank has whole gradients, which can be saved in the middle
+            of an accumulation.
     """
 
     def __init__(self, trainer: pl.Trainer, *, has_whole_gradients: bool) -> None:
@@ -83,6 +84,8 @@ class ExactResume:
         self._positions: weakref.WeakKeyDictionary[Any, LoaderPosition] = (
             weakref.WeakKeyDictionary()
         )
+        # Lightning has no hooks at these places, so the methods of this Trainer's loops are
+        # replaced.
         loop = trainer.fit_loop
         for owner, name, ours in (
             (loop, "reset", self._reset),
@@ -95,7 +98,7 @@ class ExactResume:
             replace(_PATCH, owner, name, partial(ours, getattr(owner, name)))
 
     def watch(self, loader: Any) -> None:
-        """Counts what is taken from a loader, unless it has a state of its own or is no DataLoader.
+        """Follows the position of a loader, if it is a DataLoader without a state of its own.
 
         Args:
             loader: What the Trainer is about to iterate.
@@ -107,7 +110,7 @@ class ExactResume:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the fit is at its end, and what is saved from now on is that."""
+        """Whether the fit has ended; later checkpoints hold the state at its end."""
         return self._ended is not None
 
     def release(self) -> None:
@@ -121,7 +124,7 @@ class ExactResume:
         self._pending = None
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of this rank; after a fit, where that ended."""
+        """Returns what a checkpoint keeps of this rank; after a fit, the state at its end."""
         place = place_of(self.trainer)
         self._check_place(place)
         return self._take(place) if self._ended is None else self._ended
@@ -130,6 +133,8 @@ class ExactResume:
         loop = self.trainer.fit_loop
         if place in (Place.STEP_END, Place.EPOCH_END):
             self._saved = place, self._fingerprint()
+        # Lightning's fetcher takes batches ahead, to know which is the last. These, and the one of
+        # a step that has not ended, will be taken again.
         behind = len(getattr(loop._data_fetcher, "batches", ())) + (place is Place.IN_STEP)
         loaders = [] if loop._combined_loader is None else loop._combined_loader.flattened
         metrics = self.trainer._logger_connector._callback_metrics
@@ -149,7 +154,7 @@ class ExactResume:
         }
 
     def load(self, saved: list[Mapping[str, Any]]) -> None:
-        """Goes on from a checkpoint as the fit begins.
+        """Takes what a checkpoint has kept, to be restored as the loops begin.
 
         Args:
             saved: What `state` returned on each rank, by rank.
@@ -160,13 +165,15 @@ class ExactResume:
             common = {name: saved[0].get(name, {}) for name in _OF_RANK_ZERO}
             self._pending = {**saved[rank], **common}
             return
-        # Where each rank is in the data is the same for all; what it draws is its own.
+        # All ranks are at the same position of the data, so any one's will do. Random states and
+        # gradients belong to a rank, and there are more or fewer ranks now.
         loaders = [LoaderPosition.of_any_rank(each) for each in saved[0]["loaders"]]
         self._pending = {**saved[0], "random": None, "loaders": loaders, "gradients": {}}
 
     def on_train_start(self) -> None:
-        """Begins the fit with what was saved, whatever hooks have drawn and set since."""
+        """Restores what hooks may have changed since the loops were restored."""
         self._at_start = self._values()
+        # Masks first: pruning renames parameters, and what was changed is found by name.
         put, self._pruned = self._pruned, {}
         fit_changes.put_masks(self.trainer, put)
         nested, self._nested = self._nested, {}
@@ -206,7 +213,7 @@ class ExactResume:
         return {}
 
     def _changes(self) -> fit_changes.Values:
-        """Returns what is no more as it was when training began."""
+        """Returns the values that differ from those when training began."""
         start = self._at_start
         if start is None:
             return {}
@@ -237,19 +244,21 @@ class ExactResume:
             )
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Tells whether what a checkpoint keeps has changed since."""
+        """Returns the values, and the versions of tensors, by which a later change is found."""
         module = self.trainer.lightning_module
         tensors = (*module.named_parameters(), *module.named_buffers())
+        # Autograd counts each write to a tensor in `_version`, so nothing is copied or read from
+        # the card.
         return {**self._values(), **{name: each._version for name, each in tensors}}
 
     def _differences(self, then: Mapping[str, Any]) -> str:
-        """Returns what has changed since a fingerprint, in words."""
+        """Returns the names of what has changed since a fingerprint, for a message."""
         now = self._fingerprint()
         names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         return printable(", ".join(names), max_chars=200)
 
     def _check_hooks(self) -> None:
-        """Names what hooks have changed that came after the one that saved."""
+        """Warns of what hooks have changed after a checkpoint was saved in the same event."""
         if self._saved is None:
             return
         (place, then), self._saved = self._saved, None
@@ -276,11 +285,13 @@ class ExactResume:
         return {**position.state_dict(behind), "order": describe(loader)}
 
     def _iterate(self, position: LoaderPosition) -> Any:
-        # Lightning makes an iterator before it is known where the fit goes on; `_reset` makes it.
+        # Lightning makes an iterator in `setup_data`, before the position is known, and its workers
+        # would fetch batches for nothing. `_reset` makes the one that counts.
         return iter(()) if self._pending is not None else position.make_iterator()
 
     def _reset(self, original: Any) -> None:
         saved, self._pending = self._pending, None
+        # The Trainer may fit again after an earlier fit has ended.
         self._ended = self._at_start = None
         if not self.trainer.lightning_module.automatic_optimization:
             self._marks = watch_steps(self.trainer.optimizers)
@@ -295,6 +306,7 @@ class ExactResume:
         if self._is_to_call_hooks:
             self._is_to_call_hooks = False
             loop_position.call_again(self.trainer)
+            # The hook sets what the code sets at the start of each epoch; later changes come after.
             fit_changes.put(self.trainer, changed)
 
     def _go_on(self, saved: Mapping[str, Any]) -> None:
@@ -304,14 +316,15 @@ class ExactResume:
         if saved["random"] is not None:
             states = host_random.from_tensors(saved["random"])
             host_random.put(states)
-        # Checkpoints of 0.1 before November 2026 have none of these.
+        # Checkpoints that 0.1 saved before November 2026 have none of these.
         self._changed, self._pruned = saved.get("changed", {}), saved.get("pruned", {})
         self._nested = saved.get("nested_optimizers", {})
         device = self.trainer.strategy.root_device
         self.trainer._logger_connector._callback_metrics.update(
             {name: value.to(device) for name, value in saved["metrics"].items()}
         )
-        if saved["loaders"]:  # Lightning's Tuner saves before there are any
+        # Lightning's Tuner saves a checkpoint before there are any loaders.
+        if saved["loaders"]:
             self._check(saved["loaders"], place)
             self._load_positions(saved["loaders"], within_epoch=place.is_within_epoch)
         self._accumulated = saved["gradients"]
@@ -319,17 +332,21 @@ class ExactResume:
             self._unfinished = go_to_step_end(self.trainer, place)
             self._is_to_call_hooks = True
             self._iterate_again()
+            # Making iterators and calling hooks draws random numbers, so the states are put back
+            # once more when training starts.
             self._random = states
         else:
             go_to_next_epoch(self.trainer, place)
             assert loop._combined_loader is not None
             loop._combined_loader.reset()
-            if self.trainer.current_epoch == 0:  # Lightning makes one for those that follow
+            # Lightning makes the iterators of later epochs in the epoch loop's `on_run_start`, but
+            # that of the first in `setup_data`, before the loaders' states were restored.
+            if self.trainer.current_epoch == 0:
                 _iterate(loop)
             self._random = host_random.take()
 
     def _check(self, saved: list[Any], place: Place) -> None:
-        """Checks as `check_order` does; names another number of ranks where it can."""
+        """Checks that the loaders are those of the checkpoint, and warns of other ranks."""
         combined = self.trainer.fit_loop._combined_loader
         assert combined is not None
         if len(combined.flattened) != len(saved):
@@ -370,9 +387,11 @@ class ExactResume:
             position.load_state_dict(state, within_epoch=within_epoch)
 
     def _iterate_again(self) -> None:
-        """Makes the iterators of the epoch that goes on."""
+        """Makes the iterators of the epoch that is resumed."""
         loop = self.trainer.fit_loop
-        loop._load_combined_loader_states()  # late, where configure_optimizers asked for loaders
+        # Lightning has done so already, unless `configure_optimizers` had the loaders made before
+        # the checkpoint was loaded.
+        loop._load_combined_loader_states()
         combined = loop._combined_loader
         assert combined is not None
         combined.reset()
@@ -394,16 +413,19 @@ class ExactResume:
         self._changed_at_end = self._differences(then) if is_cut_short else ""
 
     def _end(self, original: Any) -> None:
-        """Keeps where the fit has ended: callbacks make pruning permanent, and loaders go."""
+        """Keeps the state at the end of the fit, before callbacks and Lightning clear it up.
+
+        `ModelPruning` makes its masks permanent in `on_train_end`, and the loaders are released.
+        """
         self._check_hooks()
-        # Of shards none could be kept, which is said to who saves.
+        # Sharded gradients cannot be kept; `gradients` warns of that when a checkpoint is saved.
         with_gradients = self._has_whole_gradients
         self._ended = self._take(place_of(self.trainer), with_gradients=with_gradients)
         original()
 
     def _reset_epoch(self, original: Any) -> None:
         with warnings.catch_warnings():
-            # Lightning knows loaders with a state_dict only.
+            # Lightning warns unless each loader has a `state_dict`; ours are restored without one.
             if self._unfinished is not None:
                 warnings.filterwarnings("ignore", message=_NOT_RESUMABLE)
             original()
@@ -414,7 +436,8 @@ class ExactResume:
             self._step(original, fetcher)
             return
         loop = self.trainer.fit_loop
-        # From here on it is a fit like any other: nothing is left out for it is resumed.
+        # Lightning skips hooks and validations while `restarting` is set. What was to be skipped
+        # has been, so from here on the loops run as in any other fit.
         loop._restarting = False
         loop.epoch_loop.restarting = False
         if place is not Place.BETWEEN_STEPS:
@@ -434,7 +457,7 @@ class ExactResume:
         self._check_hooks()
 
     def _note_end(self) -> None:
-        """Notes for the watchdog that this rank has no more batches: others may have."""
+        """Tells the watchdog that this rank has no more batches, while others may have some."""
         count, epoch = self.trainer.fit_loop.epoch_loop.batch_idx, self.trainer.current_epoch
         progress.enter(f"out of batches in epoch {epoch} after {count + 1}", is_training=True)
 

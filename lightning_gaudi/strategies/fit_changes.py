@@ -1,13 +1,13 @@
-"""What hooks and callbacks change in a fit that no checkpoint of Lightning's keeps.
+"""Keeps what hooks and callbacks change in a fit and Lightning's checkpoints leave out.
 
-Whether a weight trains, the dropout of a layer, the factor of a loss: a fit that resumes begins
-with what the code has set, and the hook that changed it ran in another process. What differs from
-the fit's beginning is kept; what was the code's stays the code's. Numbers and flags alone: a text
-may be a path, and no checkpoint decides where files are.
+Examples are whether a weight trains, the dropout of a layer, and the factor of a loss. A fit that
+resumes begins with what the code has set, but the hook that changed it ran in another process. Only
+values that differ from the fit's beginning are kept, so that a change of the code has effect. They
+are numbers and flags: a text may be a path, and a checkpoint must not decide where files are.
 
-What `torch.nn.utils.prune` has pruned, as `ModelPruning` does, is kept as masks: that callback
-saves weights as if they had never been pruned, so that they would grow again; and the weights that
-it goes back to (the lottery ticket's) are those of the process that began.
+What `torch.nn.utils.prune` has pruned is kept as masks. Lightning's `ModelPruning` saves weights
+without their masks, so that pruned weights would grow again; and the first weights, to which it
+goes back for the lottery ticket hypothesis, would be those of the process that resumes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lightning_gaudi.untrusted import printable
 from .optimizer_state import nested
 
 Values = dict[str, Any]
-"""Plain values by "kind/owner/attribute", as "module/net.1/p"."""
+"""Plain values by "kind/owner/attribute", such as "module/net.1/p"."""
 
 _PARAMETER, _MODULE, _CALLBACK, _TRAINER = "parameter", "module", "callback", "trainer"
 _OPTIMIZER, _DATA = "optimizer", "datamodule"
@@ -56,7 +56,8 @@ def take(trainer: pl.Trainer, *, has_engine: bool) -> Values:
                 values[f"{_MODULE}/{name}/{attribute}"] = getattr(each, attribute)
     validated = trainer.fit_loop.epoch_loop.val_loop
     if trainer.validating:
-        # The modules are being evaluated, and will be as they were.
+        # `eval` has switched all modules for now. Lightning keeps the mode to which each will
+        # return.
         for name, mode in validated._module_mode.mode.items():
             if f"{_MODULE}/{name}/{_MODE}" in values:
                 values[f"{_MODULE}/{name}/{_MODE}"] = mode
@@ -76,14 +77,14 @@ def take(trainer: pl.Trainer, *, has_engine: bool) -> Values:
 
 
 def put(trainer: pl.Trainer, changed: Mapping[str, Any]) -> list[str]:
-    """Changes what another process has changed.
+    """Restores what another process has changed.
 
     Args:
         trainer: Of the fit that resumes.
         changed: Values that `take` returned there.
 
     Returns:
-        The keys of those whose owners this fit has not.
+        The keys of values that this fit has no owner for, or that may not be set.
     """
     module = trainer.lightning_module
     owners: dict[str, Any] = {f"{_TRAINER}/": trainer, f"{_DATA}/": _data(trainer)}
@@ -105,7 +106,7 @@ def put(trainer: pl.Trainer, changed: Mapping[str, Any]) -> list[str]:
 
 
 def _may_set(owner: object, attribute: str) -> bool:
-    """Returns whether an attribute is one of those that `take` looks at: a file has named it."""
+    """Returns whether an attribute is one that `take` would save, since a file has named it."""
     if isinstance(owner, pl.Trainer):
         return attribute in _TRAINER_SETTINGS
     if isinstance(owner, nn.Parameter):
@@ -125,18 +126,19 @@ def _plain(owner: object, leave_out: frozenset[str] = frozenset()) -> list[str]:
 
 
 def _names_of(module: nn.Module) -> frozenset[str]:
-    """Returns which attributes are torch's, Lightning's, a wrapper's or a metric's business."""
+    """Returns the attributes that belong to torch, Lightning, a wrapper or a metric."""
     if isinstance(module, pl.LightningModule):
         return _LIGHTNING_NAMES
     # FSDP2 gives a module's class a parent of torch's; a wrapper has no other parent.
     own = [cls for cls in type(module).__mro__ if not cls.__module__.startswith(_DISTRIBUTED)]
     packages = {cls.__module__.partition(".")[0] for cls in own}
+    # A metric has a state of its own, which Lightning saves and resets.
     is_others = own[0] is nn.Module or "torchmetrics" in packages
     return frozenset(vars(module)) if is_others else _MODULE_NAMES
 
 
 def _callbacks(trainer: pl.Trainer) -> Iterator[tuple[str, pl.Callback]]:
-    """Yields the user's own that keep no state of themselves, by a key."""
+    """Yields the user's own callbacks that have no `state_dict`, each by a key."""
     every: Any = trainer
     numbers: Counter[str] = Counter()
     for callback in every.callbacks:
@@ -149,20 +151,20 @@ def _callbacks(trainer: pl.Trainer) -> Iterator[tuple[str, pl.Callback]]:
 
 
 def _named(named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yields modules without the names of wrappers, which another strategy has not."""
+    """Yields modules or parameters by names without wrappers, which differ between strategies."""
     for name, each in named:
         yield ".".join(part for part in name.split(".") if part not in _WRAPPED), each
 
 
 def _data(trainer: pl.Trainer) -> pl.LightningDataModule | None:
-    """Returns the user's own that keeps no state of itself."""
+    """Returns the user's datamodule if it has no `state_dict`."""
     data: pl.LightningDataModule | None = getattr(trainer, "datamodule", None)
     keeps_state = type(data).state_dict is not pl.LightningDataModule.state_dict if data else False
     return None if keeps_state else data
 
 
 def _optimizers(trainer: pl.Trainer) -> Iterator[tuple[str, Optimizer]]:
-    """Yields the user's own, by a key."""
+    """Yields optimizers of the user's own classes, by a key."""
     for key, optimizer in nested(trainer.optimizers).items():
         if not type(optimizer).__module__.startswith(("torch.", "deepspeed.", *_LIBRARIES)):
             yield key, optimizer
@@ -171,11 +173,12 @@ def _optimizers(trainer: pl.Trainer) -> Iterator[tuple[str, Optimizer]]:
 _LIBRARIES = ("lightning.", "pytorch_lightning.", "lightning_gaudi.")
 _DISTRIBUTED = "torch.distributed."
 _WRAPPED = {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"}
-# DeepSpeed's, `runtime/zero/parameter_offload.py` and `runtime/engine.py`, and FSDP's.
+# Attributes that DeepSpeed sets on modules (`runtime/zero/parameter_offload.py`,
+# `runtime/engine.py`), and FSDP.
 _OF_ENGINES = ("_", "ds_", "applied_pre_backward_ref_cnt", "wall_clock_breakdown")
 _DATA_NAMES = frozenset(vars(pl.LightningDataModule()))
 _MODULE_NAMES = frozenset(vars(nn.Module())) - {_MODE}
-# torch's own, of `torch/optim/optimizer.py` and `lr_scheduler.py`.
+# Set by torch itself, in `torch/optim/optimizer.py` and `lr_scheduler.py`.
 _OPTIMIZER_NAMES = frozenset(
     {
         "_need_device_dtype_check_for_fused",
@@ -193,7 +196,7 @@ _MASKS, _FIRST = "masks", "first_weights"
 
 
 def take_masks(trainer: pl.Trainer) -> dict[str, dict[str, Tensor]]:
-    """Returns the masks, bool, and the weights that callbacks go back to: on the CPU, by names."""
+    """Returns masks as bool tensors, and the first weights of callbacks, on the CPU by name."""
     masks = {
         f"{name}.{hook._tensor_name}": getattr(each, f"{hook._tensor_name}_mask").bool().cpu()
         for name, each in trainer.lightning_module.named_modules()
@@ -205,7 +208,7 @@ def take_masks(trainer: pl.Trainer) -> dict[str, dict[str, Tensor]]:
 
 
 def put_masks(trainer: pl.Trainer, saved: Pruned) -> None:
-    """Prunes as another process has pruned.
+    """Prunes a module as another process has pruned it.
 
     Args:
         trainer: Of a fit; its module's weights are loaded.

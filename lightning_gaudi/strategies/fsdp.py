@@ -1,4 +1,4 @@
-"""`HPUFSDPStrategy`: models larger than a card, in shards (FSDP)."""
+"""`HPUFSDPStrategy`, which shards models larger than a card (FSDP)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .sharded import ShardedHPUStrategy
 
 
 class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
-    """Models larger than a card, in shards (FSDP): `Trainer(strategy="hpu_fsdp")`.
+    """Trains models larger than a card in shards (FSDP): `Trainer(strategy="hpu_fsdp")`.
 
     `"fsdp"`, `"fsdp_cpu_offload"` and every `FSDPStrategy` instance become one on accelerator "hpu"
     and keep their arguments. It takes those of Lightning's `FSDPStrategy`.
 
-    Other than Lightning's, it clips gradients by their norm; a model may be evaluated or trained
-    again after a run, in the shards that it is left in; and `HYBRID_SHARD` without a mesh shards
-    over the cards of each node that train.
+    It differs from Lightning's in that gradients can be clipped by their norm, that a model may be
+    evaluated or trained again in the shards in which a run leaves it, and that `HYBRID_SHARD`
+    without a mesh shards over the training cards of each node.
     """
 
     model_key = "model"
@@ -42,7 +42,8 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
     def setup_environment(self) -> None:
         """Chooses this rank's card, prepares it, then connects all ranks over HCCL."""
         assert self.accelerator is not None
-        # Not Lightning's, which gives the process group a device and makes meshes of CUDA devices.
+        # Lightning's method gives the process group a device, and makes meshes of CUDA devices
+        # (2.6, `FSDPStrategy.setup_environment`).
         self._select_card()
         self.accelerator.setup_device(self.root_device)
         fsdp.check_fp16(self.precision_plugin.precision, self.mixed_precision)
@@ -51,7 +52,7 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Puts the model into shards, unless it is, and has its gradients clipped there."""
+        """Shards the model unless it is sharded, and lets the plugin clip its gradients."""
         plugin, was_sharded = self.precision_plugin, fsdp.was_sharded(self.model)
         if isinstance(plugin, HPUFSDPPrecision):
             plugin.is_sharded = was_sharded
@@ -68,6 +69,8 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
             "cpu_offload": self.cpu_offload,
             "sharding_strategy": self.sharding_strategy,
         }
+        # FullyShardedDataParallel cannot wrap a module twice. A model that an earlier run has
+        # sharded keeps its root.
         root = fsdp.earlier_root(model, settings)
         if root is None:
             root = super()._setup_model(model)
@@ -81,13 +84,13 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
 
     @override
     def teardown(self) -> None:
-        """Leaves the model in its shards, synchronized batch norms included."""
+        """Leaves the model in its shards, with its synchronized batch norms."""
         with self._keeping_batch_norms(True):
             super().teardown()
 
     @contextmanager
     def _keeping_batch_norms(self, is_kept: bool) -> Iterator[None]:
-        """Keeps Lightning from exchanging layers whose weights are in shards by then."""
+        """Keeps Lightning from replacing batch norms whose weights are sharded by then."""
         exchange = self._layer_sync
         if is_kept:
             self._layer_sync = None

@@ -1,9 +1,9 @@
-"""The job that this process is part of, as its scheduler knows it, and what a fit of it has saved.
+"""The scheduler's job that this process belongs to, and a record of what a fit of it has saved.
 
-A job may start again, and goes on from the newest checkpoint that it has saved. A folder may hold
+A job that is started again goes on from the newest checkpoint that it has saved. A folder may hold
 checkpoints of other runs, and a start may get another folder than the one before (`version_1` after
-`version_0`): so what was saved is written down, path by path, in a small file of the job. It lies
-in `.lightning_gaudi` of the Trainer's `default_root_dir`.
+`version_0`). So the path of each checkpoint is written to a small file of the job, which lies in
+`.lightning_gaudi` of the Trainer's `default_root_dir`.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ if TYPE_CHECKING:
 
 FOLDER = ".lightning_gaudi"
 JOB_ID = "LIGHTNING_GAUDI_JOB_ID"
-"""Names a job, for whoever starts it again as something new: a pod of Kubernetes, say."""
+"""Names a job whose restarts look like new ones to it, such as the pods of Kubernetes."""
 _MAX_BYTES = 2**24
 
 
 @dataclass(frozen=True)
 class Job:
-    """What stays the same when its processes are started again."""
+    """What is known of a job, and stays the same when its processes are started again."""
 
     scheduler: str
-    """Who starts them, for messages: `"torchrun"`, `"SLURM"`, `"Kubernetes"`."""
+    """What starts the processes, for messages: `"torchrun"`, `"SLURM"`, `"Kubernetes"`."""
     name: str
-    """What the scheduler calls it."""
+    """The scheduler's name for the job."""
     is_unique: bool
-    """Whether no other job of the scheduler has the name."""
+    """Whether no other job of the scheduler has this name."""
     agent: str = ""
-    """The torchrun of this node, which no other has; empty where it is not known."""
+    """Identifies the torchrun process of this node; empty if it is not known."""
     num_restarts: int = 0
-    """How often it has started this process before; on another node it may be another number."""
+    """How often the scheduler has started this process before; nodes may count differently."""
     is_named: bool = False
-    """Whether its user has named it: a start of that name is one of this job, whoever counts."""
+    """Whether the user has named the job, so that each start of that name is one of it."""
 
     def is_restart_of(self, agent: str, *, is_restarted: bool, has_ended: bool = False) -> bool:
-        """Returns whether this is a further start of what had the same name.
+        """Returns whether this is a further start of the job that had the same name.
 
         Args:
-            agent: Of the start before.
+            agent: The agent of the earlier start.
             is_restarted: Whether a rank of this start was started before.
-            has_ended: Whether the fit has come to its end. Who starts it once more by the same
-                rendezvous id means another run.
+            has_ended: Whether the fit has ended.
         """
+        # A finished fit that is started by the same rendezvous id is meant as another run.
         if self.is_named and not (has_ended and self.scheduler == "torchrun"):
             return True
-        # A node that another took the place of has counted no restart.
+        # A node that has replaced another counts no restart, but some other rank of it does.
         return bool(self.agent and agent == self.agent) or (self.is_unique and is_restarted)
 
 
 def find_job(environ: Mapping[str, str] = os.environ) -> Job | None:
-    """Returns the job that this process is part of; None if nobody would start it again.
+    """Returns the job that this process belongs to; None if nothing would start it again.
 
     Within a job of SLURM torchrun is part of it: when SLURM starts that again, torchrun is new. A
     pod of Kubernetes that takes the place of another is new in all that it sees; a job is known
@@ -84,6 +84,8 @@ def find_job(environ: Mapping[str, str] = os.environ) -> Job | None:
     restarts = read_integer("TORCHELASTIC_RESTART_COUNT", 0, environment=environ)
     if given := environ.get(JOB_ID):
         return Job(f"{JOB_ID}={given}", f"job-{given}", True, agent, restarts, is_named=True)
+    # Before torchrun's: within SLURM a requeued job starts a new torchrun, whose id and count say
+    # nothing of the starts before.
     if number is not None:
         name = "-".join(filter(None, (environ.get("SLURM_CLUSTER_NAME"), number)))
         requeues = read_integer("SLURM_RESTART_COUNT", 0, environment=environ)
@@ -99,7 +101,7 @@ def find_job(environ: Mapping[str, str] = os.environ) -> Job | None:
 
 
 def _is_drawn(run: str) -> bool:
-    """Returns whether torchrun has drawn a rendezvous id, as `--standalone` has it do."""
+    """Returns whether torchrun has drawn the rendezvous id at random, as with `--standalone`."""
     try:
         return str(uuid.UUID(run)) == run
     except ValueError:
@@ -107,6 +109,8 @@ def _is_drawn(run: str) -> bool:
 
 
 def _agent(environ: Mapping[str, str]) -> str:
+    # `<log dir>/<run id>_<random>/attempt_0/0/error.json`: the third folder upwards is the agent's
+    # own.
     path = environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or len(Path(path).parents) < 3:
         return ""
@@ -114,21 +118,21 @@ def _agent(environ: Mapping[str, str]) -> str:
 
 
 class TakenOverError(RuntimeError):
-    """A job has been started again while this process of it still trains."""
+    """The job was started again while this process still trains for it."""
 
 
 class JobRecord:
-    """What is written down of one fit of a job; only rank 0 has it."""
+    """The record of one fit of a job, which rank 0 keeps."""
 
     def __init__(self, root: str | Path, job: str, agent: str, fit: Sequence[str]) -> None:
-        """Takes note of the fit; nothing is read or written yet.
+        """Identifies the fit; nothing is read or written yet.
 
         Args:
-            root: A folder that the job has at each start.
+            root: A folder that is the same at each start of the job.
             job: The job's name.
-            agent: What has started this process, see `Job`.
-            fit: What tells the fit from others of the job: the command, the model's class and how
-                many fits of that came before.
+            agent: The agent that has started this process; see `Job`.
+            fit: Identifies the fit within the job: the command, the model's class, and how many
+            fits of that class came before.
         """
         digest = hashlib.sha256("\0".join(fit).encode()).hexdigest()[:12]
         name = re.sub(r"[^\w.-]", "_", job)
@@ -143,30 +147,30 @@ class JobRecord:
         self._job = job
         self._prefix = f"{name}-"
         self._start = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}"
-        """This start, which no other has."""
+        """Identifies this start."""
         self._start_before: str | None = None
-        """The one that has written down what this one goes on with."""
+        """Identifies the start whose record this one goes on with."""
         self._before: dict[str, Any] = {}
-        """What was there before it, of each path that the fit has saved to; the newest last."""
+        """The state of each path before the fit saved to it, the newest path last."""
         self._awaited: set[str] = set()
-        """Those that a thread may still be writing: they are not there yet, and not removed."""
+        """Paths that a thread may still be writing, which must not count as removed."""
 
     def read(self) -> str | None:
-        """Goes on with what an earlier start has written down.
+        """Reads the record of an earlier start.
 
         Returns:
-            What had started it; None if nothing is written down.
+            The agent of that start; None if there is no record.
 
         Raises:
-            OSError: It cannot be read, or is no file of this user's.
-            ValueError: It is none that a fit has written.
+            OSError: It cannot be read, or is not this user's file.
+            ValueError: It is not a record.
         """
         try:
             found = parse_json(_read_own(self.path))
         except FileNotFoundError:
             return None
         if not isinstance(found, dict) or not _is_record(found):
-            raise ValueError("it is no record of a fit")
+            raise ValueError("it is not a record of a fit")
         self.first_path = found["first_path"]
         self.has_ended = found.get("has_ended", False)
         self._start_before = found.get("start")
@@ -174,7 +178,7 @@ class JobRecord:
         return str(found["agent"])
 
     def begin(self, path: str | None) -> None:
-        """Forgets what is written down of an earlier job of this name.
+        """Discards the record of an earlier job of this name.
 
         Args:
             path: The checkpoint that the fit begins with.
@@ -188,7 +192,7 @@ class JobRecord:
                 sync(self.path.parent)
 
     def commands_before(self) -> list[list[str]]:
-        """Returns other commands by which this job has come to a fit such as this, and saved.
+        """Returns other commands by which this job has run such a fit and saved checkpoints.
 
         Raises:
             OSError: The store does not answer.
@@ -207,10 +211,10 @@ class JobRecord:
         return found
 
     def check_own(self) -> None:
-        """Makes sure that no later start of the job has saved since.
+        """Raises if a later start of the job has saved meanwhile.
 
         Raises:
-            TakenOverError: One has. Names it; two would write over one another's checkpoints.
+            TakenOverError: One has, which is named. Two would overwrite each other's checkpoints.
             OSError: It cannot be read.
         """
         try:
@@ -229,18 +233,20 @@ class JobRecord:
         )
 
     def is_about_to_save(self, path: str) -> None:
-        """Notes a path before a checkpoint is there: it counts once there is another than now.
+        """Records a path before a checkpoint is saved to it.
 
         Raises:
             OSError: It cannot be written down.
         """
+        # With the state of what is there now: a kill may come at any moment, and then the path
+        # counts only if something else is there than before.
         if path not in self._before:
             self._before = {path: _state(path), **self._before}
             self._awaited.add(path)
             self._write(path)
 
     def has_saved(self, path: str, *, is_written: bool) -> None:
-        """Notes that the newest checkpoint is there, or about to be written by another thread.
+        """Records that a checkpoint was saved, or handed to a thread that writes it.
 
         Raises:
             OSError: It cannot be written down.
@@ -250,7 +256,7 @@ class JobRecord:
         self._write(path)
 
     def end(self) -> None:
-        """Notes that the fit has come to its end, if it has saved something.
+        """Records that the fit has ended, if it has saved a checkpoint.
 
         Raises:
             OSError: It cannot be written down.
@@ -260,7 +266,7 @@ class JobRecord:
             self._write(next(reversed(self._before)))
 
     def saved(self) -> list[AnyPath]:
-        """Returns the checkpoints of the fit that are there, the newest last."""
+        """Returns the checkpoints of the fit that exist, the newest last."""
         found = _states(self._before)
         return [
             place_of(path)
@@ -273,7 +279,7 @@ class JobRecord:
         self._awaited -= {
             each for each in self._awaited if found.get(each) != self._before.get(each)
         }
-        # ModelCheckpoint removes what it does not keep.
+        # Paths that ModelCheckpoint has removed meanwhile are dropped from the record.
         self._before = {
             each: before
             for each, before in self._before.items()
@@ -302,8 +308,11 @@ class JobRecord:
 
 
 def _read_own(path: AnyPath) -> bytes:
-    """Gives the content of a file that this user has written: it says which checkpoints are his."""
-    if not isinstance(path, Path):  # who may write there is the store's to say
+    """Returns the content of a file, which must be this user's own.
+
+    It names checkpoints to load, so nobody else may have written it.
+    """
+    if not isinstance(path, Path):  # the store's own rights say who may write there
         with path.open() as file:
             return file.read(_MAX_BYTES)
     if path.parent.is_symlink():
@@ -312,12 +321,12 @@ def _read_own(path: AnyPath) -> bytes:
     with os.fdopen(os.open(path, flags), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or not _is_own(found.st_uid, path.parent):
-            raise PermissionError(errno.EPERM, f"it is no file of this user's ({found.st_uid})")
+            raise PermissionError(errno.EPERM, f"it is another user's file ({found.st_uid})")
         return file.read(_MAX_BYTES)
 
 
 def _is_own(owner: int, folder: Path) -> bool:
-    """Tells whether an owner is this user, or whom a server of files gives what he makes there."""
+    """Returns whether an owner is this user, or the one whom a file server maps him to."""
     if owner == os.geteuid():
         return True
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".owner-") as file:
@@ -353,13 +362,13 @@ def _is_path(value: object) -> bool:
 
 
 def _is_state(value: object) -> bool:
-    """Returns whether it is what `_state` gives."""
+    """Returns whether a value is one that `_state` returns."""
     is_three = isinstance(value, list) and [type(each) for each in value] == [int, int, int]
     return value is None or is_three
 
 
 def _state(path: str) -> list[int] | None:
-    """Returns what tells a file or folder from another of that name; None if there is none."""
+    """Returns numbers that change when a path gets a new content; None if nothing is there."""
     try:
         found = place_of(path).stat()
     except OSError:
@@ -372,7 +381,7 @@ def _numbers(found: os.stat_result | RemoteStat) -> list[int]:
 
 
 def _states(paths: Iterable[str]) -> dict[str, list[int] | None]:
-    """Returns the same of several; of a store each folder is listed once."""
+    """Returns the states of several paths, listing each folder of a store once."""
     found: dict[str, list[int] | None] = {}
     folders: dict[RemotePath, dict[str, str]] = {}
     for path in paths:

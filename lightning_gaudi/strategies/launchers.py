@@ -1,4 +1,4 @@
-"""Lightning's launchers of the Trainer, with ranks that end together."""
+"""The Trainer's launchers, whose ranks end together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..distributed.launchers import ScriptMixin, SpawnMixin, check_spawn, launch
 
 
 class HPUScriptLauncher(ScriptMixin, _SubprocessScriptLauncher):
-    """Runs the script again for each further rank, or finds that somebody else has."""
+    """Runs the script again for each further rank, unless a scheduler has started them."""
 
     @override
     def launch(
@@ -30,7 +30,7 @@ class HPUScriptLauncher(ScriptMixin, _SubprocessScriptLauncher):
         trainer: pl.Trainer | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Starts the other ranks, if need be, and calls the function in this one."""
+        """Starts the other ranks if they are not running, and calls the function in this one."""
         return launch_script(self, functools.partial(function, *args, **kwargs))
 
 
@@ -45,7 +45,7 @@ class HPUSpawnLauncher(SpawnMixin, _MultiProcessingLauncher):
         trainer: pl.Trainer | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Calls the function in all ranks; returns what rank 0 does."""
+        """Calls the function on all ranks, and returns the result of rank 0."""
         check_spawn(self._strategy)
         with processes.joined(lambda: self.procs):
             return super().launch(function, *args, trainer=trainer, **kwargs)
@@ -59,7 +59,8 @@ class HPUSpawnLauncher(SpawnMixin, _MultiProcessingLauncher):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        # Lightning tells of an exception in the process that waits, which has no model to save.
+        # Lightning calls `on_exception` in the process that waits for the ranks, which has no model
+        # to save.
         if trainer is not None:
             function = functools.partial(_telling_of_exceptions, trainer, function)
         super()._wrapping_function(process_idx, trainer, function, *args, **kwargs)

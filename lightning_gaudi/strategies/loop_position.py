@@ -1,8 +1,8 @@
-"""Where in Lightning's loops a checkpoint was saved, and how they go on from there.
+"""Finds where in Lightning's loops a checkpoint was saved, and continues them from there.
 
-Lightning goes on at the next batch, whatever was left to do after the one before; see
-`lightning/pytorch/loops/training_epoch_loop.py`, `reset` and `advance`. Nor does it call
-`on_train_epoch_start` of that epoch again (`call_again`).
+Lightning continues at the next batch and skips what was still to do after the one before (see
+`reset` and `advance` in `lightning/pytorch/loops/training_epoch_loop.py`). It does not call
+`on_train_epoch_start` of that epoch again either; `call_again` does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lightning_gaudi._core import host_random, vendor
 
 
 class Place(Enum):
-    """Where a fit was when it saved a checkpoint."""
+    """The point of a fit at which a checkpoint was saved."""
 
     NOT_BEGUN = "not begun"
     BETWEEN_EPOCHS = "between epochs"
@@ -34,24 +34,27 @@ class Place(Enum):
     STEP_END = "at the end of a step"
     """In `on_train_batch_end`: a validation may be due."""
     IN_STEP = "in a step"
-    """Before its end, as where it raised: the batch is taken again."""
+    """Before the end of the step, such as where it raised: its batch is taken again."""
     VALIDATING = "in a validation"
     VALIDATED = "at the end of a validation"
     BETWEEN_STEPS = "between steps"
     CUT_SHORT = "after an epoch that was cut short"
-    """The fit has ended in the middle of an epoch, since it had its steps."""
+    """The fit has ended in the middle of an epoch, by `max_steps` or `should_stop`."""
 
     @property
     def is_within_epoch(self) -> bool:
-        """Whether the epoch has batches, or hooks, to come."""
+        """Whether batches or hooks of the epoch are still to come."""
         return self not in (Place.NOT_BEGUN, Place.BETWEEN_EPOCHS, Place.EPOCH_END)
 
 
 def place_of(trainer: pl.Trainer) -> Place:
-    """Returns where a Trainer is in its fit."""
+    """Returns the point at which a Trainer is in its fit."""
     loop = trainer.fit_loop
     epochs: Any = loop.epoch_progress.total
     batches: Any = loop.epoch_loop.batch_progress
+    # Lightning counts "ready" before a hook at the start, "started" after it, "processed" before
+    # the hook at the end and "completed" after that (`loops/progress.py`). The differences tell the
+    # place.
     if epochs.processed >= epochs.started:
         if epochs.completed < epochs.processed:
             return Place.EPOCH_END
@@ -70,9 +73,10 @@ def place_of(trainer: pl.Trainer) -> Place:
 
 
 def go_to_next_epoch(trainer: pl.Trainer, place: Place) -> None:
-    """Lets the loops begin an epoch as they do in a fit that was not resumed."""
+    """Lets the loops begin an epoch as in a fit that was not resumed."""
     loop = trainer.fit_loop
     if place is Place.EPOCH_END:
+        # What `FitLoop.on_advance_end` does after the hook in which the checkpoint was saved.
         if loop.epoch_loop._num_ready_batches_reached():
             loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
         loop.epoch_progress.increment_completed()
@@ -85,14 +89,15 @@ def go_to_next_epoch(trainer: pl.Trainer, place: Place) -> None:
 
 
 def go_to_step_end(trainer: pl.Trainer, place: Place) -> Place:
-    """Lets the loops go on behind a step.
+    """Lets the loops continue after a step.
 
     Returns:
-        What was still to do after it: `Place.BETWEEN_STEPS` where nothing was.
+        What is still to do after the step; `Place.BETWEEN_STEPS` if there is nothing.
     """
     loop = trainer.fit_loop
     progress = loop.epoch_loop.batch_progress
     if place is Place.CUT_SHORT:
+        # The fit counted the epoch as done when it ended. With more steps to take it is not.
         epochs: Any
         for epochs in (loop.epoch_progress.total, loop.epoch_progress.current):
             epochs.processed -= 1
@@ -116,11 +121,10 @@ HOOK = "on_train_epoch_start"
 
 
 def call_again(trainer: pl.Trainer) -> None:
-    """Calls `on_train_epoch_start` of the callbacks and the module, in the epoch that goes on.
+    """Calls `on_train_epoch_start` of callbacks and module in an epoch that is resumed.
 
-    It was called in the process that began the epoch, and what it set there (what trains, a factor,
-    the batches to accumulate) is not set here. What it changes of what the checkpoint has kept is
-    put back as it was.
+    The process that began the epoch called it, and what it set there, such as which weights train,
+    is not set here. What it changes of the state that the checkpoint holds is restored.
 
     Args:
         trainer: Of a fit whose states are loaded, within an epoch.
@@ -132,12 +136,12 @@ def call_again(trainer: pl.Trainer) -> None:
 
 @contextmanager
 def _kept(trainer: pl.Trainer) -> Iterator[None]:
-    """Leaves behind the `with` block what a checkpoint keeps as it was before it."""
+    """Restores after the block the state that a checkpoint holds."""
     if not _may_change(trainer):
         yield
         return
     host, device = host_random.take(), vendor.get_rng_state()
-    # There is room for copies: the gradients, which are as large, are still to come.
+    # The card has room for copies, since there are no gradients yet, which are as large.
     tensors = [(each, each.detach().clone()) for each in _to_keep(trainer.lightning_module)]
     every: Any = trainer
     rates = [[_without_weights(each) for each in one.param_groups] for one in trainer.optimizers]
@@ -150,6 +154,7 @@ def _kept(trainer: pl.Trainer) -> Iterator[None]:
         for tensor, value in tensors:
             tensor.copy_(value)
     for optimizer, groups in zip(trainer.optimizers, rates, strict=True):
+        # The hook may have added groups, which stay.
         for group, rate in zip(optimizer.param_groups, groups, strict=False):
             group.update(rate)
     for each, state in zip(stateful, states, strict=True):
@@ -164,6 +169,7 @@ def _may_change(trainer: pl.Trainer) -> bool:
 
 
 def _overrides(callback: pl.Callback) -> bool:
+    # Callbacks that only show something need no copies of the weights.
     shows = isinstance(callback, (ProgressBar, LearningRateMonitor))
     return not shows and is_overridden(HOOK, callback, parent=pl.Callback)
 
@@ -173,7 +179,7 @@ def _keeps_state(callback: pl.Callback) -> bool:
 
 
 def _to_keep(module: pl.LightningModule) -> list[Tensor]:
-    """Returns weights that train, and buffers; copies of frozen weights might not fit."""
+    """Returns trainable weights and buffers; copies of frozen weights might not fit the card."""
     weights = [each for each in module.parameters() if each.requires_grad]
     return [*weights, *module.buffers()]
 

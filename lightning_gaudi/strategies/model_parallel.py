@@ -1,4 +1,4 @@
-"""`HPUModelParallelStrategy`: FSDP2, tensor parallelism, or both, as the model defines."""
+"""`HPUModelParallelStrategy`, for FSDP2 and tensor parallelism that the model applies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .sharded import ShardedHPUStrategy
 
 
 class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelParallelStrategy):
-    """FSDP2, tensor parallelism, or both, as `LightningModule.configure_model` applies them.
+    """Trains with the FSDP2 and tensor parallelism that `configure_model` applies to the model.
 
     Every `ModelParallelStrategy` becomes one on accelerator "hpu" and keeps its arguments;
     `Trainer(strategy="hpu_model_parallel")` has the defaults. It differs from Lightning's in that
@@ -52,7 +52,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def setup_environment(self) -> None:
-        """Connects all ranks and makes their mesh, if the module is one that can use it."""
+        """Connects all ranks and makes their mesh, if the module defines `configure_model`."""
         if not is_overridden("configure_model", self.lightning_module):
             raise MisconfigurationException(
                 f"ModelParallelStrategy parallelizes what {type(self.lightning_module).__name__}."
@@ -64,7 +64,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Sets up the model, and has gradients clipped by the norm over all shards."""
+        """Sets up the model, and clips gradients by the norm over all shards."""
         assert self.model is not None
         check_eager(self.model)
         sum_and_divide(self.model)
@@ -78,7 +78,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def model_to_device(self) -> None:
-        """Moves what is not sharded, and lets all copies of it start alike."""
+        """Moves the parts that are not sharded, and makes their copies equal on all ranks."""
         assert self.model is not None
         move_whole(self.model, self.root_device)
         _update_properties(self.model, device=self.root_device)
@@ -86,20 +86,20 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
 
     @override
     def on_train_start(self) -> None:
-        """Lets ranks that share layers draw the same random numbers."""
+        """Makes ranks that share layers draw the same random numbers."""
         super().on_train_start()
         draw_alike(self.device_mesh)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """Returns one step, of what trains now."""
+        """Runs one step, once FSDP2 knows which weights train now."""
         if self._freezing is not None:
             self._freezing.update()
         return super().training_step(*args, **kwargs)
 
 
 def _clip_shards(plugin: Precision) -> None:
-    """Lets a precision plugin clip DTensors of any meshes, unless the user's own does."""
+    """Lets a precision plugin clip DTensors of any meshes, unless the user's has its own way."""
     kind, name = type(plugin), "shard-clipping"
     ways = (Precision.clip_grad_by_norm, HPUPrecisionPlugin.clip_grad_by_norm)
     if kind.clip_grad_by_norm in ways:

@@ -1,7 +1,7 @@
-"""What of optimizers a fit needs to go on exactly, and no `state_dict` of theirs has.
+"""Keeps states of optimizers that their `state_dict` leaves out and an exact resume needs.
 
-The states of those that another one holds, as SAM and Lookahead do (momentum, most often), and the
-gradients that were accumulated, and not yet given to an optimizer, as the fit saved.
+These are the states of optimizers that another one holds, as SAM and Lookahead do (most often
+momentum), and gradients that were accumulated but not yet stepped with when the fit saved.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 States = dict[str, Any]
-"""`state` of a `state_dict`, on the CPU, by where the optimizer is held: "0.base_optimizer"."""
+"""States of optimizers on the CPU, by where each is held, such as "0.base_optimizer"."""
 
 
 def nested(optimizers: Iterable[Any]) -> dict[str, Optimizer]:
-    """Returns the optimizers of torch among these and in them, by where: "0", "0.base_optimizer".
+    """Returns all optimizers of torch, and those they hold, by keys such as "0.base_optimizer".
 
     Args:
         optimizers: Of a fit; one of an engine's own kind is left out.
@@ -45,27 +45,31 @@ def nested(optimizers: Iterable[Any]) -> dict[str, Optimizer]:
 
 
 def take(optimizers: Iterable[Any]) -> States:
-    """Returns the states of inner optimizers that no checkpoint of the outer ones has."""
+    """Returns the states of inner optimizers that the outer ones' `state_dict` leaves out."""
     optimizers = list(optimizers)
     outer = {str(index) for index in range(len(optimizers))}
     inner = {key: each for key, each in nested(optimizers).items() if key not in outer}
     states = {key: each.state_dict()["state"] for key, each in inner.items() if each.state}
     if not states:
         return {}
+    # Some outer optimizers share their state with the inner one. What they save themselves is not
+    # saved twice.
     kept = {id(leaf) for each in optimizers for leaf in tree_leaves(each.state_dict())}
     return {key: tree_map(_on_cpu, each) for key, each in states.items() if not _is_in(each, kept)}
 
 
 def put(optimizers: Iterable[Any], states: Mapping[str, Any]) -> list[str]:
-    """Gives inner optimizers what `take` returned in another process.
+    """Gives inner optimizers the states that `take` returned in another process.
 
     Returns:
-        Where those are held that these optimizers do not hold.
+        The keys of states for which there is no optimizer.
     """
     found = nested(optimizers)
     for key in states.keys() & found.keys():
         optimizer = found[key]
-        loaded = copy.copy(optimizer)  # whose groups become others; these may be the outer one's
+        # `load_state_dict` replaces the list of groups, which an inner optimizer may share with the
+        # outer one. So a copy loads, and its state is taken.
+        loaded = copy.copy(optimizer)
         loaded.load_state_dict({**optimizer.state_dict(), "state": states[key]})
         optimizer.state.clear()
         optimizer.state.update(loaded.state)
@@ -83,28 +87,29 @@ def _on_cpu(value: Any) -> Any:
 
 _HOOKS = "_optimizer_step_post_hooks"
 _TAKEN = "_lightning_gaudi_taken"
-"""Set on a gradient that an optimizer has stepped with: its version then."""
+"""The attribute of a gradient with its version when an optimizer stepped with it."""
 
 
 def watch_steps(optimizers: list[Any]) -> list[Any]:
-    """Marks the gradients that optimizers step with: where users step by hand, nobody else knows.
+    """Marks the gradients with which optimizers step, which only the user knows otherwise.
 
     Returns:
-        What to call `remove()` of as the fit ends.
+        Handles whose `remove()` is to be called when the fit ends.
     """
-    # One that never called the constructor of its class has no hooks; what it holds may have.
+    # A wrapper that does not call its base class's constructor has no hooks; what it holds has
+    # some.
     own = [each for each in nested(optimizers).values() if _HOOKS in vars(each)]
     return [each.register_step_post_hook(_mark) for each in own]
 
 
 def gradients(trainer: pl.Trainer, *, is_within_epoch: bool, are_whole: bool) -> dict[str, Tensor]:
-    """Returns what this rank has accumulated since the last step, on the CPU, by name.
+    """Returns the gradients that this rank has accumulated since the last step, on the CPU.
 
     Args:
         trainer: Of a fit.
         is_within_epoch: Whether the epoch has batches to come.
-        are_whole: Whether each rank has its own of all parameters. Where they are sharded none can
-            be saved, which is said.
+        are_whole: Whether each rank has whole gradients. Sharded ones cannot be saved, of which a
+        warning tells.
     """
     module = trainer.lightning_module
     named = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
@@ -137,5 +142,6 @@ def _mark(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _is_to_step(grad: Tensor) -> bool:
+    # `zero_grad` and each accumulation write to the gradient, which changes its version.
     version: int = grad._version
     return getattr(grad, _TAKEN, None) != version

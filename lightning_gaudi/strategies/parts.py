@@ -1,4 +1,4 @@
-"""The parts of a Trainer's `RunGuard`, beside `signals`: what checkpoints keep, and a hint."""
+"""The parts of a Trainer's `RunGuard` that save and restore, and one that explains an error."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ by rank where several ranks trained."""
 
 
 class DeviceRandom(Part):
-    """The device's random numbers go on where a checkpoint has interrupted them, on all ranks.
+    """Saves and restores the random state of each rank's device.
 
-    So a resumed run draws the dropout that it would have drawn.
+    A resumed run then draws the same dropout as an uninterrupted one.
 
     Args:
         strategy: Of the Trainer.
@@ -41,17 +41,19 @@ class DeviceRandom(Part):
         self._saved: Tensor | list[Tensor] | None = None
 
     def save(self, state: dict[str, Any]) -> None:
-        """Adds the state of this process's generator, or those of all ranks' by rank."""
+        """Adds the state of this process's generator, or those of all ranks."""
         own = vendor.get_rng_state()
         strategy = self._strategy
         state[_RNG_STATE] = strategy.of_all_ranks(own) if strategy.is_ranked else own
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Keeps what was saved until training starts."""
+        """Takes the saved state, to be set when training starts."""
         self._saved = state.get(_RNG_STATE)
 
     def start(self) -> None:
-        """Goes on with it."""
+        """Sets the generator to the saved state."""
+        # Not when the checkpoint is loaded: setting up loaders and the sanity check draw numbers
+        # after that.
         saved, self._saved = self._saved, None
         if saved is not None:
             trainer = self._strategy.lightning_module.trainer
@@ -59,7 +61,7 @@ class DeviceRandom(Part):
 
 
 def _restore_rng_state(saved: Tensor | list[Tensor], *, rank: int, world_size: int) -> None:
-    """Sets the device's generator to what this rank saved, or warns why it goes on as it is."""
+    """Sets the device's generator to the state of this rank, or warns why that is not possible."""
     states = saved if isinstance(saved, list) else [saved]
     if len(states) != world_size:
         _warn_of_rng_state(f"was saved by {len(states)} ranks, and this run has {world_size}")
@@ -78,7 +80,7 @@ def _warn_of_rng_state(reason: str) -> None:
 
 
 class Resuming(Part):
-    """A fit goes on as if it had never ended (`exact_resume`); see `ExactResume`.
+    """Lets a fit resume as if it had never ended (`exact_resume`); see `ExactResume`.
 
     Args:
         strategy: Of the Trainer.
@@ -89,7 +91,7 @@ class Resuming(Part):
         self._resume: ExactResume | None = None
 
     def of_fit(self) -> ExactResume | None:
-        """Gives what goes on exactly in this fit; None where nobody fits, or it is switched off."""
+        """Returns the `ExactResume` of this fit; None without a fit, or if it is switched off."""
         strategy = self._strategy
         trainer = strategy.lightning_module.trainer
         if trainer.state.fn != TrainerFn.FITTING or not strategy.reliability.exact_resume:
@@ -100,29 +102,30 @@ class Resuming(Part):
         return self._resume
 
     def begin(self) -> None:
-        """Follows the loops, before they run."""
+        """Patches the loops before they run."""
         self.of_fit()
 
     def loader(self, loader: Any) -> None:
-        """Counts what is taken from it."""
+        """Follows the position of a loader."""
         if (resume := self.of_fit()) is not None:
             resume.watch(loader)
 
     def start(self) -> None:
-        """Begins with what was saved."""
+        """Restores what was saved."""
         if (resume := self.of_fit()) is not None:
             resume.on_train_start()
 
     def save(self, state: dict[str, Any]) -> None:
-        """Adds the host's random states, and where the data are, of all ranks."""
+        """Adds the host's random states and the positions in the data, of all ranks."""
         resume = self.of_fit()
         if resume is None and self._resume is not None and self._resume.has_ended:
-            resume = self._resume  # saved after the fit, and a validation or the like
+            # `Trainer.save_checkpoint` after the fit, with a validation or test in between.
+            resume = self._resume
         if resume is not None and "optimizer_states" in state:
             state[EXACT_RESUME] = {"ranks": self._strategy.of_all_ranks(resume.state())}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Keeps what was saved until the loops run."""
+        """Takes what was saved, to be restored when the loops run."""
         resume, saved = self.of_fit(), state.get(EXACT_RESUME)
         if saved is None:
             return
@@ -141,16 +144,17 @@ class Resuming(Part):
 
 
 class SharedMemoryHint(Part):
-    """Says what to do where the workers of a DataLoader have filled what they share with a process.
+    """Says what to do if the workers of a DataLoader have filled the shared memory.
 
-    A container has 64 MiB of it unless it asks for more, and torch says what it could not allocate.
+    A container has 64 MiB of it unless it asks for more, and torch only says what it could not
+    allocate.
     """
 
     _WORDS = ("unable to allocate shared memory", "out of shared memory", "Bus error")
     _FOLDER = "/dev/shm"
 
     def exception(self, exception: BaseException) -> None:
-        """Looks at what torch says."""
+        """Looks for torch's words in the error."""
         if not any(word in str(exception) for word in self._WORDS):
             return
         status = os.statvfs(self._FOLDER)
@@ -163,7 +167,7 @@ class SharedMemoryHint(Part):
 
 
 class AsyncSaves(Part):
-    """Checkpoints are written while training goes on, if that is asked for (`async_save`).
+    """Writes checkpoints while training goes on, if `async_save` asks for it.
 
     Args:
         strategy: Of the Trainer.
@@ -174,10 +178,10 @@ class AsyncSaves(Part):
         self._io: HPUCheckpointIO | None = None
 
     def switch_on(self) -> None:
-        """Begins to do so; all ranks call this when they are connected.
+        """Starts the thread that writes; all ranks call this when they are connected.
 
         Raises:
-            MisconfigurationException: They cannot be.
+            MisconfigurationException: A checkpoint plugin of the user's writes them.
         """
         strategy = self._strategy
         if not strategy.reliability.async_save:
@@ -194,11 +198,11 @@ class AsyncSaves(Part):
 
     @property
     def is_background(self) -> bool:
-        """Whether what is saved is copied to be written later."""
+        """Whether a state that is saved is copied now and written later."""
         return self._io is not None and self._io.is_background
 
     def write(self, prepare: Callable[[HostMemory | None], Callable[[], None]]) -> None:
-        """Writes what all ranks write together; see `HPUCheckpointIO.write`."""
+        """Writes a checkpoint that all ranks write together; see `HPUCheckpointIO.write`."""
         io = self._strategy.checkpoint_io
         if isinstance(io, HPUCheckpointIO):
             io.write(prepare)
@@ -206,7 +210,7 @@ class AsyncSaves(Part):
             prepare(None)()
 
     def batch(self) -> None:
-        """Raises what has gone wrong in the thread that writes, if anything."""
+        """Raises an error of the thread that writes, if there was one."""
         if self._io is not None:
             self._io.check_background()
 

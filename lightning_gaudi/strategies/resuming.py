@@ -1,7 +1,7 @@
-"""Where a fit goes on: from the checkpoint that it is told, or from a better one.
+"""Decides which checkpoint a fit resumes from: the given one, or a better one.
 
-Where that checkpoint is damaged, it is one that is not. Where torchrun or SLURM has started the
-fit again, it is the newest one that the fit has saved: see `AutoResume`.
+If the given one is damaged, another takes its place. If torchrun or SLURM has started the fit
+again, it is the newest one that the fit has saved; see `AutoResume`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..checkpoint.leftovers import sweep
 from .jobs import JOB_ID, Job, JobRecord, find_job
 
 _PATIENCE_S = 5.0
-"""How long a checkpoint that other ranks see may take to be seen here."""
+"""How long a checkpoint that other ranks see may take to appear on this rank."""
 
 
 def checkpoint_folders(trainer: pl.Trainer) -> list[AnyPath]:
@@ -45,7 +45,8 @@ def checkpoint_folders(trainer: pl.Trainer) -> list[AnyPath]:
     found: list[Any] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint):
-            # As Lightning finds them before the callbacks are set up (2.5.6 to 2.6.6).
+            # The callback sets `dirpath` in `setup`, which may not have run yet. This private
+            # method finds it before (2.5.6 to 2.6.6).
             resolve = getattr(callback, "_ModelCheckpoint__resolve_ckpt_dir", None)
             found.append(resolve(trainer) if resolve is not None else callback.dirpath)
         elif isinstance(callback, OnExceptionCheckpoint):
@@ -54,11 +55,11 @@ def checkpoint_folders(trainer: pl.Trainer) -> list[AnyPath]:
 
 
 def why_not_remove(trainer: pl.Trainer, path: _PATH) -> str | None:
-    """Returns why a checkpoint that a callback wants to be removed stays; None if it may go.
+    """Returns why a checkpoint that a callback asks to remove must stay; None if it may go.
 
-    What `ModelCheckpoint` removes was read from the checkpoint that the fit went on from, which may
-    be somebody else's. Lightning compares names alone: `folder/../other` begins as `folder` does,
-    and so does a link in it; an address of another kind is not compared at all.
+    `ModelCheckpoint` reads the paths that it removes from the checkpoint that the fit resumed from,
+    which may be somebody else's. Lightning compares only how paths begin, so `folder/../other` and
+    a link in `folder` pass, and an address of another protocol is not compared at all.
     """
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     found = [each.dirpath for each in callbacks if isinstance(each, ModelCheckpoint)]
@@ -77,13 +78,13 @@ def why_not_remove(trainer: pl.Trainer, path: _PATH) -> str | None:
 
 
 def newest_checkpoint(trainer: pl.Trainer) -> AnyPath | None:
-    """Returns what `ckpt_path="last"` means: the newest checkpoint by what they say of themselves.
+    """Returns the checkpoint that `ckpt_path="last"` means: the newest by its manifest.
 
-    Its checksums are compared when it is loaded; see `begin`. What is damaged as far as the ends of
-    the files tell is warned of here.
+    Its checksums are compared when it is loaded; see `begin`. Damage that the ends of the files
+    show is warned of here.
 
     Raises:
-        DamagedCheckpointError: All that there are are damaged.
+        DamagedCheckpointError: There are checkpoints, and all are damaged.
     """
     from ..checkpoint.candidates import candidates  # needed where a checkpoint is read
 
@@ -101,7 +102,7 @@ def newest_checkpoint(trainer: pl.Trainer) -> AnyPath | None:
 def begin(
     trainer: pl.Trainer, load: Callable[[Any], None], path: _PATH | None, *, is_newest: bool
 ) -> None:
-    """Begins a fit: removes what a killed one has left, then loads what it goes on from.
+    """Begins a fit: removes what a killed one has left, and loads the checkpoint to resume from.
 
     Args:
         trainer: Whose ranks are connected.
@@ -119,11 +120,14 @@ def begin(
         _check_places(trainer)
         beside = [local_path(path).parent] if path and _is_local_file_protocol(path) else []
         root = place_of(trainer.default_root_dir)
+        # Only folders of this machine's file systems: a store has no locks by which to tell a
+        # killed save.
         for folder in {*checkpoint_folders(trainer), root, *beside}:
             if isinstance(folder, Path):
                 sweep(folder)
     if path is None or str(path).startswith(("http:", "https:")):
-        load(path)  # what is on the web is no run's own
+        # A file of the web is read-only and no run's own: there is nothing to take its place.
+        load(path)
         return
     _check_shared(path)
     from ..checkpoint.candidates import read_manifest_if_any
@@ -135,7 +139,7 @@ def begin(
 
 
 def _check_places(trainer: pl.Trainer) -> None:
-    """Refuses, before the first step, to save where that cannot be done.
+    """Raises before the first step if checkpoints cannot be saved to an address.
 
     Raises:
         OSError: An address cannot be written.
@@ -149,12 +153,14 @@ def _check_places(trainer: pl.Trainer) -> None:
 
 
 def _check_shared(path: _PATH) -> None:
-    """Refuses to load what some ranks see and others do not: each would say something else of it.
+    """Refuses to load a checkpoint that some ranks see and others do not.
 
     Raises:
         MisconfigurationException: Some do not.
     """
     place = place_of(path)
+    # If no rank sees it, each raises the same error as it loads. If some do, these would wait for
+    # the others for ever.
     without, is_mixed = _unseen_by(place.exists())
     if is_mixed:
         without, is_mixed = _unseen_by(_appears(place))
@@ -168,7 +174,7 @@ def _check_shared(path: _PATH) -> None:
 
 
 def _unseen_by(is_there: bool) -> tuple[list[str], bool]:
-    """Returns who does not see something, and whether others do.
+    """Returns the ranks that do not see a path, and whether others do.
 
     Args:
         is_there: Whether this rank sees it.
@@ -179,7 +185,7 @@ def _unseen_by(is_there: bool) -> tuple[list[str], bool]:
 
 
 def _appears(place: AnyPath) -> bool:
-    """Returns whether something is there, or comes to be within a moment.
+    """Returns whether a path exists, or appears within a moment.
 
     A client of NFS may show a folder as it was up to 60 s ago (nfs(5), `acdirmax`), unless that is
     opened anew, which listing it does.
@@ -197,7 +203,7 @@ def _appears(place: AnyPath) -> bool:
 def _load_valid(
     trainer: pl.Trainer, load: Callable[[Any], None], path: _PATH, *, is_newest: bool
 ) -> AnyPath | None:
-    """Loads a checkpoint or one that takes its place; returns which."""
+    """Loads a checkpoint, or one that takes its place, and returns the one that was loaded."""
     chosen = place_of(path)
     try:
         load(path)
@@ -222,7 +228,7 @@ def _load_valid(
 def _instead_of(
     trainer: pl.Trainer, chosen: AnyPath, *, is_newest: bool
 ) -> tuple[list[str | None], str]:
-    """Returns what takes a damaged checkpoint's place, best first, and why there is no other.
+    """Returns what takes a damaged checkpoint's place, best first, and why there is nothing else.
 
     None stands for a new beginning.
     """
@@ -241,40 +247,40 @@ def _instead_of(
 
 
 class AutoResume(Part):
-    """What a strategy of the Trainer decides and writes down for the case of a further start.
+    """Chooses the checkpoint of a job that was started again, and records what the fit saves.
 
-    Which checkpoint a fit begins with is decided where Lightning is about to load what `ckpt_path`
-    says; the patch "auto-resume" asks here. The rule:
+    The patch "auto-resume" asks it when Lightning is about to load what `ckpt_path` names. The
+    rule:
 
     - At the first start of a job `ckpt_path` counts, and none means from the beginning.
-    - At a further start the fit's own newest valid checkpoint counts, if it has saved one: a fit
-      that began with `ckpt_path=X` has since gone on from X. Otherwise it begins as at the first.
-    - But where the program passes another `ckpt_path` than at the first start, one that this fit
-      has not saved, it has looked for itself, and that counts.
+    - At a further start the fit's own newest valid checkpoint counts, if it has saved one, since a
+      fit that began with `ckpt_path=X` has trained on from X. Otherwise it begins as at the first.
+    - If the program passes a `ckpt_path` other than at the first start, and not one that this fit
+      has saved, it has searched for itself, and that counts.
 
-    A fit is known again by its job, the command, the model's class and how many fits of that class
-    came before it in the program.
+    A fit is recognized by its job, the command, the model's class, and the number of fits of that
+    class before it in the program.
 
     Args:
-        strategy: The one that is asked.
+        strategy: Of the Trainer.
     """
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._record: JobRecord | None = None
         self._is_named = False
-        """Whether the job has a name of its user's, and rank 0 a record of it; on all ranks."""
+        """Whether the user has named the job and rank 0 has a record; the same on all ranks."""
         self.instead: Sequence[Any] = ()
-        """What a further start begins with if the checkpoint that was chosen for it is damaged:
-        paths, the best first, then what the program asks for, None for nothing. Empty where the
-        choice was the program's, and on ranks other than 0."""
+        """What a further start begins with if the chosen checkpoint is damaged: paths, the best
+        first, then what the program asks for, None for nothing. Empty if the choice was the
+        program's, and on ranks other than 0."""
 
     def choose_checkpoint(self, trainer: pl.Trainer, given: Any) -> Any:
-        """Returns what the Trainer begins with; all ranks call this when they are connected.
+        """Returns the checkpoint to begin with; all ranks call this when they are connected.
 
         Args:
             trainer: The one of this strategy, about to load a checkpoint.
-            given: What `ckpt_path` has come to; None for nothing.
+            given: The path that `ckpt_path` stands for; None for nothing.
 
         Returns:
             A path, the same on all ranks, or `given`.
@@ -286,6 +292,7 @@ class AutoResume(Part):
         fit, job = (*sys.argv, model, str(count_fit(model))), find_job()
         if job is None or not self._can_note(trainer):
             return given
+        # The agents of torchrun may count differently: a node that was replaced begins at 0.
         is_restarted = self._strategy.reduce_boolean_decision(job.num_restarts > 0, all=False)
         chosen = None
         if self._strategy.is_global_zero:
@@ -296,6 +303,8 @@ class AutoResume(Part):
                     chosen, *others = map(str, own)
                     self.instead = (*others, None if given is None else str(given))
                 self._record = record
+            # The record is a convenience, and a file that anything may have damaged: it must not
+            # keep a fit from starting.
             except (OSError, ValueError, LookupError, TypeError) as error:
                 _warn(record, error)
         is_named = self._record is not None and job.is_named
@@ -303,7 +312,7 @@ class AutoResume(Part):
         return given if chosen is None else chosen
 
     def end(self) -> None:
-        """Notes that the fit has come to its end."""
+        """Records that the fit has ended."""
         if self._record is not None:
             try:
                 self._record.end()
@@ -316,10 +325,10 @@ class AutoResume(Part):
 
     @contextmanager
     def noting(self, path: Any, *, weights_only: bool) -> Iterator[None]:
-        """Writes down what is saved in this context, if the fit may have to find it again.
+        """Records a checkpoint that is saved in this context, for a further start to find.
 
         Args:
-            path: Where to.
+            path: Where it is saved.
             weights_only: Whether a fit could not go on from there.
 
         Raises:
@@ -356,7 +365,7 @@ class AutoResume(Part):
 def _choose(
     record: JobRecord, job: Job, given: str | None, *, is_restarted: bool
 ) -> Sequence[AnyPath]:
-    """Returns the fit's own checkpoints, newest first; none if it begins with what was given."""
+    """Returns the fit's own checkpoints, newest first; none if it begins with what is given."""
     from ..checkpoint.candidates import whole
 
     agent, again = record.read(), f"{job.scheduler} has started this again; "
@@ -396,7 +405,7 @@ def _choose(
 
 
 def _asked_for(trainer: pl.Trainer, given: Any) -> str | None:
-    """Gives the path that the program asks for; what Lightning finds for a job of SLURM is none."""
+    """Returns the path that the program asks for; None if Lightning found it for a SLURM job."""
     if given is None or given == trainer._checkpoint_connector._hpc_resume_path:
         return None
     return _absolute(given)

@@ -1,4 +1,4 @@
-"""`ShardedHPUStrategy`: checkpoints of models in shards, whoever has sharded them."""
+"""`ShardedHPUStrategy`, the base of strategies with sharded models, which saves and loads them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .base import HPUStrategy
 
 
 class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
-    """The base of the Trainer's strategies with models in shards: how they save and load these."""
+    """The base of the Trainer's strategies with sharded models."""
 
     has_whole_gradients = False
 
@@ -46,15 +46,19 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Returns the model's shards on this rank, or all of it on rank 0; see `saves_shards`."""
+        """Returns this rank's shards of the model, or the whole on rank 0; see `saves_shards`."""
         assert self.model is not None
         return sharded_state_dict.model_state(
-            self.model, full=not self.saves_shards, offload=not self.saving.is_background
+            # With asynchronous saving the snapshot copies the shards to pinned memory; moved to the
+            # CPU here, they would be copied twice.
+            self.model,
+            full=not self.saves_shards,
+            offload=not self.saving.is_background,
         )
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Returns an optimizer's shards on this rank, or all of it on rank 0 as torch has it."""
+        """Returns this rank's shards of an optimizer, or the whole on rank 0 as torch has it."""
         assert self.model is not None
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer.optimizer
@@ -133,7 +137,7 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
         return checkpoint
 
     def _load(self, path: _PATH, weights_only: bool | None) -> dict[str, Any]:
-        """Loads what is on this machine, or a file at an address; see `load_checkpoint`."""
+        """Loads a local folder or file, or a file at an address; see `load_checkpoint`."""
         folder = Path(path)
         on_rank_zero(lambda: recover(folder))
         verify = self.reliability.verify_checkpoints
@@ -143,6 +147,7 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
             checkpoint = load_rest(folder, weights_only=weights_only)
             self._load_states(folder, models[0] if models else self.model_key, optimizers)
         else:
+            # All ranks of a machine map the same file: one compares it, and tells the others.
             verify = verify and self.local_rank == 0
             with damage_on_all_ranks():
                 checkpoint = open_mapped(path, weights_only=weights_only, verify=verify)

@@ -1,8 +1,8 @@
-"""`Ending`: a fit that a signal ends does so between two steps, on all ranks, with its state saved.
+"""`Ending`, which ends a fit after a signal between two steps on all ranks, with its state saved.
 
-SIGTERM saves and ends with the exit status 143; on several cards Ctrl-C does so too, with 130, and
-a second one ends at once. The signal by which SLURM announces the end of a job's time saves, asks
-SLURM to run the job again, and ends likewise.
+After SIGTERM the fit saves and ends with the exit status 143. On several cards it does so after
+Ctrl-C, too, with 130, and a second Ctrl-C ends it at once. After the signal by which SLURM
+announces the end of a job's time, it saves, asks SLURM to run the job again, and ends.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ from lightning_gaudi.reliability.guard import Part
 log = logging.getLogger(__name__)
 
 _SIGINT, _SIGTERM, _REQUEUE = 1, 2, 3
-"""Reasons to stop; where ranks have several, the largest holds."""
+"""Reasons to stop. If ranks have different ones, the largest counts."""
 
 
 class Ending(Part):
-    """All ranks stop before the same step, whichever of them got a signal.
+    """Stops all ranks before the same step, whichever of them got a signal.
 
-    Lightning asks the device of every rank before each step whether rank 0 got a SIGTERM, and its
-    handler takes part in that broadcast; for SLURM it saves in the middle of a step, and trains
-    on. They are replaced, in this Trainer alone.
+    It replaces methods of this Trainer. Lightning broadcasts through the devices before each step
+    whether rank 0 got a SIGTERM, and waits for the answer; its handler takes part in that
+    broadcast. After SLURM's signal it saves in the middle of a step, and trains on.
 
     Args:
-        strategy: Of the Trainer. Unless a state is to be saved (`save_on_exit`), SLURM's signal is
-            left to Lightning.
+        strategy: Of the Trainer. Without `save_on_exit`, SLURM's signal is left to Lightning.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -56,7 +55,7 @@ class Ending(Part):
         self._interrupts: InterruptWatch | None = None
 
     def begin(self) -> None:
-        """Takes over from Lightning what signals do in this run."""
+        """Replaces Lightning's handlers for this run."""
         trainer = self._trainer = self._strategy.lightning_module.trainer
         self._saves = self._strategy.reliability.save_on_exit
         self._asked = self._agreed = 0
@@ -68,25 +67,26 @@ class Ending(Part):
             replace("sigterm", connector, "_slurm_sigusr_handler_fn", self._note_requeue)
 
     def start(self) -> None:
-        """Delays Ctrl-C on several cards until a step has ended, unless somebody else handles it.
+        """Delays Ctrl-C on several cards to the end of a step, unless the user handles it.
 
-        From here on there is something to save.
+        Before this there is nothing to save.
         """
         is_free = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        # Python lets only the main thread set handlers.
         is_main = threading.current_thread() is threading.main_thread()
         if self._trainer.world_size > 1 and is_free and is_main and self._interrupts is None:
             signal.signal(signal.SIGINT, self._note_sigint)
             self._interrupts = InterruptWatch(self._announce, self._end_at_once)
 
     def batch(self) -> None:
-        """Ends after the step to come, on one card, unless that would lose gradients."""
+        """Ends a fit on one card after the coming step, unless that would lose gradients."""
         if self._trainer.world_size > 1 or not self._asked:
             return
         if not self._trainer.fit_loop._should_accumulate():
             self._stop(self._asked)
 
     def exception(self, exception: BaseException) -> None:
-        """Saves the state, and gives the program its exit status, which a callback may have done.
+        """Saves the state and sets the exit status, unless a callback has done so.
 
         Args:
             exception: What ends the run; nothing is done unless a signal is behind it.
@@ -106,18 +106,19 @@ class Ending(Part):
             say(f"the last state could not be saved: {type(error).__name__}: {error}")
 
     def end(self) -> None:
-        """Gives Ctrl-C back, and waits for the agreement on its way, so that none is left."""
+        """Restores Ctrl-C, and waits for the agreement that is under way."""
         self.close()
         self._agreement.finish()
 
     def close(self) -> None:
-        """Gives Ctrl-C back to Python."""
+        """Restores Python's own handling of Ctrl-C."""
         if self._interrupts is not None:
             self._interrupts.close()
             self._interrupts = None
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _note_sigint(self, signum: Any, frame: Any) -> None:
+        # A handler runs between any two lines of the program, so it only sets a number.
         self._asked = self._asked or _SIGINT
 
     def _announce(self) -> None:
@@ -137,7 +138,10 @@ class Ending(Part):
             launcher.kill(signum)
         self._asked = max(self._asked, _SIGTERM)
         if trainer.state.fn != TrainerFn.FITTING:
-            raise SIGTERMException(STOPPED)  # there is nothing to save
+            # A validation or test has no state to save.
+            raise SIGTERMException(STOPPED)
+        # Outside of a training step: nothing is lost if Lightning ends at its next look at the
+        # flag.
         if trainer.world_size == 1 and not trainer.training:
             self._stop(self._asked)
 
@@ -152,7 +156,8 @@ class Ending(Part):
 
     def _agree(self) -> None:
         if self._trainer.fit_loop._should_accumulate():
-            return  # to stop here would lose gradients
+            # Accumulated gradients are not part of every checkpoint, so a step is completed first.
+            return
         if reason := self._agreement.agree(self._asked):
             self._stop(reason)
             farewell.note_agreement()
@@ -163,7 +168,7 @@ class Ending(Part):
         self._trainer._signal_connector.received_sigterm = True
 
     def _requeue(self) -> None:
-        """Saves where Lightning's next run of the job looks, and have SLURM run it again."""
+        """Saves where the job's next run will look, and asks SLURM to run it again."""
         self._let_lightning_requeue(signal.SIGUSR1, None)
         if self._trainer.is_global_zero:
             say(
@@ -189,13 +194,13 @@ class Ending(Part):
 
 
 def _save(trainer: pl.Trainer) -> str | None:
-    """Saves the state as the last of the Trainer's `ModelCheckpoint`; all ranks do this.
+    """Saves the state as the last checkpoint of the Trainer's `ModelCheckpoint`, on all ranks.
 
-    Where that saves weights alone, or another kind of callback is there, a whole state is saved as
-    `last.ckpt`, in its folder or in `default_root_dir`.
+    If that callback saves weights alone, or is of another kind, a whole state is saved as
+    `last.ckpt` in its folder or in `default_root_dir`.
 
     Returns:
-        Where it is, or None if there is nothing to save, or nothing shall be.
+        The path, or None if there is nothing to save, or saving is switched off.
     """
     is_rehearsal = trainer.fast_dev_run or trainer.sanity_checking  # type: ignore[attr-defined]
     if not trainer.checkpoint_callbacks or is_rehearsal or not trainer.global_step:
@@ -209,7 +214,8 @@ def _save(trainer: pl.Trainer) -> str | None:
     if found._last_global_step_saved != trainer.global_step:
         wanted, found.save_last = found.save_last, True
         try:
-            # Its own method keeps the names apart, removes the one before and knows what it saved.
+            # The callback's own method chooses a free name, removes the last one, and notes the
+            # path.
             found._save_last_checkpoint(trainer, found._monitor_candidates(trainer))
         finally:
             found.save_last = wanted
@@ -217,9 +223,9 @@ def _save(trainer: pl.Trainer) -> str | None:
 
 
 def forget_loaders_not_begun(trainer: pl.Trainer) -> None:
-    """Keeps Lightning, while it ends, from asking loaders for their length that could not start.
+    """Keeps Lightning's teardown from asking loaders that never started for their length.
 
-    It would raise an error of its own over the one that says why.
+    That would raise another error over the one that ends the run.
 
     Args:
         trainer: Which ends with an error.
@@ -230,15 +236,16 @@ def forget_loaders_not_begun(trainer: pl.Trainer) -> None:
         fetcher = loop._data_fetcher
         loaders = None if fetcher is None else fetcher._combined_loader
         if fetcher is not None and loaders is not None and loaders._iterator is None:
-            loaders.reset()  # some of several may have started
+            # Some of several loaders may have started workers.
+            loaders.reset()
             fetcher._combined_loader = None
 
 
 class InterruptWatch:
-    """Calls functions when Ctrl-C comes, and when it comes again, from a thread of its own.
+    """Calls functions from a thread at the first Ctrl-C and at the second.
 
-    Python's handler does not run while training waits in native code, as in a collective for a rank
-    that may never come. The main thread makes and closes it.
+    Python's handler does not run while the main thread waits in native code, such as in a
+    collective for a rank that may never come. The main thread makes and closes this object.
 
     Args:
         at_first: Called in a thread.
@@ -248,6 +255,8 @@ class InterruptWatch:
     def __init__(self, at_first: Callable[[], None], at_second: Callable[[], None]) -> None:
         self._at_first, self._at_second = at_first, at_second
         self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+        # `set_wakeup_fd` has the C handler write the signal's number to this pipe at once. It
+        # refuses a blocking descriptor, on which the handler could hang.
         os.set_blocking(self._write_end, False)
         self._before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         self._pid = os.getpid()
@@ -255,9 +264,10 @@ class InterruptWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Watches no longer."""
+        """Stops watching."""
         signal.set_wakeup_fd(self._before)
         os.close(self._write_end)
+        # A forked worker inherits the object without the thread.
         if os.getpid() == self._pid:
             self._thread.join()
         os.close(self._read_end)
@@ -265,7 +275,8 @@ class InterruptWatch:
     def _run(self) -> None:
         times: list[float] = []
         while signals := os.read(self._read_end, 64):
-            if self._before != -1:  # who watched before goes on
+            # There is one wakeup descriptor for the process, so its earlier owner is told, too.
+            if self._before != -1:
                 with contextlib.suppress(OSError):
                     os.write(self._before, signals)
             if signal.SIGINT not in signals:

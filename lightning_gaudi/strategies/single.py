@@ -1,4 +1,4 @@
-"""`SingleHPUStrategy`: training on one card."""
+"""`SingleHPUStrategy`, which trains on one card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .base import HPUStrategy
 
 
 class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
-    """Training on one card: `Trainer(strategy="hpu_single")`, and what `"auto"` gives on one."""
+    """Trains on one card: `Trainer(strategy="hpu_single")`, and what `"auto"` chooses for one."""
 
     # A class attribute, since an instance of Lightning's own strategy may have become one of ours.
     _is_card_due = False
@@ -62,7 +62,9 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
 
     @override
     def setup_environment(self) -> None:
-        """Chooses the card. It is acquired after the hooks that look for data, which may not be."""
+        """Chooses the card, which `setup` acquires."""
+        # Lightning calls `prepare_data` in between, which may find that there is nothing to train
+        # on.
         check_alone(self.cluster_environment)
         select_card([self.card], local_rank=0)
         self._is_card_due = True
@@ -71,7 +73,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
     @contextmanager
     @override
     def tensor_init_context(self, empty_init: bool | None = None) -> Generator[None, None, None]:
-        """Makes new tensors on the card, which they start."""
+        """Makes new tensors on the card, which is started for them."""
         self._start_card()
         with super().tensor_init_context(empty_init):
             yield
