@@ -1,7 +1,7 @@
-"""The launchers that Lightning lacks a `ClusterEnvironment` for, and what an HPU needs checked.
+"""Environments for launchers that Lightning does not know, and checks of what was started.
 
-A wrong number of processes would wait for ever, or each train alone. Who has started this one is
-known to `_core.launched`.
+With a wrong number of processes all would wait for ever, or each would train alone.
+`_core.launched` finds out what has started this one.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from lightning_gaudi.untrusted import read_integer
 from .elastic_rendezvous import uses_agent_store
 
 _PROXIES = ("hydra_pmi_prox", "hydra_bstrap_pr")
-"""Names of the processes by which Hydra starts a node's ranks, cut off as the system has them."""
+"""Processes by which Hydra starts a node's ranks; Linux cuts names off after 15 characters."""
 
 
 class LauncherEnvironment(ClusterEnvironment):
-    """Processes that somebody else has started, as their environment variables tell.
+    """Processes that a launcher has started, described by environment variables.
 
-    Its ranks of a node follow one another. They meet at MASTER_ADDR and MASTER_PORT; where all are
-    on one node, neither is needed.
+    The ranks of a node must follow one another. The ranks meet at MASTER_ADDR and MASTER_PORT,
+    neither of which is needed on a single node.
     """
 
     launcher: Launcher
     command = ""
-    """How a variable is passed to the ranks of the launcher, `{}` standing for the variable."""
+    """The launcher's option that passes a variable to its ranks; `{}` stands for the variable."""
 
     def __init__(self) -> None:
         """Reads the variables.
@@ -68,7 +68,7 @@ class LauncherEnvironment(ClusterEnvironment):
     @property
     @override
     def creates_processes_externally(self) -> bool:
-        """Returns True: the launcher does."""
+        """Returns True, since the launcher does."""
         return True
 
     @property
@@ -85,15 +85,18 @@ class LauncherEnvironment(ClusterEnvironment):
     @override
     def main_port(self) -> int:
         """MASTER_PORT, or one that follows from the job's name."""
+        # All ranks must compute the same number without speaking to one another, and two jobs of a
+        # machine should get different ones. CRC32 does not depend on the process, as Python's
+        # `hash` does.
         port = 15000 + zlib.crc32(self._job().encode(errors="surrogateescape")) % 10000
         return read_integer("MASTER_PORT", port, at_least=1)
 
     def _job(self) -> str:
-        """Returns what all ranks of the job have alike, and no other job."""
+        """Returns a name that all ranks of this job share, and no other job has."""
         raise NotImplementedError
 
     def _on_this_node(self, name: str, value: str) -> str:
-        """Returns a value that serves where all ranks are on this node.
+        """Returns a value that is valid if all ranks are on this node.
 
         Raises:
             MisconfigurationException: They are not.
@@ -173,9 +176,9 @@ class HydraEnvironment(LauncherEnvironment):
 
 
 class RankEnvironment(LauncherEnvironment):
-    """Processes of which each knows its RANK, the WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone.
+    """Processes that know only RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-    So a Kubeflow PyTorchJob starts them where each pod has one, and Dask.
+    Dask starts such processes, and a Kubeflow PyTorchJob with one in each pod.
 
     Args:
         num_devices: How many of them a node has; their ranks follow one another.
@@ -213,9 +216,9 @@ class RankEnvironment(LauncherEnvironment):
 
 
 class NodeEnvironment(LightningEnvironment):
-    """Processes that start the other ranks of their node, one by one: RANK is that of the node.
+    """Processes that start the other ranks of their node; RANK is that of the node.
 
-    So a Kubeflow PyTorchJob starts them where each pod has several cards.
+    A Kubeflow PyTorchJob starts such processes if each pod has several cards.
     """
 
     @override
@@ -225,11 +228,11 @@ class NodeEnvironment(LightningEnvironment):
 
 
 def _ancestor(names: tuple[str, ...]) -> int:
-    """Returns the nearest process above this one with one of these names; else the parent."""
+    """Returns the id of the nearest ancestor with one of these names, or else of the parent."""
     pid = os.getppid()
     while pid > 1:
         try:
-            # "12 (name) S 11 ..."
+            # "12 (name) S 11 ...": a name may hold parentheses itself, so the last one counts.
             before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
         except OSError:
             break
@@ -244,11 +247,11 @@ _OF_LIGHTNING: Mapping[Launcher, type[ClusterEnvironment]] = {
     launched.LSF: LSFEnvironment,
     launched.SLURM: SLURMEnvironment,
 }
-"""The launchers that Lightning's connectors find by themselves, and what they make of them."""
+"""The launchers that Lightning's connectors find, and the environments that they make."""
 
 
 def find_environment(num_devices: int, num_nodes: int) -> ClusterEnvironment | None:
-    """Returns what has started this process and others; None where Lightning finds it, or nobody.
+    """Returns the environment of a launcher that Lightning does not find; else None.
 
     Args:
         num_devices: The ranks of a node that the Trainer or Fabric asks for.
@@ -265,6 +268,7 @@ def find_environment(num_devices: int, num_nodes: int) -> ClusterEnvironment | N
             _refuse_without_srun()
             _refuse_half(num_devices * num_nodes)
         return None
+    # Lightning's environment asks mpi4py, and so wins where that is installed.
     if found.launcher is launched.OPEN_MPI:
         return MPIEnvironment() if MPIEnvironment.detect() else OpenMPIEnvironment()
     if found.launcher is launched.HYDRA:
@@ -278,7 +282,7 @@ def find_environment(num_devices: int, num_nodes: int) -> ClusterEnvironment | N
 
 
 def _refuse_half(num_asked: int) -> None:
-    """Refuses to train where a launcher speaks of several processes, and not of which this is."""
+    """Refuses to train if a launcher tells of several processes but not which of them this is."""
     half = None if _is_interactive() else launched.half_told(is_alone=num_asked == 1)
     if half is not None:
         launcher, told, missing = half
@@ -291,12 +295,12 @@ def _refuse_half(num_asked: int) -> None:
 
 
 def _is_interactive() -> bool:
-    """Returns whether Lightning takes a job of SLURM for a shell, where it starts the ranks."""
+    """Returns whether Lightning takes a SLURM job for an interactive shell and starts the ranks."""
     return os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
 
 
 def _refuse_without_srun() -> None:
-    """Refuses to wait, in a script of sbatch or a shell of salloc, for tasks that nobody starts."""
+    """Refuses to wait for tasks that nobody starts, in a script of sbatch or a shell of salloc."""
     if "SLURM_JOB_ID" not in os.environ or "SLURM_STEP_ID" in os.environ or _is_interactive():
         return
     size = launched.SLURM.size
@@ -310,10 +314,10 @@ def _refuse_without_srun() -> None:
 
 
 def find_num_nodes(environment: ClusterEnvironment, num_devices: int, num_nodes: int) -> int:
-    """Returns the nodes of a run, which its launcher knows where each process has a single card.
+    """Returns the number of nodes of a run, where each process with a single card counts as one.
 
-    Users of Ray, and of PyTorchJob with a card a pod, leave devices and num_nodes as they are: each
-    process counts as a node of one card.
+    Users of Ray, and of PyTorchJob with a card in each pod, leave `devices` and `num_nodes` at
+    their defaults.
 
     Args:
         environment: Tells what has been started.
@@ -328,11 +332,12 @@ def find_num_nodes(environment: ClusterEnvironment, num_devices: int, num_nodes:
 
 
 def started(environment: ClusterEnvironment) -> tuple[str, str, int] | None:
-    """Returns who started how many processes, where that is known: launcher, variable, number."""
+    """Returns launcher, variable and number of the started processes; None if it is not known."""
     if not environment.creates_processes_externally:
         return None
     launcher = _launcher_of(environment)
-    if launcher is None:  # somebody else's, such as Ray's: its own answer counts
+    # An environment that we do not know, such as Ray's: its own answer counts.
+    if launcher is None:
         name = "WORLD_SIZE" if "WORLD_SIZE" in os.environ else "world_size()"
         count = environment.world_size()
         return (type(environment).__name__, name, count) if count > 1 else None
@@ -345,7 +350,8 @@ def _launcher_of(environment: ClusterEnvironment) -> Launcher | None:
     if isinstance(environment, LauncherEnvironment):
         return environment.launcher
     if type(environment).world_size is LightningEnvironment.world_size:
-        return launched.BY_LOCAL_RANK  # it does not know the size before it is told
+        # Lightning's own environment does not know the size before a strategy sets it.
+        return launched.BY_LOCAL_RANK
     kinds = ((each, kind) for each, kind in _OF_LIGHTNING.items() if isinstance(environment, kind))
     return next((each for each, _ in kinds), None)
 
@@ -386,8 +392,9 @@ def check_world_size(environment: ClusterEnvironment, num_devices: int, num_node
 
 
 def _instead(environment: ClusterEnvironment, count: int, local: int | None, wanted: int) -> str:
-    """Says what to pass where so many processes have been started, so many of them on this node."""
-    if isinstance(environment, RankEnvironment):  # nobody says how many of them are on a node
+    """Returns advice on what to pass, given how many processes were started and where."""
+    # Its variables do not say how many processes are on a node.
+    if isinstance(environment, RankEnvironment):
         return (
             f"Pass num_nodes={count} if each is to start the other ranks of its node, devices=1 if "
             f"each is a rank, or start {wanted}."
@@ -411,7 +418,7 @@ def _local_world_size(environment: ClusterEnvironment) -> int | None:
 
 
 def check_meeting_point(asking: str, instead: str) -> None:
-    """Refuses to look for rank 0 where nobody says where it is.
+    """Refuses to connect to rank 0 if its address is not known.
 
     Args:
         asking: The setting or variable that makes several nodes.
@@ -451,13 +458,14 @@ def check_not_alone(environment: ClusterEnvironment | None) -> None:
 
 
 def check_port(environment: ClusterEnvironment) -> None:
-    """Makes sure that rank 0, this process, can listen where the others will look for it.
+    """Raises if this process, rank 0, cannot listen at the port where the others will connect.
 
     Raises:
         MisconfigurationException: Another program listens there, or nobody may.
     """
     if uses_agent_store() or environment.world_size() == 1:
-        return  # torchrun listens, or nobody is to come
+        # torchrun listens there itself, or there is no other rank.
+        return
     port = environment.main_port
     if reason := why_not_listen(port):
         raise MisconfigurationException(

@@ -1,4 +1,4 @@
-"""DistributedDataParallel with the vendor's settings, and the buffers that it does not send."""
+"""Wraps modules in DistributedDataParallel with the vendor's settings, and syncs their buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DDP_DEFAULTS: dict[str, Any] = {
     "find_unused_parameters": False,
     "gradient_as_bucket_view": True,
 }
-"""The vendor's settings of DistributedDataParallel, where the user has none.
+"""The vendor's settings of DistributedDataParallel, used where the user gives none.
 
 With a `bucket_cap_mb` of its own DistributedDataParallel makes the first bucket as large as the
 others, so that `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES` (1 MiB), which the vendor's scripts
@@ -30,11 +30,11 @@ Source: Intel Gaudi documentation, "Distributed Training with PyTorch"; Model-Re
 
 _NUM_NAMES = 5
 _UNFROZEN = "_lightning_gaudi_unfrozen"
-"""Where a wrapped module has its `Unfrozen`."""
+"""The attribute of a wrapped module that holds its `Unfrozen`."""
 
 
 def wrap(module: Module, settings: dict[str, Any]) -> DistributedDataParallel:
-    """Returns the module with its gradients averaged over the ranks in backward.
+    """Wraps a module so that backward averages its gradients over the ranks.
 
     Args:
         module: A module on the HPU.
@@ -42,7 +42,8 @@ def wrap(module: Module, settings: dict[str, Any]) -> DistributedDataParallel:
     """
     defaults = dict(DDP_DEFAULTS)
     if "broadcast_buffers" not in settings:
-        # torch 2.13 renamed it; under the old name the first copy is left out too.
+        # torch 2.13 renamed the argument. Under the old name torch also skips the copy of the
+        # buffers when it wraps the module, which is made up for below.
         is_renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
         defaults["forward_sync_buffers" if is_renamed else "broadcast_buffers"] = False
     wrapped = DistributedDataParallel(module, **(defaults | settings))
@@ -59,8 +60,9 @@ def sync_buffers(module: Module) -> None:
 
 
 def sync_buffers_before_evaluation(wrapped: DistributedDataParallel) -> None:
-    """Calls its `sync_buffers` at its first forward of each evaluation, as all ranks must."""
+    """Lets a wrapped module sync its buffers at the first forward of each evaluation."""
     is_stale = True
+    # Compiled code must not contain a collective that runs only sometimes.
     sync = torch.compiler.disable(sync_buffers)  # type: ignore[no-untyped-call]
 
     def before_forward(module: Module, args: Any) -> None:
@@ -74,12 +76,12 @@ def sync_buffers_before_evaluation(wrapped: DistributedDataParallel) -> None:
 
 
 class Unfrozen:
-    """Has the gradients averaged of the weights that are to be trained now.
+    """Keeps DistributedDataParallel averaging the gradients of those weights that train now.
 
-    DistributedDataParallel averages what was to be trained when it wrapped the module. It says
-    nothing of a weight that is unfrozen later: the ranks would drift apart. One that is frozen it
-    waits for, and ends the run. Before each forward that is to be differentiated it is given anew
-    what is to be trained.
+    DistributedDataParallel averages the weights that required a gradient when it wrapped the
+    module. It ignores a weight that is unfrozen later, so the ranks would drift apart, and it waits
+    for one that was frozen later until the run fails. So before each forward with gradients its
+    reducer is made anew if other weights train.
 
     Args:
         wrapped: The module.
@@ -97,12 +99,15 @@ class Unfrozen:
             return
         ddp: Any = wrapped
         names = [name for name, each in self._frozen.items() if each.requires_grad]
-        if not ddp.find_unused_parameters:  # else it waits for none
+        # With `find_unused_parameters` it does not wait for frozen weights.
+        if not ddp.find_unused_parameters:
             frozen = [name for name, each in self._averaged.items() if not each.requires_grad]
-            # Nor does it where no gradient comes, as of a discriminator that is passed through.
+            # Nor does it if all are frozen, since no gradient comes then, as in a GAN's
+            # discriminator while the generator trains.
             names += frozen if names or len(frozen) < len(self._averaged) else []
         if not names:
             return
+        # Hooks are registered with the reducer, and torch has no way to hand them to a new one.
         if ddp._comm_hooks:
             raise RuntimeError(
                 f"{_listed(names)} were frozen or unfrozen in a fit whose gradients a "
@@ -115,7 +120,7 @@ class Unfrozen:
         self._note(wrapped)
 
     def _note(self, wrapped: DistributedDataParallel) -> None:
-        """Notes what is averaged, and what is frozen."""
+        """Notes which weights are averaged, and which are frozen."""
         self._frozen, self._averaged = _frozen(wrapped), _trained(wrapped)
         frozen = {id(each) for each in self._frozen.values()}
         self._known = {id(each) for each in wrapped.module.parameters()} - frozen
@@ -132,6 +137,8 @@ class Unfrozen:
         """
         groups = getattr(optimizer, "param_groups", ())
         num = sum(len(group["params"]) for group in groups)
+        # Called in each step, so the usual case looks at frozen weights alone, and reads nothing
+        # from a card.
         late = [name for name, each in self._frozen.items() if each.grad is not None]
         if not late and self._num_stepped.get(id(optimizer)) == num:
             return
@@ -159,7 +166,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def check_averaged(wrapped: Any, optimizers: Iterable[Any]) -> None:
-    """Refuses what optimizers would step without its gradient having been averaged.
+    """Raises if an optimizer would step a weight whose gradient was not averaged.
 
     Args:
         wrapped: A module; nothing is looked at where it was not wrapped here.
@@ -175,11 +182,11 @@ def check_averaged(wrapped: Any, optimizers: Iterable[Any]) -> None:
 
 
 class GradientOrder:
-    """In which order the gradients of a module come in its first backward.
+    """Records the order in which gradients arrive in a module's first backward.
 
-    After that one DistributedDataParallel has them in its buckets in this order. Where a gradient
-    lies in a bucket decides in which order ranks are summed up, and so its last bits with more than
-    two of them: a run that goes on has to begin with these buckets.
+    After that DistributedDataParallel fills its buckets in this order. The position of a gradient
+    in its bucket decides in which order the ranks are summed, and so the last bits with more than
+    two ranks. A run that resumes exactly has to begin with these buckets.
 
     Source: torch 2.13, `csrc/distributed/c10d/reducer.cpp` (`autograd_hook`, `rebuild_buckets`).
 
@@ -192,7 +199,7 @@ class GradientOrder:
         self, wrapped: DistributedDataParallel, names: Sequence[str] | None = None
     ) -> None:
         self.names = None if names is None else [*names]
-        """Of the parameters; None until they are known."""
+        """The names of the parameters in order; None until the order is known."""
         self._wrapped = wrapped
         self._seen: list[str] = []
         self._handles = [
@@ -204,13 +211,14 @@ class GradientOrder:
     def end_of_backward(self) -> None:
         """Notes that a backward has ended."""
         if self._wrapped.require_backward_grad_sync and self._handles:
+            # A backward in which some weights had no gradient does not give a whole order.
             is_whole = sorted(self._seen) == sorted(_trained(self._wrapped))
             self.names = self._seen if is_whole else None
             self.release()
         self._seen = []
 
     def release(self) -> None:
-        """Notes nothing any more."""
+        """Stops recording."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -220,21 +228,21 @@ class GradientOrder:
 
 
 def rebuilds_buckets(wrapped: DistributedDataParallel) -> bool:
-    """Returns whether it makes other buckets after its first backward."""
+    """Returns whether a wrapped module makes new buckets after its first backward."""
     return not wrapped.find_unused_parameters and not wrapped.static_graph
 
 
 def begin_with_order(
     wrapped: DistributedDataParallel, names: Sequence[str]
 ) -> GradientOrder | None:
-    """Gives it, from the beginning, the buckets that it would have after its first backward.
+    """Gives a wrapped module from the start the buckets that it would have after a backward.
 
     Args:
-        wrapped: It has had none; all ranks do this.
+        wrapped: A module before its first backward; all ranks do this.
         names: What `GradientOrder` found.
 
     Returns:
-        That order; None if its parameters are others.
+        The order; None if the module has other parameters.
     """
     trained = _trained(wrapped)
     if sorted(names) != sorted(trained):
@@ -245,20 +253,22 @@ def begin_with_order(
     pairs.sort(key=lambda pair: number[id(pair[0])])
     parameters, is_sparse = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     _set_reducer(ddp, parameters, is_sparse)
+    # What the first backward would do (torch 2.13, `reducer.cpp`).
     ddp.reducer._push_all_rebuilt_params()
     ddp.reducer._rebuild_buckets()
     return GradientOrder(wrapped, names)
 
 
 def _set_reducer(ddp: Any, parameters: Any, is_sparse: Any) -> None:
-    """Lets it average the gradients of these parameters; to be called between two backwards."""
+    """Makes a new reducer for these parameters; to be called between two backwards."""
+    # The old reducer's hooks would reduce each gradient a second time.
     ddp.reducer._remove_autograd_hooks()
     shown = ddp._build_debug_param_to_name_mapping(parameters)
     ddp._ddp_init_helper(parameters, is_sparse, shown, ddp.static_graph)
 
 
 def _frozen(wrapped: DistributedDataParallel) -> dict[str, Any]:
-    """Returns the parameters whose gradients it does not average though it may, by name."""
+    """Returns the frozen parameters that it would average if they trained, by name."""
     ignored = wrapped.parameters_to_ignore
     return {
         name: parameter

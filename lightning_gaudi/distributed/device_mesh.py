@@ -1,4 +1,4 @@
-"""FSDP2 and tensor parallelism as a user's code applies them: what must hold, and what is moved."""
+"""Checks and completes FSDP2 and tensor parallelism that a user's code has applied."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ def check_sizes(strategy: Any) -> None:
     num_cards = strategy.num_nodes * strategy.num_processes
     num_data = strategy.num_nodes if data == "auto" else data
     num_tensors = strategy.num_processes if tensors == "auto" else tensors
+    # Lightning makes the mesh after the ranks are connected, and then a wrong size hangs some of
+    # them.
     if num_data * num_tensors != num_cards:
         raise MisconfigurationException(
             f"ModelParallelStrategy(data_parallel_size={data!r}, tensor_parallel_size={tensors!r}) "
@@ -85,11 +87,11 @@ def sum_and_divide(module: Module) -> None:
 
 
 class FollowsFreezing:
-    """Has FSDP2 know at once what a program freezes and unfreezes.
+    """Tells FSDP2 at once which weights a program freezes and unfreezes.
 
-    Each weight has two parameters, its shard and, while it is gathered, the whole, and the module
-    shows one of them. What is set on the whole holds until the weight is sharded again, and is lost
-    then; which of the two a program sees depends on what FSDP2 has gathered ahead.
+    Each weight has two parameters: its shard and, while it is gathered, the whole. The module shows
+    one of them, depending on what FSDP2 has gathered ahead. A flag that is set on the whole is lost
+    when the weight is sharded again.
 
     Args:
         module: After the user's code has sharded it.
@@ -103,11 +105,13 @@ class FollowsFreezing:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(self, *args: Any) -> None:
-        """Updates them before a forward, before FSDP2 gathers; the arguments are a hook's."""
+        """Updates the flags before FSDP2 gathers for a forward; the arguments are a hook's."""
         for index, weight in enumerate(self._weights):
             shard, whole = weight.sharded_param, getattr(weight, "_unsharded_param", None)
             trains = shard.requires_grad
             if whole is not None and whole.requires_grad != trains:
+                # They differ, and the program has changed one of them: so the new value is not the
+                # known one.
                 trains = not self._known[index]
                 shard.requires_grad_(trains)
                 whole.requires_grad_(trains)
@@ -127,7 +131,7 @@ def check_parallelized(module: Module, mesh: DeviceMesh, where: str) -> None:
     """
     modules = list(module.modules())
     if mesh.size() == 1 or any(isinstance(child, FullyShardedDataParallel) for child in modules):
-        return  # Lightning refuses the old FSDP
+        return  # Lightning itself refuses FullyShardedDataParallel here
     parameters = dict(module.named_parameters())
     if parameters and not any(isinstance(each, DTensor) for each in parameters.values()):
         raise MisconfigurationException(
@@ -164,7 +168,7 @@ def _spans(parameter: Tensor, group: DeviceMesh) -> bool:
 
 
 def move_whole(module: Module, device: torch.device) -> None:
-    """Moves to the card what is not distributed, with its tied weights tied.
+    """Moves the parts that are not sharded to the card, and keeps tied weights tied.
 
     Shards stay where FSDP2 has them, which is the CPU with a `CPUOffloadPolicy`.
     """
@@ -176,10 +180,10 @@ def move_whole(module: Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def start_alike(module: Module, mesh: DeviceMesh) -> None:
-    """Gives all copies of a weight or buffer the values of the first: ranks may have drawn others.
+    """Gives all copies of a weight or buffer the values of the first rank's.
 
-    torch has that done by DistributedDataParallel alone: with parallelize_module a norm that stays
-    whole would be another on each card.
+    Ranks may have drawn different values. Only DistributedDataParallel makes them equal in torch;
+    with `parallelize_module` a norm that stays whole would differ between cards.
 
     Args:
         module: Parallelized, and on its devices.
@@ -198,9 +202,9 @@ def start_alike(module: Module, mesh: DeviceMesh) -> None:
 
 
 def draw_alike(mesh: DeviceMesh) -> None:
-    """Lets ranks that share layers draw the same numbers, as for dropout on whole activations.
+    """Makes ranks that share layers draw the same numbers, such as for dropout.
 
-    They do unless the user has seeded them apart; then those of the first of them are taken.
+    They do so unless the user has seeded them differently; then all take the first one's state.
 
     Args:
         mesh: With an axis "tensor_parallel".

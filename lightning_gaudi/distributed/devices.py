@@ -1,4 +1,4 @@
-"""What a user may write for `devices`, which cards it means, and which one this process drives."""
+"""Reads `devices`, finds the cards that it means, and binds this process to its card."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_gaudi._core import launched, vendor
 
 DEVICE = torch.device("hpu", 0)
-"""How a process sees its card, whichever it is."""
+"""The device of every process, whichever card it drives."""
 
 _MAX_CARDS = 8
-"""Of a server."""
+"""The cards of a server."""
 
 _FORMS = (
     "Pass a number of cards (devices=1), card indices (devices=[0] or '0,1'), or 'auto' or -1 for "
@@ -84,7 +84,7 @@ def _first(count: int, num_cards: int, devices: Any) -> list[int]:
 
 
 def _is_pinned_to(count: int) -> bool:
-    """Returns whether so many processes may be of this node, each of which sees one card."""
+    """Returns whether a launcher has started so many processes that see one card each."""
     found = launched.find_launched() if launched.is_pinned() else None
     return found is not None and count in (found.local_size, found.world_size)
 
@@ -133,7 +133,7 @@ def _have(count: int) -> str:
 
 
 def to_hpu_device(device: Any) -> torch.device:
-    """Returns the device of a strategy for one card, with its index, as its tensors have it.
+    """Returns the device of a strategy for one card, with the index that its tensors have.
 
     Raises:
         ValueError: It is not the HPU of this process.
@@ -162,6 +162,7 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
     Raises:
         MisconfigurationException: There is no such card, or the process drives another one.
     """
+    # Each process sees its own card alone, as the first.
     if launched.is_pinned():
         devices, local_rank = devices[:1], 0
     if local_rank >= len(devices):
@@ -178,14 +179,14 @@ def select_card(devices: Sequence[torch.device], local_rank: int) -> None:
                 f"this run are the modules {', '.join(modules)}. Unset HLS_MODULE_ID, or pass "
                 "other devices."
             )
-    # Where several are visible, any will do for one rank: the driver takes a free one.
+    # A single rank with several visible cards is left to the driver, which takes a free one.
     elif modules != [vendor.module_id(0)] or launched.sees_one_card():
         _check_bound(vendor.bound_module(), module, local_rank)
         vendor.select_module(module)
 
 
 def check_float16(setting: str, instead: str) -> None:
-    """Refuses half precision where the card has none; acquires the card.
+    """Refuses float16 on a card that does not compute in it; acquires the card.
 
     Args:
         setting: What asks for it, as the user typed it.
@@ -213,6 +214,6 @@ def _check_bound(bound: str, module: str, local_rank: int) -> None:
 
 
 def _positions(devices: Sequence[torch.device]) -> list[int]:
-    """Returns the cards' positions; devices that all are `hpu` or `hpu:0` are the first ones."""
+    """Returns the cards' positions; devices without distinct indices are the first ones."""
     indices = [device.index or 0 for device in devices]
     return indices if len(set(indices)) == len(indices) else list(range(len(indices)))

@@ -1,11 +1,11 @@
-"""Where the ranks that torchrun has started meet: a part of its store that no rank used before.
+"""Gives the ranks of each torchrun attempt a part of its store that no earlier attempt used.
 
-torchrun (torch 2.13) holds one store for all its attempts, and the ranks put their addresses into
-it under the same names each time. A rank that is started again may so read where one that has died
-had listened: gloo gives up ("Connection refused"), and with HCCL the id of the communicator of the
-attempt before is taken for this one's, and all wait. A number of the attempt would serve, but on
-several nodes they differ: the agent of a node counts the failures of its own ranks alone
-(TORCHELASTIC_RESTART_COUNT). So the ranks agree on a name, in a way that what is left of an earlier
+torchrun (torch 2.13) keeps one store for all its attempts, and the ranks write their addresses to
+it under the same names each time. A restarted rank may therefore read the address of one that has
+died: gloo gives up ("Connection refused"), and with HCCL the ranks take the communicator id of the
+attempt before for their own and wait for ever. The number of the attempt would not do as a name,
+since nodes may count differently: each agent counts the failures of its own ranks
+(TORCHELASTIC_RESTART_COUNT). So the ranks agree on a name, in a way that leftovers of an earlier
 attempt cannot disturb.
 
 Source: torch 2.13, `distributed/rendezvous.py` (`_create_c10d_store`), `distributed/elastic`
@@ -37,16 +37,15 @@ _POLL_S = 0.02
 
 
 def uses_agent_store() -> bool:
-    """Returns whether torchrun holds the store, for this attempt and those before."""
+    """Returns whether torchrun holds one store for this attempt and earlier ones."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any:
-    """Returns where this attempt's ranks meet: part of torchrun's store, or one of rank 0.
+    """Returns the store of this attempt's ranks: a part of torchrun's, or one that rank 0 holds.
 
-    A rank alone needs no port, which a group that it has destroyed before may still have. Where all
-    are on one machine, as a loopback address says, rank 0 listens there only; torch's own listens
-    on all interfaces of the machine.
+    If a loopback address says that all ranks are on one machine, rank 0 listens on that interface
+    only, where torch's own store listens on all interfaces.
 
     Args:
         environment: Tells ranks, world size and where the store is.
@@ -59,6 +58,7 @@ def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any
         TimeoutError: A rank did not come.
         MisconfigurationException: Another process has this one's rank.
     """
+    # Without a port, which a group that this process has destroyed may still hold.
     if environment.world_size() == 1:
         return dist.HashStore()  # type: ignore[attr-defined]
     rank, world_size = environment.global_rank(), environment.world_size()
@@ -77,7 +77,7 @@ def own_store(environment: ClusterEnvironment, timeout: timedelta | None) -> Any
 
 
 def claim_rank(store: Any, rank: int, world_size: int) -> None:
-    """Refuses to be a rank that another process is: all would wait for the one that is missing.
+    """Raises if another process has the same rank, so that all would wait for a missing one.
 
     Args:
         store: What the ranks of this attempt share.
@@ -100,7 +100,7 @@ def claim_rank(store: Any, rank: int, world_size: int) -> None:
 
 
 def loopback(address: str) -> str | None:
-    """Returns the address to listen on if this one reaches this machine alone, else None."""
+    """Returns the address to listen on if it is a loopback address; else None."""
     if address == "localhost":
         return "127.0.0.1"
     try:
@@ -110,7 +110,7 @@ def loopback(address: str) -> str | None:
 
 
 def _local_store(host: str, environment: ClusterEnvironment, timeout: timedelta) -> Any:
-    """Returns a store that rank 0 holds, and that other machines do not reach."""
+    """Returns a store that rank 0 holds and that other machines cannot reach."""
     port, rank = environment.main_port, environment.global_rank()
     settings: dict[str, Any] = {"timeout": timeout}
     if rank == 0:
@@ -119,21 +119,23 @@ def _local_store(host: str, environment: ClusterEnvironment, timeout: timedelta)
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind((host, port))
             server.listen()
+            # TCPStore has no argument for the interface, but takes a socket that listens already.
+            # `detach` keeps it open beyond the block.
             settings["master_listen_fd"] = server.detach()
     return _connect(host, port, environment.world_size(), is_master=rank == 0, **settings)
 
 
 def _connect(*args: Any, **settings: Any) -> Any:
-    # Not imported: the vendor's package may replace it.
+    # Looked up at each call, since the vendor's package may replace the class.
     return dist.TCPStore(*args, **settings)  # type: ignore[attr-defined]
 
 
 def agree_on_name(store: Any, rank: int, world_size: int) -> str:
-    """Returns a name that all ranks of this attempt have, and none of an earlier one had.
+    """Agrees on a name that all ranks of this attempt share and no earlier attempt had.
 
-    Each rank says hello with a number of its own; rank 0 answers each with that number and the
-    name. An answer to somebody else, who said hello as this rank before, is not taken, and rank 0
-    answers again whoever says hello anew, until all have taken the name.
+    Each rank writes a number of its own; rank 0 answers with that number and the name. A rank
+    ignores an answer to an earlier process of its rank, which had another number, and rank 0
+    answers each new number until all ranks have taken the name.
 
     Args:
         store: What the ranks share, whatever is left in it; its timeout is how long to wait.

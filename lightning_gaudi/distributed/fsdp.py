@@ -1,4 +1,4 @@
-"""The arguments of FSDP on HPUs: refused, or completed, where torch would silently go wrong."""
+"""Checks and completes the arguments of FSDP where torch would silently go wrong on HPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .devices import check_float16
 def check_arguments(
     typed: str, arguments: dict[str, Any], sharding: ShardingStrategy, state_dict_type: str
 ) -> None:
-    """Checks what the user passed, as soon as it is known that it is for HPUs.
+    """Checks the arguments of a strategy once it is known to be for HPUs.
 
     Args:
         typed: The strategy as the user typed it.
@@ -58,7 +58,7 @@ def check_arguments(
 def complete(
     arguments: dict[str, Any], sharding: ShardingStrategy, *, num_nodes: int, num_cards: int
 ) -> None:
-    """Makes the mesh, now that all ranks are connected, and has copies of shards start alike.
+    """Makes the mesh once all ranks are connected, and lets copies of shards start equal.
 
     Args:
         arguments: The keyword arguments of FullyShardedDataParallel; changed in place.
@@ -80,12 +80,12 @@ def complete(
     if mesh is not None:
         arguments["device_mesh"] = _make_mesh(mesh)
     if _is_hybrid(sharding) or sharding is ShardingStrategy.NO_SHARD:
-        # Else each keeps the random weights that its own process has drawn.
+        # Otherwise each copy keeps the random weights that its own process has drawn.
         arguments.setdefault("sync_module_states", True)
 
 
 def check_fp16(precision: str, config: MixedPrecision | None) -> None:
-    """Refuses half precision where the card has none; acquires the card if it is asked for.
+    """Refuses float16 on a card that does not compute in it; acquires the card if it is asked for.
 
     Args:
         precision: The name that was passed, such as `"16-mixed"`.
@@ -104,7 +104,7 @@ def check_fp16(precision: str, config: MixedPrecision | None) -> None:
 
 
 def check_wrapped(model: Module) -> None:
-    """Refuses a model that its user has wrapped in parts, and has left a part out of.
+    """Refuses a model of which its user has wrapped only some parts.
 
     Args:
         model: One with FullyShardedDataParallel in it.
@@ -131,7 +131,7 @@ def check_wrapped(model: Module) -> None:
 
 
 def check_optimization(is_automatic: bool) -> None:
-    """Refuses to step optimizers by hand where the whole LightningModule is in shards.
+    """Refuses manual optimization if the whole LightningModule is sharded.
 
     Args:
         is_automatic: `automatic_optimization` of the module.
@@ -192,16 +192,17 @@ def _check_size(sizes: tuple[int, ...], num_cards: int) -> None:
 
 
 _ROOT = "_lightning_gaudi_fsdp"
-"""The attribute of a model with what an earlier run has wrapped it in, and how."""
+"""The attribute of a model that holds the wrapper of an earlier run, and its settings."""
 
 
 class _Root:
-    """What a model is wrapped in: it lives as long as the model, and no copy of that has it."""
+    """Holds the wrapper of a model; copies and pickles of the model get an empty one."""
 
     def __init__(self, module: Module | None = None, **settings: Any) -> None:
         self.module = module
         self.settings = settings
 
+    # A copy of the model is not sharded, and a copy of the wrapper would hold the weights twice.
     def __deepcopy__(self, memo: Any) -> _Root:
         return _Root()
 
@@ -210,10 +211,11 @@ class _Root:
 
 
 def earlier_root(model: Module, settings: dict[str, Any]) -> Module | None:
-    """Returns what an earlier run of this process has wrapped `model` in, or None if it is whole.
+    """Returns the wrapper in which an earlier run has left `model`; None if it is not sharded.
 
-    A model stays in shards after a run. Lightning would take what is wrapped in it for the user's
-    own, and leave out the layers that were sharded with the whole (2.6.6, `strategies/fsdp.py`).
+    A model stays sharded after a run. Lightning would take the wrapped layers in it for the user's
+    own wrapping, and leave out the layers that were sharded with the root (2.6.6,
+    `strategies/fsdp.py`).
 
     Args:
         model: The user's.
@@ -236,11 +238,12 @@ def earlier_root(model: Module, settings: dict[str, Any]) -> Module | None:
 
 
 def was_sharded(model: Module | None) -> bool:
-    """Returns whether an earlier run of this process has put the model into shards."""
+    """Returns whether an earlier run of this process has sharded the model."""
     root = None if model is None else vars(model).get(_ROOT)
     return root is not None and root.module is not None
 
 
 def keep_root(model: Module, root: Module, settings: dict[str, Any]) -> None:
-    """Keeps it for `earlier_root`; neither a state dict nor a copy of the model holds it."""
+    """Keeps the wrapper for `earlier_root`, outside of state dicts and copies of the model."""
+    # Past `Module.__setattr__`, which would register the wrapper as a child of its own child.
     vars(model)[_ROOT] = _Root(root, **settings)

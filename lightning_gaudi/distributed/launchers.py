@@ -1,8 +1,8 @@
-"""Starting the ranks of a node: what Lightning's launchers of the Trainer and of Fabric do alike.
+"""Starts the ranks of a node: what the launchers of the Trainer and of Fabric do alike.
 
-Lightning starts them itself (`"ddp"` runs the script again, `"ddp_spawn"` a function), unless
-somebody else has: torchrun, SLURM, Open MPI. Ours fail early and clearly where the ranks could not
-meet, and have them end together.
+Lightning starts them itself (`"ddp"` runs the script again, `"ddp_spawn"` a function), unless a
+launcher such as torchrun, SLURM or Open MPI has. Ours raise early if the ranks could not meet, and
+let all ranks end together.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lightning_gaudi._core.processes.rank_monitor import INTERRUPTED
 
 from .cluster import check_port, check_world_size
 
-# Beside it stands a launcher of the Trainer's or of Fabric's.
+# The mixins stand beside a launcher of the Trainer's or of Fabric's, which have what they call.
 _Base: Any = object
 
 
 def launch_script(launcher: Any, function: Callable[[], Any]) -> Any:
-    """Starts the other ranks by running the script again, if need be, and calls the function here.
+    """Starts the other ranks by running the script again unless they run, and calls the function.
 
     Args:
         launcher: A `_SubprocessScriptLauncher` of Lightning's.
@@ -40,7 +40,9 @@ def launch_script(launcher: Any, function: Callable[[], Any]) -> Any:
     """
     environment = launcher.cluster_environment
     check_world_size(environment, launcher.num_processes, launcher.num_nodes)
-    if not launched.is_pinned():  # SLURM's would have each rank's card be all of its node
+    # SLURM's check compares the tasks of a node with `num_devices`, which is 1 if each rank sees
+    # only its own card.
+    if not launched.is_pinned():
         environment.validate_settings(
             num_devices=launcher.num_processes, num_nodes=launcher.num_nodes
         )
@@ -54,6 +56,8 @@ def launch_script(launcher: Any, function: Callable[[], Any]) -> Any:
 def _start_ranks(launcher: Any) -> None:
     environment = launcher.cluster_environment
     _check_start(environment, launcher.num_processes)
+    # Lightning does not tell its children how many of them a node has; torchrun does, by this
+    # variable.
     os.environ["LOCAL_WORLD_SIZE"] = str(launcher.num_processes)
     try:
         with processes.as_parent():
@@ -67,11 +71,11 @@ class ScriptMixin(_Base):  # type: ignore[misc]
 
     @override
     def kill(self, signum: Any) -> None:
-        """Sends a signal to the other ranks; SIGKILL is how Lightning ends them after a Ctrl-C.
+        """Sends a signal to the other ranks; after Ctrl-C, for which Lightning uses SIGKILL, exits.
 
         Raises:
-            SystemExit: It is SIGKILL: with the exit status of a program that Ctrl-C has ended,
-                where Lightning would exit with 1.
+            SystemExit: For SIGKILL, with the exit status of a program that Ctrl-C has ended, where
+                Lightning would exit with 1.
         """
         if signum != signal.SIGKILL:
             super().kill(signum)
@@ -89,12 +93,13 @@ class SpawnMixin(_Base):  # type: ignore[misc]
         try:
             with processes.rank(process_idx):
                 super()._wrapping_function(process_idx, *args, **kwargs)
-        except KeyboardInterrupt:  # which torch would take for a good end
+        # `torch.multiprocessing` swallows KeyboardInterrupt and ends the process with status 0.
+        except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
 
 
 def check_spawn(strategy: Any) -> None:
-    """Refuses to start processes where that has been done.
+    """Refuses to start processes if they have been started.
 
     Args:
         strategy: One of ours for several cards, which is about to start them.
@@ -119,7 +124,7 @@ def check_spawn(strategy: Any) -> None:
 
 
 def check_start_method(start_method: str, typed: str) -> None:
-    """Refuses to fork: a card does not survive it.
+    """Refuses start methods that fork, which a card does not survive.
 
     Args:
         start_method: `"popen"`, `"spawn"`, `"fork"` or `"forkserver"`.
@@ -137,7 +142,7 @@ def check_start_method(start_method: str, typed: str) -> None:
 
 
 def _check_start(environment: ClusterEnvironment, num_processes: int) -> None:
-    """Checks what must be true before this process starts others."""
+    """Checks that this process may start others."""
     if dist.is_available() and dist.is_initialized():
         raise MisconfigurationException(
             f"torch.distributed is initialized with {dist.get_world_size()} processes, but this "

@@ -1,4 +1,4 @@
-"""The process group of a run: HCCL between the cards, and a watchdog over its ranks.
+"""Makes the process group of a run, with HCCL between the cards and a watchdog over the ranks.
 
 See `reliability.watchdog`.
 """
@@ -68,11 +68,14 @@ def init_process_group(
     store = _store_of_ray(environment)
     is_new = not dist.is_initialized()
     if is_new:
+        # It belonged to a group that the program has destroyed.
         collectives.forget_cpu_group()
         if store is None and environment.global_rank() == 0:
             check_port(environment)
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
+    # HCCL reads ranks and world size from the environment, which this sets before the group is
+    # made.
     vendor.init_hccl(environment.world_size(), environment.global_rank(), environment.local_rank())
     if store is None and is_new:
         store = own_store(environment, timeout)
@@ -80,26 +83,29 @@ def init_process_group(
     _check_group(environment.world_size())
     collectives.note_connected()
     if is_new:
+        # Collective, so all ranks do it here, where they are known to be together.
         farewell.prepare()
         collectives.cpu_group(timeout)
         _check_cards(environment.node_rank())
 
 
 def _store_of_ray(environment: ClusterEnvironment) -> Any:
-    """Gives up the group by which Ray has connected its workers, if that is for CPUs; its store.
+    """Destroys the group of Ray's workers if it is for CPUs, and returns its store.
 
-    Ray Train chooses "nccl" where its workers have GPUs, and else "gloo": of an HPU it knows only
-    by `TorchConfig(backend="hccl")`, which its documents ask for and its examples for GPUs lack.
-    Nothing has used the group yet; at the end Ray destroys the default one, whichever it is.
+    Ray Train makes an "nccl" group for workers with GPUs, and a "gloo" group for others. It needs
+    `TorchConfig(backend="hccl")` for HPUs, which its documents ask for and its examples for GPUs
+    lack. Nothing has used the group yet, and at the end Ray destroys the default one, whichever it
+    is.
 
     Source: Ray 2.60, `train/torch/config.py`.
 
     Returns:
-        What the ranks share already; None where they are to meet by themselves, or have met.
+        The ranks' store; None if they are to connect by themselves, or are connected over HCCL.
     """
     is_of_ray = type(environment).__module__.startswith("ray.")
     if not is_of_ray or not dist.is_initialized() or _has_backend():
         return None
+    # A prefix, since the keys of the destroyed group are still in the store.
     store = dist.PrefixStore(BACKEND, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
     dist.destroy_process_group()
     return store
@@ -126,7 +132,7 @@ def _check_group(world_size: int) -> None:
 
 
 def _check_cards(node_rank: int) -> None:
-    """Refuses two processes on one card; whoever started them may have told both to drive it."""
+    """Refuses two processes on one card, which a launcher may have assigned to both."""
     cards = collectives.gather_objects((socket.gethostname(), node_rank, vendor.selected_module()))
     for card in dict.fromkeys(cards):
         ranks = [str(rank) for rank, other in enumerate(cards) if other == card]
@@ -148,7 +154,7 @@ def check_alone(environment: ClusterEnvironment | None) -> None:
 
 
 def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> None:
-    """Begins to watch the ranks of the process group, once for each; all ranks do this.
+    """Starts the watchdog of the process group, once for each group; all ranks do this.
 
     Args:
         settings: What the user wants.
@@ -168,7 +174,7 @@ def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> Non
 
 
 def _listen(meeting: watchdog.Meeting) -> None:
-    """Makes rank 0's host listen for the others, and tells them where."""
+    """Opens a port on rank 0's host for the watchdogs of other hosts, and tells them where."""
     address = os.environ.get("MASTER_ADDR") or socket.gethostname()
     port = 0
     if meeting.rank == 0:
@@ -184,7 +190,7 @@ def _listen(meeting: watchdog.Meeting) -> None:
 
 
 def adapt(settings: ReliabilitySettings, timeout: timedelta | None) -> None:
-    """Makes the watchdog, if there is one, do what a callback asks for; all ranks do this."""
+    """Applies the settings of a callback to the watchdog, if it runs; all ranks do this."""
     watchdog.change(_limits(settings, timeout) if settings.watchdog else None)
 
 

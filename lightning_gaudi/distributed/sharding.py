@@ -1,4 +1,4 @@
-"""What the strategies for models in shards do alike in the Trainer and in Fabric."""
+"""Mixins for strategies with sharded models, of the Trainer and of Fabric."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from .strategy import RankedMixin
 
 
 class ShardedMixin(RankedMixin):
-    """A strategy that puts models into shards, or has a model put into shards by its user.
+    """The base of strategies that shard models, or whose user does.
 
-    A checkpoint is a folder to which each rank writes its part, or a single file, which any other
-    strategy can load too. Either can be loaded whatever the strategy and the number of cards that
-    it was saved with.
+    A checkpoint is a folder to which each rank writes its part, or a single file, which other
+    strategies can load, too. Both can be loaded with any number of cards.
     """
 
     takes_declared_regions = False
@@ -38,7 +37,7 @@ class FSDPMixin(ShardedMixin):
 
     @property
     def saves_shards(self) -> bool:
-        """As the argument `state_dict_type` says."""
+        """Whether the argument `state_dict_type` is "sharded"."""
         return bool(self._state_dict_type == "sharded")
 
     @property
@@ -70,7 +69,7 @@ class ModelParallelMixin(ShardedMixin):
 
     @property
     def saves_shards(self) -> bool:
-        """As the argument `save_distributed_checkpoint` says."""
+        """The argument `save_distributed_checkpoint`."""
         return bool(self._save_distributed_checkpoint)
 
     @override

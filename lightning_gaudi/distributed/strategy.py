@@ -1,4 +1,4 @@
-"""What the strategies of the Trainer and of Fabric do alike, on one card and on several."""
+"""Mixins for all strategies of the Trainer and of Fabric, on one card and on several."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _Base: Any = ABC
 
 
 class HPUMixin(_Base):  # type: ignore[misc]
-    """What a strategy of ours is: it has a `guard`, which keeps the run, and a compiler.
+    """The base of all strategies of ours, each of which has a `guard` and a compiler.
 
-    In the vendor's lazy mode a training step is two graphs, cut after backward and after the
-    optimizer's step. In eager mode nothing is cut.
+    In the vendor's lazy mode a training step is two graphs, which end after backward and after the
+    optimizer's step.
     """
 
     strategy_name: str
@@ -55,21 +55,20 @@ class HPUMixin(_Base):  # type: ignore[misc]
     """Whether this process is one of several that train together."""
 
     takes_declared_regions = True
-    """Whether a model's `compile_regions` holds. Not where its parts are sharded or gathered
-    one by one: what does that must stay outside graphs."""
+    """Whether a model's `compile_regions` is honoured. It is not if layers are sharded and
+    gathered one by one, which must happen outside of graphs."""
 
     why_not_compiled: str | None = None
-    """Why nothing of a model can be compiled, and what to do instead; None where it can be."""
+    """Why a model cannot be compiled, and what to do instead; None if it can be."""
 
     compile_whole: Callable[[Module, Compilation], Any] = CompiledWhole
-    """Compiles all of a model, until the `remove` of what this returns is called."""
+    """Compiles a whole model; the object that it returns has a `remove` to undo that."""
 
     steps_per_look = 50
-    """After how many steps losses are looked at where nobody says; in the Trainer it is when it
-    logs, by default as often."""
+    """After how many steps losses are checked; the Trainer's strategies do so when it logs."""
 
     compile_callback: Compilation | None = None
-    """What a callback of the Trainer asks for; the argument `compile` comes first."""
+    """The setting of a callback of the Trainer; the argument `compile` has precedence."""
 
     reliability_callback: ReliabilitySettings | None = None
     """The same for the argument `reliability`."""
@@ -81,7 +80,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
     def __init__(
         self, *args: Any, compile: Any = None, reliability: Any = None, **kwargs: Any
     ) -> None:
-        """Makes one; see Lightning's strategy for the other arguments.
+        """Creates the strategy; see Lightning's strategy for the other arguments.
 
         Args:
             args: Lightning's.
@@ -101,10 +100,10 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     @classmethod
     def check_installed(cls) -> None:
-        """Raises if a library is absent or too old; called before one is made for a name."""
+        """Raises if a library is absent or too old; called before a strategy is made by name."""
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Checks the arguments of what Lightning or the user has made, before it is used on an HPU.
+        """Checks the arguments of the strategy before it is used on an HPU.
 
         Args:
             typed: The strategy as the user typed it.
@@ -118,15 +117,15 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     @cached_property
     def guard(self) -> RunGuard:
-        """What keeps the run; made when it is first asked for, in the process that trains.
+        """The object that is told the events of the run.
 
-        `_parts` gives what the Trainer and Fabric have beside the look at the losses.
+        `_parts` returns what the Trainer and Fabric have beside the check of the losses.
         """
         return RunGuard(self, self._parts())
 
     @cached_property
     def compiler(self) -> Compiler:
-        """What compiles the models, and steps their optimizers."""
+        """The object that compiles the models and steps their optimizers."""
         return Compiler(self)
 
     @override
@@ -145,12 +144,12 @@ class HPUMixin(_Base):  # type: ignore[misc]
     @override
     @as_told
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads a checkpoint, of which nothing runs unless this strategy trusts it."""
+        """Loads a checkpoint, and runs nothing in it unless this strategy trusts it."""
         return super().load_checkpoint(*args, **kwargs)
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Makes its workers, if any, start without a fork of this process, which holds a card."""
+        """Sets the loader's workers to start without a fork of this process, which holds a card."""
         start_workers_safely(dataloader)
         loader = super().process_dataloader(dataloader)
         self.guard.loader(loader)
@@ -159,7 +158,7 @@ class HPUMixin(_Base):  # type: ignore[misc]
     @classmethod
     @override
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Makes the names known to a registry; Lightning's own have them, and keep them."""
+        """Registers the strategy's names; Lightning's own registrations stay."""
         for name in names_of(cls) or (cls.strategy_name,):
             if name not in strategy_registry or strategy_registry[name]["strategy"] is not cls:
                 strategy_registry.register(name, cls, description=cls.__name__)
@@ -192,13 +191,13 @@ class HPUMixin(_Base):  # type: ignore[misc]
 
     @property
     def leaves_steps_out(self) -> bool:
-        """Whether a step whose gradients are not finite is left out, as where losses are scaled."""
+        """Whether steps with gradients that are not finite are skipped, as with loss scaling."""
         plugin = getattr(self, "precision_plugin", None) or self.precision
         scaler = getattr(plugin, "scaler", None)
         return scaler is not None and scaler.is_enabled()
 
     def of_all_ranks(self, value: _Value) -> list[_Value]:
-        """Returns a value of each rank, by rank; all ranks call it, and the devices work on."""
+        """Returns the values of all ranks, by rank; the cards are not waited for."""
         return collectives.gather_objects(value) if self.is_ranked else [value]
 
 
@@ -208,27 +207,26 @@ class SingleMixin(HPUMixin):
     strategy_name = "hpu_single"
 
     card = DEVICE
-    """Which of the machine's cards this process drives; it sees it as `hpu:0`."""
+    """Which of the machine's cards this process drives, which it sees as `hpu:0`."""
 
-    # Lightning sets it where it finds it.
+    # Lightning's connector sets it if a launcher is found.
     cluster_environment: Any = None
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Puts it on the HPU: Lightning's may be on the CPU by default."""
+        """Sets the device to the HPU, since Lightning's strategy may have the CPU by default."""
         super().validate_for_hpu(typed)
         self._root_device = DEVICE
 
     def choose_card(self, card: torch.device) -> None:
-        """Says which of the machine's cards this process is to drive."""
+        """Sets which of the machine's cards this process is to drive."""
         self.card = card
 
 
 class RankedMixin(HPUMixin):
-    """One of several processes, each with its card: HCCL between the cards, gloo between hosts.
+    """The base of strategies for several processes with a card each.
 
-    It comes before the strategy of Lightning's that it is combined with: what it overrides holds
-    for all of them. In a training step it synchronizes nothing with the host: reductions go without
-    a barrier.
+    Cards communicate over HCCL, and hosts over gloo. The mixin comes before the strategy of
+    Lightning's that it is combined with, so that what it overrides holds for all of them.
     """
 
     is_ranked = True
@@ -245,7 +243,7 @@ class RankedMixin(HPUMixin):
     @property
     @override
     def process_group_backend(self) -> str:
-        """HCCL for tensors on an HPU, and what the user has for others."""
+        """HCCL for tensors on an HPU, and the user's backend for others."""
         return self._process_group_backend or BACKEND
 
     def validate_for_hpu(self, typed: str) -> None:
@@ -285,40 +283,43 @@ class RankedMixin(HPUMixin):
         """Numbers the ranks, and connects them over HCCL."""
         assert self.cluster_environment is not None
         self._number_ranks()
-        # As a user may have made it, and used it without the Trainer's checks.
+        # Checked once more, since a strategy may be used without the Trainer's and Fabric's checks.
         self._process_group_backend = checked_backend(self._process_group_backend)
         init_process_group(self.cluster_environment, self._process_group_backend, self._timeout)
         process_group.watch_ranks(self.reliability, self._timeout)
 
-    # The Trainer's DDP and DeepSpeed ask for it by that name; Fabric, and the Trainer's FSDP2, by
-    # this one.
+    # The Trainer's DDP and DeepSpeed call it by the name above; Fabric, and the Trainer's
+    # `ModelParallelStrategy`, by this one.
     _setup_distributed = setup_distributed
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Waits until all ranks are here; the devices work on."""
+        """Waits until all ranks are here, but not for the cards."""
         collectives.barrier()
 
     @override
     def broadcast(self, obj: _Value, src: int = 0) -> _Value:
-        """Returns what rank `src` has; the devices work on."""
+        """Returns the object of rank `src`; the cards are not waited for."""
         value: _Value = collectives.broadcast_object(obj, src)
         return value
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Returns what all ranks (or any of them) decided; the devices work on."""
+        """Returns whether all ranks, or any, decided so; the cards are not waited for."""
         return collectives.decide(decision, all_ranks=all)
 
     def all_reduce(
         self, tensor: Any, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean"
     ) -> Any:
-        """Reduces a tensor over the ranks; see `collectives.reduce`. Anything else stays."""
+        """Reduces a tensor over the ranks (see `collectives.reduce`); returns other objects as is.
+
+        There is no barrier before it, on which a training step would wait.
+        """
         is_tensor = isinstance(tensor, Tensor)
         return collectives.reduce(tensor, group, reduce_op) if is_tensor else tensor
 
     reduce = all_reduce
-    """Lightning has it under two names: that of Fabric, and this of the Trainer."""
+    """The name in the Trainer; Fabric's is `all_reduce`."""
 
 
 _SAFE = ("spawn", "forkserver")
@@ -339,7 +340,8 @@ def start_workers_safely(loader: Any) -> None:
         return
     context = loader.multiprocessing_context
     if context is None:
-        # Python's default may be what somebody has asked for, and is then fixed; not chosen.
+        # The program may have called `set_start_method`. `allow_none` asks without fixing Python's
+        # default, after which the program could not choose any more.
         chosen = set(_SAFE) - {multiprocessing.get_all_start_methods()[0]}
         if multiprocessing.get_start_method(allow_none=True) in chosen:
             return
