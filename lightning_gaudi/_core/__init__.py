@@ -1,6 +1,7 @@
-"""What all rooms stand on: the vendor's package, processes, the cache; nothing knows Lightning.
+"""The base of all other packages: the vendor's package, processes, memory, precision, workers.
 
-A process has one of each, whichever of Lightning's namespaces it uses.
+Nothing here knows Lightning's classes. A process has each module once, whichever of Lightning's
+namespaces it uses.
 """
 
 import atexit
@@ -10,10 +11,10 @@ _last: list[Callable[[], object]] = []
 
 
 def call_last(function: Callable[[], object]) -> None:
-    """Calls a function as the program ends, after what the vendor's package does then.
+    """Calls a function at the end of the program, after the handlers of the vendor's package.
 
-    That destroys all process groups which somebody still holds, and waits for all ranks: whoever
-    waited for one of them to end before would wait for ever.
+    The vendor's handler destroys all process groups that are still held, and waits for all ranks.
+    A function that waited for another rank to end before that would wait for ever.
 
     Source: Intel Gaudi PyTorch bridge 1.19, `backend/habana_device/hpu_cached_devices.cpp`,
     `HPUDevice.cpp` (the handler is registered when the device is acquired).

@@ -1,4 +1,4 @@
-"""The tensors of a batch, and their shapes, which the host knows."""
+"""Finds the tensors of a batch and their shapes, which the host knows without the card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def named_tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def shapes_of(batch: Any) -> Shapes:
-    """Returns name and shape of every tensor; nobody waits for what is in them."""
+    """Returns name and shape of every tensor, without waiting for their values."""
     return tuple(
         (name, tuple(value.shape))
         for name, value in named_tensors(batch)

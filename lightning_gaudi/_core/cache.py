@@ -1,4 +1,4 @@
-"""Where data that were made once are kept."""
+"""The folder for cached data."""
 
 from __future__ import annotations
 

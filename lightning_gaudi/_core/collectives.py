@@ -1,9 +1,9 @@
-"""How the processes of a run speak with each other.
+"""Collectives between the ranks of a run.
 
-Tensors on the card go over HCCL, the vendor's library; what concerns the host alone (barriers,
-objects, decisions) goes over a second group on the CPU (gloo), so that nobody waits for a device
-because of it. What one rank fails at, all are told (`on_rank_zero`, `raise_together`): none waits
-for one that has raised.
+Tensors on the card go over HCCL, the vendor's library. Barriers, objects and decisions concern the
+host alone and go over a second group on the CPU (gloo), so that no host waits for its card because
+of them. If one rank fails, all are told (`on_rank_zero`, `raise_together`), so that none waits for
+a rank that has raised.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from . import progress
 _Value = TypeVar("_Value")
 
 _has_been_connected = False
-"""Whether this process has been one of several that speak with each other."""
+"""Whether this process has ever been one of several connected ranks."""
 
 _cpu_group: tuple[Any, Any] = (None, None)
 """The process group of all ranks, and the one on the CPU beside it."""
 
 _apart: ContextVar[Any] = ContextVar("_apart", default=None)
-"""The group of a thread that speaks with those of other ranks by itself; None for all others."""
+"""The group of a background thread that communicates by itself; None in other threads."""
 
 
 def is_connected() -> bool:
-    """Returns whether there are other ranks to speak with."""
+    """Returns whether torch has a process group, which may be of one rank."""
     return dist.is_available() and dist.is_initialized()
 
 
 def has_been_connected() -> bool:
-    """Tells whether this process has once been a rank of several, as `note_connected` was told."""
+    """Returns whether this process has ever been one of several connected ranks."""
     return _has_been_connected
 
 
@@ -49,7 +49,7 @@ def note_connected() -> None:
 
 
 def cpu_group(timeout: timedelta | None = None) -> Any:
-    """Returns the group of all ranks on the CPU; made by the first call, which all ranks must do.
+    """Returns the group of all ranks on the CPU; the first call makes it, so all ranks must call.
 
     Args:
         timeout: How long the first call lets an operation in it take.
@@ -58,19 +58,22 @@ def cpu_group(timeout: timedelta | None = None) -> Any:
     if (own := _apart.get()) is not None:
         return own
     world = dist.group.WORLD
+    # A program may destroy its process group and make another one.
+    # `new_group` is a collective, so only a change of the default group, which all ranks see, makes
+    # one.
     if _cpu_group[0] is not world:
         _cpu_group = (world, dist.new_group(timeout=timeout, backend="gloo"))
     return _cpu_group[1]
 
 
 def forget_cpu_group() -> None:
-    """Lets go of ranks that are no more: rank 0 listens as long as somebody holds their group."""
+    """Drops the group of ranks that have ended; rank 0 keeps its port while the group is held."""
     global _cpu_group
     _cpu_group = (None, None)
 
 
 def group_apart(timeout: timedelta | None = None) -> Any:
-    """Gives one more group of all ranks on the CPU, which all make together; None for a rank alone.
+    """Makes one more group of all ranks on the CPU; all ranks call. None for a single rank.
 
     Args:
         timeout: How long an operation in it may take; None for torch's.
@@ -79,16 +82,16 @@ def group_apart(timeout: timedelta | None = None) -> Any:
 
 
 def leave(group: Any) -> None:
-    """Lets go of a group of `group_apart`, in which nobody waits any more."""
+    """Destroys a group of `group_apart` that is not in use any more."""
     if group is not None and is_connected():
         dist.destroy_process_group(group)
 
 
 @contextmanager
 def apart(group: Any) -> Iterator[None]:
-    """Gives this thread a group of its own, while the one that trains uses the others.
+    """Lets this thread communicate over a group of its own in the block.
 
-    The watchdog watches the one that trains: what happens here is not noted.
+    The watchdog follows the training thread only, so waits in the block are not noted.
 
     Args:
         group: Of `group_apart`.
@@ -101,7 +104,7 @@ def apart(group: Any) -> Iterator[None]:
 
 
 def waiting(collective: str) -> AbstractContextManager[None]:
-    """Notes that a block waits for other ranks, in the thread that trains."""
+    """Notes that the training thread waits for other ranks in the block."""
     return progress.waiting(collective) if _apart.get() is None else nullcontext()
 
 
@@ -114,13 +117,13 @@ _DOES = {
     _BROADCAST: "wants what one rank sends to all",
     _GATHER: "wants something of each rank",
 }
-"""What the ranks do together on the CPU, and how it is said of one of them."""
+"""The collectives on the CPU, and the words for each in an error message."""
 
 
 class _Vote:
-    """The largest of the values that the ranks have, of those that do the same.
+    """Reduces a value to the largest of all ranks, and checks that all ranks do the same.
 
-    Where they do not, gloo takes one's values for another's, or ends the process.
+    gloo itself would mix up the values of different collectives, or end the process.
 
     Args:
         kind: One of `_DOES`.
@@ -130,6 +133,8 @@ class _Vote:
 
     def __init__(self, kind: int, value: int = 0, *, is_async: bool = False) -> None:
         self._kind = kind
+        # The maximum of `kind` and of `-kind` are the highest and the lowest kind. They are equal
+        # if all ranks do the same, and one reduction tells that along with the value.
         self._votes = torch.tensor([kind, -kind, value])
         self._work = dist.all_reduce(
             self._votes, dist.ReduceOp.MAX, group=cpu_group(), async_op=is_async
@@ -174,25 +179,27 @@ def meet_for_validation() -> None:
 
 
 def barrier() -> None:
-    """Waits until all ranks are here; the devices work on."""
+    """Waits until all ranks are here, but not for the cards."""
     if is_connected():
         with waiting("barrier"):
             _Vote(_BARRIER).result()
 
 
 def broadcast_object(value: Any, src: int = 0) -> Any:
-    """Returns the value that rank `src` has, on all ranks; the devices work on."""
+    """Returns the value of rank `src` on all ranks; the cards are not waited for."""
     if not is_connected():
         return value
     values = [value]
     with waiting("broadcast_object"):
         _Vote(_BROADCAST).result()
+        # The vote comes first: with other ranks in another collective gloo would read their bytes
+        # as a pickle.
         dist.broadcast_object_list(values, src, group=cpu_group())
     return values[0]
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Returns the values of all ranks, by rank; the devices work on."""
+    """Returns the values of all ranks, by rank; the cards are not waited for."""
     if not is_connected():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -203,10 +210,12 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def decide(decision: bool, *, all_ranks: bool) -> bool:
-    """Returns what all ranks (or any of them) decided; the devices work on."""
+    """Returns whether all ranks, or any of them, decided so; the cards are not waited for."""
     if not is_connected():
         return decision
     with waiting("all_reduce of a decision"):
+        # One reduction to a maximum serves for both: "all" is true if no rank is against, "any" if
+        # one is for.
         is_one_against = _Vote(_DECISION, int(bool(decision) is not all_ranks)).result() > 0
     return is_one_against is not all_ranks
 
@@ -234,11 +243,12 @@ def reduce(
     op = getattr(dist.ReduceOp, op.upper()) if isinstance(op, str) else op
     with waiting("all_reduce"):
         dist.all_reduce(tensor, op, group=group)
+    # Divided after the sum, on the device: the host does not wait.
     return tensor.copy_(tensor / dist.get_world_size(group)) if is_mean else tensor
 
 
 class StopAgreement:
-    """All ranks stop at the same step if one was asked to, and none of them waits for it.
+    """Lets all ranks stop at the same step if one was asked to, without waiting in a step.
 
     Each step starts one reduction on the CPU and reads that of the step before.
     """
@@ -247,7 +257,7 @@ class StopAgreement:
         self._vote: _Vote | None = None
 
     def agree(self, reason: int) -> int:
-        """Returns the largest reason to stop that a rank had at the last step; all call it at each.
+        """Returns the largest reason to stop that a rank had one step ago; all ranks call it.
 
         Args:
             reason: This rank's, or 0 to go on.
@@ -255,13 +265,14 @@ class StopAgreement:
         Raises:
             RuntimeError: Another rank has ended its epoch, or does something else.
         """
+        # The reduction had a whole step of time to finish, so this does not wait as a rule.
         if (found := self.finish()) > 0:
             return found
         self._vote = _Vote(_STEP, reason, is_async=True)
         return 0
 
     def finish(self) -> int:
-        """Waits for the reduction on its way; the largest reason to stop that a rank had."""
+        """Waits for the pending reduction, and returns the largest reason to stop."""
         vote, self._vote = self._vote, None
         if vote is None:
             return 0
@@ -270,11 +281,12 @@ class StopAgreement:
 
 
 def on_rank_zero(function: Callable[[], _Value]) -> _Value:
-    """Returns what the function returns on rank 0, which alone calls it; what it raises, all raise.
+    """Calls a function on rank 0, and returns its result or raises its error on all ranks.
 
-    The devices work on.
+    The cards are not waited for.
     """
     value, error = None, None
+    # The error travels with the value, so that the other ranks neither wait nor go on without it.
     if not is_connected() or dist.get_rank() == 0:
         try:
             value = function()
@@ -287,9 +299,9 @@ def on_rank_zero(function: Callable[[], _Value]) -> _Value:
 
 
 def raise_together(error: Exception | None) -> None:
-    """Raises on all ranks if there is an error on any; each its own, or else the first one's.
+    """Raises on all ranks if any has an error: its own, or else that of the first rank.
 
-    The devices work on.
+    The cards are not waited for.
     """
     failures = gather_objects(error and _portable(error))
     if error is not None:
@@ -300,7 +312,7 @@ def raise_together(error: Exception | None) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Returns an error that any process can unpickle, and that says as much as the original."""
+    """Returns an error with the same message that any process can unpickle."""
     for kind in (FileNotFoundError, FileExistsError, OSError, ValueError, TypeError):
         if isinstance(error, kind):
             return kind(str(error))

@@ -1,4 +1,4 @@
-"""JSON of another process as dataclasses: whatever it holds, the result has the types it says."""
+"""Decodes JSON of another process into dataclasses, and checks every type."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def decode(kind: type[_Decoded], value: Any, name: str = "it") -> _Decoded:
 
 
 def _plain(kind: type[_Decoded], value: Any, name: str) -> _Decoded:
+    # Python reads numbers of any length, which other programs and C code cannot hold.
     is_number = type(value) is int and abs(value) <= _LARGEST
     if kind is float and is_number:
         return typing.cast("_Decoded", float(value))

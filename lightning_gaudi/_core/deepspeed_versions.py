@@ -1,4 +1,4 @@
-"""Which DeepSpeed was run with which torch on a Gaudi, and by whom."""
+"""The versions of DeepSpeed and torch that are known to have run together on a Gaudi."""
 
 from __future__ import annotations
 

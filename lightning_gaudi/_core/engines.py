@@ -1,4 +1,4 @@
-"""Which of DeepSpeed's engines each model of this process went through last."""
+"""Remembers the last DeepSpeed engine of each model in this process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _engines: weakref.WeakKeyDictionary[Module, weakref.ref[Any]] = weakref.WeakKeyD
 
 
 def note(model: Module, engine: Any) -> None:
-    """Remembers the engine that a model goes through; neither is kept alive."""
+    """Remembers the engine of a model, without keeping either alive."""
     _engines[model] = weakref.ref(engine)
 
 
 def take(model: Module) -> Any:
-    """Returns the engine that a model went through last, if it still is there; it is forgotten."""
+    """Returns the last engine of a model if it is still alive, and forgets it."""
     return _engines.pop(model, lambda: None)()

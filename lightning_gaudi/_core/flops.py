@@ -1,4 +1,4 @@
-"""What a model computes, by the formulas of torch, and what the card could at most."""
+"""Counts the floating-point operations of a model, and knows the peak of the card."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ What interpolates (`upsample_bilinear2d`) multiplies none.
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the products of matrices that run within it, multiplication and addition as two.
+    """Counts the operations of matrix products in a block, with a multiply-add as two.
 
-    What activation checkpointing computes a second time counts if it is asked for: of a model's
-    utilization it is the operations of the model that are wanted, whatever it takes to have them;
-    of the time of a step it is all of them. A causal mask makes attention no cheaper.
-    Torch's own `FlopCounterMode` counts both the other way in backward, and knows none of the
-    vendor's kernels. Within it, compiled modules run as they were written.
+    Operations that activation checkpointing repeats count only on request: a model's utilization
+    (MFU) is defined by the operations of the model, but the time of a step by all that run. A
+    causal mask does not make attention cheaper. Torch's own `FlopCounterMode` counts both
+    differently in backward, and does not know the vendor's kernels. Compiled modules run uncompiled
+    in the block.
 
     Args:
-        counts_recomputed: Whether what is computed a second time counts, too.
+        counts_recomputed: Whether repeated operations count, too.
 
     Attributes:
-        num_flops: what was counted so far.
+        num_flops: The operations counted so far.
 
     Raises:
         ValueError: An operator multiplies matrices, and nobody knows how many operations it takes.
@@ -57,7 +57,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Counts no more."""
+        """Stops counting."""
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
@@ -70,14 +70,16 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Runs an operator, and counts it."""
         kwargs = kwargs or {}
         count = _formula(func)
-        # Those of "prim" compute nothing, and torch knows no parts of them.
+        # Operators of "prim" compute nothing and cannot be decomposed.
         if count is None and func.namespace != "prim":
-            with self:  # of what an operator is made of, where it is no kernel of its own
+            # A composite operator is counted by its parts, so the mode must be active for them.
+            with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
             _check_known(func)
         out = func(*args, **kwargs)
+        # After the call, since some formulas need the shape of the output.
         if count is not None and (self._counts_recomputed or not _is_recomputing()):
             self.num_flops += int(count(*args, **kwargs, out_val=out))
         return out
@@ -87,9 +89,11 @@ def _formula(func: Any) -> Callable[..., int] | None:
     name = func.name()
     if _ATTENTION.match(name):
         return _attention_backward if "backward" in name or "bwd" in name else _attention
+    # torch's table has one formula for all overloads of an operator.
     packet = func.overloadpacket
     found: Callable[..., int] | None = flop_registry.get(packet)
-    if found is None and name.partition(".")[0].endswith("_"):  # in place, as `addmm_` is `addmm`
+    # An operator in place, such as `addmm_`, computes what `addmm` does.
+    if found is None and name.partition(".")[0].endswith("_"):
         home = getattr(torch.ops, func.namespace)
         found = flop_registry.get(getattr(home, packet.__name__.removesuffix("_"), None))
     return found or _OTHERS.get(name.partition(".")[0])
@@ -101,7 +105,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
 
 
 def _attention_backward(gradient: Tensor, *args: Any, **kwargs: Any) -> int:
-    """Counts four products; the probabilities may be computed again, which does not count."""
+    """Counts four products. Kernels may recompute the probabilities, which does not count."""
     return 2 * _attention(*args, **kwargs)
 
 
@@ -143,7 +147,7 @@ _OTHERS: dict[str, Callable[..., int]] = {
     "aten::addbmm_": _sum_of_products,
     "aten::_grouped_mm": _grouped_product,
 }
-"""What torch's formulas do not know: the first four are kernels of their own on a Gaudi.
+"""Formulas that torch lacks; the first four operators are kernels of their own on a Gaudi.
 
 Source: Intel Gaudi PyTorch bridge, hpu_ops/linear.h, linear_backward.h and matmul.h.
 """
@@ -158,13 +162,13 @@ def _check_known(func: Any) -> None:
 
 
 def _is_recomputing() -> bool:
-    """Tells if it is a forward within a backward, as activation checkpointing has one."""
+    """Returns whether a forward runs within a backward, as in activation checkpointing."""
     if torch._C._current_graph_task_id() == -1:
         return False
     if torch.is_grad_enabled():  # in a backward gradients are disabled
         return True
-    # So they are in the forward of an autograd.Function, as that of fused attention: then the hooks
-    # of torch.utils.checkpoint tell, or its node, if it is the reentrant one.
+    # Gradients are disabled, too, in the forward of an autograd.Function, such as fused attention.
+    # Then a hook of torch.utils.checkpoint tells, or for its reentrant variant the autograd node.
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is not None and "_recomputation_hook" in getattr(hooks[0], "__qualname__", ""):
         return True
@@ -173,7 +177,7 @@ def _is_recomputing() -> bool:
 
 
 def available_flops(dtype: torch.dtype | str) -> int | None:
-    """Returns the peak of this card in `dtype`, in FLOP/s; None where `why_no_peak` says why."""
+    """Returns the peak of this card in `dtype`, in FLOP/s; None if `why_no_peak` gives a reason."""
     card = vendor.generation()
     if card is None or why_no_peak(dtype):
         return None
@@ -181,7 +185,8 @@ def available_flops(dtype: torch.dtype | str) -> int | None:
 
 
 def why_no_peak(dtype: torch.dtype | str) -> str | None:
-    """Returns why there is no peak to compare this process's card with; None where there is one."""
+    """Returns why no peak is known for this process's card; None if one is known."""
+    # Only a simulated card has this metric.
     simulation = vendor.metric("simulation")
     if simulation is not None:
         return (

@@ -1,6 +1,6 @@
-"""Moments at which a tool may take part in a run; in an ordinary one nobody does.
+"""Hooks by which a tool takes part in a run; an ordinary run has no listeners.
 
-A tool installs itself here when it is asked for; who calls these functions knows of no tool.
+A tool installs itself here when a user asks for it. The callers know nothing of tools.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Sizes = Callable[[], tuple[int, int]]
-"""Gives the bytes of a checkpoint: those of all ranks' files, and those of this rank's."""
+"""Returns the bytes of a checkpoint: of the files of all ranks, and of those of this rank."""
 
 _before_write: list[Callable[[Sizes], None]] = []
 _has_values = True
 
 
 def before_write(sizes: Sizes) -> None:
-    """Tells who listens that a checkpoint is complete in memory, and will be written now.
+    """Tells listeners that a checkpoint is complete in memory and is about to be written.
 
     Args:
-        sizes: How large it is. It is called by who wants to know, before anything is written.
+        sizes: Returns its size; called by listeners that want to know.
 
     Raises:
-        BaseException: What a listener raises; then nothing is written.
+        BaseException: Any error of a listener; nothing is written then.
     """
     for listener in _before_write:
         listener(sizes)
 
 
 def is_written_at_once() -> bool:
-    """Returns whether nobody listens who may keep a checkpoint from being written.
+    """Returns whether there is no listener that may prevent a checkpoint from being written.
 
-    Where somebody does, nothing is copied before the listener has been told.
+    If there is one, nothing is copied before it has been told.
     """
     return not _before_write
 
@@ -47,11 +47,11 @@ def listening_before_write(listener: Callable[[Sizes], None]) -> Iterator[None]:
 
 
 def has_values() -> bool:
-    """Returns whether somebody will read values of tensors; else no weights need be read."""
+    """Returns whether the values of tensors matter; if not, no weights need to be read."""
     return _has_values
 
 
 def run_without_values() -> None:
-    """Says that this process computes shapes and sizes alone, from now on."""
+    """Declares that this process computes only shapes and sizes from now on."""
     global _has_values
     _has_values = False

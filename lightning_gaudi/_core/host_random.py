@@ -1,4 +1,4 @@
-"""The random states of this process's host: those of Python, NumPy and torch, as plain bytes."""
+"""Takes and restores the random states of Python, NumPy and torch on the host, as bytes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from torch import Tensor
 
 from lightning_gaudi.untrusted import printable
 
-_PYTHON = struct.Struct("<625I?d")  # what the Mersenne Twister of random has, and of gauss
+# The Mersenne Twister of `random` has 624 words and a position; `gauss` may keep one number more.
+_PYTHON = struct.Struct("<625I?d")
 _NUMPY = struct.Struct("<i?d")
 
 
 class HostRandom(NamedTuple):
-    """The states of the three generators that programs share, to be compared and sent."""
+    """The states of the three global generators, which can be compared and sent."""
 
     python: bytes
     numpy: bytes
-    """Empty where NumPy is absent, or its generator is another than its own."""
+    """Empty if NumPy is not imported, or a program has replaced its generator."""
     torch: bytes
 
 
 def take() -> HostRandom:
     """Returns the states as they are now. The device's generator is not among them."""
+    # Packed to bytes of a fixed length, which compare fast and load without pickle.
     _, state, gauss = random.getstate()
     python = _PYTHON.pack(*state, gauss is not None, gauss or 0.0)
     return HostRandom(python, _take_numpy(), torch.get_rng_state().numpy().tobytes())
@@ -40,6 +42,7 @@ def put(states: HostRandom) -> None:
     Raises:
         ValueError: One is no state of its generator; the generators stay as they were.
     """
+    # One of three may be refused after another was set, so all are put back then.
     before = take()
     try:
         _put(states)
@@ -60,7 +63,7 @@ def _put(states: HostRandom) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Undoes what a block draws from the generators."""
+    """Restores the generators after a block."""
     before = take()
     try:
         yield
@@ -87,6 +90,7 @@ def from_tensors(saved: Mapping[str, Tensor]) -> HostRandom:
 
 
 def _take_numpy() -> bytes:
+    # Not imported: a program without NumPy should not pay for it.
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return b""

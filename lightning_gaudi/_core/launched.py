@@ -1,7 +1,7 @@
-"""Who has started this process, how many others, which of them it is, and whether it has one card.
+"""Finds out which launcher has started this process, as which rank, and with how many others.
 
-Launchers tell by variables of the environment. What is known of each stands in `LAUNCHERS`: the
-check of their number, the choice of the card and the meeting of the ranks ask here.
+Launchers set environment variables, which `LAUNCHERS` lists. The check of the number of processes,
+the choice of the card and the connection of the ranks rely on this module.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ from lightning_gaudi.untrusted import read_integer
 
 @dataclass(frozen=True)
 class Launcher:
-    """What starts processes, and the variables by which it tells them."""
+    """A program that starts processes, and the variables that it sets for them."""
 
     title: str
-    """As messages name it."""
+    """Its name in messages."""
     size: str
     """The variable with the number of all processes."""
     rank: str
-    """The one with which of them this is."""
+    """The variable with the rank of this process."""
     local_rank: str = ""
-    """The one with which of its server's processes this is; empty where there is none."""
+    """The variable with the local rank; empty if the launcher sets none."""
     local_size: str = ""
-    """The one with the number of this server's processes; empty where there is none."""
+    """The variable with the number of processes on this server; empty if it sets none."""
     signs: Sequence[str] = ()
-    """Variables that this one sets and those behind it in the table do not, all of them."""
+    """Variables by which it is told from launchers that come later in the table."""
     users: str = ""
-    """Whose programs are started so, for the documents; empty if the title says it."""
+    """The programs that start processes like this, for the documents."""
 
     def has_started(self, environ: Mapping[str, str]) -> bool:
-        """Returns whether all variables are there by which it tells a process who it is."""
+        """Returns whether all variables that identify a process are set."""
         needed = (self.rank, self.local_rank, *self.signs)
         return bool(environ.get(self.size)) and all(name in environ for name in needed if name)
 
 
+# The variables are in the order of the fields: number of processes, rank, local rank, local
+# number.
 TORCHRUN = Launcher(
     "torchrun",
     *("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -81,7 +83,7 @@ BY_RANK = Launcher(
 )
 
 LAUNCHERS = (TORCHRUN, OPEN_MPI, HYDRA, LSF, SLURM, BY_LOCAL_RANK, BY_RANK)
-"""Of two that have both set their variables, the one whose processes these are comes first.
+"""All launchers. If several have set variables, the first in this order started the process.
 
 Within an allocation of SLURM, `mpirun` sees SLURM's variables, and torchrun those of all others.
 
@@ -93,7 +95,7 @@ mpirun(1), "Exported Environment Variables"; MPICH 4.0.2, whose `mpiexec` was lo
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher has told this process."""
+    """The process as its launcher describes it."""
 
     launcher: Launcher
     world_size: int
@@ -144,15 +146,15 @@ def _read(launcher: Launcher, environ: Mapping[str, str]) -> Launched:
 def half_told(
     *, is_alone: bool, environ: Mapping[str, str] = os.environ
 ) -> tuple[Launcher, str, list[str]] | None:
-    """Returns a launcher that speaks of several processes, and leaves out what it should say.
+    """Returns a launcher whose variables tell of several processes but not which this is.
 
     Args:
-        is_alone: Whether one process is asked for. Who asks for several lets Lightning start them,
-            which does not look at a WORLD_SIZE that somebody has left in a shell.
+        is_alone: Whether one process is asked for. If several are, Lightning starts them, and does
+            not look at a WORLD_SIZE that was left in a shell.
         environ: The variables.
 
     Returns:
-        The launcher, the variable by which it speaks of them, and those that are not set.
+        The launcher, the variable that tells of several processes, and those that are missing.
     """
     is_torchrun = all(sign in environ for sign in TORCHRUN.signs)
     if environ.get(BY_LOCAL_RANK.local_rank) and not is_torchrun:
@@ -167,13 +169,13 @@ def half_told(
 
 
 def _speaks_by(launcher: Launcher, environ: Mapping[str, str], is_silent: bool) -> str:
-    """Returns the variable by which a launcher speaks of several processes; empty if it does not.
+    """Returns the variable by which a launcher tells of several processes; empty if none does.
 
     Args:
         launcher: Which.
         environ: The variables.
-        is_silent: Whether it has set no number, and one process is asked for: what torchrun has
-            started may start something of its own that trains alone.
+        is_silent: Whether it has set no number, and one process is asked for. A process of torchrun
+            may start another one that trains alone.
     """
     if _is_above(1, launcher.size, environ):
         return launcher.size
@@ -187,6 +189,8 @@ def _speaks_by(launcher: Launcher, environ: Mapping[str, str], is_silent: bool) 
 
 def _is_above(least: int, name: str, environ: Mapping[str, str]) -> bool:
     value = environ.get(name, "")
+    # Half of a launcher's variables may hold anything, and this only decides about an error
+    # message.
     return value.isdecimal() and len(value) < 10 and int(value) > least
 
 
@@ -197,10 +201,10 @@ def sees_one_card() -> bool:
 
 
 def is_pinned() -> bool:
-    """Returns whether whoever started this process and others has left it a single card.
+    """Returns whether a launcher has left each of its processes a single visible card.
 
-    Ray does so, `srun --gpus-per-task=1`, and scripts between `mpirun` and a program. A local rank
-    says nothing of the card then.
+    Ray does so, `srun --gpus-per-task=1`, and scripts between `mpirun` and a program. The local
+    rank does not tell the card then.
     """
     return sees_one_card() and find_launched() is not None
 
@@ -213,7 +217,7 @@ def why_not_listen(port: int) -> str | None:
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
-            # As torch does: a port whose last connections linger is free.
+            # As torch's store does: a port with connections in TIME_WAIT counts as free.
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(("", port))
             server.listen()

@@ -1,4 +1,4 @@
-"""One source for two families of classes: `lightning` and `pytorch_lightning`.
+"""Serves one source for two families of classes, `lightning` and `pytorch_lightning`.
 
 Lightning is published under two names with disjoint class trees. Ours are written once, against
 `lightning.pytorch` and `lightning.fabric`. Importing `lightning_gaudi.pytorch_lightning` and what
@@ -80,6 +80,7 @@ def is_mirrored(room: str) -> bool:
 
 def install() -> None:
     """Makes the mirror importable; doing it again is harmless."""
+    # First, since Python's own finder would otherwise load the files without the replacement.
     if not any(isinstance(finder, _MirrorFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _MirrorFinder())
 
@@ -104,7 +105,7 @@ class _MirrorFinder(MetaPathFinder):
                 f"pytorch_lightning. Import {_PACKAGE}.{below}.",
                 name=fullname,
             )
-        # Beside the original, but without importing it or its parents.
+        # The file is found beside the original's, without importing that or its parents.
         if below:
             spec = PathFinder.find_spec(fullname, path)
         else:
@@ -118,7 +119,7 @@ class _MirrorLoader(SourceFileLoader):
     """Runs a file of ours under its mirror name; tracebacks and `inspect` show the real file."""
 
     def get_code(self, fullname: str) -> CodeType:
-        # Not the base class's: it would share the bytecode cache with the original module.
+        # The base class's method would share the bytecode cache with the original module.
         path = self.get_filename(fullname)
         source = translate(importlib.util.decode_source(self.get_data(path)))
         return compile(source, path, "exec", dont_inherit=True)
@@ -138,6 +139,7 @@ def lazy_names(
     def find(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        # Kept in the package, so that the next access does not come here.
         module = importlib.import_module(homes[name], package)
         found = module if module.__name__.endswith(f".{name}") else getattr(module, name)
         setattr(sys.modules[package], name, found)

@@ -1,8 +1,8 @@
-"""Pickles that this process has written: it may load them again, whatever classes they name.
+"""Remembers the pickles that this process has written and may therefore load again.
 
 Lightning's Tuner, `validate(ckpt_path="best")` and the like load what the same process has saved a
-moment before, with an enumeration or a class of the user's in its hyperparameters. A pickle is
-known by the SHA-256 of all its bytes, so nobody else can have written it.
+moment before, possibly with a class of the user's in its hyperparameters. A pickle is recognized by
+the SHA-256 of all its bytes, so no other file can pass for it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What this process is doing, noted for whoever watches it, and which run it is part of.
+"""Notes what this process is doing for those who watch it, and which run it belongs to.
 
-A note is a few words in memory. It costs a tuple and, where somebody watches from another process,
-a copy of it into memory that both have. Nobody waits for a device, a store or a lock because of it.
-The copy is there to be read while this process lets no Python run, as in much of the vendor's C
-code.
+A note is a tuple in memory, and if another process watches, a copy in shared memory. It waits for
+no device, store or lock. The copy can be read while this process holds the GIL, as in much of the
+vendor's C code.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from typing import Any, NamedTuple
 
 
 class Whereabouts(NamedTuple):
-    """Where the thread that trains is."""
+    """What the training thread is doing."""
 
     step: int
     """The step of the optimizer, from 1 on; 0 before the first."""
     place: str
     """Such as "forward", "backward", "validation"."""
     is_training: bool
-    """Whether it is between the end of a fit's first step and the end of its last."""
+    """Whether it is between the end of a fit's first step and that of its last."""
     position: tuple[int, int]
-    """Grows with each batch, and with each note within one; ranks that train make the same."""
+    """The number of the batch, and of the note within it; the same on ranks in the same place."""
     collective: str | None
-    """What it waits for other ranks in, or None."""
+    """The collective in which it waits for other ranks, or None."""
     last_collective: str | None
     since: float
-    """When it came here, in seconds of `time.monotonic`."""
+    """When it got there, in seconds of `time.monotonic`."""
 
 
 RECORD_BYTES = 512
-"""How much memory a copy takes."""
+"""The memory of a copy."""
 
 _NUMBER = struct.Struct("<Q")
 _RECORD = struct.Struct("<q?qqd64s64s64s")
@@ -50,11 +49,11 @@ _START = "the start"
 _now = Whereabouts(0, _START, False, (0, 0), None, None, time.monotonic())
 _copy: mmap | None = None
 _number = 0
-"""Even while the copy is whole, odd while it is written."""
+"""The version of the copy: even when it is whole, odd while it is being written (a seqlock)."""
 
 
 def now() -> Whereabouts:
-    """Returns where the thread that trains is; for other threads."""
+    """Returns what the training thread is doing, for other threads."""
     return _now
 
 
@@ -62,7 +61,7 @@ def copy_to(memory: mmap | None) -> None:
     """Copies this note and all later ones to the first `RECORD_BYTES` of some memory.
 
     Args:
-        memory: Shared with those who watch; None to copy no longer.
+        memory: Shared with those who watch; None to stop copying.
     """
     global _copy
     _copy = memory
@@ -71,11 +70,12 @@ def copy_to(memory: mmap | None) -> None:
 
 
 def _forget() -> None:
-    """Forgets what is watched: a fork is another process."""
+    """Stops copying in a forked process, which must not write its parent's notes."""
     global _copy
     _copy = None
 
 
+# The shared memory stays mapped in a fork.
 os.register_at_fork(after_in_child=_forget)
 
 
@@ -84,6 +84,8 @@ def _note(found: Whereabouts) -> None:
     _now = found
     if (memory := _copy) is None:
         return
+    # An odd number first, and the even one last: a reader in between sees that the record is not
+    # whole.
     _number += 2
     _NUMBER.pack_into(memory, 0, _number - 1)
     _RECORD.pack_into(
@@ -101,11 +103,12 @@ def _note(found: Whereabouts) -> None:
 
 
 def read(memory: mmap) -> Whereabouts | None:
-    """Returns what another process has copied; None if it is not there, or makes no sense."""
+    """Returns the note of another process; None if there is none, or it makes no sense."""
     for _ in range(_TRIES):
         (before,) = _NUMBER.unpack_from(memory, 0)
         values = _RECORD.unpack_from(memory, _NUMBER.size)
         (after,) = _NUMBER.unpack_from(memory, 0)
+        # The record is whole only if its number was even and did not change while it was read.
         if before == after and not before % 2:
             return _made_of(values) if before else None
     return None
@@ -123,7 +126,7 @@ def _made_of(values: tuple[Any, ...]) -> Whereabouts | None:
 def enter(
     place: str, step: int | None = None, *, is_training: bool, new_batch: bool = False
 ) -> None:
-    """Notes a place.
+    """Notes where this process is now.
 
     Args:
         place: In a word or two.
@@ -146,7 +149,7 @@ def enter(
 
 
 def untold() -> Whereabouts:
-    """Returns what is known of a process that has noted nothing yet."""
+    """Returns the note of a process that has noted nothing yet."""
     return Whereabouts(
         0, "a place that it told nobody", False, (0, 0), None, None, time.monotonic()
     )
@@ -159,7 +162,7 @@ def here() -> str:
 
 @contextlib.contextmanager
 def elsewhere(place: str) -> Iterator[None]:
-    """Notes that a block does what may take long, such as to save a checkpoint."""
+    """Notes that a block does something that may take long, such as saving a checkpoint."""
     before = _now
     enter(place, is_training=False)
     try:
@@ -188,7 +191,7 @@ MAX_AHEAD_S = 86400.0
 
 
 class Session(NamedTuple):
-    """A fit. One that resumes has the name of the run that it goes on with, and begins later."""
+    """A fit, which has the name of the run that it starts or resumes."""
 
     run: str
     began: float
@@ -199,7 +202,7 @@ _current: Session | None = None
 
 
 def begin_session() -> None:
-    """Notes that a fit begins, of a new run as far as is known yet."""
+    """Notes that a fit begins, of a new run until `continue_run` says otherwise."""
     global _current
     _current = Session(uuid.uuid4().hex, time.time())
 
@@ -209,18 +212,20 @@ def continue_run(run: str, began: float = 0.0) -> None:
 
     Args:
         run: Its name.
-        began: When the fit of it began that this one goes on from, in seconds since 1970. This one
-            began later, though the clock of its machine may be behind: what it saves is newer.
+        began: When the fit that is resumed began, in seconds since 1970.
     """
     global _current
     current = current_session()
-    if began > current.began + MAX_AHEAD_S:  # it counts as one that says nothing
+    # A time that far ahead is not believed.
+    if began > current.began + MAX_AHEAD_S:
         began = 0.0
+    # Later than the fit that it resumes, even if this machine's clock is behind, so that its
+    # checkpoints sort as newer.
     _current = Session(run, max(current.began, math.nextafter(began, math.inf)))
 
 
 def current_session() -> Session:
-    """Returns the fit that this process is in; one begins if there is none."""
+    """Returns the fit of this process, which begins here if there is none."""
     if _current is None:
         begin_session()
     assert _current is not None
@@ -232,7 +237,7 @@ _num_fits: Counter[str] = Counter()
 
 
 def count_fit(model: str) -> int:
-    """Returns how many fits of this process came before this one.
+    """Counts a fit, and returns how many of its class came before it in this process.
 
     Args:
         model: The name of the model's class, which has a count of its own.

@@ -1,4 +1,4 @@
-"""Graphs that a device compiled anew for other shapes, with the shapes, where it tells them."""
+"""Reports graphs that were compiled anew for other shapes, on devices that tell of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_CAUSES = 32
 
 
 class Recompilations:
-    """Tells the recompilations since the last time that it was asked.
+    """Returns the recompilations since it was last asked.
 
     Asking costs no more where many graphs were compiled before, but more than a count does: ask
     when the number of compilations has grown.
@@ -20,14 +20,14 @@ class Recompilations:
         self.skip()
 
     def skip(self) -> None:
-        """Leaves out what has been compiled so far."""
+        """Leaves out all recompilations so far."""
         stats = vendor.metric("recompilation")
         self._num_seen = None if stats is None else int(stats["TotalNumber"])
 
     def new(self) -> list[str]:
-        """Returns what differed, as "input 0: [8, 113] was [8, 128]"; the latest of very many.
+        """Returns what differed, such as "input 0: [8, 113] was [8, 128]", for each new graph.
 
-        Empty, too, where the device does not tell: no Gaudi does.
+        The list is empty on devices that do not tell, such as every Gaudi.
         """
         stats = vendor.metric("recompilation")
         if stats is None or self._num_seen is None:

@@ -1,4 +1,4 @@
-"""`Setting`: what one may say of a run in an argument, a callback or the environment."""
+"""`Setting`, which reads a value from an argument, a callback or the environment."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ Value = TypeVar("Value")
 
 
 class Wording(NamedTuple):
-    """How a setting is spoken of."""
+    """The words for a setting in messages."""
 
     purpose: str
-    """What it says, as "what to compile"."""
+    """What it determines, such as "what to compile"."""
     forms: str
-    """What may be passed: a sentence."""
+    """A sentence on the values that may be passed."""
     argument: str = ""
-    """The argument of a strategy, as "compile="; empty where there is none."""
+    """The argument of a strategy, such as "compile="; empty if there is none."""
     callback: str = ""
     """The callback's class, if there is one."""
 
 
 class Setting(Generic[Value]):
-    """Reads values of one kind, wherever they are set, and says which of them holds.
+    """Reads values of one kind wherever they are set, and chooses the one that counts.
 
     Args:
-        kind: The class of the values: its fields are the names in a mapping. Made without
-            arguments it is the default.
+        kind: The class of the values. Its fields are the names in a mapping, and an instance
+            without arguments is the default.
         variable: The variable of the environment.
         wording: For messages.
-        read: Makes a value of what is neither a mapping nor of that class, such as text; returns
-            None where it makes no sense.
+        read: Converts other values, such as text; returns None if it cannot.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Setting(Generic[Value]):
         self._read = read
 
     def parse(self, value: Any, origin: str) -> Value | None:
-        """Returns what a user wrote; None for nothing.
+        """Converts what a user wrote; returns None for None.
 
         Args:
             value: A value of the class, a mapping of its fields, or what `read` understands.
@@ -73,15 +72,16 @@ class Setting(Generic[Value]):
             ) from error
 
     def from_environment(self) -> Value | None:
-        """Returns what the variable says, None if it is not set.
+        """Returns the value of the environment's variable; None if it is not set.
 
         Raises:
             ValueError: Its value is not known.
         """
+        # An empty variable counts as not set.
         return self.parse(os.environ.get(self.variable) or None, self.variable)
 
     def choose(self, argument: Value | None, callback: Value | None) -> tuple[Value, str | None]:
-        """Returns what holds, and who says so: the argument, else the callback, the environment.
+        """Returns the value that counts and its origin: argument, callback, or environment.
 
         Raises:
             ValueError: The environment has a value that is not known.

@@ -1,4 +1,4 @@
-"""Weights that are one tensor under several names, when a model moves between devices."""
+"""Keeps weights tied that are one tensor under several names when a model moves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.nn import Module, Parameter
 
 @contextmanager
 def kept_tied(module: Module | None) -> Iterator[None]:
-    """Ties again afterwards what was tied before: a move may have made copies.
+    """Ties weights again after the block that were tied before.
 
-    A move to an HPU may give each name of one parameter a copy of its own. Untied they would be
-    trained apart, and their gradients reduced twice.
+    A move to an HPU may give each name of a parameter a copy of its own. The copies would be
+    trained separately, and their gradients reduced twice.
     """
     ties = [] if module is None else _ties(module)
     yield

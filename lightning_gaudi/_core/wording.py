@@ -1,4 +1,4 @@
-"""Phrases that stand in messages of many parts, and the word that was probably meant."""
+"""Phrases for messages, such as lists of names and the word that was probably meant."""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""What a card's memory is for: `owners` tells, with the `tags` of the rest; `report` says it."""
+"""Tells what a card's memory is used for.
+
+`owners` finds tensors by category, `tags` holds those that their owners declare, and `report` puts
+it into words.
+"""

@@ -1,4 +1,4 @@
-"""Who holds the memory of a card: tensors by what they are for, found where libraries keep them."""
+"""Finds the tensors that hold a card's memory, by category, where libraries keep them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from lightning_gaudi._core import fsdp2
 from lightning_gaudi._core.memory import tags as memory_tags
 
 STAYING = ("weights", "gradients", "optimizer state", "communication buckets")
-"""Categories of what is there whatever the batch."""
+"""Categories whose size does not depend on the batch."""
 PRECEDENCE = ("gathered weights", "communication buckets", *STAYING[:-1], "KV cache", "latents")
-"""All categories; what two of them have is of the first: it is the other only for a while."""
+"""All categories in order of precedence: memory of two counts for the first of them.
+
+It belongs to the other only for a while, as gathered weights are a model's parameters.
+"""
 
 _BUCKETS = re.compile(r"bucket|ipg_buffer|reduce_tmp", re.I)
 _GRADIENTS = re.compile(r"averaged_gradients|grad_partition|contiguous_grad", re.I)
@@ -29,11 +32,10 @@ Source: DeepSpeed 0.15 to 0.19 (`runtime/zero`).
 
 
 def holders(module: Any, optimizers: Sequence[Any], device: str = "hpu") -> dict[str, list[Tensor]]:
-    """Returns who holds what on a device now: one tensor for each piece of memory, by category.
+    """Returns what is on a device now: one tensor for each piece of memory, by category.
 
-    What two of them have counts once: gathered weights are those of the model while they are
-    there. DistributedDataParallel's buckets count as the gradients that are views of them.
-    It is read off tensors that the host has; nobody waits for the card.
+    Memory that two tensors share counts once. DistributedDataParallel's buckets count as the
+    gradients that are views of them. The host knows all of this without waiting for the card.
 
     Args:
         module: The model, wrapped or not; None where there is none.
@@ -68,21 +70,21 @@ def holders(module: Any, optimizers: Sequence[Any], device: str = "hpu") -> dict
 
 
 def num_fsdp_parts(module: Any) -> int:
-    """Returns in how many parts FullyShardedDataParallel has a model; 1 if it is not sharded."""
+    """Returns the number of shards of a FullyShardedDataParallel model; 1 if it is not sharded."""
     handles: list[Any] = [vars(each).get("_handle") for each in module.modules()]
     parts = [each.world_size for each in handles if getattr(each, "uses_sharded_strategy", False)]
     return max(parts, default=1)
 
 
 def gathers(module: Any) -> bool:
-    """Returns whether a model has its weights in shards, and gathers them for a while."""
+    """Returns whether a model keeps its weights in shards and gathers them for a while."""
     return any(True for _ in _sharded(module)) or any(
         hasattr(each, "ds_tensor") for each in module.parameters()
     )
 
 
 class _Shards:
-    """What FSDP or FSDP2 holds for the weights that it shards together."""
+    """The tensors that FSDP or FSDP2 holds for the weights that it shards together."""
 
     def __init__(self) -> None:
         self.own: list[Any] = []
@@ -94,7 +96,7 @@ class _Shards:
 def _sharded(module: Any) -> Iterator[_Shards]:
     """Yields the shards of each module of FSDP or FSDP2, as they are in torch 2.6 to 2.13."""
     for each in () if module is None else module.modules():
-        # Not `getattr`: a module's own may raise, or ask the module that it wraps.
+        # Not by `getattr`: a module's own `__getattr__` may raise, or ask the module that it wraps.
         handle = vars(each).get("_handle")  # of FSDP
         if hasattr(handle, "flat_param"):
             yield _of_handle(handle)
@@ -131,7 +133,7 @@ def _of_state(state: Any) -> Iterator[_Shards]:
 
 
 def _gathered(parameters: Iterable[Any], optimizers: Sequence[Any]) -> Iterator[Any]:
-    """Yields what ZeRO-3 has gathered beside its shards, and the buffers that it came in."""
+    """Yields the weights that ZeRO-3 has gathered, and the buffers that it gathered them in."""
     for each in parameters:
         if hasattr(each, "ds_tensor"):
             yield each.data
@@ -151,7 +153,8 @@ def _on(device: str, tensors: Iterable[Any], seen: set[int]) -> list[Tensor]:
             if local.device.type != device:
                 continue
             storage = local.untyped_storage()
-            # By the host's object: where it is on the card is not known before lazy mode has run.
+            # By the host's storage object, since in lazy mode a tensor has no address on the card
+            # before its graph has run.
             if storage.nbytes() and storage._cdata not in seen:
                 seen.add(storage._cdata)
                 found.append(local)
@@ -161,7 +164,7 @@ def _on(device: str, tensors: Iterable[Any], seen: set[int]) -> list[Tensor]:
 def _locals(value: Any) -> Iterator[Tensor]:
     """Yields the tensors that a value has on this rank."""
     if isinstance(value, Tensor):
-        # Not `to_local()`, which makes a view under autograd: of a large model it takes seconds.
+        # Not `to_local()`, which makes a view under autograd and takes seconds for a large model.
         yield getattr(value, "_local_tensor", value)
         shard = getattr(value, "ds_tensor", None)  # of ZeRO-3
         if isinstance(shard, Tensor):
@@ -177,12 +180,12 @@ def _locals(value: Any) -> Iterator[Tensor]:
 
 
 def _stepped(optimizers: Sequence[Any]) -> Iterator[Any]:
-    """Yields the weights that torch's optimizers step; FSDP's model has others as it gathers."""
+    """Yields the weights that torch's optimizers step; while FSDP gathers, its model has others."""
     return _grouped([each for each in optimizers if isinstance(each, torch.optim.Optimizer)])
 
 
 def _states(optimizers: Sequence[Any]) -> Iterator[Any]:
-    """Yields what optimizers hold beside the weights; DeepSpeed's also have masters of them."""
+    """Yields what optimizers hold beside the weights, DeepSpeed's master weights included."""
     for optimizer in optimizers:
         yield getattr(optimizer, "state", {})
     yield from _grouped(optimizers)  # masters; weights have been counted

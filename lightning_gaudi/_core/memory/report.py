@@ -1,7 +1,7 @@
-"""What holds a card's memory when there is no more: a report for the error, by category.
+"""Reports what holds a card's memory, by category, for the error when there is none left.
 
-The vendor's driver says that an allocation failed, and a simulated card also what was asked, used
-and the limit; neither knows what the memory is for.
+The vendor's driver says that an allocation failed; a simulated card also gives the request, the use
+and the limit. Neither knows what the memory is used for.
 Source: Intel Gaudi documentation, "Memory Stats APIs"; PyTorch bridge 1.24.0, whose allocator
 raises "Allocation failed for size".
 """
@@ -19,7 +19,7 @@ from lightning_gaudi._core import vendor
 from .owners import holders
 
 REST = "activations and the rest"
-"""What no model or optimizer holds."""
+"""The category of memory that no model or optimizer holds."""
 
 _MESSAGES = re.compile(r"out of memory|allocation failed|cannot allocate|OUT_OF_MEMORY", re.I)
 

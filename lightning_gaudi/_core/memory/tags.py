@@ -1,4 +1,4 @@
-"""What of a card's memory is neither a model's nor an optimizer's, told by who holds it."""
+"""Lets objects declare card memory that belongs neither to a model nor to an optimizer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _held: WeakKeyDictionary[Any, tuple[str, Callable[[Any], Any]]] = WeakKeyDiction
 
 
 def declare(owner: Any, category: str, tensors: Callable[[Any], Any]) -> None:
-    """Says what an object's tensors are for, as long as it is there.
+    """Declares the category of an object's tensors for as long as the object lives.
 
     Args:
-        owner: The object; it is not kept.
-        category: One of those of `owners`.
-        tensors: Gives the owner's tensors of now, in lists and dicts if it likes.
+        owner: The object, to which only a weak reference is kept.
+        category: A category of `owners`.
+        tensors: Returns the owner's present tensors, possibly in lists and dicts.
     """
     _held[owner] = (category, tensors)
 
 
 def declared(category: str) -> Iterator[Any]:
-    """Yields what is held for something now, by all owners."""
+    """Yields the present tensors of a category, of all owners."""
     for owner, (name, tensors) in [*_held.items()]:
         if name == category:
             yield tensors(owner)

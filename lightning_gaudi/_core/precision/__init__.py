@@ -1,1 +1,1 @@
-"""What precision plugins of the Trainer and of Fabric stand on: autocast, scales and clipping."""
+"""Autocast lists, loss scaling and gradient clipping for the plugins of Trainer and Fabric."""

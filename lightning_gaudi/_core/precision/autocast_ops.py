@@ -1,9 +1,9 @@
-"""The vendor's autocast operation lists, and the traps of files that replace them.
+"""The vendor's lists of autocast operations, and checks of files that replace them.
 
-Two environment variables name files that replace a default list, one operation a line, read once
-when the vendor's package is imported. It says nothing if a file cannot be read (the default stays)
-or a line matches no operation (trailing space, CRLF, a typo): training then silently runs in
-another precision than was asked for.
+Two environment variables name files that replace a default list, with one operation in each line.
+The vendor's package reads them once when it is imported. It says nothing if a file cannot be read
+(the default stays) or a line matches no operation (trailing space, CRLF, a typo). Training then
+silently runs in another precision than was asked for.
 1.24 warns on stderr of both, and takes no file below /root, /etc, /usr, /var and their like.
 Source: Intel Gaudi PyTorch bridge, release 1.19, `hpu_ops/autocast_helpers.h`, whose lists of 1.24
 could not be read; release 1.24.0, `hpu_ops/backend/autocast_helpers.cpp`.
@@ -70,7 +70,7 @@ def check_op_lists(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def lowers(op: str) -> bool:
-    """Tells whether autocast computes an operation in its lower precision; see `check_op_lists`."""
+    """Returns whether autocast computes an operation in its lower precision."""
     path = os.environ.get(VARIABLES[0])
     if not path:
         return op in LOWER_PRECISION_OPS.split()

@@ -1,10 +1,11 @@
-"""Gradients clipped by the norm that they have together, by the vendor's kernel where it can.
+"""Clips gradients by their total norm, by the vendor's kernel where that is possible.
 
-In eager mode torch launches some operators for each tensor, and the kernel is one. In lazy mode
-torch's are a part of the optimizer's graph, where the vendor's class would cut a graph of its own.
+In eager mode torch launches several operators for each tensor, and the vendor's kernel is a single
+launch. In lazy mode torch's operators become part of the optimizer's graph, where the vendor's
+class would end the graph.
 
-The kernel takes the norm, adds 1e-6, divides, and multiplies, as torch does, but in the dtype of
-the first gradient, sums of squares included. It clips by the 2-norm alone.
+The kernel computes as torch does (norm, plus 1e-6, division, product), but in the dtype of the
+first gradient, sums of squares included. It knows the 2-norm only.
 Source: Intel Gaudi PyTorch bridge, `hpu_ops/backend/fused_clip_norm_gen.cpp` of 1.19 and 2026,
 `hpex/normalization/FusedClipNorm.py`.
 """
@@ -35,12 +36,13 @@ def clip_norm(
     Args:
         parameters: Those whose gradients are meant.
         max_norm: In units of the gradients.
-        norm_type: The p of the norm; may be infinite. Torch clips by any other than 2.
-        error_if_nonfinite: Whether to wait for the norm, look at it, and leave the gradients alone
-            if it is infinite or no number. Torch does that.
+        norm_type: The p of the norm; may be infinite. Torch's code is used for any but 2.
+        error_if_nonfinite: Whether to wait for the norm and raise if it is infinite or not a
+        number.
+            Torch's code is used then.
 
     Returns:
-        The norm before clipping, of shape (), on the gradients' device: nobody waits for it.
+        The norm before clipping, of shape (), on the gradients' device; it is not waited for.
 
     Raises:
         RuntimeError: The norm is infinite or not a number, and `error_if_nonfinite`.
@@ -54,7 +56,7 @@ def clip_norm(
 
 
 def _has_kernel(gradients: Sequence[Tensor]) -> bool:
-    """Tells if they are whole, on the card, and of one dtype, which the kernel takes for all."""
+    """Returns whether gradients are plain tensors on the card, of one dtype that it supports."""
     dtypes = {gradient.dtype for gradient in gradients}
     return (
         len(dtypes) == 1

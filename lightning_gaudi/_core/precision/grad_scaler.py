@@ -1,8 +1,8 @@
-"""Losses scaled for float16, with the operators that a card has.
+"""Scales losses for float16 with operators that a card has.
 
-A card has no kernel for a scaler's update, and in lazy mode none for unscaling: the CPU would
-compute them, with a copy of every gradient. Beyond that these are torch's scalers, and each step of
-an optimizer reads one number from the device: whether a gradient overflowed.
+A card has no kernel for a scaler's update, and in lazy mode none for unscaling, so the CPU would
+compute them with a copy of every gradient. Otherwise these are torch's scalers: each step of an
+optimizer reads one number from the device, whether a gradient overflowed.
 Source: Intel Gaudi PyTorch bridge, 1.24.0 `habana_eager/eager_custom_op_register.cpp`, 1.24.1
 `scripts/hpu_op.yaml`; 1.19.0 has neither kernel.
 """
@@ -28,7 +28,7 @@ from .. import vendor
 
 
 class CardScaler(GradScaler):
-    """What the scalers of whole models and of FSDP's shards do alike."""
+    """The base of the scalers for whole models and for FSDP's shards."""
 
     # Class attributes, since a scaler of the user's may have become one of ours.
     spans_ranks = False
@@ -50,9 +50,9 @@ class CardScaler(GradScaler):
             return super().scale(outputs)
 
     def unscale_to_clip(self, optimizer: Optimizer) -> None:
-        """Divides gradients by the scale before they are clipped, unless that has been done.
+        """Divides gradients by the scale before they are clipped, unless they are unscaled.
 
-        The step of this optimizer leaves them as they are, whatever is stepped before it.
+        The step of this optimizer then does not unscale them again, even if others step first.
 
         Raises:
             RuntimeError: A backward has added to gradients that were clipped before.
@@ -67,7 +67,7 @@ class CardScaler(GradScaler):
 
     @override
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divides the gradients of an optimizer by the scale; waits for nothing."""
+        """Divides the gradients of an optimizer by the scale, without waiting for the card."""
         if not self.is_enabled():
             return
         scale, _ = self._check_scale_growth_tracker("unscale_")
@@ -80,13 +80,15 @@ class CardScaler(GradScaler):
             super().unscale_(optimizer)  # which raises
         found_inf = torch.zeros_like(scale)
         with _without_autocast():
-            # Not through float64, as torch: a card has none.
+            # torch divides in float64, which a card does not have.
             inv_scale = scale.reciprocal()
             found = self._unscale_grads_(optimizer, inv_scale, found_inf, self.takes_float16)
         if self.spans_ranks:
+            # A rank sees only its shards, but all must take or skip the step.
             overflow = _total(found.values(), scale.device)
             dist.all_reduce(overflow, group=getattr(self, "process_group", None))
             found = {scale.device: overflow}
+        # torch's `step` reads this to decide whether to skip.
         state["found_inf_per_device"] = found
         state["stage"] = OptState.UNSCALED
 
@@ -117,7 +119,8 @@ class CardScaler(GradScaler):
             new_scale: What to set it to instead.
         """
         states = self._per_optimizer_states if self.is_enabled() else {}
-        # Clipped by hand, and stepped later than another optimizer: its own update counts it.
+        # An optimizer whose gradients were clipped by hand may step after another one's update. Its
+        # state is kept for its own update.
         waiting = {key: state for key, state in states.items() if _is_clipped_by_hand(state)}
         stepped = [state for key, state in states.items() if key not in waiting]
         found = [each for state in stepped for each in state["found_inf_per_device"].values()]
@@ -132,6 +135,7 @@ class CardScaler(GradScaler):
             count = torch.where(has_overflow, 0, tracker + 1)
             is_due = count == self._growth_interval
             grown = scale * self._growth_factor
+            # As tensors throughout: a branch on the host would wait for the card.
             kept = torch.where(is_due & grown.isfinite(), grown, scale)
             scale.copy_(torch.where(has_overflow, scale * self._backoff_factor, kept))
             tracker.copy_(torch.where(is_due, 0, count))
@@ -153,8 +157,8 @@ class HPUGradScaler(CardScaler):
 
 
 _BY_HAND, _BEFORE = "lightning_gaudi.by_hand", "lightning_gaudi.before"
-"""In an optimizer's state of a scaler: the optimizer, where its gradients were unscaled to be
-clipped by hand; and these gradients, as the next loss was scaled."""
+"""Keys in a scaler's state of an optimizer: the optimizer, if its gradients were unscaled to be
+clipped by hand, and a snapshot of these gradients when the next loss was scaled."""
 
 
 def _is_clipped_by_hand(state: dict[str, Any]) -> bool:
@@ -162,7 +166,7 @@ def _is_clipped_by_hand(state: dict[str, Any]) -> bool:
 
 
 def _snapshot(optimizer: Optimizer) -> dict[Tensor, tuple[Callable[[], Tensor | None], int]]:
-    """Returns, by parameter, a weak reference to its gradient and how often that was written to."""
+    """Returns a weak reference to the gradient of each parameter, and its version."""
     parameters: list[Tensor] = [
         each for group in optimizer.param_groups for each in group["params"]
     ]
@@ -171,10 +175,10 @@ def _snapshot(optimizer: Optimizer) -> dict[Tensor, tuple[Callable[[], Tensor | 
 
 
 def _are_unscaled(before: dict[Tensor, tuple[Callable[[], Tensor | None], int]]) -> bool:
-    """Returns whether gradients that were unscaled are so still; not where all of them are new.
+    """Returns whether unscaled gradients are unchanged; False if all of them are new.
 
     Raises:
-        RuntimeError: Some have changed: a scaled gradient has been added to them.
+        RuntimeError: A scaled gradient has been added to some of them.
     """
     gradients = [(parameter.grad, *was) for parameter, was in before.items()]
     if all(
@@ -193,9 +197,10 @@ def _are_unscaled(before: dict[Tensor, tuple[Callable[[], Tensor | None], int]])
 
 
 def _without_autocast() -> AbstractContextManager[Any]:
-    """Switches autocast off; a scaler of manual optimization works inside it, and would round.
+    """Switches autocast off, in which a scaler of manual optimization would compute otherwise.
 
-    A scale begins at 65536, which is infinite there; torch's autocast for CUDA leaves it alone.
+    A scale begins at 65536, which is infinite in float16. torch's autocast for CUDA does not lower
+    the scaler's operators.
     """
     return torch.autocast("hpu", enabled=False)
 
@@ -221,6 +226,7 @@ def _gradients(optimizer: Optimizer) -> dict[tuple[torch.device, torch.dtype], l
 
 @torch.no_grad()
 def _unscale(gradients: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    # In lazy mode this operator would run on the CPU, with a copy of every gradient.
     if not (found_inf.device.type == "hpu" and vendor.is_lazy()):
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
         return

@@ -1,9 +1,9 @@
-"""Gradients of models in shards, clipped by the norm that they have together.
+"""Clips the gradients of sharded models by their total norm.
 
-FSDP's shards know their norm. Gradients that are DTensors, plain tensors, or both are clipped as if
-they were all in one place. torch clips either, but not both at once, nor DTensors of several
-meshes: a layer in shards over both axes of a mesh beside one over a single axis is refused (torch
-2.13, `nn/utils/clip_grad.py`).
+FSDP's modules compute the norm of their shards themselves. DTensors, plain tensors, or both are
+clipped here as if they were all in one place. torch clips either but not both at once, nor DTensors
+of several meshes, such as a layer that is sharded over both axes of a mesh beside one that is
+sharded over a single axis (torch 2.13, `nn/utils/clip_grad.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.optim import Optimizer
 def clip_fsdp_norm(
     model: Module, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0
 ) -> Tensor:
-    """Scales an optimizer's gradients down to a norm of at most `max_norm`; all ranks call.
+    """Scales an optimizer's gradients down to a norm of at most `max_norm`; all ranks call it.
 
-    As without shards, it is the norm of the gradients of this optimizer alone, over all its layers.
+    As without shards, the norm is that of this optimizer's gradients alone, over all its layers.
 
     Args:
         model: What is, or has in it, modules wrapped in FullyShardedDataParallel.
@@ -43,7 +43,8 @@ def clip_fsdp_norm(
     with _without_gradients(model, set(mine)):
         if len(roots) == 1:
             return roots[0].clip_grad_norm_(max_norm, norm_type)
-        # Layers wrapped one by one, each of which knows only its own.
+        # Layers that are wrapped one by one know only their own norms.
+        # With an infinite limit this returns the norm and clips nothing.
         norms = [root.clip_grad_norm_(math.inf, norm_type) for root in roots]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         clip_grads_with_norm_(mine, max_norm, norm)
@@ -52,7 +53,7 @@ def clip_fsdp_norm(
 
 @contextmanager
 def _without_gradients(model: Module, mine: set[Tensor]) -> Iterator[None]:
-    """Hides the gradients of all but `mine`: FullyShardedDataParallel clips all that it finds."""
+    """Hides all gradients but those of `mine`, since FSDP clips every gradient that it finds."""
     others = [parameter for parameter in model.parameters() if parameter not in mine]
     gradients = [parameter.grad for parameter in others]
     for parameter in others:
@@ -96,7 +97,7 @@ def clip_dtensor_norm(
         meshes.setdefault(mesh, []).append(gradient)
     norms = [_norm_on(mesh, found, norm_type) for mesh, found in meshes.items()]
     norm = get_total_norm(norms, norm_type, error_if_nonfinite)
-    # As torch: no look at the norm, for which the host would wait.
+    # The factor is applied always, as torch does: to compare on the host would wait for the card.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for part in map(_local, gradients):
         part.mul_(factor.to(part.device))
@@ -105,18 +106,19 @@ def clip_dtensor_norm(
 
 @torch.no_grad()
 def clip_dtensor_value(parameters: Iterable[Tensor], max_value: float) -> None:
-    """Brings each element of the gradients to between `-max_value` and `max_value`."""
+    """Clamps each element of the gradients to between `-max_value` and `max_value`."""
     for gradient in _gradients(parameters):
         _local(gradient).clamp_(-max_value, max_value)
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Returns the gradients, of which no rank holds a mere summand any more."""
+    """Returns the gradients, once partial sums of DTensors have been reduced."""
     found = []
     for parameter in parameters:
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and any(p.is_partial() for p in gradient.placements):
             whole = [Replicate() if p.is_partial() else p for p in gradient.placements]
+            # The norm of a sum is not that of its summands.
             gradient = parameter.grad = gradient.redistribute(placements=whole)
         if gradient is not None:
             found.append(gradient)
@@ -132,7 +134,7 @@ def _norm_on(mesh: DeviceMesh | None, gradients: list[Tensor], norm_type: float)
 
 
 def _on_card(norm: Tensor) -> Tensor:
-    """Offloaded gradients are on the CPU, but their ranks are connected by the cards."""
+    """Moves the norm of offloaded gradients to the card, by which their ranks are connected."""
     assert isinstance(norm, DTensor)
     mesh = norm.device_mesh
     if norm.device.type == mesh.device_type:

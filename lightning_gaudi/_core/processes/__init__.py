@@ -1,8 +1,8 @@
-"""Processes of this machine, and the ranks of one node, which start and end together.
+"""Lets the ranks of one node start and end together.
 
-The process that started the others (it is local rank 0, or waits for all of them) ends last. If one
-of them fails, the others may still say what they have to say, and are then ended; if it dies
-itself, they notice. So no process is left behind that holds a card.
+The process that started the others, which is local rank 0 or waits for all of them, ends last. If a
+rank fails, the others have a moment to report and are then ended. If the starting process dies,
+they notice. So no process that holds a card is left behind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .rank_monitor import Process
 
 PARENT = "_LIGHTNING_GAUDI_PARENT"
-"""The process that has started this one as another rank of its node."""
+"""The variable with the process that has started this one as another rank of its node."""
 
 _LEAVE_S = rank_monitor.GRACE_S + 3.0
 """How long `leave` may take."""
@@ -38,7 +38,7 @@ _LEAVE_S = rank_monitor.GRACE_S + 3.0
 
 @contextlib.contextmanager
 def as_parent() -> Iterator[None]:
-    """Lets the processes that are started in this context watch this one."""
+    """Lets processes that are started in this block watch this process."""
     os.environ[PARENT] = str(os.getpid())
     try:
         yield
@@ -47,7 +47,7 @@ def as_parent() -> Iterator[None]:
 
 
 def watch_parent(parent: int | None = None) -> None:
-    """Ends this process soon after the one that has started it, if that is a rank of ours.
+    """Ends this process soon after the rank that has started it has died.
 
     Args:
         parent: The process to watch; by default what the environment says, where it does.
@@ -55,7 +55,7 @@ def watch_parent(parent: int | None = None) -> None:
     if parent is None:
         parent = read_integer(PARENT, 0)
         os.environ.pop(PARENT, None)
-        # A process that another rank has started inherits its environment.
+        # A rank's own child processes inherit the variable, but were not started as ranks.
         if not parent or (parent != os.getppid() and _is_alive(parent)):
             return
     threading.Thread(target=_follow, args=(parent,), name="parent-watch", daemon=True).start()
@@ -72,9 +72,11 @@ def _is_alive(pid: int) -> bool:
 
 
 def _follow(parent: int) -> None:
+    # An orphan gets another parent, so this needs no signal, and cannot be fooled by a reused
+    # number.
     while os.getppid() == parent:
         time.sleep(rank_monitor.POLL_S)
-    # This rank may be about to say what went wrong.
+    # This rank may be about to report what went wrong.
     time.sleep(rank_monitor.GRACE_S / 2)
     say(f"local rank {os.environ.get('LOCAL_RANK')} ends because the process that started it died")
     _exit_now()
@@ -84,40 +86,42 @@ _started: _Started | None = None
 
 
 def start(processes: Sequence[Process]) -> None:
-    """Ends the processes, the local ranks from 1 on, with this one, which is local rank 0."""
+    """Ties the processes of local ranks 1 and up to the end of this one, local rank 0."""
     global _started
     _started = _Started(RankMonitor(lambda: processes, first_rank=1), processes)
 
 
 def interrupt_started() -> None:
-    """Ends what this process has started as Ctrl-C does; this one was ended by it."""
+    """Ends the processes that this one has started as Ctrl-C would."""
     if _started is not None:
         _started.interrupt()
 
 
 class _Started:
-    """What this process has started by running its script again, until it ends."""
+    """The ranks that this process has started by running its script again."""
 
     def __init__(self, ranks: RankMonitor, processes: Sequence[Process]) -> None:
         self._ranks = ranks
         self._processes = processes
         self._pid = os.getpid()
+        # From a thread, since the main thread may wait in a collective for the rank that failed.
         ranks.watch(_exit_now)
         call_last(self.end)
 
     def kill(self) -> None:
-        """Ends what this process has started."""
+        """Kills the ranks."""
         self._ranks.kill()
 
     def end(self, *, within_s: float | None = None) -> None:
-        """Waits until what this process has started has ended, and ends what has not.
+        """Waits until the ranks have ended, and kills those that have not.
 
         Args:
             within_s: How long they may take; by default as long as they want, unless an error ends
                 this process.
         """
         if os.getpid() != self._pid:
-            return  # a fork of it
+            # A fork of this process runs the same exit handlers, and must not end the ranks.
+            return
         if within_s is None and _ends_with_error():
             within_s = rank_monitor.GRACE_S
         try:
@@ -130,7 +134,7 @@ class _Started:
             self._ranks.kill()
 
     def interrupt(self) -> None:
-        """Ends them soon, as Ctrl-C does; how they ended is not reported."""
+        """Interrupts the ranks as Ctrl-C would, without a report on how they ended."""
         self._ranks.is_quiet = True
         self._ranks.unwatch()
         _send(signal.SIGINT, self._processes)
@@ -154,23 +158,23 @@ def _ends_with_error() -> bool:
 
 
 def before_failing(function: Callable[[], None]) -> None:
-    """Calls a function when a rank's task ends with an error, to say what it knows."""
+    """Sets a function that is called when a rank's task ends with an error."""
     global _before_failing
     _before_failing = function
 
 
 def before_leaving(function: Callable[[], None]) -> None:
-    """Calls a function when this rank ends by `leave`, to tell the other ranks."""
+    """Sets a function that is called when this rank ends by `leave`, to tell the other ranks."""
     global _before_leaving
     _before_leaving = function
 
 
 @contextlib.contextmanager
 def rank(number: int) -> Iterator[None]:
-    """Says of an error which rank it is on.
+    """Names the rank of an error that leaves the block.
 
     A caller may still catch the error, on all ranks alike. If none does, the ranks that this
-    process has started end when it does.
+    process has started end with it.
     """
     global _has_failed
     _has_failed = False
@@ -194,16 +198,17 @@ def _is_normal_exit(error: BaseException) -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends this process and the ranks that it has started, without waiting for others.
+    """Ends this process and the ranks that it has started, without waiting for other ranks.
 
-    What is not lost: what was printed and logged, temporary files of `multiprocessing`. No other
-    handlers of `atexit` run, since the vendor's is among them.
+    Printed and logged text is written, and temporary files of `multiprocessing` are removed. Other
+    `atexit` handlers do not run, since the vendor's is among them and waits for all ranks.
 
     Args:
         status: The exit status.
     """
     global _is_leaving
     _is_leaving = True
+    # Whatever of the following hangs, the process ends.
     threading.Thread(target=_leave_later, args=(status,), name="leave", daemon=True).start()
     for tidy in (_before_leaving, _end_started, logging.shutdown, util._run_finalizers):  # type: ignore[attr-defined]
         with contextlib.suppress(BaseException):
@@ -228,11 +233,11 @@ def _end_started() -> None:
 
 @contextlib.contextmanager
 def joined(processes: Callable[[], Sequence[Process]]) -> Iterator[None]:
-    """Ends the processes, all local ranks, together and before this context ends.
+    """Ends all local ranks together, before this block ends.
 
-    Whoever is in it waits for them, and raises and says so when one has failed; the others are
-    killed if they do not end then. A SIGTERM and a Ctrl-C are theirs, too, and the exit status is
-    then 143 or 130. A second Ctrl-C ends all at once.
+    The code in the block waits for them, and raises if one has failed; the others are killed if
+    they do not end then. SIGTERM and Ctrl-C are passed on to them, and the exit status is then 143
+    or 130. A second Ctrl-C ends all at once.
 
     Args:
         processes: Those that have been started so far.
@@ -240,6 +245,7 @@ def joined(processes: Callable[[], Sequence[Process]]) -> Iterator[None]:
     Raises:
         SystemExit: They were ended by a SIGTERM or a Ctrl-C.
     """
+    # `torch.multiprocessing` reports which of them failed.
     ranks = RankMonitor(processes, first_rank=0, is_quiet=True)
     ranks.watch(lambda: None)
     try:
@@ -268,7 +274,7 @@ def _passing_on(
     processes: Callable[[], Sequence[Process]],
     at_second: Callable[[], None] | None = None,
 ) -> Iterator[list[float]]:
-    """Sends a signal on to processes, which decide; the list has the times at which it came.
+    """Passes a signal on to processes, and yields the list of times at which it came.
 
     Args:
         signum: The signal; one that is ignored is not passed on.
@@ -288,6 +294,8 @@ def _passing_on(
     if not is_main or signal.getsignal(signum) == signal.SIG_IGN:
         yield received
         return
+    # The process that waits must not end first, or the ranks would be orphans that still hold
+    # cards.
     before = signal.signal(signum, pass_on)
     try:
         yield received
@@ -313,28 +321,31 @@ def _exit_now(status: int = 1) -> NoReturn:
     """Ends this process, whatever its main thread waits for."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
+            # `os._exit` flushes nothing.
             stream.flush()
     os._exit(status)
 
 
 ENDED = ("Z", "X")
-"""The states of a process that has ended, and that nobody has waited for yet."""
+"""The states of a process that has ended but was not waited for (zombie, dead)."""
 
 
 class Status(NamedTuple):
-    """Fields 3, 22, 52, and the sum of 14 and 15, of /proc/PID/stat."""
+    """Fields 3, 22 and 52, and the sum of 14 and 15, of /proc/PID/stat."""
 
     state: str
     started: int
-    """When, in ticks since the machine started: another process may get its number."""
+    """When it was started, in ticks since boot; a later process may get the same number."""
     code: int
     ticks: int
-    """How long it has computed."""
+    """Its CPU time, in ticks."""
 
 
 def status(pid: int) -> Status | None:
-    """Returns what a process does; None if there is none of that number."""
+    """Returns the status of a process; None if there is no process of that number."""
     try:
+        # The name in parentheses may hold spaces and parentheses itself, so what follows the last
+        # one counts.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -342,22 +353,22 @@ def status(pid: int) -> Status | None:
 
 
 def host() -> str:
-    """Returns the machine, and what counts processes on it: a container counts its own."""
+    """Returns the machine and its PID namespace, since a container numbers its own processes."""
     return f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def describe(pid: int) -> str:
-    """Returns a process as others of its machine find it: who counts, its number, when it began."""
+    """Returns a text that identifies a process: machine and namespace, number, time of start."""
     found = status(pid)
     is_there = found is not None and found.state not in ENDED
     return f"{host()} {pid} {found.started if found is not None and is_there else None}"
 
 
 def has_died(description: str) -> bool:
-    """Returns whether a process that `describe` has described, if one of this machine, is no more.
+    """Returns whether a process of this machine that `describe` has described has ended.
 
     Args:
-        description: Of whatever text; of one that describes none, False.
+        description: Any text; the result is False if it describes no process of this machine.
     """
     who_counts, *process = description.rsplit(" ", 2)
     if who_counts != host() or len(process) != 2 or not process[0].isdecimal():
@@ -366,18 +377,17 @@ def has_died(description: str) -> bool:
 
 
 _DYING_S = 5.0
-"""How long a process that was killed may take: one with much memory gives it back first."""
+"""How long a killed process may take to end, since it has to give back its memory."""
 
 
 def end_group(group: int, patience_s: float = 0.0) -> None:
-    """Ends all processes of a group, and returns when they are gone.
+    """Ends all processes of a group, and returns when they are gone, or after some seconds.
 
-    A driver that hangs keeps a process in the kernel, whom no signal ends: nobody waits for it for
-    longer than some seconds.
+    A hanging driver may keep a process in the kernel, where no signal ends it.
 
     Args:
         group: Its number, that of its leader, which has been waited for.
-        patience_s: Seconds to end in by themselves, once asked to; 0 to kill them at once.
+        patience_s: Seconds that they have to end after SIGTERM; 0 to kill them at once.
     """
     with suppress(ProcessLookupError):  # none is left
         if patience_s:
@@ -388,7 +398,7 @@ def end_group(group: int, patience_s: float = 0.0) -> None:
 
 
 def _wait(group: int, seconds: float) -> None:
-    """Waits for the end of the last one, which raises ProcessLookupError, or of the time."""
+    """Waits some seconds; raises ProcessLookupError once the last process has ended."""
     give_up_at = time.monotonic() + seconds
     while time.monotonic() < give_up_at:
         os.killpg(group, 0)

@@ -1,8 +1,8 @@
-"""With which exit status the program ends, seen while it ends: `atexit` is not told.
+"""Finds the exit status of the program while it ends, which `atexit` handlers are not told.
 
-An exception that nobody caught is in `sys.last_value`. A `SystemExit` is nowhere, so `sys.exit` is
-watched where the vendor's package is. Whether one of them ends the program, and was not
-caught on the way, is told by the frames that it has left: none of them has returned.
+An uncaught exception is in `sys.last_value`. A `SystemExit` is nowhere, so `sys.exit` is wrapped if
+the vendor's package is there. Whether such an exception really ends the program, and was not caught
+on the way, shows in the frames that it has left: none of them has returned.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 _noted: SystemExit | None = None
-"""The last that was raised by the main thread, and has a status that is not 0."""
+"""The last `SystemExit` of the main thread with a status other than 0."""
 
 
 def noting(function: Callable[..., Any]) -> Any:
-    """Returns a function that ends the program, such as `sys.exit`, of which it is noted how."""
+    """Wraps a function such as `sys.exit`, so that the `SystemExit` that it raises is noted."""
 
     @functools.wraps(function)
     def exit(*args: Any, **kwargs: Any) -> Any:
@@ -41,18 +41,19 @@ def note(exit: SystemExit) -> None:
 
 
 def of_failure() -> int | None:
-    """Returns the exit status with which an error or an exit ends the program; None if none does.
+    """Returns the exit status with which an error or exit ends the program; None if none does.
 
-    To be asked while the program ends: in `atexit`, or in what that runs. It is not known of a bare
-    `raise SystemExit(...)` outside of what a strategy runs.
+    It is valid only while the program ends, in `atexit` handlers. A bare `raise SystemExit(...)`
+    outside of a strategy's tasks is not seen.
     """
     found = error()
     return None if found is None else of(found)
 
 
 def error() -> BaseException | None:
-    """Returns what ends the program with a status that is not 0; see `of_failure`."""
+    """Returns the exception that ends the program with a status other than 0."""
     if hasattr(sys, "ps1"):
+        # `sys.ps1` exists in an interactive session only.
         return None  # an interactive session shows errors, and goes on
     for found in (getattr(sys, "last_value", None), _noted):
         if isinstance(found, BaseException) and _has_ended_program(found) and of(found):
@@ -61,23 +62,26 @@ def error() -> BaseException | None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Returns an error as one line; that of a DataLoader's worker is at the end of its text."""
+    """Returns an error as one line."""
     lines = str(error).strip().splitlines() or ["(it says nothing)"]
     text = lines[0].rstrip(".")
+    # torch wraps the error of a DataLoader's worker in a text whose last line names it.
     if "Original Traceback" in str(error) and len(lines) > 1:
         text = f"{text}: {lines[-1]}"
     return f"{type(error).__name__}: {text[:500]}"
 
 
 def _has_ended_program(error: BaseException) -> bool:
-    """Tells whether an exception has left the outermost frame, and so was caught nowhere for good.
+    """Returns whether an exception has left the outermost frame uncaught.
 
-    Its traceback names the last frame that has handled it, if only to raise it again; whoever has
-    caught it above went on, and returned.
+    Its traceback names the last frame that has handled it, if only to raise it again. A caller
+    above that caught it went on and has returned.
     """
     frame = None if error.__traceback__ is None else error.__traceback__.tb_frame
     if frame is None:
         return False
+    # A frame that has returned stands at its RETURN instruction; one that an exception left does
+    # not.
     while frame is not None:
         if opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
             return False

@@ -1,15 +1,15 @@
-"""How the process of a rank of several ends.
+"""Ends the ranks of an HCCL process group together, without waiting for one that has failed.
 
-Those of HCCL end together. When its process groups are destroyed, which the vendor's package does
-by itself as the interpreter ends, each rank waits until all have come, without a timeout, and does
-not let Python run meanwhile. So the ranks meet here before, where they can be told of one that
-fails; and a rank that fails does not go there: it tells the others and ends with its exit status.
-They meet as well where no interpreter ends, as a fork of `multiprocessing` does not: whoever holds
-the store of all would take it along.
+When HCCL's process groups are destroyed, which the vendor's package does by itself at the end of
+the interpreter, each rank waits for all others without a timeout, and holds the GIL meanwhile. So
+the ranks meet here before, where they can be told of one that fails. A rank that fails does not go
+to that meeting, but tells the others and ends with its exit status. Ranks that `multiprocessing`
+has forked meet, too, though no interpreter ends there, since the rank that holds the store would
+take it along.
 
-A program that destroys the groups itself does not change that: the vendor's package remembers each
-group by a weak pointer, so that none is freed, nor the store that it holds, before the interpreter
-ends. Until then the ranks go on to listen for one that fails.
+This holds also if the program destroys the groups itself: the vendor's package remembers each group
+by a weak pointer, which keeps it and its store from being freed before the interpreter ends. Until
+then the ranks go on listening for one that fails.
 
 Source: Intel Gaudi PyTorch bridge 1.19 and 1.24.0, `distributed/hccl/process_group_hccl_base.cpp`
 (`hostBarrier`, `destroyHandshake`), `process_group_registry.hpp` (`insert`, `cleanup`); torch 2.13,
@@ -44,10 +44,10 @@ _OUTCOME, _ALL = "outcome", "all have come"
 _NO_STORE = "the process that holds the store, as a rule rank 0's, is gone"
 _LISTEN_S = 1.0
 _HEARD_S = 2.5 * _LISTEN_S
-"""How long the rank that holds the store as a rule stays for the others to read how it ends."""
+"""How long rank 0, which usually holds the store, stays for the others to read the outcome."""
 
 _COMING_S = 4.0
-"""How long a rank that fails waits for others to come to their ends, once groups are destroyed."""
+"""How long a failing rank waits for the others to end, once the groups are destroyed."""
 
 _current: Farewell | None = None
 _num_groups = 0
@@ -56,10 +56,10 @@ _is_agreed = False
 
 
 def prepare(destroy: Any = None) -> None:
-    """Prepares for the end of this program, if it is one of several ranks that HCCL has connected.
+    """Prepares the end of this program if it is one of several ranks connected by HCCL.
 
     Args:
-        destroy: What destroys all process groups; by default torch's.
+        destroy: The function that destroys all process groups; by default torch's.
     """
     global _current, _num_groups, _destroy
     if not dist.is_initialized() or (_current is not None and _current.group is dist.group.WORLD):
@@ -73,7 +73,7 @@ def prepare(destroy: Any = None) -> None:
     if _current is not None:
         _current.close()
         atexit.unregister(_at_exit)
-    # After what the vendor has registered, and so before that runs.
+    # `atexit` runs handlers in reverse order: registered after the vendor's, this one runs before.
     atexit.register(_at_exit)
     util.Finalize(None, _at_end_of_child, exitpriority=1)
     _current = Farewell(dist.group.WORLD, f"lightning_gaudi_end/{_num_groups}")
@@ -81,28 +81,28 @@ def prepare(destroy: Any = None) -> None:
 
 
 def _is_of_this_process(store: Any) -> bool:
-    """Tells if no other rank reaches what ranks tell each other: there is nobody to wait for."""
+    """Returns whether the store is in this process alone, so that there is no one to wait for."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return isinstance(store, HashStore)
 
 
 def why_another_failed() -> str | None:
-    """Returns which other rank has failed, and with what error, where it could say so."""
+    """Returns which other rank has failed, and how, if it could tell."""
     return None if _current is None else _current.heard
 
 
 def note_agreement() -> None:
-    """Notes that all ranks are about to end in good order, if with a status that is not 0."""
+    """Notes that all ranks have agreed to end, possibly with a status other than 0."""
     global _is_agreed
     _is_agreed = True
 
 
 def destroy_all(destroy: Any) -> None:
-    """Destroys all process groups, as a program asks for.
+    """Destroys all process groups on behalf of the program.
 
     Args:
-        destroy: Torch's function that does it.
+        destroy: Torch's function that does so.
     """
     farewell = _ready()
     if farewell is not None:
@@ -119,6 +119,7 @@ def _at_exit() -> None:
             _current.close()
         return
     error, status = exit_status.error(), exit_status.of_failure()
+    # A rank that fails must not meet the others in the vendor's handler: they may never come to it.
     if error is not None and status is not None:
         if _tell_unless_agreed(farewell, error, status):
             processes.leave(status)
@@ -126,6 +127,7 @@ def _at_exit() -> None:
         try:
             reason = farewell.wait()
         except KeyboardInterrupt:
+            # The user does not want to wait for the others.
             processes.leave(rank_monitor.INTERRUPTED)
         if reason is not None:
             _give_up(farewell, reason)
@@ -135,7 +137,7 @@ def _at_exit() -> None:
 
 
 def _at_end_of_child() -> None:
-    """Runs first when a process that `multiprocessing` has started ends."""
+    """Runs at the end of a process that `multiprocessing` has started, before its finalizers."""
     farewell = _ready()
     if parent_process() is None or farewell is None or processes.is_leaving():
         return
@@ -148,12 +150,12 @@ def _at_end_of_child() -> None:
 
 
 def _tell_unless_agreed(farewell: Farewell, error: BaseException, status: int) -> bool:
-    """Tells the others that this rank fails, unless nobody needs it, and all come to their ends.
+    """Tells the other ranks that this one fails, unless all of them come to their ends.
 
-    So it is where all have agreed to end, or have destroyed their groups: they share nothing then.
+    They do so if all have agreed to end, or have destroyed their groups and share nothing any more.
 
     Returns:
-        Whether they were told.
+        Whether the others were told.
     """
     how = f"rank {farewell.rank} ended with exit status {status}"
     if not isinstance(error, SystemExit):
@@ -172,7 +174,7 @@ def _give_up(farewell: Farewell, reason: str) -> None:
 
 
 def _ready() -> Farewell | None:
-    """Returns who is to say farewell, unless that was said or this is a fork of that process."""
+    """Returns the pending farewell of this process; None in a fork, or if it is done."""
     if _current is None or _current.pid != os.getpid():
         return None
     is_there = dist.is_initialized() and _current.group is dist.group.WORLD
@@ -181,7 +183,7 @@ def _ready() -> Farewell | None:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C until what is about to end by itself has ended."""
+    """Ignores Ctrl-C in the block, which ends by itself."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -193,16 +195,16 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class Farewell:
-    """What the ranks of a process group tell each other as they end, over its store."""
+    """Exchanges between the ranks of a process group how they end, over its store."""
 
     def __init__(self, group: Any, name: str) -> None:
         self.group = group
         self.is_destroyed = False
-        """Whether the program has destroyed the group, and goes on."""
+        """Whether the program has destroyed the group and goes on."""
         self.pid = os.getpid()
         self.rank = dist.get_rank()
         self.heard: str | None = None
-        """Which other rank has failed, as it said."""
+        """Which other rank has failed, in its own words."""
         self._name = name
         self._store: Any = PrefixStore(name, dist.distributed_c10d._get_default_store())
         self._is_over = threading.Event()
@@ -212,16 +214,18 @@ class Farewell:
         self._store.set(f"process/{self.rank}", processes.describe(self.pid))
 
     def note_destroyed(self) -> None:
-        """Notes that the program destroys the group, which the vendor's package keeps."""
+        """Notes that the program destroys the group, which the vendor's package keeps alive."""
         self.is_destroyed = True
 
     def listen(self) -> None:
-        """Ends this process, from a thread, some seconds after another rank has failed.
+        """Starts a thread that ends this process some seconds after another rank has failed.
 
-        It may be in a collective then, in which it would wait for ever.
+        The main thread may be in a collective then, in which it would wait for ever.
         """
         store = dist.distributed_c10d._get_default_store()
-        if hasattr(store, "clone"):  # since torch 2.8: a connection of its own for the thread
+        # A thread needs a connection of its own, which a store can make since torch 2.8: requests
+        # over one connection wait for each other.
+        if hasattr(store, "clone"):
             own = PrefixStore(self._name, store.clone())
             self._thread = threading.Thread(
                 target=self._listen, args=(own,), name="farewell", daemon=True
@@ -229,7 +233,7 @@ class Farewell:
             self._thread.start()
 
     def close(self) -> None:
-        """Listens no longer.
+        """Stops listening.
 
         A thread that is in torch's code in C++ when the interpreter ends would abort the process.
         """
@@ -251,19 +255,20 @@ class Farewell:
             return
         if outcome != _NO_STORE:
             self.heard = outcome
-        if not self._is_over.wait(rank_monitor.GRACE_S):  # it may end by itself, and say more
+        # The failure may end this rank, too, by an error that says more.
+        if not self._is_over.wait(rank_monitor.GRACE_S):
             rank_monitor.say(f"[rank: {self.rank}] ends because {outcome}")
             processes.end_now()
 
     def tell(self, outcome: str) -> None:
-        """Tells the others how it ends; the first rank stays for a moment to be heard."""
+        """Tells the others how this rank ends; rank 0 stays for a moment to be heard."""
         with contextlib.suppress(Exception):  # its store may be gone with another rank
             self._settle(outcome)
             if self.rank == 0:
                 self._stay_until_heard()
 
     def _stay_until_heard(self) -> None:
-        """Keeps the store for the others, of which some may not listen."""
+        """Keeps the store alive until the others have read the outcome, or some seconds."""
         others = range(1, self._world_size)
         end = time.monotonic() + _HEARD_S
         while time.monotonic() < end and not all(map(self._is_told, others)):
@@ -276,11 +281,11 @@ class Farewell:
         """Waits until all ranks have come to their ends.
 
         Args:
-            within_s: Seconds, after which those who did not come are given up, by all ranks.
-            otherwise: How it ends then.
+            within_s: Seconds after which the ranks that have not come are given up, by all.
+            otherwise: The outcome in that case.
 
         Returns:
-            Why they will not come; None if they have.
+            Why they do not come; None if they have.
         """
         end = time.monotonic() + within_s
         try:
@@ -297,18 +302,21 @@ class Farewell:
                     time.sleep(_POLL_S)
             outcome = self._get(_OUTCOME)
             self._store.set(f"heard/{self.rank}", "")
+            # Rank 0 usually holds the store. If it ended now, the others' last question would fail.
             if self.rank == 0 and outcome == _ALL:
                 self._stay_until_heard()
         except RuntimeError:  # torch's of a connection
+            # A RuntimeError is torch's of a broken connection.
             return _NO_STORE
         return None if outcome == _ALL else outcome
 
     def _settle(self, outcome: str) -> None:
-        """Says how it ends, for all ranks alike, unless somebody has: then that holds."""
+        """Sets the outcome for all ranks, unless one is set."""
+        # One step in the store: two ranks that settle it at the same time get the same outcome.
         self._store.compare_set(_OUTCOME, "", outcome)
 
     def _who_has_died(self) -> str | None:
-        """Returns which rank has died on this machine without a word."""
+        """Returns which rank of this machine has died without having told so."""
         for rank in self._missing:
             if processes.has_died(self._process(rank)) and not self._has(f"come/{rank}"):
                 return f"rank {rank} has died"

@@ -1,4 +1,4 @@
-"""What a container may use of its server's memory, and whether that has ended processes of it.
+"""Reads a container's memory limit, and how many of its processes the limit has ended.
 
 Source: Linux, Documentation/admin-guide/cgroup-v2.rst (`memory.max`, `memory.events`) and
 cgroup-v1/memory.rst (`memory.limit_in_bytes`, `memory.oom_control`).
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _ROOT = "/sys/fs/cgroup"
 _NO_LIMIT = 2**60
-"""What version 1 has where there is none is about 2**63, rounded to pages."""
+"""Version 1 of cgroups writes about 2**63, rounded to pages, if there is no limit."""
 
 Read = Callable[[str], str | None]
 
@@ -23,7 +23,7 @@ class MemoryLimit(NamedTuple):
 
     num_bytes: int
     num_killed: int
-    """How many processes the system has ended because of it, since the group is there."""
+    """How many processes the system has killed because of it since the group was made."""
 
 
 def _read(path: str) -> str | None:
@@ -46,7 +46,7 @@ def find_memory_limit(read: Read = _read) -> MemoryLimit | None:
     ):
         root = _ROOT if events == "memory.events" else f"{_ROOT}/memory"
         path = re.search(name, groups, re.M)
-        # A container may see its own group as the root, and be told the path that the host has.
+        # A container may see its own group as the root but read the host's path in /proc.
         for folder in (f"{root}{path[1].rstrip('/')}" if path else root, root):
             text = (read(f"{folder}/{limit}") or "").strip()
             if text.isdecimal() and int(text) < _NO_LIMIT:

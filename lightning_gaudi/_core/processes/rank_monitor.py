@@ -1,4 +1,4 @@
-"""Processes that a process of ours has started as ranks, and how each of them ended."""
+"""Watches the ranks that this process has started, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     Process = Popen[Any] | BaseProcess
 
 GRACE_S = 5.0
-"""How long the other ranks may still run when one has failed."""
+"""How long the other ranks may run on when one has failed."""
 
 STOPPED = 128 + signal.SIGTERM
-"""The exit status of a rank that SIGTERM has ended, as a shell has it; all ranks agree on that."""
+"""The exit status of ranks that have ended together after SIGTERM, as a shell reports it."""
 
 INTERRUPTED = 128 + signal.SIGINT
 """The same for Ctrl-C."""
 
 STOP_S = 30.0
-"""How long the other ranks may still run when one has ended so."""
+"""How long the other ranks may run on after SIGTERM or Ctrl-C, since they save their state."""
 
 POLL_S = 0.25
 """How often to look."""
@@ -37,24 +37,24 @@ POLL_S = 0.25
 _IN_ORDER = (STOPPED, INTERRUPTED)
 
 SAME_S = 1.0
-"""Within this time a Ctrl-C may come twice: from the terminal, and from who has started a rank."""
+"""Within this time one Ctrl-C may arrive twice: from the terminal, and from the parent."""
 
 _PATIENCE_S = 30.0
 _MAX_SAID = 20_000
 
 
 class RankMonitor:
-    """Watches other ranks of this node, and ends them."""
+    """Watches the other ranks of this node, and ends them."""
 
     def __init__(
         self, processes: Callable[[], Sequence[Process]], first_rank: int, *, is_quiet: bool = False
     ) -> None:
-        """Takes note of the ranks.
+        """Creates a monitor; `watch` starts it.
 
         Args:
             processes: Those that have been started so far.
             first_rank: The local rank of the first of them.
-            is_quiet: Somebody else says which of them failed.
+            is_quiet: Whether somebody else reports which of them failed.
         """
         self._processes = processes
         self._first_rank = first_rank
@@ -76,6 +76,7 @@ class RankMonitor:
             if self._is_over.wait(POLL_S):
                 return
         # A Ctrl-C at the terminal reaches all ranks, and this process says so itself.
+        # The others get their time to report before they are killed.
         if self._is_over.wait(1.0):
             return
         self.report()
@@ -84,7 +85,7 @@ class RankMonitor:
             on_failure()
 
     def unwatch(self) -> None:
-        """Watches no longer."""
+        """Stops watching."""
         self._is_over.set()
         if self._watch is not None:
             self._watch.join()
@@ -93,7 +94,7 @@ class RankMonitor:
         """Waits for the ranks to end.
 
         Args:
-            within_s: Seconds, after which they are left to others.
+            within_s: Seconds after which it returns, whether they have ended or not.
         """
         start, has_said = time.monotonic(), False
         while running := [rank for rank, status in self._statuses().items() if status is None]:
@@ -107,14 +108,14 @@ class RankMonitor:
             time.sleep(POLL_S / 5)
 
     def kill(self) -> None:
-        """Ends those that still run, at once."""
+        """Kills the ranks that still run."""
         for process in self._processes():
             if _status(process) is None and process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
 
     def report(self) -> None:
-        """Says which ranks failed, once."""
+        """Reports each rank that failed, once."""
         with self._lock:
             failed = {} if self.is_quiet else self._failed()
             new = failed.keys() - self._reported
@@ -139,16 +140,14 @@ class RankMonitor:
 
 
 def _status(process: Process) -> int | None:
-    """Returns how it ended (the exit status, or minus the signal), or None while it runs.
-
-    It stays for others to wait for: torch does, and would be told of no such child.
-    """
+    """Returns the exit status of a process, or minus its signal; None while it runs."""
     if process.pid is None:
         return None
     try:
+        # WNOWAIT leaves it to be waited for: torch's launcher waits, too, and would get an error.
         found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        # Somebody has waited for it; the program itself may have, and then nobody knows.
+        # Somebody has waited for it. If that was the program itself, nobody knows the status.
         status = process.returncode if hasattr(process, "returncode") else process.exitcode
         return 0 if status is None else int(status)
     if found is None:
@@ -157,19 +156,19 @@ def _status(process: Process) -> int | None:
 
 
 def is_second(times: Sequence[float]) -> bool:
-    """Tells if the last of a signal's times, by `time.monotonic`, is a further one and no echo."""
+    """Returns whether the last of a signal's times is a second one and not an echo of the first."""
     return len(times) > 1 and times[-1] - times[0] > SAME_S
 
 
 def killed_by(number: int) -> str:
-    """Says that a signal, by its name if it has one, has ended a process, and perhaps why."""
+    """Returns words for a process that a signal has ended, with the likely reason if known."""
     try:
         said = f"was killed by {signal.Signals(number).name}"
     except ValueError:
         return f"was killed by signal {number}"
     if number != signal.SIGKILL:
         return said
-    from .memory_limit import find_memory_limit  # which a run that nobody kills does without
+    from .memory_limit import find_memory_limit  # imported only when a rank was killed
 
     limit = find_memory_limit()
     if limit is not None and limit.num_killed:
@@ -181,7 +180,10 @@ def killed_by(number: int) -> str:
 
 
 def say(message: str) -> None:
-    """Tells the user, whatever the level of logging; some of it may come from another process."""
+    """Writes a message to stderr, whatever the level of logging.
+
+    Its text may come from another process, so it is made printable.
+    """
     end = "" if "\n" in message else "."
     text = printable(message.rstrip(".\n"), max_chars=_MAX_SAID, lines=True)
     with contextlib.suppress(OSError, ValueError):

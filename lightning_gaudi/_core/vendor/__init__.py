@@ -1,7 +1,7 @@
-"""The only importer of the vendor's package: a typed facade over `habana_frameworks.torch`.
+"""A typed facade over `habana_frameworks.torch`, and the only module that imports it.
 
-Callers write `from lightning_gaudi import vendor` and `vendor.mark_step()`. Real or simulated, the
-package is imported at the first call and never before, and nobody else asks whose it is.
+Callers write `from lightning_gaudi import vendor` and `vendor.mark_step()`. The package, real or
+simulated, is imported at the first call and never before.
 Source: Intel Gaudi PyTorch bridge 1.19 to 1.24.1, `python_packages/habana_frameworks/torch`.
 """
 
@@ -47,12 +47,14 @@ def package() -> Any:
         # The vendor wraps torch.manual_seed when it is imported: see `seed_if_due`.
         _seed_is_due = _NAME not in sys.modules
         given = importing.given_variables(is_new=_seed_is_due)
+        # Before the import, during which the vendor's package may choose a card.
         claim_only_module()
         with importing.explained():
             import habana_frameworks.torch  # noqa: TID251
             import habana_frameworks.torch.hpu.metrics  # noqa: TID251
             import habana_frameworks.torch.utils.internal  # noqa: TID251
 
+        # The import has set variables and a signal handler that this process does not want.
         visible = os.environ.get(_VISIBLE_MODULES)
         _guessed_module = importing.forget_defaults(given, visible.split(",") if visible else None)
         importing.restore_sigint()
@@ -61,24 +63,26 @@ def package() -> Any:
 
 
 def is_installed() -> bool:
-    """Returns whether the vendor's package is there; nothing is imported."""
+    """Returns whether the vendor's package is installed, without importing it."""
     if "habana_frameworks" in sys.modules:
         return True
     return importlib.util.find_spec("habana_frameworks") is not None
 
 
 def is_available() -> bool:
-    """Returns whether this machine has a card; never throws and acquires nothing."""
+    """Returns whether this machine has a card; never raises, and acquires nothing."""
     return device_count() > 0
 
 
 def device_count() -> int:
-    """Returns the number of cards of this machine; 0 where the package is absent or broken."""
+    """Returns the number of cards of this machine; 0 if the package is absent or broken."""
     global _import_error
     if not is_installed():
         return 0
     try:
         return int(package().hpu.device_count())
+    # A broken installation may raise anything, and must read as no card; `unavailable_reason` tells
+    # it.
     except Exception as error:
         _import_error = error
         return 0
@@ -95,7 +99,7 @@ def unavailable_reason() -> str:
 
 
 def num_visible_cards() -> int:
-    """Returns the number of cards that this job may use; HABANA_VISIBLE_MODULES can leave some out.
+    """Returns the number of cards that this job may use, by HABANA_VISIBLE_MODULES if it is set.
 
     Raises:
         ValueError: That variable is no list of modules.
@@ -105,7 +109,7 @@ def num_visible_cards() -> int:
 
 
 def module_id(index: int) -> str:
-    """Returns the module (the card's slot in the server) at a position among the visible ones."""
+    """Returns the module, a card's slot in the server, at a position among the visible ones."""
     modules = _visible_modules()
     return str(index) if modules is None else modules[index]
 
@@ -139,33 +143,33 @@ def parse_modules(value: str) -> list[str]:
 def selected_module() -> str | None:
     """Returns the module that this process was told to drive, or None if it was not told.
 
-    What a parent of this process has selected for itself tells nothing, where whoever has started
-    this one has left it other cards.
+    A choice that a parent made for itself is ignored if this process was left other cards.
     """
     told, visible = os.environ.get("HLS_MODULE_ID") or None, _visible_modules()
+    # CLAIMED is set along with HLS_MODULE_ID when a process of ours selects its card itself, so
+    # that a child can tell an inherited choice from a launcher's.
     is_of_parent = told == os.environ.get(CLAIMED) and visible is not None and told not in visible
     return None if is_of_parent else told
 
 
 def bound_module() -> str:
-    """Returns the module that an HPU in use is bound to, also where its variable is gone again.
+    """Returns the module that an HPU in use is bound to, even if HLS_MODULE_ID is gone.
 
-    Who runs a fit with the environment restored afterwards, as tests do, takes HLS_MODULE_ID away.
+    A program that restores the environment after a fit, as tests do, removes the variable.
     """
     return selected_module() or _bound_module or module_id(0)
 
 
 def is_guess(module: str) -> bool:
-    """Tells if a module is what the vendor's package has selected, and nobody was told to drive it.
+    """Returns whether a module was selected by the vendor's package and not by anybody else.
 
-    It takes that of the local rank, where there are ranks, before anybody knows which cards the
-    run is for.
+    The package takes the module of the local rank, before it is known which cards the run is for.
     """
     return module == _guessed_module
 
 
 def selected_position() -> int:
-    """Gives the position of `selected_module` among the visible modules; 0 where there is none."""
+    """Returns the position of `selected_module` among the visible ones; 0 if none is selected."""
     module, modules = selected_module(), _visible_modules()
     if module is None or is_guess(module) or (modules is not None and module not in modules):
         return 0
@@ -175,6 +179,7 @@ def selected_position() -> int:
 def select_module(module: str) -> None:
     """Tells the driver which module to drive; it reads that once, when the device starts."""
     global _guessed_module, _bound_module
+    # The driver reads the environment of the process, not an argument.
     os.environ["HLS_MODULE_ID"] = os.environ[CLAIMED] = _bound_module = module
     _guessed_module = None
 
@@ -182,22 +187,23 @@ def select_module(module: str) -> None:
 def init() -> None:
     """Starts the device of this process.
 
-    Operations do that too, but without telling torch: activation checkpointing would then not keep
-    the device's random state, and repeat other dropout (torch 2.13, `torch/utils/checkpoint.py`).
+    Operations do that, too, but without telling torch. Activation checkpointing would then not keep
+    the device's random state, and recompute with other dropout (torch 2.13,
+    `torch/utils/checkpoint.py`).
     """
     package().hpu.init()
 
 
 def is_initialized() -> bool:
-    """Returns whether this process has called `init`, or one of the vendor's functions that do.
+    """Returns whether this process has called `init`, or a function of the vendor's that does.
 
-    A card may be in use all the same: an operation on a tensor acquires it without a call.
+    A card may be in use without it, since an operation on a tensor acquires the card directly.
     """
     return bool(package().hpu.is_initialized())
 
 
 def init_hccl(world_size: int, rank: int, local_rank: int) -> None:
-    """Tells the vendor's communication library the ranks; its backend is then known to torch.
+    """Tells the vendor's communication library the ranks, and registers its backend with torch.
 
     It sets HLS_MODULE_ID where that is missing, so the card must be chosen by now.
     """
@@ -207,12 +213,12 @@ def init_hccl(world_size: int, rank: int, local_rank: int) -> None:
 
 
 def is_lazy() -> bool:
-    """Tells if ops gather in a graph until `mark_step` (PT_HPU_LAZY_MODE=1), or run eagerly."""
+    """Returns whether operators collect in a graph until `mark_step`, in lazy mode."""
     return bool(package().utils.internal.is_lazy())
 
 
 def has_lazy_collectives() -> bool:
-    """Returns whether collectives are part of the graphs of lazy mode; by default each ends one.
+    """Returns whether collectives become part of lazy mode's graphs; by default each ends one.
 
     Source: Intel Gaudi documentation, "Run Inference Using HPU Graphs"; PyTorch bridge 1.24.0,
     distributed/hccl/process_group_lazy_hccl.cpp: waiting for one ends the graph so far.
@@ -222,12 +228,12 @@ def has_lazy_collectives() -> bool:
 
 
 def mark_step() -> None:
-    """Compiles and launches the graph gathered since the last call; nothing in eager mode."""
+    """Compiles and launches the graph collected since the last call; does nothing in eager mode."""
     package().core.mark_step()
 
 
 def end_graph() -> None:
-    """Does as `mark_step` in lazy mode; in eager mode it does not even call the vendor's."""
+    """Calls `mark_step` in lazy mode, and nothing in eager mode."""
     if is_lazy():
         mark_step()
 
@@ -243,12 +249,12 @@ def device_name() -> str:
 
 
 def generation() -> Gaudi | None:
-    """Returns what is known of this card, which it acquires; None of a generation to come."""
+    """Returns the data of this card's generation, or None if it is unknown; acquires the card."""
     return find_gaudi(device_name())
 
 
 def refuses_together(num_cards: int) -> bool:
-    """Tells if so many cards of this kind are not used together (`even_cards`); acquires none."""
+    """Returns whether this kind of card cannot be used in such a number; acquires none."""
     from habana_frameworks.torch.utils.experimental import _get_device_type  # noqa: TID251
 
     # It returns a member of the vendor's `synDeviceType`.
@@ -259,7 +265,7 @@ def refuses_together(num_cards: int) -> bool:
 
 
 def is_fp16_supported() -> bool:
-    """Returns whether the card computes in float16, as all but the first do; acquires it."""
+    """Returns whether the card computes in float16, as all but the first Gaudi; acquires it."""
     from habana_frameworks.torch.utils.experimental import _is_fp16_supported  # noqa: TID251
 
     return bool(_is_fp16_supported())
@@ -275,7 +281,7 @@ def memory_stats() -> dict[str, int]:
 
 
 def reset_peak_memory_stats() -> None:
-    """Starts `MaxInUse` of `memory_stats` anew from what is in use."""
+    """Resets `MaxInUse` of `memory_stats` to what is in use."""
     package().hpu.reset_peak_memory_stats()
 
 
@@ -285,10 +291,10 @@ def manual_seed(seed: int) -> None:
 
 
 def seed_if_due() -> None:
-    """Gives the device the CPU's seed, if it was set before the vendor's package was there.
+    """Gives the device the CPU's seed if that was set before the vendor's package was imported.
 
-    `torch.manual_seed` reaches the device only once the vendor has wrapped it; a script that seeds
-    first and lets Lightning find the card later would start from an unseeded device.
+    `torch.manual_seed` reaches the device only once the vendor has wrapped it. A script that seeds
+    first and lets Lightning find the card later would start with an unseeded device.
     """
     global _seed_is_due
     if not _seed_is_due:
@@ -331,7 +337,7 @@ def fused_adamw() -> type[torch.optim.Optimizer]:
 
 
 def fused_lamb() -> type[torch.optim.Optimizer]:
-    """Gives the vendor's LAMB, which clips by the global norm; empty parameter groups crash it."""
+    """Returns the vendor's LAMB, which clips by the global norm; empty groups crash it."""
     from habana_frameworks.torch.hpex.optimizers import FusedLamb  # noqa: TID251
 
     optimizer: type[torch.optim.Optimizer] = FusedLamb
@@ -346,10 +352,10 @@ def fused_sdpa() -> Any:
 
 
 def fused_clip_norm(gradients: list[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Scales gradients down in place so that their 2-norm is at most `max_norm`; eager mode alone.
+    """Scales gradients down in place to a 2-norm of at most `max_norm`; for eager mode only.
 
-    What the vendor's `FusedClipNorm` launches, which copies two numbers from the host to the card
-    for it in each step.
+    It launches the kernel of the vendor's `FusedClipNorm`, which would also copy two numbers from
+    the host to the card in each step.
 
     Args:
         gradients: At least one; whole, on the card, of one dtype.
@@ -361,7 +367,7 @@ def fused_clip_norm(gradients: list[torch.Tensor], max_norm: float) -> torch.Ten
     import torch
 
     package()
-    # The kernel writes the norm into the last element of the list, and returns it.
+    # The kernel writes the norm into the last tensor of the list, and returns it.
     limit = gradients[0].new_full((1,), max_norm)
     held = [*gradients, gradients[0].new_zeros(1)]
     with torch.no_grad():
@@ -381,7 +387,7 @@ def capture(graph: Any) -> AbstractContextManager[None]:
 
 
 def compiler_config() -> ConfigModule:
-    """Gives the vendor's compiler's settings, which are the options that `torch.compile` takes."""
+    """Returns the settings of the vendor's compiler, which are options of `torch.compile`."""
     from habana_frameworks.torch.dynamo.compile_backend import config  # noqa: TID251
 
     found: ConfigModule = config

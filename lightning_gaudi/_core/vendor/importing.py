@@ -1,7 +1,8 @@
-"""What the import of the vendor's package sets in this process and should not.
+"""Undoes what the import of the vendor's package sets in this process and should not.
 
-It guesses a port, and the card of this rank, and takes Ctrl-C. Called by `vendor` alone, for the
-vendor's package and for its stand-in. Where it cannot be imported, this says what to set instead.
+The package guesses a port and the card of this rank, and takes over Ctrl-C. `vendor` calls these
+functions for the real package and for the stand-in. If the package cannot be imported, the error
+says what to set.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def given_variables(*, is_new: bool) -> Set[str]:
     """Returns the environment's variables before the vendor's package was imported.
 
     Args:
-        is_new: Whether it is yet to be imported; else the program did, or torch, which loads it by
-            itself in eager mode, and what the process began with is what was given.
+        is_new: Whether it is yet to be imported. Otherwise the program has, or torch, which loads
+            it by itself in eager mode; then the variables that the process began with count.
     """
     try:
         began = "" if is_new else Path("/proc/self/environ").read_text(errors="replace")
@@ -31,10 +32,9 @@ def given_variables(*, is_new: bool) -> Set[str]:
 
 
 def forget_defaults(given: Set[str], visible_modules: Sequence[str] | None) -> str | None:
-    """Unsets what the vendor's package sets when it is imported without ranks.
+    """Unsets the variables that the vendor's package sets when it is imported without ranks.
 
-    It has rank 0 wait at localhost:12345 then, which on several nodes, or beside another job, is
-    wrong.
+    It makes rank 0 wait at localhost:12345, which is wrong on several nodes or beside another job.
 
     Args:
         given: What `given_variables` found.
@@ -47,6 +47,7 @@ def forget_defaults(given: Set[str], visible_modules: Sequence[str] | None) -> s
     habana_frameworks.torch` runs.
     """
     for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "12345")):
+        # A value that the user has set, even to the same, stays.
         if name not in given and os.environ.get(name) == value:
             del os.environ[name]
     local_rank = os.environ.get("LOCAL_RANK", "")
@@ -59,7 +60,7 @@ def forget_defaults(given: Set[str], visible_modules: Sequence[str] | None) -> s
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Says what to set instead where the vendor's package refuses a setting in this block.
+    """Says what to set if the vendor's package refuses lazy mode in this block.
 
     Lazy mode needs the vendor's own build of torch, and the published settings of the recipes ask
     for lazy mode. Source: releases 1.19 and 1.24.1, `habana_frameworks/torch/__init__.py`, which
@@ -83,11 +84,13 @@ def explained() -> Iterator[None]:
 
 
 def restore_sigint() -> None:
-    """Gives Ctrl-C back to Python, whatever the vendor's library has put in its place.
+    """Restores Python's handler of Ctrl-C, which the vendor's library replaces.
 
     Source: PyTorch bridge 1.19, `pytorch_helpers/habana_helpers/signal_handler.cpp`: as the library
-    is loaded it has SIGINT end the process at once, which Python does not hear of.
+    is loaded, it makes SIGINT end the process at once, without a KeyboardInterrupt.
     """
+    # Python still has its own record of the handler, so setting that once more puts it back in
+    # place.
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(signal.SIGINT, handler)

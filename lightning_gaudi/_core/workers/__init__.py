@@ -1,5 +1,5 @@
-"""How a DataLoader's workers start where the process holds a card: from one that holds none.
+"""Starts a DataLoader's workers from a process without a card, if this one holds a card.
 
-`start` starts them, from the fork server that `server` runs in; `pickling` and `program_state` give
-them what the program has, and `shared_memory` its tensors.
+`start` starts them from a fork server, in which `server` runs. `pickling` and `program_state` hand
+over what the program has defined and changed, and `shared_memory` its tensors.
 """

@@ -1,9 +1,9 @@
-"""Pickle what a worker of a DataLoader needs, as far as a fork would have handed it over.
+"""Pickles what a worker of a DataLoader needs and a fork would have handed over.
 
-Functions and classes of the program itself, those that have no address (lambdas, local ones), and
-those of modules that no worker could import, are pickled by value: no worker runs the program again
-to find them, so it needs no `if __name__ == "__main__"`, and a notebook may define them. What the
-program has changed elsewhere goes along, see `program_state`.
+Functions and classes of the program itself, those without an importable name (lambdas, local ones),
+and those of modules that no worker could import are pickled by value. So no worker runs the program
+again to find them: it needs no `if __name__ == "__main__"`, and a notebook may define them. What
+the program has changed in other modules goes along; see `program_state`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from .program_state import PROGRAM
 
 _MAX_DEPTH = 8
 _NAMELESS = "<dynamic-code>"
-"""What cloudpickle calls the file of any code."""
+"""The file name that cloudpickle gives to all code."""
 ADVICE = (
     "Workers are not forked from the process that holds a card: they import modules anew, and get "
     "what the program has registered itself. Register and change what the data set needs in a "
     "module that it imports, or in worker_init_fn; or pass num_workers=0."
 )
-"""What to do where a worker does not know what the program knows."""
+"""Advice for errors of a worker that lacks something that the program has."""
 
 _found_for: list[Any] = [None, None]
-"""An owner of workers, and what `_changes` found for it."""
+"""The last owner of workers, and what `_changes` found for it."""
 _TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 
 
 def dumps(process: BaseProcess) -> tuple[bytes, bytes, Any, list[shared_memory.Place]]:
-    """Pickles a process that is about to start, to what `loads` takes.
+    """Pickles a process that is about to start, for `loads`.
 
     Args:
         process: Its target's arguments are what a DataLoader gives its workers.
@@ -56,7 +56,7 @@ def dumps(process: BaseProcess) -> tuple[bytes, bytes, Any, list[shared_memory.P
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
-        # In this order: the operators are there before what may hold one.
+        # Unpickled in this order: operators are registered before anything that may refer to one.
         pickler.dump((program_state.Operators(), process, pickler.found, _changes(process)))
     except Exception as error:
         raise ValueError(_explain(process, error)) from error
@@ -65,7 +65,7 @@ def dumps(process: BaseProcess) -> tuple[bytes, bytes, Any, list[shared_memory.P
 
 
 def _changes(process: BaseProcess) -> tuple[Any, Any]:
-    """Returns what a loader's workers get of the program's changes, found for the first one."""
+    """Returns the program's changes for a loader's workers, searched for once for all of them."""
     owner = _owner(process)
     if _found_for[0] is not owner:
         _found_for[:] = [owner, (program_state.patches(), program_state.values())]
@@ -74,10 +74,11 @@ def _changes(process: BaseProcess) -> tuple[Any, Any]:
 
 
 def _bare(process: BaseProcess) -> bytes:
-    """Returns a process without what is the program's, which can always be unpickled."""
+    """Pickles a process without any object of the program, so that it can always be unpickled."""
     bare: Any = copy.copy(process)
     names = inspect.signature(bare._target).parameters
     ours = {"dataset": None, "collate_fn": None, "init_fn": None}
+    # The target is torch's `_worker_loop`, whose arguments are found by name.
     bare._args = tuple(ours.get(n, v) for n, v in zip(names, bare._args, strict=False))
     bare._kwargs = {name: ours.get(name, value) for name, value in bare._kwargs.items()}
     file = io.BytesIO()
@@ -86,7 +87,7 @@ def _bare(process: BaseProcess) -> bytes:
 
 
 def has_started(process: BaseProcess) -> None:
-    """Frees what `dumps` keeps for the workers of a loader, after the last."""
+    """Frees the memory that `dumps` keeps for a loader's workers after the last has started."""
     arguments = _arguments(process)
     if arguments.get("worker_id", 0) + 1 == arguments.get("num_workers", 1):
         shared_memory.forget(_owner(process))
@@ -94,7 +95,7 @@ def has_started(process: BaseProcess) -> None:
 
 
 def _owner(process: BaseProcess) -> object:
-    """Returns one object for all workers of an iterator of a DataLoader, and for it alone."""
+    """Returns an object that all workers of one DataLoader iterator share."""
     return _arguments(process).get("done_event", process)
 
 
@@ -105,10 +106,14 @@ def loads(
     process: BaseProcess
     try:
         buffers = shared_memory.take_over(descriptor, places)
+        # If this fails, the bare process runs and reports the reason.
         _, process, found, changes = pickle.loads(content, buffers=buffers)
+    # The worker runs all the same, without its data set, and reports the error at the first sample,
+    # where torch passes it on to the main process.
     except Exception as error:
         return _failing(pickle.loads(bare), error)
-    # Let this worker's batches be of the program's classes: they go back by name.
+    # Batches of the program's classes are pickled by name on their way back, so the names must
+    # exist.
     main = sys.modules["__main__"]
     vars(main).update(found)
     sys.modules.setdefault("__mp_main__", main)
@@ -117,7 +122,7 @@ def loads(
 
 
 class _Unknown:
-    """Stands for a data set that this worker cannot unpickle: who asks for a sample is told why."""
+    """Stands for a data set that could not be unpickled, and raises the reason at each sample."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -142,14 +147,14 @@ def _failing(process: Any, error: Exception) -> BaseProcess:
 
 
 def _with_file_name(code: types.CodeType) -> tuple[Any, ...]:
-    """Reduces code as cloudpickle does, but for its file's name, which a traceback shows."""
+    """Reduces code as cloudpickle does, but keeps its file name for tracebacks."""
     function, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
     named = (code.co_filename if each == _NAMELESS else each for each in arguments)
     return function, tuple(named)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles tensors and arrays as `shared_memory` does, and what is the program's by value."""
+    """Pickles tensors and arrays by `shared_memory`, and the program's objects by value."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {types.CodeType: _with_file_name},
@@ -160,7 +165,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, buffer_callback=self._is_kept)
         self.buffers: list[pickle.PickleBuffer] = []
-        """What does not go to the file."""
+        """Large buffers, which are handed over in shared memory."""
         self.found: dict[str, Any] = {}
         """Functions and classes of the program, by name."""
         if "__mp_main__" in sys.modules:
@@ -177,9 +182,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, torch.Tensor) and obj.device.type == "hpu":
             raise ValueError("it is, or holds, a tensor on the HPU")
         if isinstance(obj, io.TextIOWrapper):
-            raise ValueError("it is an open file")  # cloudpickle would read all of it
+            # cloudpickle would read the whole file.
+            raise ValueError("it is an open file")
         if _is_trainer(obj):
-            return type(None), ()  # as Lightning pickles a module
+            # Lightning, too, leaves the Trainer out when it pickles a module.
+            return type(None), ()
         if (reduced := shared_memory.reduce(obj)) is not None:
             return reduced
         if (reduced := _reduce_of_torch(obj)) is not None:
@@ -194,7 +201,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _reduce_of_torch(obj: Any) -> tuple[Any, ...] | None:
-    """Reduces torch's operators to their names; they cannot be pickled otherwise."""
+    """Reduces torch's operators to their names, since torch does not pickle them."""
     if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
         if sys.modules.get(obj.__name__) is obj:  # torch.ops itself
             return importlib.import_module, (obj.__name__,)
@@ -216,7 +223,7 @@ def _packet(name: str) -> Any:
 
 @functools.cache
 def _send_if_unknown(name: str) -> None:
-    """Pickles all of a module that was made at run time by value: no worker can import it."""
+    """Pickles a module by value if it was made at run time, so that no worker can import it."""
     module = sys.modules.get(name)
     if module is None or name in PROGRAM:
         return
@@ -232,7 +239,7 @@ def _is_trainer(obj: Any) -> bool:
 
 
 def given(process: Any) -> dict[str, Any]:
-    """Returns what a process for a worker is given by the program, by the names of a DataLoader."""
+    """Returns a worker's objects from the program, by the names of DataLoader's arguments."""
     arguments = _arguments(process)
     names = {"dataset": "dataset", "collate_fn": "collate_fn", "worker_init_fn": "init_fn"}
     return {name: arguments[theirs] for name, theirs in names.items() if theirs in arguments}
@@ -244,7 +251,7 @@ def _arguments(process: Any) -> dict[str, Any]:
 
 
 def _explain(process: Any, error: Exception) -> str:
-    """Returns what does not pickle, and what to do."""
+    """Returns a message on which object does not pickle, and what to do."""
     path, reason = "what it gives its workers", error
     for name, thing in given(process).items():
         if (found := _fails(thing)) is not None:
@@ -270,7 +277,7 @@ def _fails(obj: Any) -> Exception | None:
 
 
 def _innermost(obj: Any, path: str, error: Exception, depth: int = 0) -> tuple[str, Exception]:
-    """Returns the smallest part that does not pickle, as the program would write it, and why."""
+    """Returns the path of the smallest part that does not pickle, and its error."""
     if depth < _MAX_DEPTH:
         for name, part in _parts(obj):
             if (found := _fails(part)) is not None:

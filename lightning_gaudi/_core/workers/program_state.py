@@ -1,11 +1,12 @@
-"""What a program has changed outside of itself while it ran, for workers that are not forked.
+"""Finds what a program has changed outside of its own module, and sets it in workers.
 
-A fork hands all of it over: operators that the program registered, functions that it put into
-other modules, flags and tables that it set there. Here it is found, sent and set again.
+A fork would hand over all of it: operators that the program has registered, functions that it has
+put into other modules, and flags and tables that it has set there. Workers that are not forked get
+it from here.
 
-What is looked for: custom operators and functions that are defined in the program itself, and the
-numbers, texts and plain containers of the user's own modules; of installed packages their constants
-(names in capitals).
+It covers custom operators and functions that the program itself defines, the numbers, texts and
+plain containers of the user's own modules, and the constants (names in capitals) of installed
+packages.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 PROGRAM = ("__main__", "__mp_main__")
-"""The second in what multiprocessing has spawned."""
+"""The names of the program's module; the second is its name in a spawned process."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MAX_ITEMS = 1000
@@ -34,15 +35,15 @@ _NOT_SENT = (
     *("lightning_gaudi", "habana_frameworks", "torch", "numpy", "lightning", "cloudpickle"),
     *("pytorch_lightning", "lightning_fabric", "multiprocessing", "_pytest", "pytest"),
 )
-"""Packages that set their constants themselves, by the machine or the process."""
+"""Packages whose constants depend on the machine or the process, and are left to themselves."""
 
 
 _kept: list[Any] = []
-"""Operators of another process: torch holds them weakly."""
+"""Registered operators, held here since torch refers to them weakly."""
 
 
 class Operators:
-    """The custom operators of the program; unpickled, they are registered, with one kernel."""
+    """The custom operators of the program, which are registered again when this is unpickled."""
 
     def __init__(self) -> None:
         from torch._library.custom_ops import OPDEFS
@@ -76,10 +77,10 @@ def operator_named(name: str) -> Any:
 
 
 def patches() -> list[tuple[str, str, str, Any]]:
-    """Functions and classes of the program that stand in other modules, or in their classes.
+    """Returns functions and classes of the program that it has put into other modules.
 
     Returns:
-        Of each: the module, the class in it or "", the name, and the function or class.
+        For each the module, the class in it or "", the name, and the function or class.
     """
     found = []
     for name, module in _modules():
@@ -97,12 +98,12 @@ def patches() -> list[tuple[str, str, str, Any]]:
 
 
 def _is_class(value: Any) -> bool:
-    """Asks the type alone: what stands in modules may raise where it is asked for anything."""
+    """Returns whether a value is a class, by its type alone, since objects may raise if asked."""
     return issubclass(type(value), type)
 
 
 def _is_program_s(value: Any) -> bool:
-    """Tells if it is a class or a function, or a method of any kind, that the program defines."""
+    """Returns whether a value is a class, function or method that the program defines."""
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
     is_defined = type(value) is types.FunctionType or _is_class(value)
@@ -110,7 +111,7 @@ def _is_program_s(value: Any) -> bool:
 
 
 def values() -> dict[str, dict[str, Any]]:
-    """Returns what is plain of the globals of modules: of the user's own all, of others constants.
+    """Returns plain globals: all of the user's own modules, and constants of other modules.
 
     Returns:
         By module, then by name; "Class.name" for an attribute of a class in it.
@@ -142,7 +143,7 @@ def _is_sent(name: str, value: Any, is_own: bool) -> bool:
 
 
 def put(changed: list[tuple[str, str, str, Any]], plain: dict[str, dict[str, Any]]) -> None:
-    """Changes the modules of this process so.
+    """Applies changes to the modules of this process.
 
     Args:
         changed: What `patches` returned.
@@ -168,7 +169,7 @@ def _find(module: str, path: str) -> Any:
 
 
 def _set(owner: Any, attribute: str, value: Any) -> None:
-    """Others may hold a container: it stays, and gets the contents."""
+    """Sets an attribute; a container is kept and filled, since others may refer to it."""
     before = vars(owner).get(attribute, _ABSENT)
     if type(before) is type(value) and before == value:
         return
@@ -189,7 +190,7 @@ def _modules() -> Iterator[tuple[str, types.ModuleType]]:
 
 @functools.cache
 def _is_own(file: str | None) -> bool:
-    """Returns whether a module is neither installed nor Python's."""
+    """Returns whether a module is the user's own: neither installed nor Python's."""
     return file is not None and not file.startswith(_installed())
 
 

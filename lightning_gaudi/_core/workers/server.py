@@ -1,6 +1,6 @@
-"""What the fork server of `start` imports before it forks: else each worker would.
+"""Runs in the fork server of `start`, and imports modules there once for all workers.
 
-It never has the vendor's package: a module that needs that is left to the workers.
+The server never imports the vendor's package; modules that need it are left to the workers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 SURVIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What ends neither server nor workers: Ctrl-C, `scancel`, a container's stop and SLURM's notice go
-to all processes of a program, which may need its workers to end as it wants to."""
+"""Signals that end neither server nor workers. Ctrl-C, `scancel`, a container's stop and SLURM's
+notice go to all processes of a program, which may need its workers to end in good order."""
 
 MODULES = "_LIGHTNING_GAUDI_WORKER_MODULES"
-"""The variable that names a file: a list of modules, and where to look for them, as JSON."""
+"""The variable with the path of a JSON file: modules to import, and `sys.path`."""
 
 OWNER = ".owner"
-"""The suffix of a link beside that file; its text is the process that has written the file."""
+"""The suffix of a link beside that file, whose target describes the process that wrote it."""
 
 
 def list_file(folder: Path, pid: int) -> Path:
@@ -33,16 +33,17 @@ def list_file(folder: Path, pid: int) -> Path:
 
 
 def survive() -> None:
-    """Goes on whatever is sent to all processes of a program."""
+    """Makes this process survive signals that go to all processes of a program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in SURVIVED[1:]:
-        # Not ignored: programs that a worker starts would inherit that, and not end when told to.
+        # A handler, since SIG_IGN would be inherited by programs that a worker starts.
         signal.signal(number, lambda *_: None)
 
 
 def _serve(path: Path) -> None:
     """Imports the modules that the file names, and those that it will name before a fork."""
-    # Blocked until now, so that they end no import. Workers inherit it.
+    # The signals were blocked until now, so that they could not end an import. Workers inherit the
+    # handlers.
     survive()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SURVIVED)
     atexit.register(_tidy, path, os.getpid())
@@ -52,7 +53,7 @@ def _serve(path: Path) -> None:
 
 
 def _tidy(path: Path, server: int) -> None:
-    """Removes what the process that had started the server would, had it not been killed."""
+    """Removes the files that the starting process would have removed if it was not killed."""
     if os.getpid() != server:
         return
     address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
@@ -63,7 +64,7 @@ def _tidy(path: Path, server: int) -> None:
 
 
 def remove_empty(path: Path) -> None:
-    """Removes a folder in which nothing is left but the link of its owner.
+    """Removes a folder that holds nothing but the link of its owner.
 
     Server and workers each call this as they end, so that the last of them does it.
 
@@ -78,9 +79,11 @@ def remove_empty(path: Path) -> None:
 
 
 def _import_new(path: Path, server: int, tried: set[str]) -> None:
-    if os.getpid() != server:  # a worker that forks
+    # A worker inherits the fork hook, and may fork itself.
+    if os.getpid() != server:
         return
-    with contextlib.suppress(OSError):  # somebody has tidied up: what is imported is enough
+    # If the file is gone, what has been imported is enough.
+    with contextlib.suppress(OSError):
         names, sys.path[:] = json.loads(path.read_text())
         new = [name for name in names if name not in tried]
         tried.update(new)
@@ -90,6 +93,7 @@ def _import_new(path: Path, server: int, tried: set[str]) -> None:
 def _import(names: list[str]) -> None:
     if not names:
         return
+    # None makes every import of it fail, so that nothing can acquire a card here.
     sys.modules["habana_frameworks"] = None  # type: ignore[assignment]
     for name in names:
         # Whatever fails here fails again in a worker, where the user is told.

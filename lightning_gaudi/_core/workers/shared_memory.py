@@ -1,8 +1,8 @@
-"""Hand memory over to workers as a fork does: each sees what there was, its changes are its own.
+"""Hands memory over to workers as a fork does: each gets its contents, and changes its own copy.
 
-What is big is copied once for all workers of a loader, to a file in memory that each of them maps.
-Pickling would copy it for each worker. Torch would move each tensor to `/dev/shm`, which is small
-in a container, and send a file descriptor for each, of which a fork server takes 256.
+Large buffers are copied once for all workers of a loader, to a file in memory that each of them
+maps. Pickling would copy them for each worker. Torch would move each tensor to `/dev/shm`, which is
+small in a container, and send a file descriptor for each, of which a fork server takes 256.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import torch
 
 Reduced: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
 Place: TypeAlias = "tuple[int, int, bool]"
-"""Where in the file a buffer begins and ends, and whether it is read-only."""
+"""Begin and end of a buffer in the file, and whether it is read-only."""
 
 MIN_BYTES = 2**16
-"""What is smaller is pickled."""
+"""Smaller buffers are pickled."""
 
 _ALIGNMENT = 64
 
@@ -39,12 +39,12 @@ class Memory:
     def __init__(self, owner: object) -> None:
         self._descriptor = os.memfd_create("workers")
         self.close = weakref.finalize(owner, os.close, self._descriptor)
-        """Once all workers have it; else it is closed with the owner."""
-        # With the buffers, so that nothing else comes to lie at their addresses.
+        """Closes the file, once all workers have it, or with the owner."""
+        # By address and length. The buffers are held, so that nothing else gets their addresses.
         self._copies: dict[tuple[int, int], tuple[PickleBuffer, int]] = {}
 
     def hand_over(self, buffers: Iterable[PickleBuffer]) -> tuple[Any, list[Place]]:
-        """Returns what a worker gives `take_over`, for buffers of which new ones are copied."""
+        """Copies new buffers to the file, and returns the arguments of `take_over`."""
         places = []
         for buffer in buffers:
             with buffer.raw() as content:
@@ -67,7 +67,7 @@ _memories: weakref.WeakKeyDictionary[Any, Memory] = weakref.WeakKeyDictionary()
 
 
 def memory_of(owner: object) -> Memory:
-    """Returns the one for workers that start together.
+    """Returns the memory of workers that start together.
 
     Args:
         owner: What lives until they have ended.
@@ -78,17 +78,18 @@ def memory_of(owner: object) -> Memory:
 
 
 def forget(owner: object) -> None:
-    """Frees what is kept for workers that have all started."""
+    """Frees the memory of workers that have all started."""
     if (memory := _memories.pop(owner, None)) is not None:
         memory.close()
 
 
 def take_over(descriptor: Any, places: list[Place]) -> list[memoryview]:
-    """Returns, in a worker, the buffers that `Memory.hand_over` was given."""
+    """Returns in a worker the buffers that `Memory.hand_over` was given."""
     if not places:
         return []
     number = descriptor.detach()
     try:
+        # Private: a page that a worker writes to becomes its own copy, as after a fork.
         mapped = mmap.mmap(number, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(number)
@@ -98,9 +99,9 @@ def take_over(descriptor: Any, places: list[Place]) -> list[memoryview]:
 
 
 def reduce(obj: Any) -> Reduced | None:
-    """Returns how the storage of a tensor or a mapped array pickles; None for the usual way."""
+    """Reduces the storage of a tensor, or a mapped array; returns None for other objects."""
     if isinstance(obj, torch.UntypedStorage):
-        # What the program has shared by itself stays so.
+        # A storage that the program has shared itself stays shared, by torch's own way.
         if obj.device.type != "cpu" or obj.size() == 0 or obj.is_shared():
             return None
         content: Any = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()

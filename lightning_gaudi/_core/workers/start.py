@@ -1,15 +1,15 @@
-"""Start the workers of a DataLoader beside a process that holds a card, without forking it.
+"""Starts the workers of a DataLoader without forking the process that holds a card.
 
-Its driver does not survive a fork. So a process that holds no card forks the workers: a fork server
-of `multiprocessing`, started afresh, as a program is. Beside that module's own it
+The driver does not survive a fork. So another process forks the workers: a fork server of
+`multiprocessing`, which is started afresh and holds no card. Unlike that module's own server, it
 
 - imports torch and the data sets' modules once and not in each worker, and neither the vendor's
   package nor the simulator;
-- does not have workers run the program again, see `pickling`;
-- has them survive what is sent to all processes of a program, Ctrl-C and SIGTERM, and end when the
-  process dies that they work for. Server and workers then remove the folder in TMPDIR in which
-  their sockets lie: a process that was killed could not. If it was killed before it had a server,
-  or together with it, the next process that starts a server removes that folder.
+- does not make workers run the program again (see `pickling`);
+- lets workers survive Ctrl-C and SIGTERM, which go to all processes of a program, and end when the
+  process that they work for dies. Server and workers then remove the folder in TMPDIR with their
+  sockets, which a killed process cannot. If that was killed before it had a server, or together
+  with it, the next process that starts a server removes the folder.
 
 Source: Model-References `torchvision/main.py` ("fork" does not work, "forkserver" and "spawn" do);
 optimum-habana, pull request 1721 (forked workers hang or die with release 1.17 and 1.19).
@@ -42,26 +42,27 @@ from .. import processes
 from . import pickling, server
 
 _WITHOUT_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LIGHTNING_GAUDI_SIMULATE": None}
-"""Changes to the environment in which the server imports torch; its workers get their program's."""
+"""Changes to the environment of the server; workers get the environment of their program."""
 
 _MAX_NESTED = 3
 _FOR_WANT = (AttributeError, LookupError, NameError, ImportError, NotImplementedError)
 
 _server = forkserver.ForkServer()
+# `server` comes first: it sets the signal handlers, and imports what the list file names.
 _server.set_forkserver_preload([server.__name__, "torch.utils.data", __name__])
 _modules: dict[str, None] = {}
-"""What the server was told to import, in this order."""
+"""The modules that the server was told to import, in order."""
 _is_started_ahead = True
 
 
 def start_server_when_needed() -> None:
-    """Starts no server ahead from now on, but with the first worker: there may never be one."""
+    """Starts the server only with the first worker from now on, since there may never be one."""
     global _is_started_ahead
     _is_started_ahead = False
 
 
 def start_server_ahead(things: Iterable[Any] = ()) -> None:
-    """As `start_server`, for workers that are still to come, unless the process does without it."""
+    """Starts the server for workers to come, unless `start_server_when_needed` was called."""
     if _is_started_ahead:
         start_server(things)
 
@@ -70,10 +71,11 @@ def start_server(things: Iterable[Any] = ()) -> None:
     """Starts the server in the background, so that the first workers need not wait.
 
     Args:
-        things: What workers will get: data sets and functions. The server imports where they are
-            defined, as it starts or else before its next fork.
+        things: Data sets and functions that workers will get. The server imports the modules that
+            define them, as it starts or before its next fork.
     """
-    resource_tracker.ensure_running()  # it unblocks what is blocked below
+    # Before signals are blocked below, since starting the tracker unblocks some of them.
+    resource_tracker.ensure_running()
     path = server.list_file(Path(util.get_temp_dir()), os.getpid())
     if not (owner := path.with_suffix(server.OWNER)).is_symlink():
         owner.symlink_to(processes.describe(os.getpid()))
@@ -81,7 +83,9 @@ def start_server(things: Iterable[Any] = ()) -> None:
     _modules.update(dict.fromkeys(_modules_of(things)))
     written = path.with_suffix(".new")
     written.write_text(json.dumps([list(_modules), sys.path]))
-    written.replace(path)  # at once: the server may be reading
+    # A rename, since the server may be reading the file.
+    written.replace(path)
+    # The server inherits the mask, and unblocks the signals once it handles them.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, server.SURVIVED)
     try:
         with _changed_environment({**_WITHOUT_DEVICE, server.MODULES: str(path)}):
@@ -91,9 +95,9 @@ def start_server(things: Iterable[Any] = ()) -> None:
 
 
 def _remove_left(temporary: Path) -> None:
-    """Removes the folders for sockets of this user's processes that were killed.
+    """Removes the socket folders of this user's processes that were killed.
 
-    One in which a server or a worker still has a socket is left to them. Source:
+    A folder in which a server or a worker still has a socket is left to them. Source:
     proc_pid_net(5), on /proc/net/unix.
     """
     with contextlib.suppress(OSError):
@@ -104,7 +108,7 @@ def _remove_left(temporary: Path) -> None:
 
 
 def _is_left(folder: Path) -> bool:
-    """Returns whether a folder is this user's, and all processes that it belongs to have ended."""
+    """Returns whether a folder is this user's and all its owners have ended."""
     try:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -116,7 +120,7 @@ def _is_left(folder: Path) -> bool:
 
 
 def _modules_of(things: Iterable[Any]) -> Iterator[str]:
-    """Yields where things are defined: data sets around data sets, too."""
+    """Yields the modules that define objects and the data sets and functions within them."""
     for _ in range(_MAX_NESTED):
         things = [thing for thing in things if thing is not None]
         yield from (getattr(thing, "__module__", type(thing).__module__) for thing in things)
@@ -144,20 +148,21 @@ def _update(changes: Mapping[str, str | None]) -> None:
 
 
 class _Worker(ForkServerProcess):
-    """A worker, seen from the process that starts it."""
+    """The process object of a worker."""
 
     @staticmethod
     def _Popen(process: Any) -> _Start:  # noqa: N802
         return _Start(process)
 
     def run(self) -> None:
-        """Works, unless the process that it works for died before torch could begin to watch it."""
+        """Runs the worker, unless its parent died before torch could begin to watch it."""
         parent = parent_process()
         if parent is not None and parent.pid is not None and parent.is_alive():
             watch = signal_handling._set_worker_signal_handlers  # type: ignore[attr-defined]
 
             def watch_and_survive() -> None:
-                watch()  # after which SIGTERM would end it
+                # torch's handlers let SIGTERM end a worker, so ours are set after them.
+                watch()
                 server.survive()
 
             signal_handling._set_worker_signal_handlers = watch_and_survive  # type: ignore[attr-defined]
@@ -169,7 +174,7 @@ class _Worker(ForkServerProcess):
 
 
 def _with_advice(exc_info: Any = None, where: str = "in background") -> ExceptionWrapper:
-    """Gives an error of a worker, with what to do if that is for want of what the program knows."""
+    """Wraps an error of a worker, with advice if the worker may lack something of the program."""
     wrapped = ExceptionWrapper(exc_info, where)  # type: ignore[no-untyped-call]
     if issubclass(wrapped.exc_type, _FOR_WANT):
         wrapped.exc_msg += f"\n{pickling.ADVICE}"
@@ -177,21 +182,21 @@ def _with_advice(exc_info: Any = None, where: str = "in background") -> Exceptio
 
 
 class WorkerContext(ForkServerContext):
-    """What `DataLoader(multiprocessing_context=...)` takes."""
+    """The context for `DataLoader(multiprocessing_context=...)`."""
 
     Process = _Worker
 
 
 class _Start(popen_forkserver.Popen):
-    """How a worker is started; its base pickles, and does not know of another server."""
+    """Starts a worker by our server; the base class pickles, and knows only Python's own server."""
 
     def terminate(self) -> None:
-        """Ends a worker that does not end by itself: SIGTERM is for the program, see `survive`."""
+        """Kills a worker that does not end by itself, since it survives SIGTERM."""
         self.kill()
 
     def _launch(self, process: Any) -> None:
         preparation = spawn.get_preparation_data(process.name)
-        # They would have it run the program.
+        # With these the worker would run the program's main module.
         for name in ("init_main_from_name", "init_main_from_path"):
             preparation.pop(name, None)
         file = io.BytesIO()
@@ -203,6 +208,8 @@ class _Start(popen_forkserver.Popen):
             set_spawning_popen(None)
         start_server(pickling.given(process).values())
         self.sentinel, write_end = _server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        # As in the base class's `_launch`: the worker sees the end of this pipe when the parent
+        # dies.
         parent_write_end = os.dup(write_end)
         ends = (parent_write_end, self.sentinel)
         self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
@@ -213,7 +220,7 @@ class _Start(popen_forkserver.Popen):
 
 
 class _Arrival:
-    """Unpickles to its process, in a worker that has taken on what is this process's."""
+    """Pickles to a call that sets up a worker like this process, and returns its process object."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
@@ -235,7 +242,8 @@ def _arrive(
     numpy_errors: dict[str, Any],
     *pickled: Any,
 ) -> Any:
-    """Becomes a process that works for another one."""
+    """Sets up this process as a worker: environment, default dtype, sharing and NumPy's errors."""
+    # The server began with another environment, see `_WITHOUT_DEVICE`.
     os.environ.clear()
     os.environ.update(environ)
     torch.set_default_dtype(dtype)
